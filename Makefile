@@ -1,0 +1,69 @@
+# make demo    see it work on this machine (root)
+# make test    everything the project promises, checked (root)
+# make unit    the tests that need no root, in seconds
+# make bench   the numbers, side by side with the peers (root)
+# make install what the others call first: Debian packages, .venv, compiled objects
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OBJECTS := cells/datapath/objects/datapath.o
+PLUGIN := cmd/hive/bin/cilium-cni
+
+.PHONY: demo test unit kernel node lint bench install install-test clean
+.DELETE_ON_ERROR:
+
+demo: install
+	@$(BIN)/hive lab demo
+
+test: lint
+	$(BIN)/pytest tests/unit tests/kernel tests/node
+
+unit: install-test
+	$(BIN)/pytest tests/unit
+
+kernel: install-test
+	$(BIN)/pytest tests/kernel
+
+node: install-test
+	$(BIN)/pytest tests/node
+
+lint: install-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install-test
+	$(BIN)/python -m tests.bench
+
+install: debian .make/installed $(OBJECTS) $(PLUGIN)
+
+install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN)
+
+.PHONY: debian debian-test
+debian:
+	@PYTHON=$(PYTHON) configs/debian/install configs/debian/packages
+debian-test:
+	@PYTHON=$(PYTHON) configs/debian/install configs/debian/packages configs/debian/packages-test
+
+$(BIN)/python: | debian
+	$(PYTHON) -m venv $(VENV)
+
+# The build compiles too; the rules below serve those who change the C afterwards.
+.make/installed: pyproject.toml hatch_build.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@mkdir -p $(@D) && touch $@
+
+.make/installed-dev: pyproject.toml hatch_build.py | $(BIN)/python debian-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@mkdir -p $(@D) && touch .make/installed $@
+
+$(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch]) cells/datapath/build.py | debian
+	$(PYTHON) cells/datapath/build.py
+
+$(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
+	$(PYTHON) cmd/cilium-cni/build.py
+
+clean:
+	rm -rf $(VENV) .make build dist cells/datapath/objects cmd/hive/bin
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
