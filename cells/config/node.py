@@ -1,0 +1,104 @@
+"""The resolved configuration, and the hook that claims the node for this agent.
+
+Needs: AgentSettings, Lifecycle.   Gives: AgentConfig.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from cells.config.settings import AgentSettings
+from lifecycle import HiveError, Hook, Lifecycle, Logger
+
+BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
+CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
+
+
+class AgentConfig:
+    """Paths and names every cell agrees on.
+
+    The hook makes the directories and takes the node: a second agent with the same state directory
+    is refused, and the pidfile is written. Raises HiveError, one line, when the node is not usable.
+    """
+
+    def __init__(self, settings: AgentSettings, lifecycle: Lifecycle, log: Logger) -> None:
+        self.state_dir = settings.state_dir
+        self.bpf_root = settings.bpf_root
+        self.cluster_name = settings.cluster_name
+        self.mtu = settings.mtu
+        self.state = self.state_dir / "state"
+        self.globals_dir = self.bpf_root / "tc" / "globals"
+        self.programs_dir = self.bpf_root / "cilium"
+        self.api_socket = self.state_dir / "cilium.sock"
+        self.cni_socket = self.state_dir / "cni.sock"
+        self.delete_queue = self.state_dir / "deleteQueue"
+        self.pidfile = self.state_dir / "cilium.pid"
+        self._lock: int | None = None
+        self._log = log
+        lifecycle.append(Hook("claim the node", self._claim, self._leave))
+
+    @property
+    def node_name(self) -> str:
+        """``K8S_NODE_NAME`` as the DaemonSet sets it, else the host's name."""
+        return os.environ.get("K8S_NODE_NAME") or socket.gethostname()
+
+    async def _claim(self) -> None:
+        check_privileges()
+        check_bpffs(self.bpf_root)
+        try:
+            for directory, mode in ((self.state_dir, 0o775), (self.state, 0o770), (self.delete_queue, 0o755)):
+                directory.mkdir(mode=mode, parents=True, exist_ok=True)
+            for directory in (self.globals_dir, self.programs_dir):
+                directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._lock = take_lock(self.state_dir / "agent.lock", self.pidfile)
+            write_pidfile(self.pidfile)
+        except OSError as error:
+            raise HiveError(f"state-dir {self.state_dir} is not usable: {error}; it must be writable") from error
+        self._log.info("node claimed", state_dir=str(self.state_dir), bpf_root=str(self.bpf_root))
+
+    async def _leave(self) -> None:
+        self.pidfile.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def check_privileges() -> None:
+    """Raise HiveError unless the process has the capabilities that BPF and rtnetlink need."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    missing = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        raise HiveError(f"the agent lacks {' and '.join(missing)}: run it as root, or grant the capabilities")
+
+
+def check_bpffs(root: Path) -> None:
+    """Raise HiveError unless ``root`` is on a mounted bpffs (statfs(2), f_type)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = (ctypes.c_long * 32)()
+    if libc.statfs(os.fsencode(root), ctypes.byref(answer)) or answer[0] & 0xFFFFFFFF != BPF_FS_MAGIC:
+        raise HiveError(f"no bpffs at bpf-root {root}: mount one with: mount -t bpf bpf {root}")
+
+
+def take_lock(path: Path, pidfile: Path) -> int:
+    """Take the node's lock and return its descriptor; raises HiveError when another agent holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        holder = pidfile.read_text(encoding="ascii").strip() if pidfile.exists() else "unknown"
+        raise HiveError(
+            f"another agent (pid {holder}) runs with state-dir {path.parent}: stop it, or choose another state-dir"
+        ) from None
+    return lock
+
+
+def write_pidfile(path: Path) -> None:
+    """Overwrite the pidfile; a stale one of a killed agent is nobody's."""
+    path.write_text(f"{os.getpid()}\n", encoding="ascii")
+    path.chmod(0o660)

@@ -1,0 +1,46 @@
+"""Settings that concern the whole agent.
+
+Needs: nothing.   Gives: AgentSettings.
+Names and defaults are Cilium's where it has the option.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lifecycle import Settings
+
+
+class AgentSettings(Settings, frozen=True):
+    """Where the agent keeps its things, and what kind of network it makes."""
+
+    state_dir: Path = Path("/var/run/cilium")
+    """Directory of the sockets, the pidfile, the delete queue and the endpoints' state."""
+
+    bpf_root: Path = Path("/sys/fs/bpf")
+    """Where bpffs is mounted; maps are pinned in tc/globals below it."""
+
+    enable_ipv4: bool = True
+    """Give pods IPv4 addresses."""
+
+    enable_ipv6: bool = False
+    """Give pods IPv6 addresses."""
+
+    cluster_name: str = "default"
+    """Name of the cluster, part of every pod's labels."""
+
+    mtu: int = 0
+    """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
+
+    def validate(self) -> None:
+        """Refuse combinations that cannot work; raises ValueError with one line."""
+        if self.enable_ipv6:
+            raise ValueError("enable-ipv6=true: IPv6 is not built yet (docs/status.md); leave it false")
+        if not self.enable_ipv4:
+            raise ValueError("enable-ipv4=false: a pod needs an address family; leave it true")
+        if self.mtu and not 576 <= self.mtu <= 65535:
+            raise ValueError(f"mtu={self.mtu}: expected 0, or 576 to 65535 bytes")
+        for name in ("state_dir", "bpf_root"):
+            path: Path = getattr(self, name)
+            if not path.is_absolute():
+                raise ValueError(f"{name.replace('_', '-')}={path}: expected an absolute path")

@@ -1,0 +1,46 @@
+"""The agent's own settings and its claim on the node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cells.config import AgentSettings
+from cells.config.node import check_bpffs, take_lock, write_pidfile
+from lifecycle import HiveError
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"enable_ipv6": True}, "IPv6 is not built yet"),
+        ({"enable_ipv4": False}, "needs an address family"),
+        ({"mtu": 100}, "576 to 65535"),
+        ({"state_dir": Path("relative")}, "absolute path"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_in_one_line(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refusal:
+        AgentSettings(**settings).validate()  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_defaults_are_accepted() -> None:
+    AgentSettings().validate()
+
+
+def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(HiveError, match=f"mount -t bpf bpf {tmp_path}"):
+        check_bpffs(tmp_path)
+
+
+def test_a_second_agent_is_refused_and_told_who_has_the_node(tmp_path: Path) -> None:
+    pidfile = tmp_path / "cilium.pid"
+    first = take_lock(tmp_path / "agent.lock", pidfile)
+    write_pidfile(pidfile)
+    with pytest.raises(HiveError, match=f"pid {os.getpid()}"):
+        take_lock(tmp_path / "agent.lock", pidfile)
+    os.close(first)
+    os.close(take_lock(tmp_path / "agent.lock", pidfile))
