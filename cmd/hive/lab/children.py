@@ -1,0 +1,170 @@
+"""Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave.
+
+Needs: fork; a caller that is single-threaded or lets the child do only simple things.
+Gives: run_child (wait for the result) and Child (a function that works until it is told to finish).
+"""
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class ChildDiedError(RuntimeError):
+    """Raised when a child ended without a result: killed, or it left by itself."""
+
+
+class Stop:
+    """What a child looks at to learn that it should finish: the parent closed its end of a pipe, or died."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep up to `seconds`; true as soon as the parent wants the child to finish."""
+        return bool(select.select([self.fd], [], [], max(0.0, seconds))[0])
+
+
+_parent_ends: set[int] = set()
+"""Our ends of the pipes of all living children: a later child must not keep them open."""
+
+
+class Child(Generic[T]):
+    """A forked child that runs ``fn(stop, *args)`` and hands its pickled result back.
+
+    `enter` runs first, in the child: it is where the child joins its namespaces.
+    """
+
+    def __init__(self, fn: Callable[..., T], *args: Any, enter: Callable[[], None] | None = None) -> None:
+        result_read, result_write = os.pipe()
+        stop_read, stop_write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Python 3.12 warns when other threads exist; the child takes no lock they could hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            for fd in (result_read, stop_write, *_parent_ends):
+                os.close(fd)
+            _parent_ends.clear()
+            _child(result_write, Stop(stop_read), fn, args, enter)
+        os.close(result_write)
+        os.close(stop_read)
+        self._result = result_read
+        self._stop = stop_write
+        _parent_ends.update((result_read, stop_write))
+
+    def stop(self) -> None:
+        """Tell the child to finish; returns at once."""
+        if self._stop >= 0:
+            _parent_ends.discard(self._stop)
+            os.close(self._stop)
+            self._stop = -1
+
+    def result(self, within: float | None = None) -> T:
+        """Wait for the result, at most `within` seconds.
+
+        Raises what the child raised, ChildDiedError, or TimeoutError after killing the child.
+        """
+        try:
+            data = self._read(within)
+        except BaseException:
+            self.kill()
+            raise
+        status = self._reap()
+        if not data:
+            raise ChildDiedError(f"the child process ended without a result (wait status {status})")
+        done, value = pickle.loads(data)  # noqa: S301 - written by our own child
+        if not done:
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def finish(self, within: float | None = None) -> T:
+        """Tell the child to finish and wait for its result."""
+        self.stop()
+        return self.result(within)
+
+    def kill(self) -> None:
+        """End the child now; harmless when it has ended."""
+        if self.pid > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+
+    def _read(self, within: float | None) -> bytes:
+        deadline = None if within is None else time.monotonic() + within
+        chunks: list[bytes] = []
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and (left <= 0 or not select.select([self._result], [], [], left)[0]):
+                raise TimeoutError(f"a child process gave no result within {within:g} s")
+            chunk = os.read(self._result, 1 << 16)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+
+    def _reap(self) -> int:
+        self.stop()
+        _parent_ends.discard(self._result)
+        os.close(self._result)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return status
+
+
+def run_child(
+    fn: Callable[..., T],
+    *args: Any,
+    enter: Callable[[], None] | None = None,
+    within: float | None = None,
+) -> T:
+    """Run ``fn(*args)`` in a forked child and return its result; see :class:`Child` for what it raises."""
+    return Child(lambda _stop: fn(*args), enter=enter).result(within)
+
+
+def _child(
+    result: int,
+    stop: Stop,
+    fn: Callable[..., object],
+    args: tuple[Any, ...],
+    enter: Callable[[], None] | None,
+) -> NoReturn:
+    # Whatever happens, the child never returns into its parent's stack.
+    try:
+        try:
+            if enter is not None:
+                enter()
+            answer = (True, fn(stop, *args))
+        except BaseException as error:  # noqa: BLE001 - handed to the parent, who raises it
+            error.add_note("in a child process:\n" + traceback.format_exc())
+            answer = (False, error)
+        data = _dumps(answer)
+        while data:
+            data = data[os.write(result, data) :]
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _dumps(answer: tuple[bool, object]) -> bytes:
+    try:
+        data = pickle.dumps(answer)
+        pickle.loads(data)  # noqa: S301 - an exception may pickle and yet not unpickle
+    except Exception as error:  # noqa: BLE001 - replaced by a plain error that says so
+        text = f"{answer[1]!r} cannot be handed to the parent process ({error})"
+        replacement = RuntimeError(text)
+        for note in getattr(answer[1], "__notes__", ()):
+            replacement.add_note(note)
+        return pickle.dumps((False, replacement))
+    return data

@@ -1,0 +1,151 @@
+"""Network and mount namespaces: made, furnished as a node, held without any process, and entered.
+
+Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_netns, hold, enter.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hive.lab import syscalls
+from hive.lab.children import Child, Stop, run_child
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """A network namespace and, for a node, a mount namespace, held by open file descriptors.
+
+    Whoever makes one closes it; the namespaces end when nothing else holds them.
+    """
+
+    net: int
+    mnt: int | None = None
+
+    @classmethod
+    def open(cls, net: Path | str, mnt: Path | str | None = None) -> "Namespaces":
+        """Open namespaces by their paths, such as bind mounts or ``/proc/<pid>/ns/net``. Raises OSError."""
+        net_fd = os.open(net, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return cls(net_fd, None if mnt is None else os.open(mnt, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            os.close(net_fd)
+            raise
+
+    def enter(self) -> None:
+        """Move the calling thread inside; with a mount namespace, the working directory becomes ``/``."""
+        if self.mnt is not None:
+            syscalls.setns(self.mnt, syscalls.CLONE_NEWNS)
+        syscalls.setns(self.net, syscalls.CLONE_NEWNET)
+
+    def run(self, fn: Callable[..., T], *args: Any, within: float | None = None) -> T:
+        """Run ``fn(*args)`` in a forked child inside; its result, or its exception, comes back."""
+        return run_child(fn, *args, enter=self.enter, within=within)
+
+    def start(self, fn: Callable[..., T], *args: Any) -> Child[T]:
+        """Start ``fn(stop, *args)`` in a forked child inside; see :class:`hive.lab.children.Child`."""
+        return Child(fn, *args, enter=self.enter)
+
+    def close(self) -> None:
+        """Let go of the namespaces."""
+        os.close(self.net)
+        if self.mnt is not None:
+            os.close(self.mnt)
+
+    def __enter__(self) -> "Namespaces":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def new_netns() -> Namespaces:
+    """A fresh network namespace, as a pod gets it (``lo`` down); the caller stays where it is."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWNET)
+        try:
+            return Namespaces.open("/proc/thread-self/ns/net")
+        finally:
+            syscalls.setns(home, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def new_node(share: Path | None = None) -> Namespaces:
+    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`."""
+    ready_read, ready_write = os.pipe()
+
+    def make(stop: Stop) -> None:
+        syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
+        furnish(share)
+        os.write(ready_write, b"x")
+        os.close(ready_write)
+        stop.wait(60)
+
+    child = Child(make)
+    os.close(ready_write)
+    try:
+        if os.read(ready_read, 1):
+            return Namespaces.open(f"/proc/{child.pid}/ns/net", f"/proc/{child.pid}/ns/mnt")
+    finally:
+        os.close(ready_read)
+        child.finish(within=30)
+    raise AssertionError("unreachable: the child's own error is raised above")
+
+
+def furnish(share: Path | None = None) -> None:
+    """Make the caller's fresh namespaces a node: ``lo`` up, an own /run, /sys and bpffs.
+
+    ``/run`` becomes an empty tmpfs with ``cilium`` and ``netns`` in it, so default paths are private
+    without leaving a directory on the machine. `share`, a directory below /run, stays visible.
+    """
+    syscalls.set_loopback_up()
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    kept = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    syscalls.mount("run", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
+    if share is not None and kept is not None:
+        share.mkdir(parents=True)
+        syscalls.mount(f"/proc/self/fd/{kept}", share, flags=syscalls.MS_BIND)
+        os.close(kept)
+    Path("/run/cilium").mkdir()
+    Path("/run/netns").mkdir()
+    if Path("/var/run").resolve() != Path("/run"):
+        syscalls.mount("/run", "/var/run", flags=syscalls.MS_BIND | syscalls.MS_REC)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("sysfs", "/sys", "sysfs", flags)
+    syscalls.mount("bpf", "/sys/fs/bpf", "bpf", flags, "mode=0700")
+
+
+def hold(fd: int, path: Path) -> None:
+    """Keep a namespace alive by a bind mount on the new file `path`; :func:`release` ends it."""
+    path.touch(mode=0o600, exist_ok=False)
+    try:
+        syscalls.mount(f"/proc/self/fd/{fd}", path, flags=syscalls.MS_BIND)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def release(path: Path) -> None:
+    """Remove a bind mount made by :func:`hold` and its file."""
+    syscalls.unmount(path, syscalls.MNT_DETACH)
+    path.unlink()
+
+
+@contextmanager
+def inside(namespaces: Namespaces) -> Iterator[None]:
+    """Run a block of the calling thread in another network namespace (not the mount namespace)."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.setns(namespaces.net, syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            syscalls.setns(home, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(home)

@@ -1,0 +1,87 @@
+"""Nodes and pods as namespaces: private, furnished, gone when nobody holds them."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hive.lab.namespaces import hold, release
+from tests.support.namespaces import in_forked_node, in_node, inside, need_root, new_netns, node_namespace
+
+__all__ = ["in_node"]  # a fixture
+
+pytestmark = pytest.mark.node
+
+
+def links() -> list[str]:
+    return sorted(name for _, name in socket.if_nameindex())
+
+
+def mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def test_a_node_has_only_its_own_links_and_default_paths() -> None:
+    with node_namespace() as node:
+        assert node.run(links) == ["lo"]
+        assert node.run(os.listdir, "/var/run/cilium") == []
+        assert not {"tc", "cilium"} & set(node.run(os.listdir, "/sys/fs/bpf"))
+        assert " - bpf " in node.run(mounts)
+        assert node.run(os.listdir, "/sys/class/net") == ["lo"]
+
+
+def test_what_one_step_leaves_the_next_one_finds_and_the_machine_never_sees() -> None:
+    with node_namespace() as node:
+        node.run(Path("/run/cilium/mark").touch)
+        assert node.run(os.listdir, "/run/cilium") == ["mark"]
+    assert not Path("/run/cilium/mark").exists()
+
+
+def test_mounts_of_the_machine_are_left_alone() -> None:
+    before = mounts()
+    with node_namespace():
+        assert mounts() == before
+    assert mounts() == before
+
+
+@pytest.mark.usefixtures("in_node")
+def test_a_whole_test_can_run_in_a_node(tmp_path: Path) -> None:
+    assert links() == ["lo"]
+    (tmp_path / "seen").touch()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("in_node")
+async def test_an_async_test_too() -> None:
+    assert links() == ["lo"]
+
+
+def test_a_failure_inside_propagates() -> None:
+    need_root()
+
+    def fails() -> None:
+        assert links() == ["eth0"]
+
+    with pytest.raises(AssertionError, match="eth0"):
+        in_forked_node(fails)()
+
+
+def test_a_thread_can_step_into_a_pod_and_back() -> None:
+    need_root()
+    before = links()
+    with new_netns() as pod:
+        with inside(pod):
+            assert links() == ["lo"]
+        assert links() == before
+
+
+@pytest.mark.usefixtures("in_node")
+def test_a_held_namespace_needs_no_process() -> None:
+    path = Path("/run/cilium/pod")
+    with new_netns() as pod:
+        hold(pod.net, path)
+        inode = os.fstat(pod.net).st_ino
+    assert path.stat().st_ino == inode
+    release(path)
+    assert not path.exists()

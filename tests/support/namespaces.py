@@ -1,0 +1,84 @@
+"""Namespaces for tests: a node of its own for one block, or for one whole test function.
+
+Needs: root.   Gives: node_namespace(), the fixture ``in_node``, and the lab's helpers under their own names.
+
+    def test_maps_are_pinned(in_node: None) -> None:        # sync or async, the whole test runs in the node
+        ...
+
+    with node_namespace() as node:                          # several steps, the test itself stays outside
+        node.run(create_the_maps)                           # forked child; result and exception come back
+        assert node.run(list_the_pins) == [...]
+
+    pod = new_netns()                                       # inside or outside a node; pod.net is the fd
+    with inside(pod): ...                                   # this thread's sockets are the pod's
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from hive.lab.children import Child, ChildDiedError, Stop, run_child
+from hive.lab.namespaces import Namespaces, inside, new_netns, new_node
+
+__all__ = [
+    "Child",
+    "ChildDiedError",
+    "Namespaces",
+    "Stop",
+    "in_forked_node",
+    "in_node",
+    "inside",
+    "need_root",
+    "new_netns",
+    "new_node",
+    "node_namespace",
+    "run_child",
+]
+
+
+def need_root() -> None:
+    """Skip the test without root."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root (namespaces, BPF)")
+
+
+@contextmanager
+def node_namespace() -> Iterator[Namespaces]:
+    """A node: fresh network and mount namespace, ``lo`` up, own bpffs at /sys/fs/bpf, empty /run/cilium.
+
+    The caller stays outside. Everything inside ends with the block.
+    """
+    need_root()
+    with new_node() as node:
+        yield node
+
+
+@pytest.fixture
+def in_node(request: pytest.FixtureRequest) -> None:
+    """Run the whole test function in a forked child inside a node of its own; failures propagate.
+
+    Other fixtures run outside, before the fork: use them for values, not for sockets or namespaces.
+    """
+    need_root()
+    item = request.node
+    item.obj = in_forked_node(item.obj)
+
+
+def in_forked_node(test: Callable[..., Any]) -> Callable[..., None]:
+    """The test function, sync or async, run in a forked child inside a fresh node."""
+
+    @functools.wraps(test)
+    def call(**arguments: Any) -> None:
+        bound = functools.partial(test, **arguments)
+        with new_node() as node:
+            node.run(functools.partial(anyio.run, bound) if inspect.iscoroutinefunction(test) else bound)
+
+    # pytest and anyio's plugin look through __wrapped__ for the kind of function this is.
+    del call.__wrapped__
+    return call

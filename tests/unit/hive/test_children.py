@@ -1,0 +1,59 @@
+"""A function run in a forked child behaves like a call: results, errors, time-outs."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hive.lab.children import Child, ChildDiedError, Stop, run_child
+
+
+def test_the_result_comes_back() -> None:
+    assert run_child(divmod, 17, 5) == (3, 2)
+
+
+def test_the_child_is_another_process() -> None:
+    assert run_child(os.getpid) != os.getpid()
+
+
+def test_an_error_is_raised_here_with_the_childs_traceback() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_child(divmod, 1, 0)
+    assert "in a child process" in caught.value.__notes__[0]
+
+
+def test_a_result_that_cannot_travel_is_an_error_that_says_so() -> None:
+    with pytest.raises(RuntimeError, match="cannot be handed to the parent"):
+        run_child(lambda: lambda: None)
+
+
+def test_a_child_that_dies_is_reported() -> None:
+    with pytest.raises(ChildDiedError):
+        run_child(os._exit, 3)
+
+
+def test_an_overdue_child_is_killed() -> None:
+    child = Child(lambda stop: time.sleep(30))
+    pid = child.pid
+    with pytest.raises(TimeoutError):
+        child.result(within=0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_children_work_until_each_is_told_to_finish() -> None:
+    def wait_for_stop(stop: Stop) -> str:
+        assert stop.wait(10)
+        return "finished"
+
+    first = Child(wait_for_stop)
+    second = Child(wait_for_stop)
+    assert first.finish(within=5) == "finished"
+    assert second.finish(within=5) == "finished"
+
+
+def test_no_descriptor_is_left_open() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run_child(os.getpid)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
