@@ -1,0 +1,44 @@
+"""The node agent: all its cells, as one.
+
+Needs: every cell.   Gives: ``agent``, what ``hive agent`` runs and ``hive inspect`` shows.
+The order of this list means nothing: what starts before what follows from what each cell needs.
+"""
+
+from __future__ import annotations
+
+from cells import (
+    api,
+    cni_config,
+    cni_server,
+    config,
+    datapath,
+    devices,
+    endpoint,
+    endpoint_restore,
+    health,
+    host_ip_sync,
+    ipam,
+    maps,
+    netlink,
+    router,
+)
+from lifecycle import module
+
+agent = module(
+    "agent",
+    "Node agent: gives pods a network",
+    config.cell,
+    netlink.cell,
+    maps.cell,
+    devices.cell,
+    datapath.cell,
+    ipam.cell,
+    router.cell,
+    endpoint.cell,
+    endpoint_restore.cell,
+    host_ip_sync.cell,
+    cni_server.cell,
+    cni_config.cell,
+    api.cell,
+    health.cell,
+)

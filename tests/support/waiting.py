@@ -1,0 +1,22 @@
+"""Waiting for a condition with a deadline, never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def eventually(condition: Callable[[], object], within: float = 5.0, every: float = 0.01) -> None:
+    """Return once ``condition()`` is true; raises AssertionError after ``within`` seconds, with its last fault."""
+    deadline = time.monotonic() + within
+    fault: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+            fault = None
+        except Exception as error:  # noqa: BLE001 - a condition may fail until it holds; the last fault is told
+            fault = error
+        time.sleep(every)
+    name = getattr(condition, "__name__", repr(condition))
+    raise AssertionError(f"{name} did not hold within {within} s") from fault
