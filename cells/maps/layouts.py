@@ -1,0 +1,350 @@
+"""What is inside the maps: a typed record for each key and value, and its bytes.
+
+For:    every cell that reads or writes a map. Needs: nothing. Gives: records with pack() and unpack().
+Source: Cilium 1.16/1.17 map ABI for the public maps; the hive_* maps are our own and mirror
+        cells/datapath/bpf/maps.h. Little endian, but addresses, ports and NAT indexes in network order.
+
+A MAC is 6 bytes, in memory the low 6 of a u64. struct.error on data of another size.
+"""
+
+import struct
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Final, Self
+
+import msgspec
+
+IPAddress = IPv4Address | IPv6Address
+
+_IPV4: Final = 1  # not AF_INET
+_IPV6: Final = 2
+
+LXC_HOST: Final = 1
+"""Flag of a cilium_lxc row that stands for the node itself."""
+
+CT_OUT: Final = 0
+CT_IN: Final = 1
+CT_RELATED: Final = 2
+CT_SERVICE: Final = 4
+
+METRIC_INGRESS: Final = 1
+METRIC_EGRESS: Final = 2
+METRIC_SERVICE: Final = 3
+
+_lxc_key = struct.Struct("<16sBBH")
+_lxc_value = struct.Struct("<IHHI4x6s2x6s2xI12x")
+_ipcache_key = struct.Struct("<IHBB16s")
+_ipcache_value = struct.Struct("<I4s2xBB")
+_policy_key = struct.Struct("<IIBB")
+_policy_entry = struct.Struct("<BB4xQQ")
+_port = struct.Struct(">H")
+_ct_key = struct.Struct("<4s4s2s2sBB")
+_ct_entry = struct.Struct("<QQQQIH2sHBBIII")
+_metrics_key = struct.Struct("<BBHB3x")
+_metrics_value = struct.Struct("<QQ")
+_endpoint = struct.Struct("<4sHHI4x6s2x6s2x")
+_node = struct.Struct("<4sI6s2x6s2xI4s4sI8x")
+
+
+def _family(ip: IPAddress) -> int:
+    return _IPV4 if ip.version == 4 else _IPV6
+
+
+def _address(data: bytes, family: int) -> IPAddress:
+    return IPv4Address(data[:4]) if family == _IPV4 else IPv6Address(data)
+
+
+class LxcKey(msgspec.Struct, frozen=True):
+    """Key of cilium_lxc, 20 bytes: an address of this node."""
+
+    ip: IPAddress
+    cluster_id: int = 0
+
+    def pack(self) -> bytes:
+        return _lxc_key.pack(self.ip.packed, _family(self.ip), 0, self.cluster_id)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ip, family, _, cluster_id = _lxc_key.unpack(data)
+        return cls(_address(ip, family), cluster_id)
+
+
+class LxcValue(msgspec.Struct, frozen=True):
+    """Value of cilium_lxc, 48 bytes: the endpoint behind an address, or only ``flags=LXC_HOST``."""
+
+    ifindex: int = 0
+    """Of the host side of the pair, on which packets for the pod leave."""
+    endpoint_id: int = 0
+    mac: bytes = bytes(6)
+    """Of the pod."""
+    node_mac: bytes = bytes(6)
+    """Of the host side."""
+    identity: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        return _lxc_value.pack(
+            self.ifindex, 0, self.endpoint_id, self.flags, self.mac, self.node_mac, self.identity
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ifindex, _, endpoint_id, flags, mac, node_mac, identity = _lxc_value.unpack(data)
+        return cls(ifindex, endpoint_id, mac, node_mac, identity, flags)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the address is the node's own."""
+        return bool(self.flags & LXC_HOST)
+
+
+class IpcacheKey(msgspec.Struct, frozen=True):
+    """Key of cilium_ipcache, 24 bytes: a prefix. Make it with :meth:`host` or :meth:`of`."""
+
+    ip: IPAddress
+    bits: int
+    """Length of the prefix in the address: 32 for one IPv4 address."""
+    cluster_id: int = 0
+
+    @classmethod
+    def host(cls, ip: IPAddress) -> Self:
+        """One address."""
+        return cls(ip, ip.max_prefixlen)
+
+    @classmethod
+    def of(cls, network: IPv4Network | IPv6Network) -> Self:
+        """A network."""
+        return cls(network.network_address, network.prefixlen)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """The prefix as a network."""
+        return ip_network((self.ip, self.bits))
+
+    def pack(self) -> bytes:
+        return _ipcache_key.pack(32 + self.bits, self.cluster_id, 0, _family(self.ip), self.ip.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        length, cluster_id, _, family, ip = _ipcache_key.unpack(data)
+        return cls(_address(ip, family), length - 32, cluster_id)
+
+
+class IpcacheValue(msgspec.Struct, frozen=True):
+    """Value of cilium_ipcache, 12 bytes: whose a prefix is and where."""
+
+    identity: int
+    tunnel_endpoint: IPv4Address = IPv4Address(0)
+    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    encrypt_key: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        return _ipcache_value.pack(self.identity, self.tunnel_endpoint.packed, self.encrypt_key, self.flags)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        identity, tunnel_endpoint, encrypt_key, flags = _ipcache_value.unpack(data)
+        return cls(identity, IPv4Address(tunnel_endpoint), encrypt_key, flags)
+
+
+class PolicyKey(msgspec.Struct, frozen=True):
+    """Key of a policy map, 12 bytes: peers and ports. As made from identity and direction: any port."""
+
+    identity: int
+    """Of the peer; 0: any."""
+    egress: bool
+    protocol: int = 0
+    """IP protocol; 0: any, then the port must be any too."""
+    port: int = 0
+    """Destination port, or the first of an aligned range."""
+    port_bits: int = 0
+    """How many leading bits of the port count: 16 for one port, 0 for any."""
+
+    def pack(self) -> bytes:
+        """ValueError if the port counts without a protocol, or has bits set that do not count."""
+        if (self.port_bits and not self.protocol) or self.port & (0xFFFF >> self.port_bits):
+            raise ValueError(f"{self}: a port needs a protocol and no bits beyond its port_bits")
+        length = 48 + self.port_bits if self.protocol else 40
+        return _policy_key.pack(length, self.identity, self.egress, self.protocol) + _port.pack(self.port)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        length, identity, direction, protocol = _policy_key.unpack(data[:10])
+        (port,) = _port.unpack(data[10:])
+        return cls(identity, bool(direction & 1), protocol, port, max(length - 48, 0))
+
+
+class PolicyEntry(msgspec.Struct, frozen=True):
+    """Value of a policy map, 24 bytes: the verdict, and what it was applied to so far."""
+
+    deny: bool = False
+    proxy_port: int = 0
+    auth_type: int = 0
+    packets: int = 0
+    octets: int = 0
+
+    def pack(self, key: PolicyKey) -> bytes:
+        """The value under ``key``, whose wild protocol and port it repeats."""
+        flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2
+        counted = _policy_entry.pack(flags, self.auth_type, self.packets, self.octets)
+        return _port.pack(self.proxy_port) + counted
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        flags, auth_type, packets, total = _policy_entry.unpack(data[2:])
+        (proxy_port,) = _port.unpack(data[:2])
+        return cls(bool(flags & 1), proxy_port, auth_type, packets, total)
+
+    def same_verdict(self, other: "PolicyEntry") -> bool:
+        """Whether they decide alike, whatever they counted."""
+        return (self.deny, self.proxy_port, self.auth_type) == (other.deny, other.proxy_port, other.auth_type)
+
+
+class CtKey(msgspec.Struct, frozen=True):
+    """Key of the IPv4 conntrack maps, 14 bytes.
+
+    Of a flow S:s -> D:d the entry has the addresses of the reply (``daddr`` S, ``saddr`` D) and the ports of
+    the original (``dport`` d, ``sport`` s). ``flags``: CT_OUT, CT_IN, CT_RELATED, CT_SERVICE.
+    """
+
+    daddr: IPv4Address
+    saddr: IPv4Address
+    dport: int
+    sport: int
+    protocol: int
+    flags: int = CT_OUT
+
+    def pack(self) -> bytes:
+        ports = _port.pack(self.dport), _port.pack(self.sport)
+        return _ct_key.pack(self.daddr.packed, self.saddr.packed, *ports, self.protocol, self.flags)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        daddr, saddr, dport, sport, protocol, flags = _ct_key.unpack(data)
+        (dport,), (sport,) = _port.unpack(dport), _port.unpack(sport)
+        return cls(IPv4Address(daddr), IPv4Address(saddr), dport, sport, protocol, flags)
+
+
+class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Value of the conntrack maps, 56 bytes. Times are seconds since boot; ``flags`` are enum ct bits."""
+
+    reserved: int = 0
+    backend_id: int = 0
+    packets: int = 0
+    octets: int = 0
+    lifetime: int = 0
+    """When the entry expires."""
+    flags: int = 0
+    rev_nat_index: int = 0
+    ifindex: int = 0
+    tx_flags_seen: int = 0
+    rx_flags_seen: int = 0
+    source_identity: int = 0
+    last_tx_report: int = 0
+    last_rx_report: int = 0
+
+    def pack(self) -> bytes:
+        return _ct_entry.pack(
+            *(self.reserved, self.backend_id, self.packets, self.octets, self.lifetime, self.flags),
+            *(_port.pack(self.rev_nat_index), self.ifindex, self.tx_flags_seen, self.rx_flags_seen),
+            *(self.source_identity, self.last_tx_report, self.last_rx_report),
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        reserved, backend, packets, total, lifetime, flags, rev_nat, *rest = _ct_entry.unpack(data)
+        ifindex, tx_seen, rx_seen, source, last_tx, last_rx = rest
+        return cls(
+            reserved=reserved,
+            backend_id=backend,
+            packets=packets,
+            octets=total,
+            lifetime=lifetime,
+            flags=flags,
+            rev_nat_index=_port.unpack(rev_nat)[0],
+            ifindex=ifindex,
+            tx_flags_seen=tx_seen,
+            rx_flags_seen=rx_seen,
+            source_identity=source,
+            last_tx_report=last_tx,
+            last_rx_report=last_rx,
+        )
+
+
+class MetricsKey(msgspec.Struct, frozen=True):
+    """Key of cilium_metrics, 8 bytes: why, which way, and which source line of the datapath."""
+
+    reason: int
+    direction: int
+    line: int = 0
+    file: int = 0
+
+    def pack(self) -> bytes:
+        return _metrics_key.pack(self.reason, self.direction, self.line, self.file)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        reason, direction, line, file = _metrics_key.unpack(data)
+        return cls(reason, direction & 3, line, file)
+
+
+class MetricsValue(msgspec.Struct, frozen=True):
+    """Value of cilium_metrics: 16 bytes for each possible CPU."""
+
+    packets: int
+    octets: int
+
+    def pack(self) -> bytes:
+        """One CPU's value."""
+        return _metrics_value.pack(self.packets, self.octets)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """The sum of all CPUs' values."""
+        values = list(_metrics_value.iter_unpack(data))
+        return cls(sum(packets for packets, _ in values), sum(total for _, total in values))
+
+
+class EndpointConfig(msgspec.Struct, frozen=True):
+    """Value of hive_endpoints (key: host side's ifindex), 32 bytes: what the programs must know of a pod."""
+
+    ipv4: IPv4Address
+    endpoint_id: int
+    identity: int
+    host_mac: bytes
+    pod_mac: bytes
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        ids = self.endpoint_id, self.flags, self.identity
+        return _endpoint.pack(self.ipv4.packed, *ids, self.host_mac, self.pod_mac)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ipv4, endpoint_id, flags, identity, host_mac, pod_mac = _endpoint.unpack(data)
+        return cls(IPv4Address(ipv4), endpoint_id, identity, host_mac, pod_mac, flags)
+
+
+class NodeConfig(msgspec.Struct, frozen=True):
+    """The one value of hive_node, 48 bytes: what the programs must know of the node."""
+
+    router_ip: IPv4Address
+    host_ifindex: int
+    """Of cilium_host."""
+    host_mac: bytes
+    net_ifindex: int
+    """Of cilium_net."""
+    net_mac: bytes
+    pod_cidr: IPv4Network
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        cidr = self.pod_cidr.network_address.packed, self.pod_cidr.netmask.packed
+        links = self.host_ifindex, self.host_mac, self.net_mac, self.net_ifindex
+        return _node.pack(self.router_ip.packed, *links, *cidr, self.flags)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        router_ip, host_ifindex, host_mac, net_mac, net_ifindex, cidr, mask, flags = _node.unpack(data)
+        network = IPv4Network((cidr, IPv4Address(mask).compressed))
+        return cls(IPv4Address(router_ip), host_ifindex, host_mac, net_ifindex, net_mac, network, flags)
