@@ -1,42 +1,41 @@
-"""Compiles the CNI plugin, for the wheel's build and for ``make``.
+"""Compiles the CNI plugin; runs in the build, so it needs the standard library only.
 
-Needs: musl-gcc (Debian: musl-tools), the standard library.   Gives: ``compile_plugin``.
-Why musl: the plugin is started for every pod, and a static musl program starts in 0.05 ms, a static
-glibc one in 0.5 ms.
+Needs: musl-gcc (Debian package musl-tools).   Gives: compile_plugin.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
-DESTINATION = SOURCES.parent / "hive" / "bin" / "cilium-cni"
-FLAGS = ("-std=c11", "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE")
+PLUGIN = SOURCES.parent / "hive" / "bin" / "cilium-cni"
+FLAGS = ("-std=c11", "-static", "-Os", "-Wall", "-Wextra", "-Werror")
+"""Static and musl: a process that starts in 0.05 ms, against 0.5 ms with glibc."""
 
 
-def compile_plugin(destination: Path = DESTINATION) -> Path:
-    """Compile ``cilium-cni`` to ``destination`` and return it; the old file is replaced atomically.
+def compile_plugin(output: Path = PLUGIN, *, options: Sequence[str] = ()) -> Path:
+    """Compile the plugin to ``output`` unless it is newer than its sources; return its path.
 
-    Raises RuntimeError, with one line that says what to install or what the compiler said.
+    ``options`` are added to the command and always compile. Raises RuntimeError, which says what to
+    install, when the compiler is missing, and with the compiler's words when it refuses the code.
     """
+    inputs = sorted(SOURCES.glob("*.[ch]"))
+    if not options and output.exists():
+        if output.stat().st_mtime > max(path.stat().st_mtime for path in [*inputs, Path(__file__)]):
+            return output
     compiler = shutil.which("musl-gcc")
     if compiler is None:
-        raise RuntimeError("musl-gcc not found: install it (Debian: apt-get install musl-tools)")
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    fresh = destination.with_name(f".{destination.name}.new")
-    command = [compiler, *FLAGS, "-o", str(fresh), *map(str, sorted(SOURCES.glob("*.c")))]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"musl-gcc failed on the CNI plugin:\n{result.stderr}")
-    fresh.replace(destination)
-    return destination
-
-
-if __name__ == "__main__":
-    try:
-        print(compile_plugin())
-    except RuntimeError as error:
-        sys.exit(str(error))
+        raise RuntimeError("musl-gcc not found: the CNI plugin needs it; install it with: apt-get install musl-tools")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    fresh = output.with_name(f".{output.name}.new")
+    sources = [str(path) for path in inputs if path.suffix == ".c"]
+    done = subprocess.run(
+        [compiler, *FLAGS, *options, "-s", "-o", str(fresh), *sources], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the CNI plugin does not compile:\n{done.stderr}")
+    fresh.replace(output)
+    return output

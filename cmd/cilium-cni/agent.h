@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
+//
+// request: "HCNI" | u16 version | u16 0 | u32 env_len | u32 stdin_len | env | stdin
+// reply:   "HCNI" | u16 version | u16 0 | u32 exit_code | u32 stdout_len | stdout
+// All little endian. env is every CNI_* variable as "NAME=value\0"; with a pod namespace the request
+// carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)).
+#pragma once
+
+#include "netns.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CNI_PROTOCOL = 1, DEFAULT_PATIENCE_MS = 30000 };
+#define DEFAULT_AGENT_SOCKET "/var/run/cilium/cni.sock"
+
+struct agent_reply {
+	uint32_t exit_code, stdout_length;
+	const char *stdout_text;
+};
+
+enum exchange {
+	ANSWERED,
+	NOT_DELIVERED, // the agent never read the request (errno): sending it again is safe
+	NO_ANSWER,     // the agent read it and went away: what it did is unknown
+	TIMED_OUT,     // the agent is there and silent
+	TOO_LONG,      // the request does not fit in a packet
+	MALFORMED,     // not an agent, or one with another framing
+};
+
+int64_t now_ms(void);
+void pause_ms(unsigned milliseconds);
+
+// Connect, retrying until `deadline` (now_ms) while nobody listens. Returns a descriptor, or -1 with errno.
+int connect_agent(const char *path, int64_t deadline);
+
+// Send environment, stdin and namespace over `fd`, wait up to `patience_ms` for the reply; closes `fd`.
+enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin_text, size_t stdin_length,
+			unsigned patience_ms, struct agent_reply *reply);

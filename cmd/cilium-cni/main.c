@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// cilium-cni: the CNI plugin (CNI spec 1.0) a container runtime starts for every pod. It does what only
+// a process in the runtime's place can do - open the pod's namespace - and hands the rest to the agent
+// over cni.sock. Needs: the agent, except for VERSION and for a DEL it can leave in the delete queue.
+// Static and free of stdio, because its start is part of every pod's start.
+#include "agent.h"
+#include "invocation.h"
+#include "netns.h"
+#include "queue.h"
+#include "text.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef PLUGIN_VERSION
+#define PLUGIN_VERSION "0.1.0"
+#endif
+#ifndef ADD_PATIENCE_MS
+#define ADD_PATIENCE_MS 30000 // for an agent that is not there
+#endif
+#ifndef DEL_PATIENCE_MS
+#define DEL_PATIENCE_MS 1000
+#endif
+#ifndef LOCK_PATIENCE_MS
+#define LOCK_PATIENCE_MS 10000
+#endif
+#ifndef ANSWER_PATIENCE_MS
+#define ANSWER_PATIENCE_MS 90000 // for an agent that is there
+#endif
+
+static const char *socket_path(const struct invocation *call)
+{
+	return *call->conf.agent_socket ? call->conf.agent_socket : DEFAULT_AGENT_SOCKET;
+}
+
+static int print_versions(void)
+{
+	struct text out = { 0 };
+	add(&out, "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":["); // the library's own, as recorded
+	for (const char *const *served = served_versions; *served; served++) {
+		add(&out, served == served_versions ? "" : ",");
+		add_json(&out, *served);
+	}
+	add(&out, "]}\n");
+	return !write_all(STDOUT_FILENO, out.bytes, out.length);
+}
+
+static int print_about(void)
+{
+	struct text out = { 0 };
+	add(&out, "Cilium CNI plugin " PLUGIN_VERSION " (hive)\nCNI protocol versions supported: ");
+	for (const char *const *served = served_versions; *served; served++) {
+		add(&out, served == served_versions ? "" : ", ");
+		add(&out, *served);
+	}
+	add(&out, "\n");
+	write_all(STDERR_FILENO, out.bytes, out.length);
+	return 0;
+}
+
+static int fail_netns(const struct invocation *call, enum netns_fault fault)
+{
+	if (fault == NETNS_OURS)
+		return fail(CNI_INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same", "");
+	struct text message = { 0 };
+	add(&message, "opening netns pinned at ");
+	add(&message, call->netns);
+	add(&message, ": open ");
+	add(&message, call->netns);
+	add(&message, ": ");
+	add(&message, reason(errno));
+	return fail(CNI_INTERNAL, words(&message), "");
+}
+
+static void explain_no_agent(struct text *message, const struct invocation *call, int error)
+{
+	add(message, "unable to connect to Cilium agent: failed to create cilium agent client after ");
+	add_number(message, ADD_PATIENCE_MS / 1000);
+	add(message, ".000000 seconds timeout: dial unix ");
+	add(message, socket_path(call));
+	add(message, ": connect: ");
+	add(message, reason(error));
+	add(message, "\nIs the agent running?");
+}
+
+// What an exchange that brought no answer means to the runtime; `again` is what it should do.
+static int fail_exchange(const struct invocation *call, enum exchange result, const char *again)
+{
+	struct text message = { 0 };
+	add(&message, "Cilium agent at ");
+	add(&message, socket_path(call));
+	switch (result) {
+	case TOO_LONG:
+		add(&message, ": the request is too long for one packet: shorten CNI_ARGS or the network configuration");
+		return fail(CNI_INVALID_CONFIG, words(&message), "");
+	case MALFORMED:
+		add(&message, " gave no proper answer: is something else listening there?");
+		return fail(CNI_INTERNAL, words(&message), "");
+	case TIMED_OUT:
+		add(&message, " did not answer in time: ");
+		break;
+	default:
+		add(&message, " went away before it answered: ");
+	}
+	add(&message, again);
+	return fail(CNI_TRY_AGAIN, words(&message), "");
+}
+
+static int print_reply(const struct agent_reply *reply)
+{
+	bool printed = write_all(STDOUT_FILENO, reply->stdout_text, reply->stdout_length);
+	return reply->exit_code ? (int)(reply->exit_code & 0xff) : !printed;
+}
+
+static int do_add(const struct invocation *call)
+{
+	struct pod_netns netns;
+	struct agent_reply reply;
+	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
+	if (fault != NETNS_OPENED)
+		return fail_netns(call, fault);
+	for (int64_t deadline = now_ms() + ADD_PATIENCE_MS;;) {
+		int fd = connect_agent(socket_path(call), deadline);
+		enum exchange result = NOT_DELIVERED;
+		if (fd >= 0)
+			result = ask_agent(fd, &netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, &reply);
+		if (result == ANSWERED)
+			return print_reply(&reply);
+		if (result != NOT_DELIVERED)
+			return fail_exchange(call, result, "the attachment is in an unknown state; delete it and add it again");
+		if (fd < 0 || now_ms() >= deadline) {
+			struct text message = { 0 };
+			explain_no_agent(&message, call, errno);
+			return fail(CNI_INTERNAL, words(&message), "");
+		}
+		pause_ms(20); // it died before it read the request, or lets its backlog run dry
+	}
+}
+
+// The agent is away: leave it the request, and take the interface down here.
+static int delete_without_agent(const struct invocation *call, const struct pod_netns *netns)
+{
+	struct text problem = { 0 };
+	const char *mode = chaining_mode(&call->conf);
+	if (*mode && !chaining_mode_known(mode)) {
+		add(&problem, "invalid chaining-mode ");
+		add(&problem, mode);
+		return fail(CNI_INTERNAL, words(&problem), "");
+	}
+	switch (queue_delete(socket_path(call), call->container_id, &problem)) {
+	case QUEUE_FAILED: // the endpoint would stay for ever: let the runtime come again
+		return fail(CNI_IO_FAILURE, words(&problem), "");
+	case QUEUE_FULL:
+		note("warning", words(&problem));
+		break;
+	case QUEUED:
+		note("info", "Agent is down: wrote queued deletion file");
+	}
+	if (netns->netlink < 0 || *mode)
+		return 0; // in a chain, the interface belongs to the plugin before us
+	int error = delete_link(netns, call->ifname);
+	if (error && error != ENODEV) {
+		add(&problem, "Unable to delete interface ");
+		add(&problem, call->ifname);
+		add(&problem, ": ");
+		add(&problem, reason(error));
+		note("warning", words(&problem));
+	}
+	return 0;
+}
+
+static enum exchange ask_to_delete(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms,
+				   struct agent_reply *reply)
+{
+	int fd = connect_agent(socket_path(call), now_ms() + patience_ms);
+	if (fd < 0)
+		return NOT_DELIVERED;
+	return ask_agent(fd, netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, reply);
+}
+
+static int do_del(const struct invocation *call)
+{
+	struct pod_netns netns = { -1, -1 };
+	struct agent_reply reply;
+	struct text problem = { 0 };
+	if (*call->netns) {
+		enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
+		if (fault != NETNS_OPENED && fault != NETNS_GONE)
+			return fail_netns(call, fault);
+	}
+	enum exchange result = ask_to_delete(call, &netns, DEL_PATIENCE_MS, &reply);
+	if (result == NOT_DELIVERED || result == NO_ANSWER) { // deleting twice is deleting
+		add(&problem, "unable to connect to Cilium agent: failed to acquire deletion queue: ");
+		if (lock_queue(socket_path(call), LOCK_PATIENCE_MS, &problem) < 0)
+			return fail(CNI_INTERNAL, words(&problem), "");
+		result = ask_to_delete(call, &netns, 0, &reply); // the lock lasts until the process ends
+		if (result == NOT_DELIVERED || result == NO_ANSWER)
+			return delete_without_agent(call, &netns);
+	}
+	if (result == ANSWERED)
+		return print_reply(&reply);
+	return fail_exchange(call, result, "delete again");
+}
+
+// The commands of later issues: what the CNI library says for a plugin that lacks one.
+static int refuse_command(const struct invocation *call, const char *since)
+{
+	struct text message = { 0 };
+	add(&message, version_reaches(&call->conf, since) ? "plugin" : "config");
+	add(&message, " version does not allow ");
+	add(&message, call->command);
+	return fail(CNI_INCOMPATIBLE_VERSION, words(&message), "");
+}
+
+static int run(const struct invocation *call)
+{
+	if (!strcmp(call->command, "CHECK"))
+		return refuse_command(call, "0.4.0");
+	if (!strcmp(call->command, "STATUS") || !strcmp(call->command, "GC"))
+		return refuse_command(call, "1.1.0");
+	bool adding = !strcmp(call->command, "ADD");
+	if (adding || !strcmp(call->command, "DEL")) {
+		if (check_version(&call->conf))
+			return 1;
+		return adding ? do_add(call) : do_del(call);
+	}
+	struct text message = { 0 };
+	add(&message, "unknown CNI_COMMAND: ");
+	add(&message, call->command);
+	return fail(CNI_INVALID_ENVIRONMENT, words(&message), "");
+}
+
+int main(void)
+{
+	static struct invocation call;
+	const char *command = getenv("CNI_COMMAND");
+	if (!command || !*command)
+		return print_about();
+	if (!strcmp(command, "VERSION"))
+		return print_versions();
+	int64_t began = now_ms();
+	int code = read_invocation(&call, command);
+	if (code)
+		return code;
+	code = run(&call);
+	if (call.conf.debug) {
+		struct text line = { 0 };
+		add(&line, command);
+		add(&line, " container ");
+		add(&line, call.container_id);
+		add(&line, code ? " failed after " : " done after ");
+		add_number(&line, now_ms() - began);
+		add(&line, " ms");
+		note("debug", words(&line));
+	}
+	return code;
+}

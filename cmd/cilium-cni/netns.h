@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pod's network namespace. Needs: CAP_SYS_ADMIN over it. Gives: its descriptor and an rtnetlink
+// socket inside it, which is all the agent needs to work there.
+#pragma once
+
+#include <stdbool.h>
+
+struct pod_netns {
+	int fd;      // of the namespace; -1 when there is none
+	int netlink; // rtnetlink socket opened inside it; -1 when there is none
+};
+
+enum netns_fault {
+	NETNS_OPENED,
+	NETNS_GONE,   // no file, or no longer a namespace: errno says which
+	NETNS_OURS,   // it is the plugin's own namespace
+	NETNS_FAILED, // errno says why
+};
+
+// Open `path` and a socket in it. The calling process stays in that namespace: it is a plugin's whole
+// life, and pathname unix sockets do not care. `allow_ours` is CNI_NETNS_OVERRIDE.
+enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns *netns);
+
+// Delete the link `name` in the namespace. Returns 0, or an errno; ENODEV when there is none.
+int delete_link(const struct pod_netns *netns, const char *name);
