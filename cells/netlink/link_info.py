@@ -1,0 +1,65 @@
+"""A link as the kernel describes it."""
+
+from dataclasses import dataclass
+
+from cells.netlink import messages as m
+from cells.netlink.wire import Message, attributes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """One link. ``kind`` is "" for devices without one (lo, hardware); ``peer_ifindex`` is 0 for no peer.
+
+    ``link_netnsid`` is this namespace's id of the one the peer is in; None when the peer is here too.
+    """
+
+    ifindex: int
+    name: str
+    mac: bytes
+    mtu: int
+    kind: str
+    alias: str
+    up: bool
+    arp: bool
+    peer_ifindex: int
+    link_netnsid: int | None
+    group: int
+    tx_queue_length: int
+
+
+def read_link(message: Message) -> LinkInfo:
+    """The link of an RTM_NEWLINK."""
+    _, _, ifindex, flags, _ = m.LINK.unpack_from(message.body)
+    found = dict(attributes(message.body, m.LINK.size))
+    information = dict(attributes(found.get(m.IFLA_LINKINFO, b""), 0))
+    netnsid = found.get(m.IFLA_LINK_NETNSID)
+    return LinkInfo(
+        ifindex=ifindex,
+        name=_text(found.get(m.IFLA_IFNAME, b"")),
+        mac=found.get(m.IFLA_ADDRESS, b""),
+        mtu=_number(found.get(m.IFLA_MTU, b"")),
+        kind=_text(information.get(m.IFLA_INFO_KIND, b"")),
+        alias=_text(found.get(m.IFLA_IFALIAS, b"")),
+        up=bool(flags & m.IFF_UP),
+        arp=not flags & m.IFF_NOARP,
+        peer_ifindex=_number(found.get(m.IFLA_LINK, b"")),
+        link_netnsid=None if netnsid is None else int.from_bytes(netnsid, "little", signed=True),
+        group=_number(found.get(m.IFLA_GROUP, b"")),
+        tx_queue_length=_number(found.get(m.IFLA_TXQLEN, b"")),
+    )
+
+
+def read_indexes(message: Message) -> tuple[int, int]:
+    """(index, peer's index) of an RTM_NEWLINK, for the path that needs no more."""
+    for kind, data in attributes(message.body, m.LINK.size):
+        if kind == m.IFLA_LINK:
+            return m.LINK.unpack_from(message.body)[2], _number(data)
+    return m.LINK.unpack_from(message.body)[2], 0
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")

@@ -1,0 +1,211 @@
+"""Every packed message equals what pyroute2 encodes, byte by byte."""
+
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+import pytest
+from pyroute2.netlink import nlmsg
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
+
+from cells.netlink import VethPair, messages
+from cells.netlink.wire import Request, encode
+
+MAC_A = bytes.fromhex("02aabbccdd01")
+MAC_B = bytes.fromhex("02aabbccdd02")
+POD = IPv4Address("10.0.1.7")
+ROUTER = IPv4Address("10.0.1.5")
+
+REQUEST, ACK, CREATE, EXCL, REPLACE, DUMP = 0x1, 0x4, 0x400, 0x200, 0x100, 0x300
+
+
+def filled(message: Any, kind: int, flags: int, fields: dict[str, Any], attributes: list[Any]) -> bytes:
+    """pyroute2's bytes for a message."""
+    message["header"].update({"type": kind, "flags": flags, "sequence_number": 7, "pid": 0})
+    for name, value in fields.items():
+        message[name] = value
+    message["attrs"] = attributes
+    message.encode()
+    return bytes(message.data)
+
+
+def link(kind: int, flags: int, fields: dict[str, Any], attributes: list[Any]) -> bytes:
+    return filled(ifinfmsg(), kind, flags, fields, attributes)
+
+
+def end_of_veth(name: str, mac: str) -> list[Any]:
+    return [
+        ("IFLA_IFNAME", name),
+        ("IFLA_ADDRESS", mac),
+        ("IFLA_MTU", 1450),
+        ("IFLA_TXQLEN", 1000),
+        ("IFLA_NUM_TX_QUEUES", 1),
+        ("IFLA_NUM_RX_QUEUES", 1),
+    ]
+
+
+def veth(netns: list[Any]) -> bytes:
+    peer = {"attrs": [*end_of_veth("eth0", "02:aa:bb:cc:dd:02"), *netns]}
+    info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]}
+    attributes = [*end_of_veth("lxc0123456789ab", "02:aa:bb:cc:dd:01"), ("IFLA_LINKINFO", info)]
+    return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
+
+
+def activated() -> bytes:
+    """pyroute2 has no encoder for IFLA_AF_SPEC/AF_INET devconf: that one attribute is by linux/if_link.h."""
+    # AF_SPEC(20) > AF_INET(16) > IFLA_INET_CONF(12) > entry 8 = IPV4_DEVCONF_RP_FILTER, value 0
+    specification = bytes.fromhex("1400 1a00  1000 0200  0c00 0100  0800 0800 00000000")
+    fields = {"index": 12, "flags": 1, "change": 1}
+    sent = link(19, REQUEST | ACK, fields, [("IFLA_IFALIAS", "hive endpoint 7")]) + specification
+    return len(sent).to_bytes(4, "little") + sent[4:]
+
+
+def address(kind: int, flags: int, attributes: list[Any]) -> bytes:
+    fields = {"family": 2, "prefixlen": 32, "index": 2}
+    return filled(ifaddrmsg(), kind, REQUEST | ACK | flags, fields, attributes)
+
+
+def route(flags: int, prefix: int, scope: int, attributes: list[Any]) -> bytes:
+    fields = {"family": 2, "dst_len": prefix, "table": 254, "proto": 3, "scope": scope, "type": 1}
+    return filled(rtmsg(), 24, REQUEST | ACK | flags, fields, attributes)
+
+
+def tc(kind: int, flags: int, fields: dict[str, Any], attributes: list[Any]) -> bytes:
+    return filled(tcmsg(), kind, REQUEST | ACK | flags, {"index": 12, **fields}, attributes)
+
+
+def bpf_filter(parent: int) -> bytes:
+    options = {"attrs": [("TCA_BPF_FD", 33), ("TCA_BPF_NAME", "cil_from_container"), ("TCA_BPF_FLAGS", 1)]}
+    fields = {"handle": 1, "parent": parent, "info": 0x00010300}
+    return tc(44, CREATE | REPLACE, fields, [("TCA_KIND", "bpf"), ("TCA_OPTIONS", options)])
+
+
+PAIR = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, 9)
+HERE = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, None)
+
+CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
+    "veth with its peer in a pod": (
+        messages.create_veth(PAIR),
+        lambda: veth([("IFLA_NET_NS_FD", 9)]),
+    ),
+    "veth with both ends here": (messages.create_veth(HERE), lambda: veth([])),
+    "look a link up": (
+        messages.get_link("cilium_host"),
+        lambda: link(18, REQUEST | ACK, {}, [("IFLA_IFNAME", "cilium_host"), ("IFLA_EXT_MASK", 8)]),
+    ),
+    "list links": (
+        messages.dump_links(),
+        lambda: link(18, REQUEST | ACK | DUMP, {}, [("IFLA_EXT_MASK", 8)]),
+    ),
+    "activate": (messages.activate_link(12, "hive endpoint 7"), activated),
+    "up": (
+        messages.link_up(2, "eth0"),
+        lambda: link(19, REQUEST | ACK, {"index": 2, "flags": 1, "change": 1}, []),
+    ),
+    "set a device up": (
+        messages.set_device(3, "cilium_host", 1500),
+        lambda: link(
+            19,
+            REQUEST | ACK,
+            {"index": 3, "flags": 0x81, "change": 0x81},
+            [("IFLA_MTU", 1500), ("IFLA_TXQLEN", 1000)],
+        ),
+    ),
+    "group": (
+        messages.set_group(12, 0x40000001),
+        lambda: link(19, REQUEST | ACK, {"index": 12}, [("IFLA_GROUP", 0x40000001)]),
+    ),
+    "delete a group": (
+        messages.delete_group(0x40000001),
+        lambda: link(17, REQUEST | ACK, {}, [("IFLA_GROUP", 0x40000001)]),
+    ),
+    "delete by index": (messages.delete_link(12), lambda: link(17, REQUEST | ACK, {"index": 12}, [])),
+    "delete by name": (
+        messages.delete_link_named("eth0"),
+        lambda: link(17, REQUEST | ACK, {}, [("IFLA_IFNAME", "eth0")]),
+    ),
+    "add an address": (
+        messages.add_address(2, "eth0", POD),
+        lambda: address(20, CREATE | EXCL, [("IFA_LOCAL", "10.0.1.7"), ("IFA_ADDRESS", "10.0.1.7")]),
+    ),
+    "remove an address": (
+        messages.delete_address(2, "cilium_host", POD, 32),
+        lambda: address(21, 0, [("IFA_LOCAL", "10.0.1.7")]),
+    ),
+    "list addresses": (
+        messages.dump_addresses(),
+        lambda: filled(ifaddrmsg(), 22, REQUEST | ACK | DUMP, {"family": 2}, []),
+    ),
+    "route to the gateway": (
+        messages.add_route(2, IPv4Network("10.0.1.5/32")),
+        lambda: route(CREATE | EXCL, 32, 253, [("RTA_DST", "10.0.1.5"), ("RTA_OIF", 2)]),
+    ),
+    "default route": (
+        messages.add_route(2, IPv4Network("0.0.0.0/0"), via=ROUTER, mtu=1450),
+        lambda: route(
+            CREATE | EXCL,
+            0,
+            0,
+            [("RTA_GATEWAY", "10.0.1.5"), ("RTA_OIF", 2), ("RTA_METRICS", {"attrs": [("RTAX_MTU", 1450)]})],
+        ),
+    ),
+    "route of the pod CIDR": (
+        messages.add_route(3, IPv4Network("10.0.1.0/24"), via=ROUTER, source=ROUTER, replace=True),
+        lambda: route(
+            CREATE | REPLACE,
+            24,
+            0,
+            [
+                ("RTA_DST", "10.0.1.0"),
+                ("RTA_GATEWAY", "10.0.1.5"),
+                ("RTA_PREFSRC", "10.0.1.5"),
+                ("RTA_OIF", 3),
+            ],
+        ),
+    ),
+    "clsact": (
+        messages.add_clsact(12),
+        lambda: tc(36, CREATE, {"handle": 0xFFFF0000, "parent": 0xFFFFFFF1}, [("TCA_KIND", "clsact")]),
+    ),
+    "ingress filter": (
+        messages.replace_filter(12, messages.TC_H_INGRESS, 33, "cil_from_container"),
+        lambda: bpf_filter(0xFFFFFFF2),
+    ),
+    "egress filter": (
+        messages.replace_filter(12, messages.TC_H_EGRESS, 33, "cil_from_container"),
+        lambda: bpf_filter(0xFFFFFFF3),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[name.replace(" ", "-") for name in CASES])
+def test_a_message_is_what_pyroute2_would_send(case: str) -> None:
+    request, oracle = CASES[case]
+    assert encode(request, 7, acknowledge=True).hex(" ", 4) == oracle().hex(" ", 4)
+
+
+def test_every_packer_is_compared() -> None:
+    packers = {
+        name
+        for name, value in vars(messages).items()
+        if callable(value) and getattr(value, "__annotations__", {}).get("return") is Request
+    }
+    compared = {
+        "create_veth", "get_link", "dump_links", "activate_link", "link_up", "set_device", "set_group",
+        "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address", "dump_addresses",
+        "add_route", "add_clsact", "replace_filter",
+    }  # fmt: skip
+    assert packers == compared
+
+
+def test_pyroute2_reads_our_message_back() -> None:
+    read = ifinfmsg(encode(messages.create_veth(PAIR), 7))
+    read.decode()
+    assert isinstance(read, nlmsg)
+    assert read.get_attr("IFLA_IFNAME") == "lxc0123456789ab"
+    peer = read.get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA", "VETH_INFO_PEER")
+    assert peer.get_attr("IFLA_IFNAME") == "eth0"
+    assert peer.get_attr("IFLA_NET_NS_FD") == 9
