@@ -1,0 +1,224 @@
+"""Endpoints to wire models and back: pure functions over values.
+
+Needs: the endpoint cell's rows.   Gives: endpoint_model and its parts, endpoint_request, has_labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+
+from cells.api import models
+from cells.endpoint import (
+    DatapathConfiguration,
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    StatusEntry,
+    StatusLog,
+    displayed,
+    health_of,
+    labels_sha256,
+)
+from cells.endpoint import parse as parse_label
+from cells.netlink import mac_text, parse_mac
+
+POLICY_NOT_ENFORCED = "none"
+ZERO_MAC = bytes(6)
+ANY_SOURCES = frozenset({"any", "unspec"})
+
+
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC with milliseconds, as go-openapi's date-time."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def endpoint_model(
+    endpoint: Endpoint, log: StatusLog, host_addressing: models.NodeAddressing
+) -> models.Endpoint:
+    """The whole of one endpoint. Lists are never null and ``status`` is always there: clients count on it."""
+    configuration = configuration_model()
+    newest = log.newest
+    return models.Endpoint(
+        id=endpoint.id,
+        spec=configuration,
+        status=models.EndpointStatus(
+            state=displayed(endpoint.state, log),
+            external_identifiers=identifiers_model(endpoint),
+            identity=identity_model(endpoint),
+            labels=labels_model(endpoint).status,
+            realized=configuration,
+            networking=networking_model(endpoint, host_addressing),
+            policy=policy_model(endpoint),
+            health=health_model(endpoint, log),
+            log=[log_line(newest)] if newest else [],
+        ),
+    )
+
+
+def configuration_model() -> models.EndpointConfigurationSpec:
+    """An endpoint's own options: there are none yet."""
+    return models.EndpointConfigurationSpec(options={}, label_configuration=models.LabelConfigurationSpec())
+
+
+def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
+    """The names of the endpoint; the legacy ones only where it was created with them."""
+    legacy = not endpoint.disable_legacy_identifiers
+    return models.EndpointIdentifiers(
+        cni_attachment_id=endpoint.attachment_id,
+        container_id=endpoint.container_id if legacy else "",
+        container_name=endpoint.container_name if legacy else "",
+        pod_name=endpoint.pod if legacy else "",
+        k8s_pod_name=endpoint.pod_name,
+        k8s_namespace=endpoint.pod_namespace,
+    )
+
+
+def identity_model(endpoint: Endpoint) -> models.Identity:
+    """The endpoint's security identity."""
+    return models.Identity(
+        id=endpoint.identity,
+        labels=sorted(endpoint.labels),
+        labels_sha256=labels_sha256(endpoint.labels),
+    )
+
+
+def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
+    """The endpoint's labels: none are a user's, as they cannot be changed yet."""
+    return models.LabelConfiguration(
+        spec=models.LabelConfigurationSpec(),
+        status=models.LabelConfigurationStatus(
+            realized=models.LabelConfigurationSpec(),
+            security_relevant=sorted(endpoint.labels),
+            derived=sorted(endpoint.info_labels),
+        ),
+    )
+
+
+def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing) -> models.EndpointNetworking:
+    """Addresses and links; an empty MAC is left out, so that the plugin keeps the one it made."""
+    address = models.AddressPair(
+        ipv4=str(endpoint.ipv4) if endpoint.ipv4 else "",
+        ipv4_pool_name=endpoint.pool if endpoint.ipv4 else "",
+    )
+    return models.EndpointNetworking(
+        addressing=[address],
+        host_addressing=host_addressing,
+        host_mac=optional_mac(endpoint.host_mac),
+        mac=optional_mac(endpoint.pod_mac),
+        interface_name=endpoint.ifname,
+        interface_index=endpoint.ifindex,
+        container_interface_name=endpoint.container_ifname,
+    )
+
+
+def policy_model(endpoint: Endpoint) -> models.EndpointPolicyStatus:
+    """What is enforced: nothing, as there is no policy yet."""
+    policy = models.EndpointPolicy(
+        id=endpoint.identity,
+        policy_revision=endpoint.policy_revision,
+        policy_enabled=POLICY_NOT_ENFORCED,
+    )
+    return models.EndpointPolicyStatus(spec=policy, realized=policy)
+
+
+def health_model(endpoint: Endpoint, log: StatusLog) -> models.EndpointHealth:
+    """The endpoint's health, which CHECK of the plugin asks for."""
+    health = health_of(displayed(endpoint.state, log))
+    return models.EndpointHealth(
+        overall_health=health.overall, bpf=health.bpf, policy=health.policy, connected=health.connected
+    )
+
+
+def log_line(entry: StatusEntry) -> models.EndpointStatusChange:
+    """One line of the endpoint's log."""
+    return models.EndpointStatusChange(
+        code=entry.code, message=entry.message, state=entry.state, timestamp=rfc3339(entry.time)
+    )
+
+
+def optional_mac(mac: bytes) -> str:
+    """Text of a MAC, empty for none."""
+    return "" if mac in (b"", ZERO_MAC) else mac_text(mac)
+
+
+def has_labels(endpoint: Endpoint, wanted: Iterable[str]) -> bool:
+    """Whether the endpoint has all the labels, its informational ones too; no source means any source."""
+    have = {parse_label(text) for text in (*endpoint.labels, *endpoint.info_labels)}
+    pairs = {(label.key, label.value) for label in have}
+    return all(
+        (label.key, label.value) in pairs if label.source in ANY_SOURCES else label in have
+        for label in map(parse_label, wanted)
+    )
+
+
+def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
+    """The request that PUT /endpoint makes of the endpoint cell.
+
+    Raises EndpointError 400 for an address or MAC that is none, and for what this agent has not got.
+    """
+    addressing = body.addressing or models.AddressPair()
+    if addressing.ipv6:
+        raise EndpointError(400, f"IPv6 address {addressing.ipv6}: IPv6 is disabled on this node")
+    if body.properties:
+        raise EndpointError(400, f"unsupported endpoint properties: {', '.join(sorted(body.properties))}")
+    return EndpointRequest(
+        container_id=body.container_id,
+        container_ifname=body.container_interface_name,
+        container_name=body.container_name,
+        ifname=body.interface_name,
+        ifindex=body.interface_index,
+        pod_mac=requested_mac(body.mac),
+        host_mac=requested_mac(body.host_mac),
+        ipv4=requested_ipv4(addressing.ipv4),
+        pool=addressing.ipv4_pool_name,
+        expiration_uuid=addressing.ipv4_expiration_uuid,
+        pod_name=body.k8s_pod_name,
+        pod_namespace=body.k8s_namespace,
+        pod_uid=body.k8s_uid,
+        netns_cookie=requested_cookie(body.netns_cookie),
+        labels=tuple(body.labels),
+        disable_legacy_identifiers=body.disable_legacy_identifiers,
+        datapath=requested_datapath(body.datapath_configuration),
+    )
+
+
+def requested_ipv4(text: str) -> IPv4Address | None:
+    """The address of ``a.b.c.d`` or ``a.b.c.d/length`` (delegated IPAM sends the length), None of nothing."""
+    if not text:
+        return None
+    try:
+        return IPv4Address(text.partition("/")[0])
+    except ValueError:
+        raise EndpointError(400, f'invalid IPv4 address "{text}"') from None
+
+
+def requested_mac(text: str) -> bytes:
+    """The MAC of the text, zeros of nothing."""
+    if not text:
+        return ZERO_MAC
+    try:
+        return parse_mac(text)
+    except ValueError:
+        raise EndpointError(400, f'invalid MAC address "{text}"') from None
+
+
+def requested_cookie(text: str) -> int:
+    """The cookie of the pod's network namespace; one that cannot be read counts as absent, as upstream."""
+    return int(text) if text.isascii() and text.isdigit() and int(text) < 1 << 64 else 0
+
+
+def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
+    """What the plugin asks of the datapath, as the endpoint cell keeps it."""
+    if wanted is None:
+        return DatapathConfiguration()
+    return DatapathConfiguration(
+        external_ipam=wanted.external_ipam,
+        require_arp_passthrough=wanted.require_arp_passthrough,
+        require_egress_prog=wanted.require_egress_prog,
+        require_routing=wanted.require_routing,
+        install_endpoint_route=wanted.install_endpoint_route,
+        disable_sip_verification=wanted.disable_sip_verification,
+    )

@@ -1,0 +1,283 @@
+"""The wire types of the REST API: Cilium's models, as far as this agent has what they describe.
+
+Needs: nothing.   Gives: one Struct per model, with the exact JSON keys of api/v1/openapi.yaml (1.17).
+A field that holds its zero value is left out of the JSON, as the Go server does; an object that clients
+read without looking is made explicitly, even when it is empty.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import field
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="kebab", gc=False):
+    """Base of all wire types: immutable, kebab-case keys, zero values omitted."""
+
+
+# --- addresses -------------------------------------------------------------------------------------
+
+
+class NodeAddressingElement(Model):
+    """One address family of the node: the router's address and the pod CIDR."""
+
+    enabled: bool = False
+    ip: str = ""
+    alloc_range: str = ""
+    address_type: str = ""
+
+
+class NodeAddressing(Model):
+    """The node's addressing; the key of a family that is off is absent."""
+
+    ipv4: NodeAddressingElement | None = None
+    ipv6: NodeAddressingElement | None = None
+
+
+class AddressPair(Model):
+    """The addresses of one endpoint, bare (a prefix length is tolerated in requests)."""
+
+    ipv4: str = ""
+    ipv4_pool_name: str = ""
+    ipv4_expiration_uuid: str = ""
+    ipv6: str = ""
+    ipv6_pool_name: str = ""
+    ipv6_expiration_uuid: str = ""
+
+
+class IPAMAddressResponse(Model):
+    """One allocated address; the plugin reads this object whenever ``address`` has the family."""
+
+    ip: str = ""
+    gateway: str = ""
+    expiration_uuid: str = ""
+
+
+class IPAMResponse(Model):
+    """The answer to POST /ipam."""
+
+    address: AddressPair
+    host_addressing: NodeAddressing
+    ipv4: IPAMAddressResponse | None = None
+    ipv6: IPAMAddressResponse | None = None
+
+
+# --- configuration ---------------------------------------------------------------------------------
+
+
+class DaemonConfigurationSpec(Model):
+    """The part of the configuration that PATCH /config may name."""
+
+    options: dict[str, str] | None = None
+    policy_enforcement: str = ""
+
+
+class KVStoreConfiguration(Model):
+    """The key-value store in use; empty without one."""
+
+    type: str = ""
+    options: dict[str, str] | None = None
+
+
+class MasqueradeProtocols(Model):
+    """Families whose traffic leaving the cluster gets the node's address."""
+
+    ipv4: bool = False
+    ipv6: bool = False
+
+
+class DaemonConfigurationStatus(Model):
+    """The configuration in force, as the plugin and ``cilium-dbg config`` read it. MTUs in bytes."""
+
+    addressing: NodeAddressing | None = None
+    realized: DaemonConfigurationSpec | None = None
+    immutable: dict[str, str] | None = None
+    daemon_configuration_map: dict[str, object] | None = field(default=None, name="daemonConfigurationMap")
+    kvstore_configuration: KVStoreConfiguration | None = field(default=None, name="kvstoreConfiguration")
+    datapath_mode: str = field(default="", name="datapathMode")
+    device_mtu: int = field(default=0, name="deviceMTU")
+    route_mtu: int = field(default=0, name="routeMTU")
+    ipam_mode: str = ""
+    masquerade: bool = False
+    masquerade_protocols: MasqueradeProtocols | None = field(default=None, name="masqueradeProtocols")
+    ip_local_reserved_ports: str = field(default="", name="ipLocalReservedPorts")
+    gso_max_size: int = field(default=0, name="GSOMaxSize")
+    gro_max_size: int = field(default=0, name="GROMaxSize")
+    gso_ipv4_max_size: int = field(default=0, name="GSOIPv4MaxSize")
+    gro_ipv4_max_size: int = field(default=0, name="GROIPv4MaxSize")
+    k8s_configuration: str = ""
+    k8s_endpoint: str = ""
+
+
+class DaemonConfiguration(Model):
+    """The answer to GET /config."""
+
+    spec: DaemonConfigurationSpec
+    status: DaemonConfigurationStatus
+
+
+# --- endpoints -------------------------------------------------------------------------------------
+
+
+class DatapathConfiguration(Model):
+    """What the plugin asks of an endpoint's datapath."""
+
+    require_arp_passthrough: bool = False
+    require_egress_prog: bool = False
+    external_ipam: bool = False
+    require_routing: bool | None = None
+    install_endpoint_route: bool = False
+    disable_sip_verification: bool = False
+
+
+class EndpointChangeRequest(Model):
+    """The body of PUT /endpoint/{id}; the id in the path is ignored."""
+
+    state: str
+    id: int = 0
+    container_id: str = ""
+    container_name: str = ""
+    container_interface_name: str = ""
+    interface_name: str = ""
+    interface_index: int = 0
+    parent_interface_index: int = 0
+    mac: str = ""
+    host_mac: str = ""
+    addressing: AddressPair | None = None
+    labels: list[str] = field(default_factory=list)
+    k8s_pod_name: str = ""
+    k8s_namespace: str = ""
+    k8s_uid: str = ""
+    netns_cookie: str = ""
+    sync_build_endpoint: bool = False
+    disable_legacy_identifiers: bool = False
+    datapath_configuration: DatapathConfiguration | None = None
+    properties: dict[str, object] = field(default_factory=dict)
+
+
+class EndpointBatchDeleteRequest(Model):
+    """The body of DELETE /endpoint."""
+
+    container_id: str = ""
+
+
+class LabelConfigurationSpec(Model):
+    """Labels put on an endpoint by a user."""
+
+    user: list[str] = field(default_factory=list)
+
+
+class EndpointConfigurationSpec(Model):
+    """An endpoint's own options."""
+
+    options: dict[str, str] | None = None
+    label_configuration: LabelConfigurationSpec | None = None
+
+
+class EndpointConfigurationStatus(Model):
+    """The answer to GET /endpoint/{id}/config."""
+
+    realized: EndpointConfigurationSpec
+    immutable: dict[str, str] = field(default_factory=dict)
+
+
+class LabelConfigurationStatus(Model):
+    """An endpoint's labels, each list sorted."""
+
+    realized: LabelConfigurationSpec
+    security_relevant: list[str] = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)
+    disabled: list[str] = field(default_factory=list)
+
+
+class LabelConfiguration(Model):
+    """The answer to GET /endpoint/{id}/labels."""
+
+    spec: LabelConfigurationSpec
+    status: LabelConfigurationStatus
+
+
+class EndpointIdentifiers(Model):
+    """The names an endpoint is known by; ``pod-name`` is ``namespace/name``, ``/`` without a pod."""
+
+    cni_attachment_id: str = ""
+    container_id: str = ""
+    container_name: str = ""
+    pod_name: str = ""
+    k8s_pod_name: str = ""
+    k8s_namespace: str = ""
+
+
+class Identity(Model):
+    """A security identity: its number, its sorted labels, their SHA-256."""
+
+    id: int = 0
+    labels: list[str] = field(default_factory=list)
+    labels_sha256: str = field(default="", name="labelsSHA256")
+
+
+class EndpointNetworking(Model):
+    """An endpoint's addresses and links; exactly one address pair."""
+
+    addressing: list[AddressPair] = field(default_factory=list)
+    host_addressing: NodeAddressing | None = None
+    host_mac: str = ""
+    mac: str = ""
+    interface_name: str = ""
+    interface_index: int = 0
+    container_interface_name: str = ""
+
+
+class EndpointPolicy(Model):
+    """The policy of an endpoint, as far as it is enforced."""
+
+    id: int = 0
+    policy_revision: int = 0
+    policy_enabled: str = ""
+
+
+class EndpointPolicyStatus(Model):
+    """The wanted and the realized policy."""
+
+    spec: EndpointPolicy
+    realized: EndpointPolicy
+
+
+class EndpointStatusChange(Model):
+    """One line of an endpoint's log; the time is RFC 3339."""
+
+    code: str = ""
+    message: str = ""
+    state: str = ""
+    timestamp: str = ""
+
+
+class EndpointHealth(Model):
+    """The answer to GET /endpoint/{id}/healthz."""
+
+    overall_health: str = field(default="", name="overallHealth")
+    bpf: str = ""
+    policy: str = ""
+    connected: bool = False
+
+
+class EndpointStatus(Model):
+    """Everything known of an endpoint; clients dereference it unconditionally."""
+
+    state: str
+    external_identifiers: EndpointIdentifiers | None = None
+    identity: Identity | None = None
+    labels: LabelConfigurationStatus | None = None
+    realized: EndpointConfigurationSpec | None = None
+    networking: EndpointNetworking | None = None
+    policy: EndpointPolicyStatus | None = None
+    health: EndpointHealth | None = None
+    log: list[EndpointStatusChange] = field(default_factory=list)
+
+
+class Endpoint(Model):
+    """One endpoint, as PUT answers it and GET lists it."""
+
+    id: int
+    status: EndpointStatus
+    spec: EndpointConfigurationSpec | None = None

@@ -1,0 +1,237 @@
+"""The operations of the REST API: each reads its request, asks a cell, and answers.
+
+Needs: the cells behind the operations, through Api.   Gives: Operations, routes().
+The statuses of each route, and which of them have a body, are those of spec api.md §2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Protocol
+
+from cells.api import config_mapping, endpoint_mapping, models, status_mapping
+from cells.api.wire import answer, empty, parse_bool, read_body
+from cells.endpoint import Endpoint, EndpointError, Endpoints
+from cells.health import StatusCollector
+from cells.ipam import Ipam, IpamError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+Operation = Callable[["web.Request"], Awaitable["web.Response"]]
+
+
+class Facts(Protocol):
+    """What the answers tell of the node besides endpoints and addresses."""
+
+    def node(self) -> config_mapping.NodeFacts:
+        """Router, pod CIDR and MTU."""
+        ...
+
+    def settings(self) -> Mapping[str, object]:
+        """The daemon's configuration, for people."""
+        ...
+
+    def status(self) -> status_mapping.StatusFacts:
+        """What GET /healthz tells besides the verdict."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation: where it is, and how an EndpointError or IpamError of it is answered."""
+
+    method: str
+    path: str
+    operation: Operation
+    texts: frozenset[int] = frozenset()
+    """Error statuses whose body is the text."""
+    bare: frozenset[int] = frozenset()
+    """Error statuses without a body."""
+
+    def refusal(self, error: EndpointError | IpamError) -> web.Response:
+        """The answer to an error of the cell behind; one outside the schema becomes the nearest in it."""
+        if error.status in self.texts:
+            return answer(error.status, error.text)
+        if error.status in self.bare:
+            return empty(error.status)
+        if error.status < 500 and 404 in self.bare:
+            return empty(404)
+        return answer(500, error.text)
+
+
+class Operations:
+    """The handlers. Only reading a body awaits: each operation acts in one piece."""
+
+    def __init__(self, endpoints: Endpoints, ipam: Ipam, collector: StatusCollector, facts: Facts) -> None:
+        self._endpoints = endpoints
+        self._ipam = ipam
+        self._collector = collector
+        self._facts = facts
+
+    def routes(self) -> list[Route]:
+        """All operations; what is not here is answered 404 or 405."""
+        one = "/v1/endpoint/{id}"
+        client, gone, failed = frozenset({400}), frozenset({404}), frozenset({500})
+        neither = client | gone
+        return [
+            Route("GET", "/v1/config", self.get_config),
+            Route("PATCH", "/v1/config", self.patch_config),
+            Route("GET", "/v1/healthz", self.get_healthz),
+            Route("GET", "/v1/endpoint", self.list_endpoints),
+            Route("DELETE", "/v1/endpoint", self.delete_endpoints, texts=neither),
+            Route("GET", one, self.get_endpoint, texts=client, bare=gone),
+            Route("PUT", one, self.put_endpoint, texts=client | failed),
+            Route("DELETE", one, self.delete_endpoint, texts=client, bare=gone),
+            Route("GET", f"{one}/healthz", self.get_endpoint_health, bare=neither),
+            Route("GET", f"{one}/log", self.get_endpoint_log, bare=neither),
+            Route("GET", f"{one}/labels", self.get_endpoint_labels, bare=gone),
+            Route("GET", f"{one}/config", self.get_endpoint_config, bare=gone),
+            Route("POST", "/v1/ipam", self.post_ipam),
+            Route("POST", "/v1/ipam/{ip}", self.post_ipam_address, texts=failed),
+            Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
+        ]
+
+    # --- the daemon ------------------------------------------------------------------------------
+
+    async def get_config(self, _request: web.Request) -> web.Response:
+        """GET /config; never rate limited: the plugin probes with it twice a second."""
+        return answer(200, config_mapping.configuration_model(self._facts.node(), self._facts.settings()))
+
+    async def patch_config(self, request: web.Request) -> web.Response:
+        """PATCH /config: what is unchanged is accepted, everything else is refused."""
+        wanted = await read_body(request, models.DaemonConfigurationSpec, "configuration")
+        refusal = config_mapping.patch_refusal(wanted)
+        return empty(200) if refusal is None else answer(400, refusal)
+
+    async def get_healthz(self, request: web.Request) -> web.Response:
+        """GET /healthz: always 200, the verdict is in the body."""
+        status = self._collector.status()
+        facts = self._facts.status()
+        if parse_bool(request.headers.get("brief"), default=False):
+            return answer(200, status_mapping.brief_response(status, facts.version, facts.revision))
+        return answer(200, status_mapping.status_response(status, facts))
+
+    # --- endpoints -------------------------------------------------------------------------------
+
+    async def list_endpoints(self, request: web.Request) -> web.Response:
+        """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
+        if not await request.read():
+            return answer(200, [self._model(endpoint) for endpoint in self._endpoints.all()])
+        wanted = await read_body(request, list[str], "labels")
+        found = [e for e in self._endpoints.all() if endpoint_mapping.has_labels(e, wanted)]
+        if wanted and not found:
+            return empty(404)
+        return answer(200, [self._model(endpoint) for endpoint in found])
+
+    async def get_endpoint(self, request: web.Request) -> web.Response:
+        """GET /endpoint/{id}."""
+        return answer(200, self._model(self._find(request)))
+
+    async def put_endpoint(self, request: web.Request) -> web.Response:
+        """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
+        body = await read_body(request, models.EndpointChangeRequest, "endpoint")
+        endpoint = self._endpoints.create(endpoint_mapping.endpoint_request(body))
+        return answer(201, self._model(endpoint))
+
+    async def delete_endpoint(self, request: web.Request) -> web.Response:
+        """DELETE /endpoint/{id}."""
+        self._endpoints.delete(self._find(request))
+        return empty(200)
+
+    async def delete_endpoints(self, request: web.Request) -> web.Response:
+        """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
+        body = await read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
+        if not body.container_id:
+            return answer(400, "invalid container id")
+        found = self._endpoints.by_container(body.container_id)
+        if not found:
+            return answer(404, "endpoints not found")
+        for endpoint in found:
+            self._endpoints.delete(endpoint)
+        return empty(200)
+
+    async def get_endpoint_health(self, request: web.Request) -> web.Response:
+        """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
+        endpoint = self._find(request)
+        return answer(200, endpoint_mapping.health_model(endpoint, self._endpoints.status(endpoint.id)))
+
+    async def get_endpoint_log(self, request: web.Request) -> web.Response:
+        """GET /endpoint/{id}/log, the newest line first."""
+        log = self._endpoints.status(self._find(request).id)
+        return answer(200, [endpoint_mapping.log_line(entry) for entry in log.entries()])
+
+    async def get_endpoint_labels(self, request: web.Request) -> web.Response:
+        """GET /endpoint/{id}/labels."""
+        return answer(200, endpoint_mapping.labels_model(self._find(request)))
+
+    async def get_endpoint_config(self, request: web.Request) -> web.Response:
+        """GET /endpoint/{id}/config."""
+        self._find(request)
+        realized = endpoint_mapping.configuration_model()
+        return answer(200, models.EndpointConfigurationStatus(realized=realized))
+
+    def _find(self, request: web.Request) -> Endpoint:
+        text = request.match_info["id"]
+        endpoint = self._endpoints.lookup(text)
+        if endpoint is None:
+            raise EndpointError(404, f"endpoint {text} not found")
+        return endpoint
+
+    def _model(self, endpoint: Endpoint) -> models.Endpoint:
+        addressing = config_mapping.host_addressing(self._facts.node())
+        return endpoint_mapping.endpoint_model(endpoint, self._endpoints.status(endpoint.id), addressing)
+
+    # --- addresses -------------------------------------------------------------------------------
+
+    async def post_ipam(self, request: web.Request) -> web.Response:
+        """POST /ipam: the next free address; with ``expiration`` it is free again unless it is used soon.
+
+        Any failure is 502. A family nobody knows allocates nothing, and is no error.
+        """
+        query = request.query
+        family = query.get("family", "").lower()
+        addressing = config_mapping.host_addressing(self._facts.node())
+        if family not in ("", "ipv4", "ipv6"):
+            return answer(201, models.IPAMResponse(address=models.AddressPair(), host_addressing=addressing))
+        if family == "ipv6":
+            return answer(502, "IPv6 allocator not available")
+        try:
+            allocation = self._ipam.allocate_next(query.get("owner", ""), query.get("pool", ""))
+            uuid = ""
+            if parse_bool(request.headers.get("expiration"), default=False):
+                uuid = self._ipam.arm_expiration(allocation.ip, allocation.pool)
+        except IpamError as error:
+            return answer(502, error.text)
+        return answer(
+            201,
+            models.IPAMResponse(
+                address=models.AddressPair(ipv4=str(allocation.ip), ipv4_pool_name=allocation.pool),
+                ipv4=models.IPAMAddressResponse(ip=str(allocation.ip), expiration_uuid=uuid),
+                host_addressing=addressing,
+            ),
+        )
+
+    async def post_ipam_address(self, request: web.Request) -> web.Response:
+        """POST /ipam/{ip}: that very address; every error is 500, as upstream."""
+        text = request.match_info["ip"]
+        try:
+            address = IPv4Address(text)
+        except ValueError:
+            return answer(500, f"invalid IP address: {text}")
+        self._ipam.allocate(address, request.query.get("owner", ""), request.query.get("pool", ""))
+        return empty(200)
+
+    async def delete_ipam_address(self, request: web.Request) -> web.Response:
+        """DELETE /ipam/{ip}: free it again, unless an endpoint has it."""
+        try:
+            address = IPv4Address(request.match_info["ip"])
+        except ValueError:
+            return empty(400)
+        user = next((e for e in self._endpoints.all() if e.ipv4 == address), None)
+        if user is not None:
+            return answer(500, f"IP is in use by endpoint {user.id}")
+        self._ipam.release(address, request.query.get("pool", ""))
+        return empty(200)

@@ -1,0 +1,151 @@
+"""The agent's status to the wire: a pure function from facts to StatusResponse.
+
+Needs: AgentStatus.   Gives: StatusFacts, status_response, brief_response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cells.api import status_models as wire
+from cells.api.config_mapping import DATAPATH_MODE, NodeFacts
+from cells.api.endpoint_mapping import rfc3339
+from cells.api.models import NodeAddressing, NodeAddressingElement
+from cells.endpoint import FIRST_IDENTITY, LAST_IDENTITY
+from cells.health import AgentStatus
+from lifecycle import HealthStatus
+
+DISABLED = wire.Status(state="Disabled")
+OFF = wire.Switch()
+NO_SERVICES = wire.ProxyReplacementFeatures(
+    node_port=OFF,
+    host_port=OFF,
+    external_ips=OFF,
+    socket_lb=OFF,
+    socket_lb_tracing=OFF,
+    session_affinity=OFF,
+    graceful_termination=OFF,
+    nat46x64=OFF,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFacts:
+    """What the status is made of besides the verdict."""
+
+    version: str
+    revision: str
+    """What tells two builds of one version apart: the datapath's digest."""
+    cluster_name: str
+    node_name: str
+    node: NodeFacts
+    uplinks: Mapping[str, tuple[str, ...]]
+    """Addresses of each uplink, by its name."""
+    ipam_status: str
+    allocations: Mapping[str, str]
+    map_sizes: Mapping[str, int]
+    map_size_ratio: float
+
+
+def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
+    """The verdict; the message starts ``<version> (v<version>-<revision>)``, as tools cut it there."""
+    title = f"{version} (v{version}-{revision})"
+    message = f"{title}    {status.message}" if status.message else title
+    return wire.Status(state=status.state, msg=message)
+
+
+def controller(module: HealthStatus) -> wire.ControllerStatus:
+    """One supervised module, as clients show it under "Controller Status"."""
+    if module.level == "degraded":
+        told = f"{module.message}: {module.error}" if module.error else module.message
+        counts = wire.ControllerCounts(
+            consecutive_failure_count=1,
+            last_failure_msg=told,
+            last_failure_timestamp=rfc3339(module.since),
+        )
+    else:
+        counts = wire.ControllerCounts(last_success_timestamp=rfc3339(module.since))
+    return wire.ControllerStatus(name=module.module, status=counts)
+
+
+def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
+    """What a probe reads: the verdict, and at most one failing controller."""
+    return wire.StatusResponse(
+        cilium=cilium_status(status, version, revision),
+        cluster=wire.ClusterStatus(cilium_health=DISABLED),
+        stale={},
+        controllers=[controller(module) for module in status.degraded[:1]],
+    )
+
+
+def cni_file(status: AgentStatus) -> wire.Status:
+    """The state of the CNI configuration file, as the module that writes it tells."""
+    if status.cni_config is None:
+        return DISABLED
+    if status.cni_config.level == "degraded":
+        return wire.Status(state="Failure", msg=status.message)
+    return wire.Status(state="Ok", msg=status.cni_config.message)
+
+
+def node_addressing(facts: StatusFacts) -> NodeAddressing:
+    """The node's own address, the first of its uplinks, and its pod CIDR."""
+    addresses = [address for device in facts.uplinks.values() for address in device]
+    element = NodeAddressingElement(
+        enabled=True, ip=addresses[0] if addresses else "", alloc_range=str(facts.node.pod_cidr)
+    )
+    return NodeAddressing(ipv4=element)
+
+
+def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusResponse:
+    """Everything the agent can say of itself.
+
+    ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
+    every part of it.
+    """
+    name = f"{facts.cluster_name}/{facts.node_name}"
+    return wire.StatusResponse(
+        cilium=cilium_status(status, facts.version, facts.revision),
+        cluster=wire.ClusterStatus(
+            self_name=name,
+            cilium_health=DISABLED,
+            nodes=[wire.NodeElement(name=name, primary_address=node_addressing(facts))],
+        ),
+        stale={},
+        controllers=[controller(module) for module in status.modules if module.level != "unknown"],
+        cni_file=cni_file(status),
+        kvstore=DISABLED,
+        kubernetes=DISABLED,
+        kube_proxy_replacement=wire.ProxyReplacement(
+            mode="False",
+            features=NO_SERVICES,
+            devices=list(facts.uplinks),
+            device_list=[
+                wire.ProxyReplacementDevice(name=device, ip=list(addresses))
+                for device, addresses in facts.uplinks.items()
+            ],
+        ),
+        host_firewall=wire.Mode(mode="Disabled"),
+        encryption=wire.Mode(mode="Disabled"),
+        cni_chaining=wire.Mode(mode="none"),
+        clock_source=wire.Mode(mode="ktime"),
+        srv6=OFF,
+        ipv4_big_tcp=OFF,
+        ipv6_big_tcp=OFF,
+        bandwidth_manager=OFF,
+        masquerading=OFF,
+        routing=wire.Routing(inter_host_routing_mode="Native", intra_host_routing_mode="BPF"),
+        datapath_mode=DATAPATH_MODE,
+        attach_mode="tc",
+        ipam=wire.IPAMStatus(
+            status=facts.ipam_status,
+            allocations=dict(facts.allocations),
+            ipv4=sorted(facts.allocations),
+        ),
+        identity_range=wire.IdentityRange(min_identity=FIRST_IDENTITY, max_identity=LAST_IDENTITY),
+        bpf_maps=wire.BPFMapStatus(
+            maps=[wire.BPFMapProperties(name=name, size=size) for name, size in facts.map_sizes.items()],
+            dynamic_size_ratio=facts.map_size_ratio,
+        ),
+        auth_certificate_provider=DISABLED,
+    )

@@ -1,0 +1,33 @@
+"""Tells whether the agent is well: one verdict, and the port the kubelet probes.
+
+Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
+Needs:  HealthTree, AgentReady (from the composition), HealthServerSettings.
+Gives:  StatusCollector, AgentStatus, WebFramework; listens on 127.0.0.1, ``agent-health-port`` (9879).
+Why:    the port listens only once everything serves, so that a probe before that is refused.
+"""
+
+from cells.health.server import AgentReady, HealthServer, HealthServerSettings
+from cells.health.status import AgentStatus, State, StatusCollector, agent_status, agent_version
+from cells.health.web import WebFramework
+from lifecycle import config, invoke, module, provide
+
+__all__ = [
+    "AgentReady",
+    "AgentStatus",
+    "HealthServer",
+    "HealthServerSettings",
+    "State",
+    "StatusCollector",
+    "WebFramework",
+    "agent_status",
+    "agent_version",
+    "cell",
+]
+
+cell = module(
+    "health",
+    "The agent's status, and the port that probes ask",
+    config(HealthServerSettings),
+    provide(StatusCollector, WebFramework, HealthServer),
+    invoke(HealthServer),
+)

@@ -1,0 +1,89 @@
+"""The probe endpoint: HTTP on 127.0.0.1, ``/healthz`` answers 200 or 503 with an empty body.
+
+Needs: HealthServerSettings, StatusCollector, AgentReady, WebFramework.   Gives: HealthServer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cells.health.status import StatusCollector
+from cells.health.web import WebFramework
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+HOST = "127.0.0.1"
+
+
+class HealthServerSettings(Settings, frozen=True):
+    """Settings of the health cell."""
+
+    agent_health_port: int = 9879
+    """TCP port on 127.0.0.1 that answers the kubelet's probes."""
+
+    def validate(self) -> None:
+        """Refuse what is no port; raises ValueError with one line."""
+        if not 1 <= self.agent_health_port <= 65535:
+            raise ValueError(f"agent-health-port={self.agent_health_port}: expected a TCP port, 1 to 65535")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReady:
+    """Says that everything a healthy agent does has started.
+
+    The composition provides it from the last things to start, so that a probe succeeds only after them.
+    """
+
+
+class HealthServer:
+    """Answers ``/healthz`` with any method: 200 when the agent serves, else 503; no body.
+
+    Without Kubernetes the header ``require-k8s-connectivity`` changes nothing, so it is not read.
+    """
+
+    def __init__(
+        self,
+        settings: HealthServerSettings,
+        collector: StatusCollector,
+        _ready: AgentReady,
+        _framework: WebFramework,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._port = settings.agent_health_port
+        self._collector = collector
+        self._log = log
+        self._runner: web.AppRunner | None = None
+        lifecycle.append(Hook("serve health", self._start, self._stop))
+
+    async def _start(self) -> None:
+        from aiohttp import web
+
+        app = web.Application()
+        app.router.add_route("*", "/healthz", self._healthz)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, HOST, self._port).start()
+        except OSError as error:
+            await self._stop()
+            raise HiveError(
+                f"agent-health-port: {HOST}:{self._port} cannot be served ({error.strerror or error}): "
+                "stop what listens there, or choose another port"
+            ) from error
+        self._log.info("health served", address=f"{HOST}:{self._port}")
+
+    async def _stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        response = web.Response(status=200 if self._collector.status().serves else 503)
+        response.headers.popall("Content-Type", None)
+        return response

@@ -1,0 +1,77 @@
+"""How the agent is, in one value: what GET /healthz on the socket and port 9879 both tell.
+
+Needs: HealthTree.   Gives: AgentStatus, agent_status (pure), StatusCollector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Literal
+
+from lifecycle import HealthStatus, HealthTree
+
+State = Literal["Ok", "Warning", "Failure", "Disabled"]
+
+CNI_CONFIG_MODULE = "cni-config"
+"""Last part of the id of the module whose failure means that pods cannot be made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """The verdict over the agent, and what it rests on."""
+
+    state: State
+    message: str
+    """What is wrong, empty when nothing is."""
+    modules: tuple[HealthStatus, ...]
+    """Health of every module, in the order of the tree."""
+    cni_config: HealthStatus | None
+    """Health of the module that writes the CNI configuration file; None when it is not in this hive."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether a probe should succeed: state Ok or Disabled."""
+        return self.state in ("Ok", "Disabled")
+
+    @property
+    def degraded(self) -> tuple[HealthStatus, ...]:
+        """The modules that report trouble."""
+        return tuple(module for module in self.modules if module.level == "degraded")
+
+
+def agent_status(modules: Iterable[HealthStatus]) -> AgentStatus:
+    """The verdict over these modules.
+
+    A CNI configuration that cannot be written fails the agent, since the node then gets no pods. Any other
+    degraded module is told, but restarting the agent would not mend it: the state stays Ok
+    (spec endpoint.md §15; there is no key-value store and no Kubernetes yet that could fail).
+    """
+    told = tuple(modules)
+    cni = next((module for module in told if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE), None)
+    if cni is not None and cni.level == "degraded":
+        reason = cni.error or cni.message
+        return AgentStatus("Failure", f"Could not write CNI config file: {reason}", told, cni)
+    return AgentStatus("Ok", "", told, cni)
+
+
+class StatusCollector:
+    """Gives the agent's status at any time; nothing is cached, since the tree is in memory."""
+
+    def __init__(self, health: HealthTree) -> None:
+        self._health = health
+
+    def status(self) -> AgentStatus:
+        """The agent's status now."""
+        return agent_status(self._health.snapshot())
+
+
+@cache
+def agent_version() -> str:
+    """Version of the installed agent, ``0.0.0`` when it runs from an uninstalled tree."""
+    try:
+        return metadata.version("hive-agent")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
