@@ -106,6 +106,10 @@ def furnish(share: Path | None = None) -> None:
     """
     syscalls.set_loopback_up()
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    # Our copies of what is mounted below /run would keep other people's namespaces alive.
+    for path in reversed(mounted_below(Path("/run"))):
+        if path != share:
+            syscalls.unmount(path, syscalls.MNT_DETACH)
     kept = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     syscalls.mount("run", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
     if share is not None and kept is not None:
@@ -119,6 +123,13 @@ def furnish(share: Path | None = None) -> None:
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("sysfs", "/sys", "sysfs", flags)
     syscalls.mount("bpf", "/sys/fs/bpf", "bpf", flags, "mode=0700")
+
+
+def mounted_below(directory: Path) -> list[Path]:
+    """Mount points below `directory` in the caller's mount namespace, in the order they were mounted."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    points = (Path(line.split(" ")[4].encode().decode("unicode_escape")) for line in lines)
+    return [point for point in points if directory in point.parents]
 
 
 def hold(fd: int, path: Path) -> None:

@@ -1,0 +1,8 @@
+"""``python -m hive``: the command without its console script."""
+
+import sys
+
+from hive.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Asks the running agent over its unix socket.
+
+Needs: the standard library; the agent's API (paths of the OpenAPI document under /v1).
+Gives: ask(), and the ``--socket`` option every such command has.
+"""
+
+import errno
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+DEFAULT_SOCKET = Path("/var/run/cilium/cilium.sock")
+TIMEOUT = 30.0
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP/1.1 over a unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(str(self._path))
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+def ask(
+    path: str,
+    agent_socket: Path = DEFAULT_SOCKET,
+    headers: dict[str, str] | None = None,
+    timeout: float = TIMEOUT,
+) -> Any:
+    """GET `path` and return the decoded JSON; `timeout` in seconds.
+
+    Raises click.ClickException with one line: agent down, permission denied, an error answer.
+    """
+    connection = _UnixConnection(agent_socket, timeout)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        body = answer.read()
+    except OSError as error:
+        raise click.ClickException(_explain(error, agent_socket, timeout)) from error
+    except http.client.HTTPException as error:
+        raise click.ClickException(
+            f"{agent_socket} does not speak HTTP ({error!r}): is it the agent's API socket?"
+        ) from error
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise click.ClickException(
+            f"the agent answered GET {path} with {answer.status}: {_text(body, answer.reason)}"
+        )
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise click.ClickException(f"the agent's answer to GET {path} is not JSON: {error}") from error
+
+
+def _explain(error: OSError, agent_socket: Path, timeout: float) -> str:
+    if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
+        return f"no agent answers at {agent_socket}: start one (hive agent) or name its --socket"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"permission denied on {agent_socket}: run this as root, or as a member of the socket's group"
+    if isinstance(error, TimeoutError):
+        return f"the agent at {agent_socket} did not answer within {timeout:g} s: is it still starting?"
+    return f"cannot talk to the agent at {agent_socket}: {error.strerror or error}"
+
+
+def _text(body: bytes, reason: str) -> str:
+    try:
+        decoded = json.loads(body)
+    except ValueError:
+        decoded = body.decode(errors="replace").strip()
+    if isinstance(decoded, dict):
+        decoded = decoded.get("message", json.dumps(decoded))
+    return str(decoded or reason)
+
+
+class _SocketPath(click.ParamType[Path]):
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        text = str(value).removeprefix("unix://")
+        if not text.startswith("/"):
+            self.fail(f"{value!r}: expected an absolute path, such as {DEFAULT_SOCKET}", param, ctx)
+        return Path(text)
+
+
+socket_option = click.option(
+    "-H",
+    "--socket",
+    "agent_socket",
+    type=_SocketPath(),
+    default=DEFAULT_SOCKET,
+    show_default=True,
+    envvar="CILIUM_SOCK",
+    help="The agent's API socket (also: CILIUM_SOCK).",
+)
+
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT,
+    show_default=True,
+    help="Seconds to wait.",
+)

@@ -1,0 +1,107 @@
+"""``hive endpoint list``: the endpoints of the running agent, in the columns operators know.
+
+Needs: the agent's GET /v1/endpoint.   Gives: command.   Source of the columns: cilium-dbg endpoint list.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import BAD, GOOD, QUIET, json_text, output_option, table, terminal_width
+
+LABELS = 4
+TITLES = "ENDPOINT", "POLICY (ingress)", "POLICY (egress)", "IDENTITY", "LABELS (source:key[=value])"
+HEADER = (
+    (*TITLES, "IPv6", "IPv4", "STATUS"),
+    ("", "ENFORCEMENT", "ENFORCEMENT", "", "", "", "", ""),
+)
+
+
+@click.group()
+def command() -> None:
+    """Look at the endpoints of the running agent."""
+
+
+@command.command("list")
+@socket_option
+@timeout_option
+@output_option
+@click.option("--no-headers", is_flag=True, help="Leave the header out.")
+def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: bool) -> None:
+    """List the endpoints: one for every pod interface on this node.
+
+    A terminal too narrow for the labels shows them below their endpoint.
+    """
+    endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
+    endpoints.sort(key=lambda endpoint: endpoint["id"])
+    if output == "json":
+        click.echo(json_text(endpoints))
+        return
+    for line in render(endpoints, terminal_width(), headers=not no_headers):
+        click.echo(line)
+
+
+def render(endpoints: list[dict[str, Any]], width: int | None, *, headers: bool = True) -> list[str]:
+    """The lines of the table; `width` None for as wide as it needs to be."""
+    header = list(HEADER) if headers else []
+    rows = [(_cells(endpoint), _labels(endpoint)) for endpoint in endpoints]
+    wide: list[tuple[str, ...]] = [*header]
+    for cells, labels in rows:
+        first, *more = labels or [""]
+        wide.append((*cells[:LABELS], first, *cells[LABELS:]))
+        wide.extend(("",) * LABELS + (label,) + ("",) * (len(cells) - LABELS) for label in more)
+    lines = table(wide, len(header)) if wide else []
+    if width is None or all(len(click.unstyle(line)) <= width for line in lines):
+        return lines
+    return _stacked([(*line[:LABELS], *line[LABELS + 1 :]) for line in header], rows, len(header))
+
+
+def _stacked(
+    header: list[tuple[str, ...]], rows: list[tuple[tuple[str, ...], list[str]]], header_lines: int
+) -> list[str]:
+    # The policy columns share their first words, and IPv6 stays away while nobody has it.
+    short = [
+        tuple(
+            cell.replace("POLICY (ingress)", "INGRESS").replace("POLICY (egress)", "EGRESS") for cell in line
+        )
+        for line in header[:1]
+    ]
+    everything = [*short, *(cells for cells, _ in rows)]
+    if not any(cells[LABELS] for cells, _ in rows):
+        everything = [(*line[:LABELS], *line[LABELS + 1 :]) for line in everything]
+    lines = table(everything, min(header_lines, 1))
+    result = lines[: len(short)]
+    for line, (_, labels) in zip(lines[len(short) :], rows, strict=True):
+        result.append(line)
+        result.extend(click.style(f"    {label}", fg=QUIET) for label in labels)
+    return result
+
+
+def _cells(endpoint: dict[str, Any]) -> tuple[str, ...]:
+    status = endpoint["status"]
+    enabled = status.get("policy", {}).get("realized", {}).get("policy-enabled", "none")
+    addresses = (status.get("networking", {}).get("addressing") or [{}])[0]
+    state = status["state"]
+    colour = {"ready": GOOD, "not-ready": BAD, "invalid": BAD}.get(state)
+    return (
+        str(endpoint["id"]),
+        _enforcement(enabled, "ingress"),
+        _enforcement(enabled, "egress"),
+        str(status.get("identity", {}).get("id", "<no label id>")),
+        addresses.get("ipv6", ""),
+        addresses.get("ipv4", ""),
+        click.style(state, fg=colour),
+    )
+
+
+def _enforcement(enabled: str, direction: str) -> str:
+    if enabled in {direction, "both"}:
+        return "Enabled"
+    return "Disabled (Audit)" if enabled in {f"audit-{direction}", "audit-both"} else "Disabled"
+
+
+def _labels(endpoint: dict[str, Any]) -> list[str]:
+    labels: list[str] = endpoint["status"].get("labels", {}).get("security-relevant") or []
+    return sorted(labels) or ["no labels"]

@@ -1,0 +1,132 @@
+"""The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
+
+Needs: a made node (hive.lab.node).   Gives: start, wait_ready, running, terminate, crash.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from hive.client import DEFAULT_SOCKET, ask
+from hive.lab.node import Lab, LabError, wait_gone
+
+READY_WITHIN = 30.0
+_SETTLE = 0.005
+
+
+def start(lab: Lab, *settings: str) -> int:
+    """Start ``hive agent`` inside the node and return its pid; `settings` are more ``--name=value``.
+
+    It outlives us: own session, output in the node's agent.log.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "hive",
+        "agent",
+        f"--write-cni-conf-when-ready={lab.cni_conf}",
+        *settings,
+    ]
+    with lab.open() as node, lab.agent_log.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")},
+            preexec_fn=node.enter,  # noqa: PLW1509 - the lab's processes have one thread
+            start_new_session=True,
+        )
+    # It is found again by its pid: we do not wait for it as its parent.
+    process.returncode = 0
+    _pidfile(lab).write_text(f"{process.pid} {_birth(process.pid)}")
+    return process.pid
+
+
+def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
+    """Wait until the agent serves the API and has written the network configuration; seconds it took.
+
+    Raises LabError, with the end of the agent's log, when it ends instead or takes too long.
+    """
+    began = time.monotonic()
+    agent_socket = Path(f"/proc/{pid}/root{DEFAULT_SOCKET}")
+    while not (_serves(agent_socket) and lab.cni_conf.exists()):
+        if wait_gone(pid, _SETTLE):
+            _collect(pid)
+            raise LabError(f"the agent of node {lab.name} ended instead of serving:\n{log_end(lab)}")
+        if time.monotonic() - began > within:
+            raise LabError(f"the agent of node {lab.name} did not serve within {within:g} s:\n{log_end(lab)}")
+    return time.monotonic() - began
+
+
+def running(lab: Lab) -> int | None:
+    """The pid of the node's agent, if it runs."""
+    try:
+        pid, birth = _pidfile(lab).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    return int(pid) if _birth(int(pid)) == birth else None
+
+
+def terminate(lab: Lab, within: float = 10.0) -> bool:
+    """Ask the agent to end, and wait; false when it does not within `within` seconds."""
+    return _end(lab, signal.SIGTERM, within)
+
+
+def crash(lab: Lab) -> None:
+    """Kill the agent with -9, as the out-of-memory killer would."""
+    if not _end(lab, signal.SIGKILL, 10.0):
+        raise LabError(f"the agent of node {lab.name} survives SIGKILL")
+
+
+def log_end(lab: Lab, lines: int = 12) -> str:
+    """The last lines the agent printed."""
+    try:
+        text = lab.agent_log.read_text(errors="replace")
+    except FileNotFoundError:
+        return "  (it printed nothing)"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (it printed nothing)"
+
+
+def _end(lab: Lab, signal_number: signal.Signals, within: float) -> bool:
+    pid = running(lab)
+    if pid is None:
+        return True
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal_number)
+    gone = wait_gone(pid, within)
+    if gone:
+        _collect(pid)
+    return gone
+
+
+def _collect(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # another process started it
+        os.waitpid(pid, 0)
+
+
+def _pidfile(lab: Lab) -> Path:
+    return lab.directory / "agent.pid"
+
+
+def _birth(pid: int) -> str | None:
+    """Start time, which tells a process from a later one with its pid (proc_pid_stat(5), field 22)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _serves(agent_socket: Path) -> bool:
+    try:
+        answer = ask("/v1/healthz", agent_socket, {"Brief": "true"}, timeout=READY_WITHIN)
+    except click.ClickException:
+        return False
+    return bool(answer["cilium"]["state"] == "Ok")

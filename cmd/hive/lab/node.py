@@ -1,0 +1,239 @@
+"""A laboratory node: its directory, namespaces and uplink; made, found again, removed without trace.
+
+Needs: root.   Gives: Lab (the paths and namespaces of one node), create, destroy, labs, exclusive, LabError.
+
+Under /run/hive-lab/<name>, a tmpfs of its own, are the bind mounts that hold the namespaces (``net``,
+``mnt``, ``outside``, ``pods/<pod>``) and the agent's log; inside the node the agent's paths are the default
+ones, and pods are also found in /run/netns, as container runtimes do it. No process keeps a node alive.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from hive.lab import syscalls
+from hive.lab.namespaces import Namespaces, hold, mounted_below, new_netns, new_node, release
+
+ROOT = Path("/run/hive-lab")
+PODS = Path("/run/netns")
+"""Where the node itself finds its pods' namespaces."""
+
+NODE_ADDRESS, OUTSIDE_ADDRESS, PREFIX = "192.168.50.10", "192.168.50.1", 24
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+class LabError(click.ClickException):
+    """Raised when the laboratory cannot do what was asked: one line for the person who asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """The node called `name`, whether it exists or not."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise LabError(f"name {self.name!r}: expected up to 32 of a-z, 0-9 and '-', as in node-1")
+
+    @property
+    def directory(self) -> Path:
+        """Everything of this node on the machine is below it, and visible inside under the same path."""
+        return ROOT / self.name
+
+    @property
+    def agent_log(self) -> Path:
+        """What the agents of this node printed."""
+        return self.directory / "agent.log"
+
+    @property
+    def cni_conf(self) -> Path:
+        """The network configuration the agent writes once it serves."""
+        return self.directory / "cni" / "05-cilium.conflist"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the node was made completely."""
+        return (self.directory / "complete").exists()
+
+    def open(self) -> Namespaces:
+        """The node's namespaces. Raises LabError when there is no such node."""
+        if not self.exists:
+            known = ", ".join(lab.name for lab in labs()) or "none"
+            raise LabError(
+                f"there is no lab node named {self.name} (there are: {known}): make it with hive lab up"
+            )
+        return Namespaces.open(self.directory / "net", self.directory / "mnt")
+
+    def open_outside(self) -> Namespaces:
+        """The network at the other end of the node's uplink."""
+        return Namespaces.open(self.directory / "outside")
+
+    def pods(self) -> list[str]:
+        """Names of the pods' namespaces."""
+        return _names(self.directory / "pods")
+
+    def open_pod(self, pod: str) -> Namespaces:
+        """The namespaces of a pod: its own network, the node's mounts. Raises LabError for unknown ones."""
+        if pod not in self.pods():
+            known = ", ".join(self.pods()) or "none"
+            raise LabError(f"node {self.name} has no pod named {pod} (it has: {known})")
+        return Namespaces.open(self.directory / "pods" / pod, self.directory / "mnt")
+
+    def hold_pod(self, pod: str) -> None:
+        """Make a fresh network namespace for a pod, and keep it where the plugin will look for it."""
+        with self.open() as node, new_netns() as fresh:
+            hold(fresh.net, self.directory / "pods" / pod)
+            node.run(hold, fresh.net, PODS / pod)
+
+    def release_pod(self, pod: str) -> None:
+        """Let go of a pod's namespace."""
+        with self.open() as node:
+            node.run(release, PODS / pod)
+        release(self.directory / "pods" / pod)
+
+
+def labs() -> list[Lab]:
+    """The nodes of this machine, also half-made ones."""
+    return [Lab(name) for name in _names(ROOT) if _NAME.fullmatch(name)]
+
+
+def need_root() -> None:
+    """Raise LabError without the privileges a laboratory needs."""
+    if os.geteuid() != 0:
+        raise LabError("the lab makes namespaces and loads BPF programs: run it as root (sudo hive lab ...)")
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Let one process at a time make or remove nodes; leaves no lock file behind."""
+    while True:
+        ROOT.mkdir(exist_ok=True)
+        lock = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:  # else it was removed while we waited
+            break
+        os.close(lock)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            ROOT.rmdir()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+
+def create(lab: Lab) -> None:
+    """Make the node: namespaces, mounts, an uplink with a global address. A failure leaves nothing."""
+    lab.directory.mkdir(mode=0o755, parents=True)
+    try:
+        syscalls.mount(
+            "hive-lab", lab.directory, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755"
+        )
+        # A mount namespace can only be bound below a private mount.
+        syscalls.mount("none", lab.directory, flags=syscalls.MS_PRIVATE)
+        lab.cni_conf.parent.mkdir()
+        (lab.directory / "pods").mkdir()
+        with new_node(share=lab.directory) as node, new_netns() as outside:
+            hold(node.net, lab.directory / "net")
+            hold(node.mnt or -1, lab.directory / "mnt")
+            hold(outside.net, lab.directory / "outside")
+            node.run(_uplink, outside.net)
+            outside.run(_outside)
+        (lab.directory / "complete").touch()
+    except BaseException:
+        destroy(lab)
+        raise
+
+
+def destroy(lab: Lab) -> None:
+    """Remove the node: processes, pods, namespaces, mounts, directory; also one that is half made."""
+    end_processes(lab)
+    for point in reversed(mounted_below(lab.directory)):
+        syscalls.unmount(point, syscalls.MNT_DETACH)
+    with contextlib.suppress(OSError):  # not mounted: it was never made, or is gone already
+        syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
+    with contextlib.suppress(FileNotFoundError):
+        lab.directory.rmdir()
+
+
+def processes(lab: Lab) -> list[int]:
+    """Processes that live in a namespace of the node or of one of its pods."""
+    ours = {identity for identity in map(_identity, _held(lab)) if identity}
+    running = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [
+        int(process.name)
+        for process in running
+        if {_identity(process / "ns" / "net"), _identity(process / "ns" / "mnt")} & ours
+    ]
+
+
+def end_processes(lab: Lab, within: float = 10.0) -> None:
+    """Kill everything that runs in the node. Raises LabError when something outlives that."""
+    for pid in processes(lab):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if not wait_gone(pid, within):
+            raise LabError(f"process {pid} of node {lab.name} survives SIGKILL for {within:g} s")
+
+
+def wait_gone(pid: int, within: float) -> bool:
+    """Wait until the process has ended, whoever its parent is; false when it outlives `within` seconds."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], within)[0])
+    finally:
+        os.close(process)
+
+
+def _held(lab: Lab) -> list[Path]:
+    pods = (lab.directory / "pods" / pod for pod in lab.pods())
+    return [lab.directory / name for name in ("net", "mnt", "outside")] + list(pods)
+
+
+def _identity(namespace: Path) -> tuple[int, int] | None:
+    try:
+        status = namespace.stat()
+    except OSError:  # a process that has just ended, or a node half made
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _uplink(outside: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("add", ifname="uplink", kind="veth", peer={"ifname": "node", "net_ns_fd": outside})
+        (index,) = ip.link_lookup(ifname="uplink")
+        ip.addr("add", index=index, address=NODE_ADDRESS, prefixlen=PREFIX)
+        ip.link("set", index=index, state="up")
+        ip.route("add", dst="default", gateway=OUTSIDE_ADDRESS)
+
+
+def _outside() -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (index,) = ip.link_lookup(ifname="node")
+        ip.addr("add", index=index, address=OUTSIDE_ADDRESS, prefixlen=PREFIX)
+        ip.link("set", index=index, state="up")
+        ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")

@@ -1,0 +1,114 @@
+"""Pods of a lab node: namespaces attached and detached by the real CNI plugin, called as a runtime calls it.
+
+Needs: a node with an agent that has written its network configuration; the compiled plugin.
+Gives: add, delete, Attached.   Source: the CNI specification, sections 2 and 3.
+"""
+
+import hashlib
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hive
+from hive.lab.node import PODS, Lab, LabError
+
+PLUGIN = Path(hive.__file__).parent / "bin" / "cilium-cni"
+INTERFACE = "eth0"
+CNI_TIMEOUT = 60.0
+"""Seconds: longer than the plugin itself waits for an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What the plugin answered for a pod, and how long it took."""
+
+    pod: str
+    ipv4: str
+    gateway: str
+    pod_mac: str
+    host_link: str
+    host_mac: str
+    seconds: float
+
+
+def add(lab: Lab, pod: str) -> Attached:
+    """Make a pod's namespace and attach it. A refusal leaves no namespace. Raises LabError."""
+    lab.hold_pod(pod)
+    try:
+        result, seconds = call(lab, pod, "ADD")
+    except BaseException:
+        lab.release_pod(pod)
+        raise
+    host, inner = result["interfaces"]
+    address = result["ips"][0]
+    return Attached(
+        pod=pod,
+        ipv4=address["address"].partition("/")[0],
+        gateway=address["gateway"],
+        pod_mac=inner["mac"],
+        host_link=host["name"],
+        host_mac=host["mac"],
+        seconds=seconds,
+    )
+
+
+def delete(lab: Lab, pod: str) -> float:
+    """Detach a pod and let go of its namespace; seconds the plugin took. Raises LabError."""
+    _, seconds = call(lab, pod, "DEL")
+    lab.release_pod(pod)
+    return seconds
+
+
+def container_id(lab: Lab, pod: str) -> str:
+    """64 hexadecimal digits, as runtimes have them, and the same whenever the pod is asked about."""
+    return hashlib.sha256(f"{lab.name}/{pod}".encode()).hexdigest()
+
+
+def call(lab: Lab, pod: str, command: str) -> tuple[dict[str, Any], float]:
+    """Run the plugin inside the node; its JSON answer (empty for DEL) and the seconds it took."""
+    if not PLUGIN.exists():
+        raise LabError(f"the CNI plugin is not built ({PLUGIN} is missing): run make install")
+    environment = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": container_id(lab, pod),
+        "CNI_NETNS": str(PODS / pod),
+        "CNI_IFNAME": INTERFACE,
+        "CNI_PATH": str(PLUGIN.parent),
+        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}",
+    }
+    with lab.open() as node:
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [PLUGIN],
+                input=network_configuration(lab),
+                capture_output=True,
+                env=environment,
+                preexec_fn=node.enter,
+                timeout=CNI_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"the CNI plugin did not finish {command} of {pod} in {CNI_TIMEOUT:g} s") from None
+        seconds = time.monotonic() - began
+    try:
+        answer = json.loads(done.stdout) if done.stdout.strip() else {}
+    except ValueError:
+        raise LabError(f"the CNI plugin answered {command} of {pod} with {done.stdout!r}") from None
+    if done.returncode != 0:
+        reason = answer.get("msg") or done.stderr.decode(errors="replace").strip() or done.returncode
+        raise LabError(f"the CNI plugin refused {command} of {pod}: {reason}")
+    return answer, seconds
+
+
+def network_configuration(lab: Lab) -> bytes:
+    """What a runtime puts on the plugin's stdin: the agent's list, reduced to our plugin's part."""
+    try:
+        conflist = json.loads(lab.cni_conf.read_bytes())
+    except FileNotFoundError:
+        raise LabError(f"the agent of node {lab.name} has not written {lab.cni_conf}") from None
+    (plugin,) = conflist["plugins"]
+    return json.dumps({**plugin, "cniVersion": conflist["cniVersion"], "name": conflist["name"]}).encode()

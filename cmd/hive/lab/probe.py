@@ -1,0 +1,163 @@
+"""Questions asked from inside a namespace: does it answer, who am I, what links and routes are there.
+
+For forked children inside a node or pod. Needs: root, pyroute2 (imported by the caller before the fork
+if many are asked).   Gives: ping, tcp_echo, tcp_echo_server, interfaces, routes.
+"""
+
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from hive.lab.children import Stop
+
+_ECHO_REQUEST, _ECHO_REPLY = 8, 0
+_ICMP = struct.Struct("!BBHHH")
+_IP_HEADER_WORD = 4
+_PATIENCE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A link as seen from inside: index of its peer in the other namespace, addresses with prefix length."""
+
+    name: str
+    mac: str
+    mtu: int
+    up: bool
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the main table, IPv4."""
+
+    destination: str
+    gateway: str | None
+    device: str
+    scope: int
+    mtu: int | None
+
+    def __str__(self) -> str:
+        via = f" via {self.gateway}" if self.gateway else ""
+        return f"{self.destination}{via} dev {self.device}" + (f" mtu {self.mtu}" if self.mtu else "")
+
+
+def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float]:
+    """Send `count` ICMP echo requests; round trips of the answered ones, in seconds. Source: RFC 792."""
+    trips = []
+    own = os.getpid() & 0xFFFF
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sock:
+        sock.connect((target, 0))
+        for number in range(count):
+            body = b"hive lab ping...".ljust(56, b".")
+            header = _ICMP.pack(
+                _ECHO_REQUEST, 0, _checksum(_ICMP.pack(_ECHO_REQUEST, 0, 0, own, number) + body), own, number
+            )
+            began = time.monotonic()
+            sock.send(header + body)
+            if _answered(sock, own, number, began + patience):
+                trips.append(time.monotonic() - began)
+    return trips
+
+
+def _answered(sock: socket.socket, own: int, number: int, deadline: float) -> bool:
+    while (left := deadline - time.monotonic()) > 0:
+        sock.settimeout(left)
+        try:
+            packet = sock.recv(2048)
+        except TimeoutError:
+            return False
+        start = (packet[0] & 0xF) * _IP_HEADER_WORD
+        kind, _, _, identifier, sequence = _ICMP.unpack_from(packet, start)
+        if (kind, identifier, sequence) == (_ECHO_REPLY, own, number):
+            return True
+    return False
+
+
+def _checksum(data: bytes) -> int:
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total >> 16) + (total & 0xFFFF)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
+    """Answer every connection with what it says, until told to stop; the peers' addresses in order."""
+    peers = []
+    listener.settimeout(0.02)
+    while not stop.wait(0):
+        try:
+            sock, (peer, _) = listener.accept()
+        except TimeoutError:
+            continue
+        with sock:
+            sock.settimeout(_PATIENCE)
+            peers.append(peer)
+            while data := sock.recv(1 << 16):
+                sock.sendall(data)
+    return peers
+
+
+def tcp_echo(target: tuple[str, int], size: int = 1 << 20) -> float:
+    """Connect, send `size` bytes while reading them back; seconds for all of it. Raises OSError."""
+    message = os.urandom(1 << 12)
+    began = time.monotonic()
+    with socket.create_connection(target, timeout=_PATIENCE) as sock:
+        for _ in range(size // len(message)):
+            sock.sendall(message)
+            answer = b""
+            while len(answer) < len(message):
+                chunk = sock.recv(len(message) - len(answer))
+                if not chunk:
+                    raise ConnectionError(f"{target[0]} closed the connection in the middle")
+                answer += chunk
+            if answer != message:
+                raise ConnectionError(f"{target[0]} answered other bytes than were sent")
+    return time.monotonic() - began
+
+
+def interfaces() -> list[Interface]:
+    """The links of this namespace with their IPv4 addresses, ``lo`` left out."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        addresses: dict[int, list[str]] = {}
+        for message in ip.get_addr(family=socket.AF_INET):
+            text = f"{message.get('address')}/{message['prefixlen']}"
+            addresses.setdefault(message["index"], []).append(text)
+        return [
+            Interface(
+                name=link.get("ifname"),
+                mac=link.get("address"),
+                mtu=link.get("mtu"),
+                up=link["state"] == "up",
+                addresses=tuple(addresses.get(link["index"], ())),
+            )
+            for link in ip.get_links()
+            if link.get("ifname") != "lo"
+        ]
+
+
+def routes() -> list[Route]:
+    """The IPv4 routes of this namespace's main table, most specific first."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        names = {link["index"]: link.get("ifname") for link in ip.get_links()}
+        found = [
+            (
+                message["dst_len"],
+                Route(
+                    destination=f"{message.get('dst')}/{message['dst_len']}"
+                    if message.get("dst")
+                    else "default",
+                    gateway=message.get("gateway"),
+                    device=names[message.get("oif")],
+                    scope=message["scope"],
+                    mtu=(message.get("metrics") or {}).get("mtu"),
+                ),
+            )
+            for message in ip.get_routes(family=socket.AF_INET, table=254)
+        ]
+    return [route for _, route in sorted(found, key=lambda pair: -pair[0])]

@@ -1,0 +1,102 @@
+"""The ``hive`` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
+
+Needs: click.   Gives: main (the console script) and cli (the click group, for tests).
+Subcommands are imported when they are called: ``hive status`` answers without loading the agent.
+"""
+
+import contextlib
+import os
+import sys
+from importlib import import_module, metadata
+from typing import NoReturn
+
+import click
+
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+
+COMMANDS = {
+    "agent": ("hive.agent", "Run the agent on this node."),
+    "endpoint": ("hive.endpoint", "Look at the endpoints of the running agent."),
+    "inspect": ("hive.inspection", "Show what the agent is made of, without starting it."),
+    "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),
+    "status": ("hive.status", "Ask the running agent how it is."),
+}
+"""Name -> module whose ``command`` it is, and the line the overview shows."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The overview, without importing anything."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"hive {metadata.version('hive-agent')}")
+        ctx.exit()
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=False,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+def cli() -> None:
+    """A hive of cells that gives pods a network."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line; exits 0, 1 (it went wrong), 2 (it was asked wrongly) or 130 (interrupted)."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result = cli.main(arguments, prog_name="hive", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "hive"
+        return _say(f"{error.format_message().rstrip('.')} (see: {where} --help)", USAGE)
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe has gone: it has seen enough. Keep Python from complaining at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _say(text: str, code: int) -> int:
+    click.echo(f"hive: {text}", err=True)
+    return code

@@ -1,0 +1,104 @@
+"""``hive status``: how the running agent is, line by line as operators know it.
+
+Needs: the agent's GET /v1/healthz.   Gives: command.   Source of the lines: cilium-dbg status.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import BAD, GOOD, QUIET, json_text, output_option, table
+
+HEALTHY = {"Ok", "Disabled"}
+
+
+@click.command()
+@socket_option
+@timeout_option
+@output_option
+@click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
+@click.option("--verbose", is_flag=True, help="Also every address that is allocated.")
+def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool) -> None:
+    """Ask the running agent how it is. Exits 1 when it is not well."""
+    headers = {"Brief": "true" if brief else "false"}
+    answer = ask("/v1/healthz", agent_socket, headers, timeout)
+    if output == "json":
+        click.echo(json_text(answer))
+        return
+    state = answer["cilium"]
+    healthy = state["state"] in HEALTHY
+    if brief:
+        click.echo("OK" if healthy else f"error in cilium: {state.get('msg', state['state'])}")
+    else:
+        for line in table(
+            [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)], header_lines=0
+        ):
+            click.echo(line)
+    if not healthy:
+        raise click.exceptions.Exit(1)
+
+
+def lines(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
+    """Name and text of every line, for the parts the agent reports."""
+    for key, name in (
+        ("kvstore", "KVStore"),
+        ("container-runtime", "ContainerRuntime"),
+        ("kubernetes", "Kubernetes"),
+    ):
+        if key in answer:
+            yield name, _state(answer[key])
+    if "cni-chaining" in answer:
+        yield "CNI Chaining", answer["cni-chaining"].get("mode", "none")
+    if "cni-file" in answer:
+        yield "CNI Config file", answer["cni-file"].get("msg") or _state(answer["cni-file"])
+    yield "Cilium", _state(answer["cilium"])
+    if "ipam" in answer:
+        yield "IPAM", str(answer["ipam"].get("status", "")).rstrip(", ")
+        if verbose:
+            for address, owner in sorted((answer["ipam"].get("allocations") or {}).items()):
+                yield "  allocated", f"{address} ({owner})"
+    yield from _datapath(answer)
+    yield from _controllers(answer.get("controllers"))
+    if "identity-range" in answer:
+        identities = answer["identity-range"]
+        yield "Global Identity Range", f"min {identities['min-identity']}, max {identities['max-identity']}"
+
+
+def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if "routing" in answer:
+        routing = answer["routing"]
+        network = routing.get("inter-host-routing-mode", "")
+        tunnel = f" [{routing['tunnel-protocol']}]" if routing.get("tunnel-protocol") else ""
+        yield "Routing", f"Network: {network}{tunnel}   Host: {routing.get('intra-host-routing-mode', '')}"
+    if "attach-mode" in answer:
+        yield (
+            "Attach Mode",
+            {"tc": "Legacy TC", "tcx": "TCX"}.get(answer["attach-mode"], answer["attach-mode"]),
+        )
+    if "datapath-mode" in answer:
+        yield "Device Mode", answer["datapath-mode"]
+    if "masquerading" in answer:
+        masquerading = answer["masquerading"]
+        yield (
+            "Masquerading",
+            masquerading.get("mode", "Enabled") if masquerading.get("enabled") else "Disabled",
+        )
+
+
+def _controllers(controllers: list[dict[str, Any]] | None) -> Iterator[tuple[str, str]]:
+    if controllers is None:
+        return
+    failing = [one for one in controllers if one.get("status", {}).get("consecutive-failure-count")]
+    count = f"{len(controllers) - len(failing)}/{len(controllers)} healthy"
+    yield "Controller Status", click.style(count, fg=BAD if failing else None)
+    for one in failing:
+        yield f"  {one['name']}", click.style(one["status"].get("last-failure-msg", "failing"), fg=BAD)
+
+
+def _state(status: dict[str, Any]) -> str:
+    state, text = status.get("state", "Unknown"), status.get("msg") or ""
+    colour = {"Ok": GOOD, "Disabled": QUIET}.get(state, BAD)
+    return f"{click.style(state, fg=colour)}   {text}".rstrip()

@@ -1,0 +1,149 @@
+"""The lab's flows tell the truth: all counted on a good path, losses and stalls seen on a bad one."""
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from hive.lab.flows import tcp_listener, tcp_receiver, tcp_sender, udp_receiver, udp_sender, udp_socket
+from hive.lab.probe import interfaces, ping, routes, tcp_echo, tcp_echo_server
+from tests.support.namespaces import Namespaces, inside, need_root, new_netns
+
+pytestmark = pytest.mark.node
+
+
+@dataclass
+class Pair:
+    """Two namespaces and the link between them."""
+
+    left: Namespaces
+    right: Namespaces
+
+
+LEFT, RIGHT = "10.9.0.1", "10.9.0.2"
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    need_root()
+    with new_netns() as left, new_netns() as right:
+        left.run(_connect, right.net)
+        right.run(_address, "b", RIGHT)
+        yield Pair(left, right)
+
+
+def _connect(right: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("add", ifname="a", kind="veth", peer={"ifname": "b", "net_ns_fd": right})
+    _address("a", LEFT)
+
+
+def _address(name: str, address: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (index,) = ip.link_lookup(ifname=name)
+        ip.addr("add", index=index, address=address, prefixlen=24)
+        ip.link("set", index=index, state="up")
+
+
+def _set_link(name: str, state: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("set", index=ip.link_lookup(ifname=name)[0], state=state)
+
+
+def test_nothing_is_lost_on_a_good_path(pair: Pair) -> None:
+    with inside(pair.right):
+        sock = udp_socket()
+    with sock:
+        receiver = pair.right.start(udp_receiver, sock)
+        sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
+        time.sleep(0.4)
+        sent = sender.finish(within=10)
+        received = receiver.finish(within=10)
+    assert sent.packets >= 350
+    assert sent.packets / sent.seconds == pytest.approx(1000, rel=0.05)
+    assert (received.packets, received.duplicates) == (sent.packets, 0)
+
+
+def test_losses_and_the_gap_are_seen(pair: Pair) -> None:
+    with inside(pair.right):
+        sock = udp_socket()
+    with sock:
+        receiver = pair.right.start(udp_receiver, sock)
+        sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
+        time.sleep(0.2)
+        pair.right.run(_set_link, "b", "down")
+        time.sleep(0.2)
+        pair.right.run(_set_link, "b", "up")
+        time.sleep(0.2)
+        sent = sender.finish(within=10)
+        received = receiver.finish(within=10)
+    assert 0 < received.packets < sent.packets
+    assert received.longest_gap > 0.15
+
+
+def test_a_stream_is_checked_word_by_word(pair: Pair) -> None:
+    with inside(pair.right):
+        listener = tcp_listener()
+    with listener:
+        receiver = pair.right.start(tcp_receiver, listener)
+        sender = pair.left.start(tcp_sender, (RIGHT, listener.getsockname()[1]))
+        time.sleep(0.2)
+        sent = sender.finish(within=10)
+        received = receiver.result(within=10)
+    assert sent.octets > 0
+    assert received.octets == sent.octets
+    assert received.continuous
+
+
+def test_a_stream_with_other_bytes_is_not_continuous(pair: Pair) -> None:
+    with inside(pair.right):
+        listener = tcp_listener()
+    with listener:
+        receiver = pair.right.start(tcp_receiver, listener)
+        with inside(pair.left), socket.create_connection((RIGHT, listener.getsockname()[1])) as sock:
+            sock.sendall(struct.pack("<4Q", 0, 1, 3, 4))
+        received = receiver.result(within=10)
+    assert received.octets == 32
+    assert not received.continuous
+
+
+def test_a_receiver_nobody_talks_to_finishes_when_told(pair: Pair) -> None:
+    with inside(pair.right):
+        sock, listener = udp_socket(), tcp_listener()
+    with sock, listener:
+        assert pair.right.start(udp_receiver, sock).finish(within=5).packets == 0
+        assert pair.right.start(tcp_receiver, listener).finish(within=5).octets == 0
+
+
+def test_ping_counts_the_answered(pair: Pair) -> None:
+    trips = pair.left.run(ping, RIGHT, 3)
+    assert len(trips) == 3
+    assert all(0 < trip < 1 for trip in trips)
+    assert pair.left.run(ping, "10.9.0.77", 1, 0.1) == []
+
+
+def test_tcp_echo_needs_a_server_that_answers(pair: Pair) -> None:
+    with inside(pair.right):
+        listener = tcp_listener()
+    with listener:
+        port = listener.getsockname()[1]
+        server = pair.right.start(tcp_echo_server, listener)
+        assert pair.left.run(tcp_echo, (RIGHT, port), 1 << 16) > 0
+        assert server.finish(within=5) == [LEFT]
+    with pytest.raises(ConnectionRefusedError):
+        pair.left.run(tcp_echo, (RIGHT, port))
+
+
+def test_links_addresses_and_routes_are_read(pair: Pair) -> None:
+    (link,) = pair.left.run(interfaces)
+    assert (link.name, link.up, link.addresses) == ("a", True, (f"{LEFT}/24",))
+    assert [str(route) for route in pair.left.run(routes)] == ["10.9.0.0/24 dev a"]
