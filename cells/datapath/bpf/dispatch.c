@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* What is attached to interfaces, under the names tools look for.
+ *
+ * Each jumps to the program of the generation in force. So an upgrade replaces entries of one map
+ * and touches no interface; these programs stay the same over generations.
+ */
+#include <linux/pkt_cls.h>
+
+#include "metrics.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, ENTRIES);
+} hive_entry SEC(".maps");
+
+/* Ingress of the host's end of a pod's link: the pod sends. Never open without its program. */
+SEC("tc")
+int cil_from_container(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_FROM_CONTAINER);
+	count(skb, DROP_MISSED_TAIL_CALL, EGRESS);
+	return TC_ACT_SHOT;
+}
+
+/* Egress of cilium_host: the host sends to pods. Without its program the host keeps its network. */
+SEC("tc")
+int cil_from_host(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_FROM_HOST);
+	return TC_ACT_OK;
+}
+
+/* Ingress of cilium_host and cilium_net: something reaches the host. */
+SEC("tc")
+int cil_to_host(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_TO_HOST);
+	return TC_ACT_OK;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Policy: may this endpoint talk to that identity, on this protocol and port?
+ *
+ * Two lookups, by the peer's identity and by any identity. The more specific of the two entries
+ * decides, allow or deny: identity+port, port, identity+protocol, protocol, identity, all.
+ */
+#pragma once
+
+#include "maps.h"
+#include "packet.h"
+
+struct policy_map {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(key_size, sizeof(struct policy_key)); /* sizes: clang leaves the types of an inner map out */
+	__uint(value_size, sizeof(struct policy_entry));
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 4096);
+	__array(values, struct policy_map);
+} hive_policies SEC(".maps");
+
+/* How closely an entry names the port: 2 by number, 1 by protocol, 0 not at all. */
+static __always_inline int port_specificity(const struct policy_entry *entry)
+{
+	if (!(entry->bits & POLICY_ANY_PORT))
+		return 2;
+	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
+}
+
+static __always_inline struct policy_entry *policy_choose(void *map, const struct flow *flow,
+							  enum direction direction, __u32 identity)
+{
+	struct policy_key key __attribute__((aligned(8))) = {
+		.prefixlen = POLICY_PREFIX_FULL,
+		.identity = identity,
+		.egress = direction == EGRESS,
+		.protocol = flow->protocol,
+		.port = flow->policy_port,
+	};
+	struct policy_entry *peer = bpf_map_lookup_elem(map, &key), *any;
+
+	if (peer && port_specificity(peer) == 2)
+		return peer;
+	key.identity = 0;
+	any = bpf_map_lookup_elem(map, &key);
+	if (!peer || (any && port_specificity(any) > port_specificity(peer)))
+		return any;
+	return peer;
+}
+
+/* 0 if the policy of `endpoint` lets the packet pass, else the reason to drop it. Counts the entry's use. */
+static __always_inline int policy_check(const struct flow *flow, enum direction direction, __u32 endpoint,
+					__u32 identity, __u32 bytes)
+{
+	void *map = bpf_map_lookup_elem(&hive_policies, &endpoint);
+	struct policy_entry *entry;
+
+	if (!map)
+		return DROP_ENDPOINT_NOT_READY;
+	if (flow->frag_needed)
+		return 0; /* path MTU discovery is not for policy to break */
+	entry = policy_choose(map, flow, direction, identity);
+	if (!entry)
+		return DROP_POLICY;
+	__sync_fetch_and_add(&entry->packets, 1);
+	__sync_fetch_and_add(&entry->bytes, bytes);
+	return entry->bits & POLICY_DENY ? DROP_POLICY_DENY : 0;
+}
