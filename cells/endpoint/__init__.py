@@ -1,0 +1,49 @@
+"""The endpoints of this node: containers' attachments to its network.
+
+Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in the BPF maps, a program
+on the link and a state directory; all of it or nothing.
+Needs:  AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: Endpoints, Table[Endpoint], StateFiles.
+Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
+        possible; what is slow (conntrack, retries) happens afterwards.
+"""
+
+from cells.endpoint.cell import cell
+from cells.endpoint.identity import FIRST_IDENTITY, HOST, INIT, LAST_IDENTITY, WORLD, Identities, Identity
+from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
+from cells.endpoint.labels import labels_sha256
+from cells.endpoint.manager import DEFAULT_POOL, Endpoints
+from cells.endpoint.model import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.saved import SavedEndpoint
+from cells.endpoint.state_files import Scan, StateFiles
+from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, health_of
+
+__all__ = [
+    "DEFAULT_POOL",
+    "FIRST_IDENTITY",
+    "HOST",
+    "INIT",
+    "LAST_IDENTITY",
+    "WORLD",
+    "Code",
+    "DatapathConfiguration",
+    "Endpoint",
+    "EndpointAddresses",
+    "EndpointError",
+    "EndpointHealth",
+    "EndpointMaps",
+    "EndpointPrograms",
+    "EndpointRequest",
+    "Endpoints",
+    "Identities",
+    "Identity",
+    "PolicySlot",
+    "SavedEndpoint",
+    "Scan",
+    "State",
+    "StateFiles",
+    "StatusEntry",
+    "StatusLog",
+    "cell",
+    "health_of",
+    "labels_sha256",
+]

@@ -1,0 +1,72 @@
+"""What is done for endpoints in the background: retrying failed regenerations, forgetting old flows.
+
+For:   Endpoints.   Needs: Jobs, EndpointMaps, Health.   Gives: Aftercare.
+Source: spec endpoint.md §4 (recovery: linear backoff n x 2 s), §6 (conntrack is scrubbed at delete).
+"""
+
+from collections.abc import Callable
+from ipaddress import IPv4Address
+
+import anyio
+
+from cells.endpoint.kernel import EndpointMaps
+from lifecycle import Health, Jobs, Logger
+
+BACKOFF = 2.0
+"""Seconds by which the wait before each further attempt grows."""
+
+
+class Aftercare:
+    """Runs the slow parts of an endpoint's life as jobs, so that making and removing one never waits."""
+
+    def __init__(self, maps: EndpointMaps, jobs: Jobs, health: Health, log: Logger) -> None:
+        self._maps = maps
+        self._jobs = jobs
+        self._health = health
+        self._log = log
+        self._recovering: set[int] = set()
+        self._gone: set[IPv4Address] = set()
+        self._wake: anyio.Event | None = None
+        jobs.one_shot("forget-flows", self._forget)
+
+    def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
+        """Call ``attempt`` after 2, 4, 6 … seconds until it is True; at most one such job for an endpoint."""
+        if endpoint_id in self._recovering:
+            return
+        self._recovering.add(endpoint_id)
+        name = f"endpoint-{endpoint_id}-regeneration-recovery"
+
+        async def retry() -> None:
+            health = self._health.child(name)
+            tries = 0
+            try:
+                while True:
+                    tries += 1
+                    health.degraded(f"regeneration failed {tries} times, next try in {tries * BACKOFF:g} s")
+                    await anyio.sleep(tries * BACKOFF)
+                    if attempt(endpoint_id):
+                        health.stopped("regenerated, or gone")
+                        return
+            finally:
+                self._recovering.discard(endpoint_id)
+
+        self._jobs.one_shot(name, retry)
+
+    def forget_flows(self, address: IPv4Address) -> None:
+        """Have the conntrack entries of this address removed soon; many at once cost no more than one."""
+        self._gone.add(address)
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _forget(self) -> None:
+        while True:
+            while self._gone:
+                batch, self._gone = self._gone, set()
+                try:
+                    removed = await self._maps.forget_flows(batch)
+                except OSError:
+                    self._gone |= batch
+                    raise
+                self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)
+            self._wake = anyio.Event()
+            await self._wake.wait()

@@ -1,0 +1,84 @@
+"""How the endpoint cell is put together.
+
+Needs: AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: cell.
+"""
+
+from cells.config import AgentConfig
+from cells.datapath import Datapath
+from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.identity import Identities
+from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.manager import Endpoints
+from cells.endpoint.model import Endpoint
+from cells.endpoint.rows import KernelMaps
+from cells.endpoint.state_files import StateFiles
+from cells.ipam import Ipam
+from cells.maps import Maps, PolicyMaps
+from lifecycle import Logger, Table, module, provide
+
+
+def endpoint_table() -> Table[Endpoint]:
+    """The ``endpoints`` table, by endpoint id."""
+    return Table("endpoints", key=lambda endpoint: endpoint.id)
+
+
+def endpoint_maps(maps: Maps, policies: PolicyMaps) -> EndpointMaps:
+    """The node's maps, as endpoints use them."""
+    return KernelMaps(maps, policies)
+
+
+def endpoint_programs(datapath: Datapath) -> EndpointPrograms:
+    """The node's datapath, as endpoints use it."""
+    return datapath
+
+
+def endpoint_addresses(ipam: Ipam) -> EndpointAddresses:
+    """The node's address allocator, as endpoints use it."""
+    return ipam
+
+
+def state_files(config: AgentConfig) -> StateFiles:
+    """The node's state directory."""
+    return StateFiles(config.state)
+
+
+def endpoints(
+    config: AgentConfig,
+    *,
+    table: Table[Endpoint],
+    identities: Identities,
+    maps: EndpointMaps,
+    programs: EndpointPrograms,
+    addresses: EndpointAddresses,
+    files: StateFiles,
+    aftercare: Aftercare,
+    log: Logger,
+) -> Endpoints:
+    """The node's endpoints."""
+    return Endpoints(
+        table=table,
+        identities=identities,
+        maps=maps,
+        programs=programs,
+        addresses=addresses,
+        files=files,
+        aftercare=aftercare,
+        cluster_name=config.cluster_name,
+        log=log,
+    )
+
+
+cell = module(
+    "endpoint",
+    "Endpoints of this node",
+    provide(
+        endpoint_table,
+        endpoint_maps,
+        endpoint_programs,
+        endpoint_addresses,
+        state_files,
+        Identities,
+        Aftercare,
+        endpoints,
+    ),
+)

@@ -1,0 +1,91 @@
+"""What an endpoint is in the kernel: rows in maps, and a program on its link.
+
+For:   Endpoints and endpoint restore.   Needs: nothing (the real maps are in cells.endpoint.rows).
+Gives: EndpointMaps, EndpointPrograms, EndpointAddresses: the edges, in the words of this cell.
+"""
+
+from collections.abc import Collection
+from ipaddress import IPv4Address
+from typing import Protocol
+
+from cells.endpoint.model import Endpoint
+
+
+class PolicySlot(Protocol):
+    """An endpoint number together with its policy map."""
+
+    @property
+    def endpoint_id(self) -> int:
+        """The number the endpoint gets."""
+        ...
+
+
+class EndpointMaps(Protocol):
+    """The maps that say what the datapath does with an endpoint's packets. All calls are synchronous."""
+
+    def acquire_policy(self) -> PolicySlot:
+        """A free endpoint number with an empty policy map, in which nothing is allowed.
+
+        Raises PoolEmpty when none is prepared at the moment, HiveError when there are none left.
+        """
+        ...
+
+    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
+        """The number and policy map an endpoint had before a restart; raises OSError."""
+        ...
+
+    def fill_policy(self, policy: PolicySlot) -> None:
+        """Make the policy map what the policy says; entries that are right already are not touched."""
+        ...
+
+    def release_policy(self, policy: PolicySlot) -> None:
+        """Give number and map back, emptied."""
+        ...
+
+    def put_config(self, endpoint: Endpoint) -> None:
+        """Row of the link's index in hive_endpoints; not written when it is right already."""
+        ...
+
+    def drop_config(self, endpoint: Endpoint) -> None:
+        """Remove the row; it need not be there."""
+        ...
+
+    def put_lxc(self, endpoint: Endpoint) -> None:
+        """Row of the address in cilium_lxc; not written when it is right already."""
+        ...
+
+    def drop_lxc(self, endpoint: Endpoint) -> None:
+        """Remove the row unless it is no longer this endpoint's (a host address, another endpoint)."""
+        ...
+
+    def put_ipcache(self, endpoint: Endpoint) -> None:
+        """Row of the address in cilium_ipcache; not written when it is right already."""
+        ...
+
+    def drop_ipcache(self, endpoint: Endpoint) -> None:
+        """Remove the row unless it no longer tells this endpoint's identity."""
+        ...
+
+    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+        """Remove the conntrack entries from and to these addresses; how many there were."""
+        ...
+
+
+class EndpointPrograms(Protocol):
+    """The programs on an endpoint's link."""
+
+    def attach_endpoint(self, ifindex: int) -> None:
+        """Attach to the host side of the link, replacing what is there; raises OSError."""
+        ...
+
+
+class EndpointAddresses(Protocol):
+    """The address allocator, as far as an endpoint's life touches it."""
+
+    def release(self, ip: IPv4Address, pool: str) -> None:
+        """Give the address back."""
+        ...
+
+    def stop_expiration(self, ip: IPv4Address, pool: str, uuid: str) -> None:
+        """The address is in use now: it no longer expires. Raises when no such timer runs."""
+        ...

@@ -1,0 +1,323 @@
+"""The endpoints of this node: made, found, regenerated and removed here.
+
+For:   CNI server, REST handlers, endpoint restore.   Needs: the edges of cells.endpoint.kernel.
+Gives: Endpoints.
+Source: spec endpoint.md §3 (states), §5 (create), §6 (delete), §7 (lookups).
+
+Everything is synchronous and on the event loop, so nobody ever sees half an endpoint.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.identity import INIT_LABELS, Identities, Identity, NoIdentityError
+from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
+from cells.endpoint.labels import RESERVED, Label, parse, split_identity_labels, texts
+from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.registry import Registry
+from cells.endpoint.state_files import StateFiles
+from cells.endpoint.states import Code, State, StatusLog, Subject
+from cells.ipam import IpamError
+from cells.maps import PoolEmpty
+from lifecycle import HiveError, Logger, Table
+
+DEFAULT_POOL = "default"
+_REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
+
+
+class Endpoints:
+    """Makes endpoints and keeps them; their rows are the ``endpoints`` table.
+
+    The order of every step is such that an agent killed in the middle leaves nothing that a restart
+    cannot tell from a working endpoint: policy first, the state file last (the caller brings the link up
+    after that), and the reverse when removing.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Table[Endpoint],
+        identities: Identities,
+        maps: EndpointMaps,
+        programs: EndpointPrograms,
+        addresses: EndpointAddresses,
+        files: StateFiles,
+        aftercare: Aftercare,
+        cluster_name: str,
+        log: Logger,
+    ) -> None:
+        self.identities = identities
+        self._registry = Registry(table, log)
+        self._maps = maps
+        self._programs = programs
+        self._addresses = addresses
+        self._files = files
+        self._aftercare = aftercare
+        self._cluster_label = Label("k8s", "io.cilium.k8s.policy.cluster", cluster_name)
+        self._policies: dict[int, PolicySlot] = {}
+        self._log = log
+
+    # Looking
+
+    @property
+    def table(self) -> Table[Endpoint]:
+        """The rows, to watch."""
+        return self._registry.table
+
+    def get(self, endpoint_id: int) -> Endpoint | None:
+        """The endpoint with this number."""
+        return self._registry.get(endpoint_id)
+
+    def lookup(self, id_text: str) -> Endpoint | None:
+        """The endpoint of an id such as ``12`` or ``ipv4:10.0.1.77``; None if there is none.
+
+        Raises EndpointError 400 for an id that cannot be understood.
+        """
+        return self._registry.lookup(id_text)
+
+    def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
+        """The endpoint of this interface of this container."""
+        attachment = f"{container_id}:{container_ifname}" if container_ifname else container_id
+        return self._registry.named(f"cni-attachment-id:{attachment}")
+
+    def by_container(self, container_id: str) -> list[Endpoint]:
+        """All endpoints of the container: what a batch delete means."""
+        return self._registry.by_container(container_id)
+
+    def all(self) -> list[Endpoint]:
+        """Every endpoint there is."""
+        return list(self._registry.table.all())
+
+    def status(self, endpoint_id: int) -> StatusLog:
+        """What happened to the endpoint; an empty log for one that does not exist."""
+        return self._registry.status(endpoint_id)
+
+    def shown_state(self, endpoint: Endpoint) -> State:
+        """The state as the API shows it: ``not-ready`` when ready but the last thing went wrong."""
+        return self._registry.shown_state(endpoint)
+
+    # Create
+
+    def create(self, request: EndpointRequest) -> Endpoint:
+        """Make the endpoint of a link and an address that exist already; it comes back in state ready.
+
+        Synchronous. The link is attached but not brought up: that is the caller's last step.
+        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel or disk that refuses,
+        PoolEmpty when no policy map is prepared (await PolicyMaps.ready() and call again). Whatever is
+        raised, nothing is left behind.
+        """
+        labels, info_labels = self._labels_of(request)
+        self._registry.check_unused(_attachment_id(request), request.ipv4)
+        with ExitStack() as undo:
+            try:
+                endpoint, policy = self._build(request, labels, info_labels, undo)
+            except PoolEmpty:
+                raise
+            except _REFUSALS as error:
+                raise EndpointError(500, str(error)) from error
+            undo.pop_all()
+        self._policies[endpoint.id] = policy
+        status = self._registry.add(endpoint)
+        for state, message in _CREATION:
+            status.add(Code.OK, Subject.OTHER, message, state, endpoint.created)
+        return endpoint
+
+    def _build(
+        self, request: EndpointRequest, labels: tuple[str, ...], info_labels: tuple[str, ...], undo: ExitStack
+    ) -> tuple[Endpoint, PolicySlot]:
+        """Make all that an endpoint is in the kernel and on disk; each step's opposite goes to ``undo``."""
+        maps, ipv4 = self._maps, request.ipv4
+        policy = maps.acquire_policy()
+        undo.callback(self._quietly, "policy map", maps.release_policy, policy)
+        identity = self.identities.acquire(labels)
+        undo.callback(self.identities.release, identity.id)
+        endpoint = _endpoint(request, policy.endpoint_id, identity)
+        endpoint = replace(endpoint, info_labels=info_labels) if info_labels else endpoint
+
+        maps.fill_policy(policy)
+        undo.callback(self._quietly, "endpoint config", maps.drop_config, endpoint)
+        maps.put_config(endpoint)
+        if ipv4 is not None:
+            undo.callback(self._quietly, "cilium_lxc", maps.drop_lxc, endpoint)
+            maps.put_lxc(endpoint)
+            undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
+            maps.put_ipcache(endpoint)
+        self._programs.attach_endpoint(endpoint.ifindex)  # goes with the link
+        undo.callback(self._quietly, "state directory", self._files.remove, endpoint.id)
+        self._files.write(endpoint)
+        if request.expiration_uuid and ipv4 is not None:
+            self._addresses.stop_expiration(ipv4, endpoint.pool, request.expiration_uuid)
+        return endpoint, policy
+
+    def _labels_of(self, request: EndpointRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Identity labels and informing labels of the endpoint to be; raises EndpointError 400."""
+        if not request.labels:
+            if not request.pod_namespace:
+                return INIT_LABELS, ()
+            return texts(self._labels_of_pod(request.pod_namespace)), ()
+        given = {label.key: label for label in map(parse, request.labels)}
+        reserved = texts(label for label in given.values() if label.source == RESERVED)
+        if reserved:
+            raise EndpointError(400, f"not allowed to add reserved labels: {','.join(reserved)}")
+        identity, info = split_identity_labels(given.values())
+        if not identity:
+            raise EndpointError(400, "no valid labels provided")
+        if request.pod_namespace:
+            own = self._labels_of_pod(request.pod_namespace)
+            identity = [*(label for label in identity if label.key not in {o.key for o in own}), *own]
+        return texts(identity), texts(info)
+
+    def _labels_of_pod(self, namespace: str) -> list[Label]:
+        return [Label("k8s", "io.kubernetes.pod.namespace", namespace), self._cluster_label]
+
+    # Regenerate and restore
+
+    def expose(self, restored: Iterable[tuple[Endpoint, PolicySlot]]) -> None:
+        """Make endpoints of before a restart visible, in state restoring; none of them is touched yet."""
+        for endpoint, policy in restored:
+            self._policies[endpoint.id] = policy
+            status = self._registry.add(endpoint)
+            status.add(
+                Code.OK, Subject.OTHER, "Restoring endpoint from previous cilium instance", State.RESTORING
+            )
+
+    def regenerate(self, endpoint_id: int, reason: str) -> bool:
+        """Make kernel and state file agree with the endpoint's row; whether that worked.
+
+        What is right already is not written: a running pod notices nothing. After a failure the endpoint
+        shows ``not-ready`` and a recovery tries again, later each time, until it works or is gone.
+        """
+        registry = self._registry
+        if not registry.set_state(endpoint_id, State.REGENERATING, _STARTING, builder=True):
+            return False
+        endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
+        if endpoint is None:
+            return False
+        try:
+            self._rewrite(endpoint)
+        except _REFUSALS as error:
+            message = f"Error regenerating endpoint: {error}"
+            status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
+            self._log.warning(
+                "endpoint regeneration failed", endpoint=endpoint_id, reason=reason, error=str(error)
+            )
+            worked = False
+        else:
+            message = f"Successfully regenerated endpoint program (Reason: {reason})"
+            status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
+            registry.put(replace(endpoint, policy_revision=max(1, endpoint.policy_revision)))
+            worked = True
+        registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
+        if not worked:
+            self._aftercare.recover(endpoint_id, self._retry)
+        return worked
+
+    def _retry(self, endpoint_id: int) -> bool:
+        """Regenerate once more after a failure; True also when there is nothing left to do."""
+        endpoint = self._registry.get(endpoint_id)
+        if endpoint is None:
+            return True
+        reason = "retrying regeneration"
+        if not self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, reason):
+            return True
+        return self.regenerate(endpoint_id, reason)
+
+    def _rewrite(self, endpoint: Endpoint) -> None:
+        maps = self._maps
+        maps.fill_policy(self._policies[endpoint.id])
+        maps.put_config(endpoint)
+        if endpoint.ipv4 is not None:
+            maps.put_lxc(endpoint)
+            maps.put_ipcache(endpoint)
+        self._programs.attach_endpoint(endpoint.ifindex)
+        self._files.refresh(endpoint)
+
+    # Delete
+
+    def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
+        """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
+
+        Every step is tried whatever happened before it. Deleting what is gone does nothing. The link is the
+        caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the address
+        to the caller too, who releases it once the link is gone; one of another IPAM is never released.
+        """
+        current = self._registry.get(endpoint.id)
+        if current is None or current.created != endpoint.created:
+            return ()
+        self._registry.remove(current)
+        policy = self._policies.pop(current.id)
+        steps: list[tuple[str, Callable[[], object]]] = [
+            ("cilium_lxc", partial(self._maps.drop_lxc, current)),
+            ("cilium_ipcache", partial(self._maps.drop_ipcache, current)),
+            ("endpoint config", partial(self._maps.drop_config, current)),
+            ("policy map", partial(self._maps.release_policy, policy)),
+            ("identity", partial(self.identities.release, current.identity)),
+            ("state directory", partial(self._files.remove, current.id)),
+        ]
+        if current.ipv4 is not None:
+            steps.append(("conntrack", partial(self._aftercare.forget_flows, current.ipv4)))
+            if release_address and not current.datapath.external_ipam:
+                steps.append(("address", partial(self._addresses.release, current.ipv4, current.pool)))
+        return tuple(error for what, do in steps if (error := self._quietly(what, do)))
+
+    def _quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
+        """Take one step back; a failure is logged and returned as text, the next step still happens."""
+        try:
+            do(*args)
+        except _REFUSALS as error:
+            self._log.warning("endpoint left something behind", what=what, error=str(error))
+            return f"{what}: {error}"
+        return ""
+
+
+def _endpoint(request: EndpointRequest, number: int, identity: Identity) -> Endpoint:
+    return Endpoint(
+        id=number,
+        container_id=request.container_id,
+        container_ifname=request.container_ifname,
+        container_name=request.container_name,
+        ifname=request.ifname,
+        ifindex=request.ifindex,
+        pod_mac=request.pod_mac,
+        host_mac=request.host_mac,
+        ipv4=request.ipv4,
+        pool=request.pool or ("" if request.datapath.external_ipam else DEFAULT_POOL),
+        identity=identity.id,
+        labels=identity.labels,
+        pod_name=request.pod_name,
+        pod_namespace=request.pod_namespace,
+        pod_uid=request.pod_uid,
+        netns_cookie=request.netns_cookie,
+        disable_legacy_identifiers=request.disable_legacy_identifiers,
+        datapath=request.datapath,
+        state=State.READY,
+        created=time.time(),
+        policy_revision=1,
+    )
+
+
+def _attachment_id(request: EndpointRequest) -> str:
+    if not request.container_id:
+        return ""
+    return (
+        f"{request.container_id}:{request.container_ifname}"
+        if request.container_ifname
+        else request.container_id
+    )
+
+
+_STARTING = "Starting endpoint regeneration"
+_COMPLETED = "Completed endpoint regeneration with no pending regeneration requests"
+_INITIAL = "Initial build on endpoint creation"
+_CREATION = (
+    (State.WAITING_FOR_IDENTITY, "Endpoint creation"),
+    (State.READY, "Set identity for this endpoint"),
+    (State.WAITING_TO_REGENERATE, f"Triggering endpoint regeneration due to {_INITIAL}"),
+    (State.REGENERATING, _STARTING),
+    (State.REGENERATING, f"Successfully regenerated endpoint program (Reason: {_INITIAL})"),
+    (State.READY, _COMPLETED),
+)

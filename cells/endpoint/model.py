@@ -1,0 +1,121 @@
+"""What an endpoint is: the request that makes one, the row that describes it, the error that refuses it.
+
+For:   everything that talks about endpoints (REST handlers, CNI server, restore, status).
+Needs: nothing.   Gives: Endpoint, EndpointRequest, DatapathConfiguration, EndpointError.
+"""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from cells.endpoint.states import State
+
+ZERO_MAC = bytes(6)
+
+
+class EndpointError(Exception):
+    """An endpoint request that cannot be served.
+
+    ``status`` is the HTTP status of ``PUT|GET|DELETE /endpoint`` (400, 404, 500); ``text`` the documented
+    sentence, as the REST API and the CNI plugin show it.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class DatapathConfiguration:
+    """``datapath-configuration`` of the API: what the requester wants done (or left) for this endpoint."""
+
+    external_ipam: bool = False
+    """The address is another IPAM's: it is neither claimed at restore nor released at delete."""
+    require_arp_passthrough: bool = False
+    require_egress_prog: bool = False
+    require_routing: bool | None = None
+    install_endpoint_route: bool = False
+    disable_sip_verification: bool = False
+
+
+NO_DATAPATH_CONFIGURATION = DatapathConfiguration()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointRequest:
+    """What ``PUT /endpoint`` and our own plugin's ADD both give.
+
+    The link exists already (``ifname``/``ifindex`` are its host side) and so does the address.
+    """
+
+    container_id: str = ""
+    container_ifname: str = ""
+    container_name: str = ""
+    ifname: str
+    ifindex: int
+    pod_mac: bytes
+    host_mac: bytes
+    ipv4: IPv4Address | None
+    pool: str = ""
+    expiration_uuid: str = ""
+    """Expiration timer of the address, stopped once the endpoint stands; empty when none was armed."""
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = ""
+    netns_cookie: int = 0
+    labels: tuple[str, ...] = ()
+    """``source:key[=value]``, as in the API."""
+    disable_legacy_identifiers: bool = False
+    datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One row of the ``endpoints`` table: an attachment of a container to this node's network."""
+
+    id: int
+    container_id: str
+    container_ifname: str
+    ifname: str
+    ifindex: int
+    pod_mac: bytes
+    host_mac: bytes
+    ipv4: IPv4Address | None
+    pool: str
+    identity: int
+    labels: tuple[str, ...]
+    """Security-relevant labels, sorted: those the identity stands for."""
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    netns_cookie: int
+    state: State
+    created: float
+    """Unix seconds."""
+    info_labels: tuple[str, ...] = ()
+    container_name: str = ""
+    disable_legacy_identifiers: bool = False
+    datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
+    policy_revision: int = 0
+
+    @property
+    def attachment_id(self) -> str:
+        """``<container id>:<container ifname>``; the second part is left out when there is none."""
+        return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
+
+    @property
+    def pod(self) -> str:
+        """``<namespace>/<pod name>``; ``/`` for an endpoint that is not a pod."""
+        return f"{self.pod_namespace}/{self.pod_name}"
+
+    @property
+    def cep_name(self) -> str:
+        """Name of the endpoint's CiliumEndpoint: the pod's, with the interface where a pod has several."""
+        if self.disable_legacy_identifiers and self.pod_name:
+            return f"{self.pod_name}-{self.container_ifname}"
+        return self.pod_name
+
+    @property
+    def title(self) -> str:
+        """How people name it: the pod, else the attachment."""
+        return self.pod if self.pod_name else self.attachment_id

@@ -1,0 +1,154 @@
+"""An endpoint's rows in the BPF maps.
+
+For:   Endpoints and endpoint restore.   Needs: Maps, PolicyMaps.   Gives: KernelMaps, and the packed rows.
+Source: spec maps.md §2 (cilium_lxc, cilium_ipcache, policy maps); hive_endpoints is our own.
+
+A row that is right is not written again: a running pod's traffic reads it at this moment.
+"""
+
+import struct
+from collections.abc import Collection
+from ipaddress import IPv4Address
+from typing import Final
+
+import anyio.to_thread
+
+from cells.endpoint.kernel import PolicySlot
+from cells.endpoint.model import Endpoint
+from cells.maps import (
+    EndpointConfig,
+    IpcacheKey,
+    IpcacheValue,
+    LxcKey,
+    LxcValue,
+    Map,
+    Maps,
+    PolicyEntry,
+    PolicyKey,
+    PolicyMap,
+    PolicyMaps,
+)
+
+ALLOW_ALL: Final = {
+    PolicyKey(identity=0, egress=False): PolicyEntry(),
+    PolicyKey(identity=0, egress=True): PolicyEntry(),
+}
+"""What an endpoint that no policy selects may do: everything, in both directions."""
+
+
+def config_row(endpoint: Endpoint) -> tuple[bytes, bytes]:
+    """Key and value in hive_endpoints."""
+    value = EndpointConfig(
+        ipv4=endpoint.ipv4 or IPv4Address(0),
+        endpoint_id=endpoint.id,
+        identity=endpoint.identity,
+        host_mac=endpoint.host_mac,
+        pod_mac=endpoint.pod_mac,
+    )
+    return ifindex_key(endpoint.ifindex), value.pack()
+
+
+def lxc_row(endpoint: Endpoint, ipv4: IPv4Address) -> tuple[bytes, bytes]:
+    """Key and value in cilium_lxc."""
+    value = LxcValue(
+        ifindex=endpoint.ifindex,
+        endpoint_id=endpoint.id,
+        mac=endpoint.pod_mac,
+        node_mac=endpoint.host_mac,
+        identity=endpoint.identity,
+    )
+    return LxcKey(ipv4).pack(), value.pack()
+
+
+def ipcache_row(endpoint: Endpoint, ipv4: IPv4Address) -> tuple[bytes, bytes]:
+    """Key and value in cilium_ipcache: the pod is on this node, so there is no tunnel endpoint."""
+    return IpcacheKey.host(ipv4).pack(), IpcacheValue(endpoint.identity).pack()
+
+
+def ifindex_key(ifindex: int) -> bytes:
+    """Key of hive_endpoints."""
+    return struct.pack("<I", ifindex)
+
+
+class KernelMaps:
+    """The real :class:`~cells.endpoint.kernel.EndpointMaps`."""
+
+    def __init__(self, maps: Maps, policies: PolicyMaps) -> None:
+        self._maps = maps
+        self._policies = policies
+        self._slots: dict[int, PolicyMap] = {}
+
+    def acquire_policy(self) -> PolicySlot:
+        """A prepared number and policy map."""
+        return self._keep(self._policies.acquire())
+
+    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
+        """The number and policy map of before the restart."""
+        return self._keep(self._policies.adopt(endpoint_id))
+
+    def fill_policy(self, policy: PolicySlot) -> None:
+        """No policy can be loaded yet, so every endpoint may do everything."""
+        self._slots[policy.endpoint_id].replace(ALLOW_ALL)
+
+    def release_policy(self, policy: PolicySlot) -> None:
+        """Give it back; twice does nothing."""
+        slot = self._slots.pop(policy.endpoint_id, None)
+        if slot is not None:
+            self._policies.release(slot)
+
+    def put_config(self, endpoint: Endpoint) -> None:
+        """Write the row unless it is right."""
+        _put(self._maps.endpoints, *config_row(endpoint))
+
+    def drop_config(self, endpoint: Endpoint) -> None:
+        """Remove the row."""
+        self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
+
+    def put_lxc(self, endpoint: Endpoint) -> None:
+        """Write the row unless it is right."""
+        if endpoint.ipv4 is not None:
+            _put(self._maps.lxc, *lxc_row(endpoint, endpoint.ipv4))
+
+    def drop_lxc(self, endpoint: Endpoint) -> None:
+        """Remove the row if it still leads to this endpoint."""
+        if endpoint.ipv4 is not None:
+            key = LxcKey(endpoint.ipv4).pack()
+            value = self._maps.lxc.lookup(key)
+            if value is not None and LxcValue.unpack(value).endpoint_id == endpoint.id:
+                self._maps.lxc.delete(key)
+
+    def put_ipcache(self, endpoint: Endpoint) -> None:
+        """Write the row unless it is right."""
+        if endpoint.ipv4 is not None:
+            _put(self._maps.ipcache, *ipcache_row(endpoint, endpoint.ipv4))
+
+    def drop_ipcache(self, endpoint: Endpoint) -> None:
+        """Remove the row if it still tells this endpoint's identity."""
+        if endpoint.ipv4 is not None:
+            key, ours = ipcache_row(endpoint, endpoint.ipv4)
+            if self._maps.ipcache.lookup(key) == ours:
+                self._maps.ipcache.delete(key)
+
+    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+        """Read the conntrack maps in a worker thread, remove what concerns the addresses."""
+        wanted = frozenset(address.packed for address in addresses)
+        removed = 0
+        for table in (self._maps.ct4_tcp, self._maps.ct4_any):
+            found = await anyio.to_thread.run_sync(_flows_of, table, wanted)
+            for key in found:
+                removed += table.delete(key)
+        return removed
+
+    def _keep(self, slot: PolicyMap) -> PolicyMap:
+        self._slots[slot.endpoint_id] = slot
+        return slot
+
+
+def _put(table: Map, key: bytes, value: bytes) -> None:
+    if table.lookup(key) != value:
+        table.update(key, value)
+
+
+def _flows_of(table: Map, addresses: frozenset[bytes]) -> list[bytes]:
+    """Keys of the conntrack entries from or to the addresses."""
+    return [key for key, _ in table.items() if key[:4] in addresses or key[4:8] in addresses]
