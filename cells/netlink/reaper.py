@@ -40,7 +40,7 @@ class Reaper:
     async def running(self) -> AsyncIterator[None]:
         """Delete what :meth:`reap` hands in, until left."""
         send, receive = anyio.create_memory_object_stream[_Ticket](inf)
-        async with anyio.create_task_group() as tasks, receive:
+        async with receive, anyio.create_task_group() as tasks:
             tasks.start_soon(self._work, receive)
             with send:
                 self._queue = send

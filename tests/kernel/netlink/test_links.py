@@ -1,0 +1,271 @@
+"""Pods' links in real namespaces."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cells.maps.bpf import buffer, command
+from cells.netlink import HostLinks, LinkInfo, NetlinkError, PodLink, VethPair, parse_mac
+from cells.netlink.connection import open_socket
+from lifecycle import Hive, provide
+from tests.support.namespaces import Namespaces, in_node, inside, new_netns
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+HOST_MAC, POD_MAC = parse_mac("02:00:00:00:00:01"), parse_mac("02:00:00:00:00:02")
+
+
+@asynccontextmanager
+async def host_links() -> AsyncIterator[HostLinks]:
+    async with Hive(provide(HostLinks)).started() as hive:
+        yield hive.get(HostLinks)
+
+
+def pair(number: int, netns_fd: int | None, pod_name: str = "eth0") -> VethPair:
+    return VethPair(f"lxc{number:012x}", HOST_MAC, pod_name, POD_MAC, 1450, netns_fd)
+
+
+@asynccontextmanager
+async def pods(count: int) -> AsyncIterator[list[Namespaces]]:
+    made = [new_netns() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for pod in made:
+            pod.close()
+
+
+def in_pod(pod: Namespaces) -> int:
+    """A netlink socket of the pod, as the plugin hands over."""
+    with inside(pod):
+        return open_socket()
+
+
+def link_of(pod: Namespaces, name: str) -> LinkInfo | None:
+    """A link as the pod sees it."""
+
+    async def look() -> LinkInfo | None:
+        async with host_links() as links:
+            return links.find(name)
+
+    return pod.run(anyio.run, look)
+
+
+async def test_a_pair_is_created_with_its_peer_in_the_pod(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        host = links.find("lxc000000000001")
+        assert host is not None
+        assert (host.ifindex, host.peer_ifindex) == (created.host_ifindex, created.pod_ifindex)
+        assert (host.mac, host.mtu, host.kind, host.up) == (HOST_MAC, 1450, "veth", False)
+        assert (host.tx_queue_length, host.group, host.alias) == (1000, 0, "")
+        assert host.link_netnsid is not None
+        peer = link_of(pod, "eth0")
+        assert peer is not None
+        assert (peer.ifindex, peer.mac, peer.mtu, peer.tx_queue_length) == (
+            created.pod_ifindex,
+            POD_MAC,
+            1450,
+            1000,
+        )
+
+
+async def test_a_name_that_is_taken_is_eexist_and_changes_nothing(in_node: None) -> None:
+    async with host_links() as links, pods(2) as [one, two]:
+        links.create_veth(pair(1, one.net))
+        before = links.links()
+        with pytest.raises(
+            NetlinkError, match="create veth lxc000000000001 with peer eth0: File exists"
+        ) as caught:
+            links.create_veth(pair(1, two.net))
+        assert caught.value.errno == errno.EEXIST
+        with pytest.raises(NetlinkError) as caught:
+            links.create_veth(pair(2, one.net))
+        assert caught.value.errno == errno.EEXIST
+        assert links.links() == before
+
+
+async def test_activation_sets_alias_up_and_turns_the_reverse_path_filter_off(in_node: None) -> None:
+    set_reverse_path_filter("default", "2")
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        assert reverse_path_filter("lxc000000000001") == "2"
+        links.activate(created.host_ifindex, "hive endpoint 7")
+        host = links.find("lxc000000000001")
+        assert host is not None
+        assert (host.up, host.alias) == (True, "hive endpoint 7")
+        assert reverse_path_filter("lxc000000000001") == "0"
+
+
+def reverse_path_filter(device: str) -> str:
+    return Path(f"/proc/sys/net/ipv4/conf/{device}/rp_filter").read_text(encoding="ascii").strip()
+
+
+def set_reverse_path_filter(device: str, value: str) -> None:
+    Path(f"/proc/sys/net/ipv4/conf/{device}/rp_filter").write_text(value, encoding="ascii")
+
+
+async def test_a_pod_gets_its_address_and_routes(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        link = PodLink(fd)
+        arguments = (created.pod_ifindex, "eth0", IPv4Address("10.0.1.7"), IPv4Address("10.0.1.5"), 1400)
+        link.configure(*arguments)
+        addresses, routes = pod.run(pod_network)
+        assert addresses == ["10.0.1.7/32"]
+        assert routes == [("0.0.0.0/0", "10.0.1.5", 0, 1400), ("10.0.1.5/32", None, 253, None)]
+        with pytest.raises(NetlinkError, match=r"add address 10.0.1.7/32 to eth0: File exists"):
+            link.configure(*arguments)
+        os.close(fd)
+
+
+def pod_network() -> tuple[list[str], list[tuple[str, str | None, int, int | None]]]:
+    """Addresses and main-table routes of the namespace, as pyroute2 reads them."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        addresses = [f"{row.get_attr('IFA_LOCAL')}/{row['prefixlen']}" for row in ip.get_addr(family=2)]
+        routes = [
+            (
+                f"{row.get_attr('RTA_DST', '0.0.0.0')}/{row['dst_len']}",
+                row.get_attr("RTA_GATEWAY"),
+                row["scope"],
+                row.get_nested("RTA_METRICS", "RTAX_MTU"),
+            )
+            for row in ip.get_routes(family=2, table=254)
+        ]
+    return addresses, sorted(routes)
+
+
+async def test_an_old_link_in_the_pod_can_be_deleted_by_name(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        fd = in_pod(pod)
+        link = PodLink(fd)
+        assert link.delete("eth0") is False
+        links.create_veth(pair(1, pod.net))
+        assert link.delete("eth0") is True
+        assert links.find("lxc000000000001") is None
+        os.close(fd)
+
+
+async def test_programs_are_attached_and_replaced(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        first, second = program(b"first"), program(b"second")
+        links.attach_clsact(created.host_ifindex, first, second, "cil_in", "cil_out")
+        assert await filters(created.host_ifindex) == [
+            ("ingress", 1, 1, "cil_in"),
+            ("egress", 1, 1, "cil_out"),
+        ]
+        links.attach_clsact(created.host_ifindex, second, None, "cil_new")
+        assert await filters(created.host_ifindex) == [
+            ("ingress", 1, 1, "cil_new"),
+            ("egress", 1, 1, "cil_out"),
+        ]
+        links.attach_clsact(created.host_ifindex, second, None, "cil_new")
+        assert len(await filters(created.host_ifindex)) == 2
+
+
+async def test_a_bad_program_is_refused_by_name(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        with pytest.raises(NetlinkError, match=f"attach cil_x to link {created.host_ifindex}: "):
+            links.attach_clsact(created.host_ifindex, 0, None, "cil_x")
+
+
+def program(name: bytes) -> int:
+    """A tc program that lets everything through."""
+    code, licence = buffer(struct.pack("<Q", 0xB7) + struct.pack("<Q", 0x95)), buffer(b"GPL\0")
+    at_code, at_licence = ctypes.addressof(code), ctypes.addressof(licence)
+    fields = struct.pack("<IIQQIIQII16s", 3, 2, at_code, at_licence, 0, 0, 0, 0, 0, name)
+    return command(5, buffer(fields), "load", "program")
+
+
+async def filters(ifindex: int) -> list[tuple[str, int, int, str]]:
+    """(direction, handle, priority, name) of the link's filters, as pyroute2 reads them."""
+    from pyroute2 import AsyncIPRoute
+
+    found = []
+    async with AsyncIPRoute() as ip:
+        for direction, parent in (("ingress", 0xFFFFFFF2), ("egress", 0xFFFFFFF3)):
+            async for row in await ip.get_filters(index=ifindex, parent=parent):
+                options = row.get_attr("TCA_OPTIONS")
+                if options is not None and options.get_attr("TCA_BPF_NAME"):
+                    assert options.get_attr("TCA_BPF_FLAGS") == 1
+                    name = options.get_attr("TCA_BPF_NAME")
+                    found.append((direction, row["handle"], row["info"] >> 16, name))
+    return found
+
+
+async def test_links_are_reaped_together_and_others_stay(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        made = [links.create_veth(pair(i, pod.net, f"eth{i}")).host_ifindex for i in range(20)]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(links.reap, made[:5])
+            tasks.start_soon(links.reap, made[5:6])
+            for ifindex in made[6:15]:
+                tasks.start_soon(links.reap, [ifindex])
+        assert {link.ifindex for link in links.links() if link.kind == "veth"} == set(made[15:])
+        assert {link.group for link in links.links()} == {0}
+
+
+async def test_links_that_are_gone_are_no_fault(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        made = [links.create_veth(pair(i, pod.net, f"eth{i}")).host_ifindex for i in range(2)]
+        await links.reap(made)
+        await links.reap(made)
+        await links.reap([made[0]])
+        await links.reap([])
+
+
+async def test_a_link_that_cannot_be_deleted_does_not_keep_the_others(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        made = links.create_veth(pair(1, pod.net)).host_ifindex
+        with pytest.raises(NetlinkError, match="delete link 1: Operation not supported"):
+            await links.reap([1, made])
+        assert [link.name for link in links.links()] == ["lo"]
+
+
+async def test_a_caller_that_is_cancelled_does_not_stop_the_deletion(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        made = links.create_veth(pair(1, pod.net)).host_ifindex
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(links.reap, [made])
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        await links.reap([made])
+        assert links.find("lxc000000000001") is None
+
+
+async def test_what_was_handed_in_is_deleted_before_the_hook_stops(in_node: None) -> None:
+    async with pods(1) as [pod], anyio.create_task_group() as tasks:
+        async with host_links() as links:
+            made = [links.create_veth(pair(i, pod.net, f"eth{i}")).host_ifindex for i in range(3)]
+            for ifindex in made:
+                tasks.start_soon(links.reap, [ifindex])
+            await anyio.lowlevel.checkpoint()
+        async with host_links() as links:
+            assert [link.name for link in links.links()] == ["lo"]
+
+
+async def test_addresses_of_a_link_are_listed(in_node: None) -> None:
+    async with host_links() as links:
+        assert links.addresses(1) == [IPv4Interface("127.0.0.1/8")]
+
+
+def test_before_its_hook_it_says_so() -> None:
+    class Hooks:
+        def enter(self, name: str, factory: Callable[[], object]) -> None: ...
+
+    with pytest.raises(RuntimeError, match="its hook has not started"):
+        HostLinks(Hooks()).links()  # type: ignore[arg-type]
