@@ -15,13 +15,12 @@ from cells.endpoint import (
     Endpoint,
     EndpointError,
     EndpointRequest,
+    State,
     StatusEntry,
     StatusLog,
-    displayed,
     health_of,
     labels_sha256,
 )
-from cells.endpoint import parse as parse_label
 from cells.netlink import mac_text, parse_mac
 
 POLICY_NOT_ENFORCED = "none"
@@ -36,23 +35,26 @@ def rfc3339(seconds: float) -> str:
 
 
 def endpoint_model(
-    endpoint: Endpoint, log: StatusLog, host_addressing: models.NodeAddressing
+    endpoint: Endpoint, shown: State, log: StatusLog, host_addressing: models.NodeAddressing
 ) -> models.Endpoint:
-    """The whole of one endpoint. Lists are never null and ``status`` is always there: clients count on it."""
+    """The whole of one endpoint; ``shown`` is its state as people see it.
+
+    Lists hold no null and ``status`` is always there: clients count on it.
+    """
     configuration = configuration_model()
     newest = log.newest
     return models.Endpoint(
         id=endpoint.id,
         spec=configuration,
         status=models.EndpointStatus(
-            state=displayed(endpoint.state, log),
+            state=shown,
             external_identifiers=identifiers_model(endpoint),
             identity=identity_model(endpoint),
             labels=labels_model(endpoint).status,
             realized=configuration,
             networking=networking_model(endpoint, host_addressing),
             policy=policy_model(endpoint),
-            health=health_model(endpoint, log),
+            health=health_model(shown),
             log=[log_line(newest)] if newest else [],
         ),
     )
@@ -124,9 +126,9 @@ def policy_model(endpoint: Endpoint) -> models.EndpointPolicyStatus:
     return models.EndpointPolicyStatus(spec=policy, realized=policy)
 
 
-def health_model(endpoint: Endpoint, log: StatusLog) -> models.EndpointHealth:
-    """The endpoint's health, which CHECK of the plugin asks for."""
-    health = health_of(displayed(endpoint.state, log))
+def health_model(shown: State) -> models.EndpointHealth:
+    """Health of an endpoint that shows this state; the plugin's CHECK asks for it."""
+    health = health_of(shown)
     return models.EndpointHealth(
         overall_health=health.overall, bpf=health.bpf, policy=health.policy, connected=health.connected
     )
@@ -145,12 +147,22 @@ def optional_mac(mac: bytes) -> str:
 
 
 def has_labels(endpoint: Endpoint, wanted: Iterable[str]) -> bool:
-    """Whether the endpoint has all the labels, its informational ones too; no source means any source."""
-    have = {parse_label(text) for text in (*endpoint.labels, *endpoint.info_labels)}
-    pairs = {(label.key, label.value) for label in have}
+    """Whether the endpoint has all the labels, its informational ones too.
+
+    Labels are ``source:key[=value]``; without a source, or with the source ``any``, every source matches.
+    """
+    have = {_label(text) for text in (*endpoint.labels, *endpoint.info_labels)}
+    keys = {key for _, key in have}
     return all(
-        (label.key, label.value) in pairs if label.source in ANY_SOURCES else label in have
-        for label in map(parse_label, wanted)
+        key in keys if source in ANY_SOURCES else (source, key) in have for source, key in map(_label, wanted)
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Source and ``key[=value]``; a colon in the value is no source."""
+    source, colon, rest = text.partition(":")
+    return (
+        (source, rest.removesuffix("=")) if colon and "=" not in source else ("any", text.removesuffix("="))
     )
 
 

@@ -5,7 +5,7 @@ Needs: AgentConfig, Table[Device], Ipam, Router, Datapath, Maps.   Gives: NodeVi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
@@ -14,7 +14,7 @@ from cells.datapath import Datapath
 from cells.devices import Device
 from cells.health import agent_version
 from cells.ipam import Ipam
-from cells.maps import Maps
+from cells.maps import Maps, MapSettings
 from cells.router import Router
 from lifecycle import Table
 
@@ -24,12 +24,14 @@ class NodeView:
 
     def __init__(
         self,
+        *,
         config: AgentConfig,
         devices: Table[Device],
         ipam: Ipam,
         router: Router,
         datapath: Datapath,
         maps: Maps,
+        map_settings: MapSettings,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -37,6 +39,7 @@ class NodeView:
         self._router = router
         self._datapath = datapath
         self._maps = maps
+        self._map_settings = map_settings
 
     def node(self) -> NodeFacts:
         """Router, pod CIDR and MTU."""
@@ -66,9 +69,38 @@ class NodeView:
             cluster_name=self._config.cluster_name,
             node_name=self._config.node_name,
             node=self.node(),
-            uplinks=self._uplinks(),
+            uplinks=uplinks(self._devices.all()),
             ipam_status=self._ipam.status(),
             allocations=self._ipam.dump(),
-            map_sizes=self._map_sizes(),
-            map_size_ratio=0.0,
+            map_sizes=map_sizes(self._maps),
+            map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
         )
+
+    def _mtu(self) -> int:
+        return self._config.mtu or min((d.mtu for d in self._devices.all() if is_uplink(d)), default=1500)
+
+
+def is_uplink(device: Device) -> bool:
+    """Whether packets may leave the node through the device: it is up and has an address of its own."""
+    return device.up and any(not interface.ip.is_loopback for interface in device.addresses)
+
+
+def uplinks(devices: Iterable[Device]) -> dict[str, tuple[str, ...]]:
+    """Addresses of every uplink, by its name; in the order of their indexes."""
+    return {
+        device.name: tuple(str(interface.ip) for interface in device.addresses)
+        for device in sorted(devices, key=lambda device: device.ifindex)
+        if is_uplink(device)
+    }
+
+
+def map_sizes(maps: Maps) -> dict[str, int]:
+    """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
+    policy = maps.policies.spec.inner
+    return {
+        "Non-TCP connection tracking": maps.ct4_any.spec.max_entries,
+        "TCP connection tracking": maps.ct4_tcp.spec.max_entries,
+        "Endpoint policy": policy.max_entries if policy else 0,
+        "IP cache": maps.ipcache.spec.max_entries,
+        "Metrics": maps.metrics.spec.max_entries,
+    }

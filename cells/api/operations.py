@@ -15,7 +15,9 @@ from cells.api import config_mapping, endpoint_mapping, models, status_mapping
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
-from cells.ipam import Ipam, IpamError
+from cells.ipam import Allocation, Ipam, IpamError
+from cells.maps import PoolEmpty
+from lifecycle import HiveError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -36,6 +38,14 @@ class Facts(Protocol):
 
     def status(self) -> status_mapping.StatusFacts:
         """What GET /healthz tells besides the verdict."""
+        ...
+
+
+class PolicyPool(Protocol):
+    """The prepared policy maps; cells.maps.PolicyMaps."""
+
+    async def ready(self) -> None:
+        """Return once one is prepared."""
         ...
 
 
@@ -65,8 +75,11 @@ class Route:
 class Operations:
     """The handlers. Only reading a body awaits: each operation acts in one piece."""
 
-    def __init__(self, endpoints: Endpoints, ipam: Ipam, collector: StatusCollector, facts: Facts) -> None:
+    def __init__(
+        self, endpoints: Endpoints, pool: PolicyPool, ipam: Ipam, collector: StatusCollector, facts: Facts
+    ) -> None:
         self._endpoints = endpoints
+        self._pool = pool
         self._ipam = ipam
         self._collector = collector
         self._facts = facts
@@ -133,13 +146,22 @@ class Operations:
     async def put_endpoint(self, request: web.Request) -> web.Response:
         """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
         body = await read_body(request, models.EndpointChangeRequest, "endpoint")
-        endpoint = self._endpoints.create(endpoint_mapping.endpoint_request(body))
-        return answer(201, self._model(endpoint))
+        wanted = endpoint_mapping.endpoint_request(body)
+        while True:
+            try:
+                return answer(201, self._model(self._endpoints.create(wanted)))
+            except PoolEmpty:
+                await self._policy_map_ready()
+
+    async def _policy_map_ready(self) -> None:
+        try:
+            await self._pool.ready()
+        except HiveError as error:
+            raise EndpointError(500, str(error)) from error
 
     async def delete_endpoint(self, request: web.Request) -> web.Response:
         """DELETE /endpoint/{id}."""
-        self._endpoints.delete(self._find(request))
-        return empty(200)
+        return self._deleted([self._find(request)])
 
     async def delete_endpoints(self, request: web.Request) -> web.Response:
         """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
@@ -149,14 +171,16 @@ class Operations:
         found = self._endpoints.by_container(body.container_id)
         if not found:
             return answer(404, "endpoints not found")
-        for endpoint in found:
-            self._endpoints.delete(endpoint)
-        return empty(200)
+        return self._deleted(found)
+
+    def _deleted(self, endpoints: list[Endpoint]) -> web.Response:
+        """Delete them: 200, or 206 and how many things went wrong. The log of the endpoint cell says what."""
+        errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
+        return answer(206, errors) if errors else empty(200)
 
     async def get_endpoint_health(self, request: web.Request) -> web.Response:
         """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
-        endpoint = self._find(request)
-        return answer(200, endpoint_mapping.health_model(endpoint, self._endpoints.status(endpoint.id)))
+        return answer(200, endpoint_mapping.health_model(self._endpoints.shown_state(self._find(request))))
 
     async def get_endpoint_log(self, request: web.Request) -> web.Response:
         """GET /endpoint/{id}/log, the newest line first."""
@@ -182,7 +206,8 @@ class Operations:
 
     def _model(self, endpoint: Endpoint) -> models.Endpoint:
         addressing = config_mapping.host_addressing(self._facts.node())
-        return endpoint_mapping.endpoint_model(endpoint, self._endpoints.status(endpoint.id), addressing)
+        shown, log = self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
+        return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing)
 
     # --- addresses -------------------------------------------------------------------------------
 
@@ -198,11 +223,9 @@ class Operations:
             return answer(201, models.IPAMResponse(address=models.AddressPair(), host_addressing=addressing))
         if family == "ipv6":
             return answer(502, "IPv6 allocator not available")
+        expires = parse_bool(request.headers.get("expiration"), default=False)
         try:
-            allocation = self._ipam.allocate_next(query.get("owner", ""), query.get("pool", ""))
-            uuid = ""
-            if parse_bool(request.headers.get("expiration"), default=False):
-                uuid = self._ipam.arm_expiration(allocation.ip, allocation.pool)
+            allocation, uuid = self._allocate(query.get("owner", ""), query.get("pool", ""), expires=expires)
         except IpamError as error:
             return answer(502, error.text)
         return answer(
@@ -213,6 +236,17 @@ class Operations:
                 host_addressing=addressing,
             ),
         )
+
+    def _allocate(self, owner: str, pool: str, *, expires: bool) -> tuple[Allocation, str]:
+        """An address, and the id of its timer if it expires; both or nothing."""
+        allocation = self._ipam.allocate_next(owner, pool)
+        if not expires:
+            return allocation, ""
+        try:
+            return allocation, self._ipam.arm_expiration(allocation.ip, allocation.pool)
+        except IpamError:
+            self._ipam.release(allocation.ip, allocation.pool)
+            raise
 
     async def post_ipam_address(self, request: web.Request) -> web.Response:
         """POST /ipam/{ip}: that very address; every error is 500, as upstream."""

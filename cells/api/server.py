@@ -18,6 +18,7 @@ from cells.endpoint import Endpoints
 from cells.endpoint_restore import ExposedEndpoints
 from cells.health import StatusCollector, WebFramework
 from cells.ipam import Ipam
+from cells.maps import PolicyMaps
 from lifecycle import Hook, Lifecycle, Logger
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class Api:
 
     def __init__(
         self,
+        *,
         config: AgentConfig,
         endpoints: Endpoints,
+        policies: PolicyMaps,
         ipam: Ipam,
         collector: StatusCollector,
         view: NodeView,
@@ -47,7 +50,7 @@ class Api:
         log: Logger,
     ) -> None:
         self.path = config.api_socket
-        self._operations = Operations(endpoints, ipam, collector, view)
+        self._operations = Operations(endpoints, policies, ipam, collector, view)
         self._log = log
         self._runner: web.AppRunner | None = None
         lifecycle.append(Hook("serve the API", self._start, self._stop))

@@ -46,6 +46,7 @@ class HealthServer:
 
     def __init__(
         self,
+        *,
         settings: HealthServerSettings,
         collector: StatusCollector,
         _ready: AgentReady,

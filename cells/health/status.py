@@ -16,7 +16,7 @@ from lifecycle import HealthStatus, HealthTree
 State = Literal["Ok", "Warning", "Failure", "Disabled"]
 
 CNI_CONFIG_MODULE = "cni-config"
-"""Last part of the id of the module whose failure means that pods cannot be made here."""
+"""Id of the module whose failure means that pods cannot be made here; its parts report below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class AgentStatus:
     modules: tuple[HealthStatus, ...]
     """Health of every module, in the order of the tree."""
     cni_config: HealthStatus | None
-    """Health of the module that writes the CNI configuration file; None when it is not in this hive."""
+    """What the writer of the CNI configuration file said; None when there is none, or it has said nothing."""
 
     @property
     def serves(self) -> bool:
@@ -50,11 +50,13 @@ def agent_status(modules: Iterable[HealthStatus]) -> AgentStatus:
     (spec endpoint.md §15; there is no key-value store and no Kubernetes yet that could fail).
     """
     told = tuple(modules)
-    cni = next((module for module in told if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE), None)
-    if cni is not None and cni.level == "degraded":
-        reason = cni.error or cni.message
-        return AgentStatus("Failure", f"Could not write CNI config file: {reason}", told, cni)
-    return AgentStatus("Ok", "", told, cni)
+    cni = [module for module in told if CNI_CONFIG_MODULE in module.module.split(".")]
+    for module in cni:
+        if module.level == "degraded":
+            reason = module.error or module.message
+            return AgentStatus("Failure", f"Could not write CNI config file: {reason}", told, module)
+    spoken = next((module for module in cni if module.level != "unknown"), None)
+    return AgentStatus("Ok", "", told, spoken)
 
 
 class StatusCollector:
