@@ -1,6 +1,6 @@
 """The endpoints of this node: containers' attachments to its network.
 
-Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in the BPF maps, a program
+Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
 Needs:  AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: Endpoints, Table[Endpoint], StateFiles.
 Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
@@ -8,20 +8,30 @@ Why:    making an endpoint is what a pod waits for, so it is synchronous and tou
 """
 
 from cells.endpoint.cell import cell
-from cells.endpoint.identity import FIRST_IDENTITY, HOST, INIT, LAST_IDENTITY, WORLD, Identities, Identity
+from cells.endpoint.identity import (
+    FIRST_IDENTITY,
+    HOST,
+    INIT,
+    INIT_LABELS,
+    LAST_IDENTITY,
+    WORLD,
+    Identities,
+    Identity,
+)
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
-from cells.endpoint.labels import labels_sha256
+from cells.endpoint.labels import Label, labels_sha256, parse, texts
 from cells.endpoint.manager import DEFAULT_POOL, Endpoints
 from cells.endpoint.model import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest
 from cells.endpoint.saved import SavedEndpoint
 from cells.endpoint.state_files import Scan, StateFiles
-from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, health_of
+from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, displayed, health_of
 
 __all__ = [
     "DEFAULT_POOL",
     "FIRST_IDENTITY",
     "HOST",
     "INIT",
+    "INIT_LABELS",
     "LAST_IDENTITY",
     "WORLD",
     "Code",
@@ -36,6 +46,7 @@ __all__ = [
     "Endpoints",
     "Identities",
     "Identity",
+    "Label",
     "PolicySlot",
     "SavedEndpoint",
     "Scan",
@@ -44,6 +55,9 @@ __all__ = [
     "StatusEntry",
     "StatusLog",
     "cell",
+    "displayed",
     "health_of",
     "labels_sha256",
+    "parse",
+    "texts",
 ]

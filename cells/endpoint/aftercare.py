@@ -4,6 +4,7 @@ For:   Endpoints.   Needs: Jobs, EndpointMaps, Health.   Gives: Aftercare.
 Source: spec endpoint.md §4 (recovery: linear backoff n x 2 s), §6 (conntrack is scrubbed at delete).
 """
 
+import math
 from collections.abc import Callable
 from ipaddress import IPv4Address
 
@@ -26,8 +27,7 @@ class Aftercare:
         self._log = log
         self._recovering: set[int] = set()
         self._gone: set[IPv4Address] = set()
-        self._wake: anyio.Event | None = None
-        jobs.one_shot("forget-flows", self._forget)
+        self._scrub = jobs.timer("forget-flows", self._forget, math.inf)
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
         """Call ``attempt`` after 2, 4, 6 … seconds until it is True; at most one such job for an endpoint."""
@@ -37,16 +37,16 @@ class Aftercare:
         name = f"endpoint-{endpoint_id}-regeneration-recovery"
 
         async def retry() -> None:
-            health = self._health.child(name)
-            tries = 0
             try:
-                while True:
+                tries = 0
+                worked = False
+                while not worked:
                     tries += 1
-                    health.degraded(f"regeneration failed {tries} times, next try in {tries * BACKOFF:g} s")
-                    await anyio.sleep(tries * BACKOFF)
-                    if attempt(endpoint_id):
-                        health.stopped("regenerated, or gone")
-                        return
+                    pause = tries * BACKOFF
+                    message = f"regeneration failed {tries} times, next try after {pause:g} s"
+                    self._health.child(name).degraded(message)
+                    await anyio.sleep(pause)
+                    worked = attempt(endpoint_id)
             finally:
                 self._recovering.discard(endpoint_id)
 
@@ -55,18 +55,15 @@ class Aftercare:
     def forget_flows(self, address: IPv4Address) -> None:
         """Have the conntrack entries of this address removed soon; many at once cost no more than one."""
         self._gone.add(address)
-        if self._wake is not None:
-            self._wake.set()
+        self._scrub.trigger()
 
     async def _forget(self) -> None:
-        while True:
-            while self._gone:
-                batch, self._gone = self._gone, set()
-                try:
-                    removed = await self._maps.forget_flows(batch)
-                except OSError:
-                    self._gone |= batch
-                    raise
-                self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)
-            self._wake = anyio.Event()
-            await self._wake.wait()
+        batch, self._gone = self._gone, set()
+        if not batch:
+            return
+        try:
+            removed = await self._maps.forget_flows(batch)
+        except OSError:
+            self._gone |= batch  # the job is tried again
+            raise
+        self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)

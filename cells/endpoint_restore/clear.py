@@ -1,0 +1,92 @@
+"""Clears away what belongs to no endpoint any more: rows, policy maps, state, links.
+
+For:   RestoredEndpoints.   Needs: the edges.   Gives: Living, clear().
+Source: spec endpoint.md §2 step 2 (end), maps.md §7 (sweep).
+
+The rows of endpoints that live on are not touched, nor those that stand for the node itself.
+"""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from cells.endpoint import StateFiles
+from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreLinks
+from cells.endpoint_restore.validate import abandoned
+from cells.netlink import LinkInfo
+from lifecycle import HiveError, Logger
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """What must not be cleared away."""
+
+    addresses: frozenset[IPv4Address]
+    links: frozenset[int]
+    """Link indexes of the endpoints."""
+    unsure: frozenset[int]
+    """Ids of endpoints whose state could not be read: what carries them is left alone."""
+
+
+class Clearing:
+    """Takes every step whatever becomes of the others, and remembers what failed."""
+
+    def __init__(
+        self, left: LeftMaps, links: RestoreLinks, files: StateFiles, living: Living, log: Logger
+    ) -> None:
+        self._left = left
+        self._links = links
+        self._files = files
+        self._living = living
+        self._log = log
+        self.troubles: list[str] = []
+        """What could not be cleared, one line each."""
+
+    async def run(
+        self, rows: Sequence[LeftAddress], links: Sequence[LinkInfo], failed: Collection[int]
+    ) -> None:
+        """Clear ``rows`` of cilium_lxc and ``links`` of the node, as they were found, and ``failed`` endpoints.
+
+        The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
+        """
+        living = self._living
+        dead = [row.ipv4 for row in rows if not row.is_host and row.ipv4 not in living.addresses]
+        async with self._step("cilium_lxc"):
+            for address in dead:
+                self._left.drop_address(address)
+        stale = []
+        async with self._step("cilium_ipcache"):
+            stale = [ip for ip in self._left.local_identities() if ip not in living.addresses]
+            for address in stale:
+                self._left.drop_identity(address)
+        configs = []
+        async with self._step("hive_endpoints"):
+            configs = [ifindex for ifindex in self._left.configs() if ifindex not in living.links]
+            for ifindex in configs:
+                self._left.drop_config(ifindex)
+        async with self._step("policy maps"):
+            await self._left.sweep_policies()
+        for number in failed:
+            async with self._step(f"state of endpoint {number}"):
+                self._files.remove(number)
+        orphans = abandoned(links, living.links, living.unsure)
+        if orphans:
+            async with self._step("links"):
+                await self._links.reap([link.ifindex for link in orphans])
+        if dead or stale or configs or orphans:
+            self._log.info(
+                "left-overs of endpoints removed",
+                addresses=len(dead),
+                identities=len(stale),
+                configs=len(configs),
+                links=[link.name for link in orphans],
+            )
+
+    @asynccontextmanager
+    async def _step(self, what: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except (OSError, HiveError) as error:
+            self._log.warning("left-over of an endpoint not removed", what=what, error=str(error))
+            self.troubles.append(f"{what}: {error}")

@@ -1,0 +1,60 @@
+"""Brings the restored endpoints back: visible all at once, then each made right where it is not.
+
+For:   whoever serves requests about endpoints takes it to start afterwards.
+Needs: RestoredEndpoints, Endpoints.   Gives: ExposedEndpoints.
+Source: spec endpoint.md §2 step 3.
+"""
+
+import time
+
+import anyio.lowlevel
+
+from cells.endpoint import Endpoints
+from cells.endpoint_restore.restored import RestoredEndpoints
+from lifecycle import Health, Hook, Lifecycle, Logger
+
+STRETCH = 20
+"""Endpoints regenerated before others get their turn on the event loop: about 5 ms."""
+
+
+class ExposedEndpoints:
+    """The restored endpoints at work again, once its hook has run."""
+
+    def __init__(
+        self,
+        restored: RestoredEndpoints,
+        endpoints: Endpoints,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._restored = restored
+        self._endpoints = endpoints
+        self._health = health
+        self._log = log
+        lifecycle.append(Hook("expose endpoints", self._expose))
+
+    async def _expose(self) -> None:
+        started = time.perf_counter()
+        restored = self._restored.endpoints
+        self._endpoints.expose(restored)
+        exposed = time.perf_counter()
+        failed = []
+        for position, (endpoint, _) in enumerate(restored):
+            if not self._endpoints.regenerate(endpoint.id, "syncing state to host"):
+                failed.append(endpoint.id)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
+        took = round((time.perf_counter() - started) * 1000, 1)
+        self._log.info(
+            "Finished regenerating restored endpoints",
+            regenerated=len(restored) - len(failed),
+            total=len(restored),
+            exposed_after_milliseconds=round((exposed - started) * 1000, 1),
+            milliseconds=took,
+        )
+        summary = f"{len(restored) - len(failed)} of {len(restored)} regenerated in {took} ms"
+        if failed:
+            self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
+        else:
+            self._health.ok(summary)

@@ -1,0 +1,180 @@
+"""Decides which old endpoints live on, claims what is theirs, and clears away the rest.
+
+For:   ExposedEndpoints; whoever hands out addresses takes it to start afterwards.
+Needs: OldEndpoints, the edges.   Gives: RestoredEndpoints.
+Source: spec endpoint.md §2 step 2.
+
+Nothing of an endpoint that lives on is written here: its pod goes on using it.
+"""
+
+import time
+from dataclasses import replace
+
+from cells.endpoint import (
+    DEFAULT_POOL,
+    INIT_LABELS,
+    Endpoint,
+    EndpointMaps,
+    Identities,
+    PolicySlot,
+    SavedEndpoint,
+    StateFiles,
+)
+from cells.endpoint_restore.clear import Clearing, Living
+from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreAddresses, RestoreLinks
+from cells.endpoint_restore.old import OldEndpoints
+from cells.endpoint_restore.validate import alias_owner, fault_of
+from cells.ipam import IpamError
+from cells.netlink import LinkInfo
+from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
+
+
+class RestoredEndpoints:
+    """The endpoints that live on; its hook claims their addresses, ids, policy maps and identities."""
+
+    def __init__(
+        self,
+        old: OldEndpoints,
+        *,
+        maps: EndpointMaps,
+        left: LeftMaps,
+        links: RestoreLinks,
+        addresses: RestoreAddresses,
+        identities: Identities,
+        files: StateFiles,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._old = old
+        self._maps = maps
+        self._left = left
+        self._links = links
+        self._addresses = addresses
+        self._identities = identities
+        self._files = files
+        self._health = health
+        self._log = log
+        self.endpoints: list[tuple[Endpoint, PolicySlot]] = []
+        """Those that live on, with their policy maps; empty before the hook has run."""
+        self.kept: dict[int, int] = {}
+        """Endpoints whose state cannot be read but whose pods run, and their links: nothing of them is touched."""
+        self.failed: dict[int, str] = {}
+        """Why the others could not be restored."""
+        self._dropped: list[int] = []
+        """Those that are made anew by who needs them, never restored."""
+        lifecycle.append(Hook("restore endpoints", self._restore))
+
+    async def _restore(self) -> None:
+        started = time.perf_counter()
+        scan = self._old.scan
+        left = self._left.addresses()
+        links = self._links.links()
+        await self._left.prepare_policies([*scan.endpoints, *scan.unreadable])
+        by_name = {link.name: link for link in links}
+        for number, saved in sorted(scan.endpoints.items()):
+            self._take(number, saved, by_name)
+        by_index = {link.ifindex: link for link in links}
+        for number in scan.unreadable:
+            self._keep(number, [row for row in left if row.endpoint_id == number], by_index)
+        clearing = Clearing(self._left, self._links, self._files, self._living(left), self._log)
+        await clearing.run(left, links, [*self.failed, *self._dropped])
+        self._report(started, clearing.troubles)
+
+    def _report(self, started: float, troubles: list[str]) -> None:
+        took = round((time.perf_counter() - started) * 1000, 1)
+        self._log.info(
+            "Endpoints restored", restored=len(self.endpoints), failed=len(self.failed), milliseconds=took
+        )
+        summary = f"{len(self.endpoints)} restored, {len(self.failed)} failed, {took} ms"
+        if self.kept:
+            summary += f"; state unreadable, left alone: {sorted(self.kept)}"
+        if troubles:
+            summary += f"; not cleared away: {'; '.join(troubles)}"
+        if self.failed or self.kept or troubles:
+            self._health.degraded(summary)
+        else:
+            self._health.ok(summary)
+
+    def _living(self, left: list[LeftAddress]) -> Living:
+        kept = self.kept.values()
+        return Living(
+            addresses=frozenset(
+                [endpoint.ipv4 for endpoint, _ in self.endpoints if endpoint.ipv4 is not None]
+                + [row.ipv4 for row in left if row.ifindex in kept and row.endpoint_id in self.kept]
+            ),
+            links=frozenset([endpoint.ifindex for endpoint, _ in self.endpoints] + list(kept)),
+            unsure=frozenset(self._old.scan.unreadable),
+        )
+
+    def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
+        """Let one endpoint live on, or note why it cannot."""
+        endpoint = saved.endpoint
+        if saved.is_fake or any(_is_reserved(label) for label in endpoint.labels):
+            self._dropped.append(number)
+            return
+        fault = fault_of(endpoint, links)
+        if fault is None:
+            try:
+                policy = self._claim(endpoint)
+            except (IpamError, HiveError, OSError) as error:
+                fault = str(error)
+            else:
+                identity = self._identities.restore(endpoint.identity, endpoint.labels or INIT_LABELS)
+                if identity.id != endpoint.identity:
+                    was, now = endpoint.identity, identity.id
+                    self._log.info("identity of restored endpoint changed", endpoint=number, old=was, new=now)
+                living = replace(endpoint, identity=identity.id, labels=identity.labels)
+                self.endpoints.append((living, policy))
+                return
+        self._log.warning(
+            "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
+        )
+        self.failed[number] = fault
+
+    def _claim(self, endpoint: Endpoint) -> PolicySlot:
+        """Take address, id and policy map; raises IpamError, HiveError or OSError with nothing taken."""
+        owned = endpoint.ipv4 if not endpoint.datapath.external_ipam else None
+        pool = endpoint.pool or DEFAULT_POOL
+        if owned is not None:
+            try:
+                self._addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
+            except IpamError as error:
+                raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
+        try:
+            return self._maps.adopt_policy(endpoint.id)
+        except (HiveError, OSError):
+            if owned is not None:
+                self._addresses.release(owned, pool)
+            raise
+
+    def _keep(self, number: int, rows: list[LeftAddress], links: dict[int, LinkInfo]) -> None:
+        """Let the pod of an unreadable endpoint run on as it is, if what the kernel knows shows that it runs."""
+        row = next((row for row in rows if not row.is_host and row.ifindex in links), None)
+        if row is None:
+            if rows:
+                self.failed[number] = "its state cannot be read and its interface is gone"
+            return
+        link = links[row.ifindex]
+        if alias_owner(link.alias) not in {None, number}:
+            return
+        try:
+            self._maps.adopt_policy(number)
+            self._addresses.allocate(row.ipv4, f"endpoint {number} [unreadable]", DEFAULT_POOL)
+        except (IpamError, HiveError, OSError) as error:
+            self._log.warning(
+                "address of an unreadable endpoint not reserved", endpoint=number, error=str(error)
+            )
+        self._identities.hold(row.identity)
+        self.kept[number] = link.ifindex
+        self._log.warning(
+            "endpoint with unreadable state goes on as it is, until its pod is removed",
+            endpoint=number,
+            ipv4=str(row.ipv4),
+            interface=link.name,
+        )
+
+
+def _is_reserved(label: str) -> bool:
+    """Whether the label marks the node's own endpoints (host, health, ingress): not pods."""
+    return label.startswith("reserved:") and label not in INIT_LABELS
