@@ -1,0 +1,92 @@
+"""Compiles the eBPF objects.
+
+For:    the package build, ``make``, tests and the lab.
+Needs:  clang, libbpf's headers, the kernel's UAPI headers; of Python only the standard library, for this runs
+        before the package exists.
+Gives:  compile_objects(); run as a program it compiles into ``objects`` beside this file.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "bpf"
+OBJECTS = Path(__file__).resolve().parent / "objects"
+PROGRAMS = ("dispatch", "datapath")
+
+NEWEST, OLDEST = 25, 14
+"""Versions of clang tried under their versioned names; older ones than 14 are not tested."""
+
+FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+
+class BuildError(RuntimeError):
+    """The objects cannot be compiled; the text says what is missing, or what the compiler said."""
+
+
+def compile_objects(out_dir: Path, *, build_tag: str = "") -> list[Path]:
+    """Compile ``dispatch.o`` and ``datapath.o`` into ``out_dir`` and return their paths.
+
+    ``build_tag`` (at most 31 characters) makes a generation of its own of the same source: it ends up in the
+    object, so its digest differs, and the running program's ``.rodata.cfg`` shows it. Raises BuildError.
+    """
+    if not re.fullmatch(r"[\w.+-]{0,31}", build_tag, re.ASCII):
+        raise BuildError(
+            f"build tag {build_tag!r}: expected at most 31 of the characters A-Z a-z 0-9 _ . + -"
+        )
+    clang = find_clang()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    return [compile_one(clang, SOURCES / f"{name}.c", out_dir / f"{name}.o", build_tag) for name in PROGRAMS]
+
+
+def find_clang() -> str:
+    """The compiler: ``clang``, else the newest versioned one. Raises BuildError."""
+    for name in ("clang", *(f"clang-{version}" for version in range(NEWEST, OLDEST - 1, -1))):
+        if path := shutil.which(name):
+            return path
+    raise BuildError(
+        "no clang found to compile the eBPF programs: apt-get install clang (or clang-14 or later)"
+    )
+
+
+def compile_one(clang: str, source: Path, target: Path, build_tag: str) -> Path:
+    """Compile one file. The result does not depend on where the sources lie."""
+    temporary = target.with_suffix(".o.new")
+    command = [
+        *(clang, *FLAGS, f"-I{arch_headers()}", f'-DBUILD_TAG="{build_tag}"'),
+        *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
+        *("-c", str(source), "-o", str(temporary)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(explain(done.stderr, source))
+    return temporary.rename(target)
+
+
+def arch_headers() -> Path:
+    """Where Debian keeps this architecture's ``asm/types.h``; with -target bpf clang does not look there."""
+    multiarch = sysconfig.get_config_var("MULTIARCH") or f"{platform.machine()}-linux-gnu"
+    directory = Path("/usr/include") / multiarch
+    return directory if directory.is_dir() else Path("/usr/include")
+
+
+def explain(errors: str, source: Path) -> str:
+    """The compiler's complaint, led by what to install when a header is missing."""
+    missing = re.search(r"'((?:bpf|linux|asm)/[\w/]+\.h)' file not found", errors)
+    if missing:
+        package = "libbpf-dev" if missing[1].startswith("bpf/") else "linux-libc-dev"
+        return f"{source.name} needs <{missing[1]}>: apt-get install {package}"
+    return f"{source.name} does not compile:\n{errors.strip()}"
+
+
+if __name__ == "__main__":
+    try:
+        compile_objects(OBJECTS)
+    except BuildError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

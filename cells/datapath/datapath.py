@@ -1,0 +1,173 @@
+"""Brings the programs into the kernel, and onto interfaces.
+
+Needs: DatapathSettings, AgentConfig, Maps, HostLinks.   Gives: Datapath.
+"""
+
+import errno
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import anyio.to_thread
+
+from cells.config import AgentConfig
+from cells.datapath.dispatchers import Dispatchers
+from cells.datapath.generation import in_force, load, publish
+from cells.datapath.libbpf import LoadError
+from cells.datapath.selfcheck import self_check
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.maps import Map, Maps, NodeConfig, map_by_id, program_info
+from cells.netlink import HostLinks, NetlinkError
+from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
+
+HOST_LINK: Final = "cilium_host"
+NET_LINK: Final = "cilium_net"
+POD_LINKS: Final = "lxc"
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What the hook brought about."""
+
+    generation: int
+    build: str
+    programs: MappingProxyType[str, int]
+
+
+class Datapath:
+    """The node's eBPF programs: one set for all endpoints, replaced as a whole.
+
+    The hook loads a new generation beside the one in force, tries it on packets, and replaces the entries the
+    attached programs jump to. If any of that fails, HiveError, and the former generation forwards on.
+    """
+
+    def __init__(  # noqa: PLR0917  (the parameters are the dependency graph)
+        self,
+        settings: DatapathSettings,
+        agent: AgentConfig,
+        maps: Maps,
+        links: HostLinks,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._pins = agent.programs_dir / "dispatch"
+        self._maps = maps
+        self._links = links
+        self._log = log
+        self._dispatchers: Dispatchers | None = None
+        self._in_force: InForce | None = None
+        lifecycle.append(Hook("load the datapath", self._start, self._stop))
+
+    @property
+    def generation(self) -> int:
+        """Counts up with every load on this node."""
+        return self._started().generation
+
+    @property
+    def build(self) -> str:
+        """Which object runs: the first 12 hexadecimal digits of its SHA-256."""
+        return self._started().build
+
+    @property
+    def programs(self) -> MappingProxyType[str, int]:
+        """Kernel ids of all programs by name, attached ones and those they jump to."""
+        return self._started().programs
+
+    def attach_endpoint(self, ifindex: int) -> None:
+        """Have the programs see what a pod sends, through the host's end of its link; again is harmless.
+
+        Raises NetlinkError.
+        """
+        program = self._attached("cil_from_container")
+        self._links.attach_clsact(ifindex, program, None, "cil_from_container", "")
+
+    def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
+        """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
+        to_host, from_host = self._attached("cil_to_host"), self._attached("cil_from_host")
+        self._links.attach_clsact(ifindex_host, to_host, from_host, "cil_to_host", "cil_from_host")
+        self._links.attach_clsact(ifindex_net, to_host, None, "cil_to_host", "")
+
+    def set_node(self, node: NodeConfig) -> None:
+        """Tell the programs about the node."""
+        self._maps.node.update(bytes(4), node.pack())
+
+    def _started(self) -> InForce:
+        if self._in_force is None:
+            raise NotStartedError(
+                "Datapath was used before the hook 'load the datapath' ran: depend on Datapath"
+            )
+        return self._in_force
+
+    def _attached(self, name: str) -> int:
+        self._started()
+        assert self._dispatchers is not None  # noqa: S101  (set with _in_force)
+        return self._dispatchers.descriptors[name]
+
+    async def _start(self) -> None:
+        try:
+            self._in_force = await anyio.to_thread.run_sync(self._load)
+        except LoadError as error:
+            if error.log:
+                self._log.error("libbpf", log=error.log)
+            raise
+        if self._dispatchers is not None and self._dispatchers.stale:
+            self._attach_everywhere()
+            self._dispatchers.settle(self._pins)
+        self._log.info("datapath in force", generation=self.generation, build=self.build)
+
+    async def _stop(self) -> None:
+        if self._dispatchers is not None:
+            self._dispatchers.close()  # what is attached and entered forwards on
+            self._dispatchers = None
+        self._in_force = None
+
+    def _load(self) -> InForce:
+        """Load, check and publish, in a worker thread: the verifier takes milliseconds."""
+        path = self._settings.datapath_object
+        data = read_object(path)
+        tables = self._maps.all()
+        self_check(data, path.name, tables, self._settings)
+        with map_by_id(self._maps.entry.id) as entry:  # this thread's own
+            former = in_force(entry)
+            generation = former.generation + 1 if former else 1
+            loaded, constants = load(data, path.name, tables, generation, self._settings)
+            with loaded:
+                self._dispatchers = self._load_dispatchers(tables)
+                programs = loaded.programs()
+                publish(entry, programs)
+                ids = {name: program_info(descriptor).id for name, descriptor in programs.items()}
+        ids |= {name: info.id for name, info in self._dispatchers.describe().items()}
+        return InForce(constants.generation, constants.build, MappingProxyType(ids))
+
+    def _load_dispatchers(self, tables: tuple[Map, ...]) -> Dispatchers:
+        path = PACKAGED_OBJECTS / "dispatch.o"
+        return Dispatchers.load(read_object(path), path.name, tables, self._pins)
+
+    def _attach_everywhere(self) -> None:
+        """Replace the programs of every interface we had attached to, one atomic exchange each."""
+        pods = {struct.unpack("<I", key)[0] for key in self._maps.endpoints.keys()}  # noqa: SIM118  (not a dict)
+        found = {link.name: link.ifindex for link in self._links.links()}
+        for name, ifindex in found.items():
+            if name.startswith(POD_LINKS) and ifindex in pods:
+                try:
+                    self.attach_endpoint(ifindex)
+                except NetlinkError as error:
+                    if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
+                        raise
+        if HOST_LINK in found and NET_LINK in found:
+            self.attach_host(found[HOST_LINK], found[NET_LINK])
+
+
+def read_object(path: Path) -> bytes:
+    """The bytes of a compiled object; HiveError says how to get it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if path.parent == PACKAGED_OBJECTS:
+            raise HiveError(f"{path} is missing ({error.strerror}): compile it with: make install") from error
+        raise UsageError(
+            f"datapath-object={path}: {error.strerror}; expected a compiled datapath, or leave it out"
+        ) from error

@@ -1,0 +1,155 @@
+"""One generation of the datapath: an object loaded onto the node's maps and put in force.
+
+For:    Datapath, and the self-check, which loads onto maps of its own. Needs: libbpf, cells.maps.
+Gives:  Constants, load(), publish(), in_force().
+
+The programs in force are the entries of hive_entry, and nothing else: no file says so, no attachment changes.
+Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
+has left them.
+"""
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from cells.datapath.libbpf import LoadedObject, LoadError
+from cells.datapath.settings import DatapathSettings
+from cells.maps import BpfError, Map, MapType, map_by_id, program_by_id, program_info
+
+SECTION: Final = ".rodata.cfg"
+MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/config.h
+SLOTS: Final = {"hive_from_pod": 0, "hive_to_host": 1, "hive_from_host": 2}
+"""Programs of an object and their entries, as bpf/maps.h numbers them."""
+
+_CONSTANTS = struct.Struct("<6I16s32s")  # struct config of bpf/config.h
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the loader writes into the programs. Lifetimes in seconds."""
+
+    generation: int
+    lifetime_tcp: int
+    lifetime_syn: int
+    lifetime_any: int
+    lifetime_closed: int
+    build: str
+    """Digest of the object, 12 hexadecimal digits."""
+    tag: str
+    """What the compilation was called."""
+
+    def pack(self) -> bytes:
+        """The bytes of ``.rodata.cfg``."""
+        lifetimes = self.lifetime_tcp, self.lifetime_syn, self.lifetime_any, self.lifetime_closed
+        return _CONSTANTS.pack(MAGIC, self.generation, *lifetimes, self.build.encode(), self.tag.encode())
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self | None:
+        """Read them back; None if these are not ours."""
+        if len(data) != _CONSTANTS.size:
+            return None
+        magic, *numbers, build, tag = _CONSTANTS.unpack(data)
+        if magic != MAGIC:
+            return None
+        return cls(*numbers, build.rstrip(b"\0").decode(), tag.rstrip(b"\0").decode())
+
+    def configured(self, settings: DatapathSettings) -> Self:
+        """The same with the lifetimes of the settings."""
+        return replace(
+            self,
+            lifetime_tcp=int(settings.bpf_ct_timeout_regular_tcp),
+            lifetime_syn=int(settings.bpf_ct_timeout_regular_tcp_syn),
+            lifetime_any=int(settings.bpf_ct_timeout_regular_any),
+            lifetime_closed=int(settings.bpf_ct_timeout_regular_tcp_fin),
+        )
+
+
+def build_of(data: bytes) -> str:
+    """The name of a build: the first 12 hexadecimal digits of the object's SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def load(
+    data: bytes, name: str, tables: Iterable[Map], generation: int, settings: DatapathSettings
+) -> tuple[LoadedObject, Constants]:
+    """Load an object onto these maps; nothing uses it yet. The caller closes it. Raises LoadError."""
+    loaded = LoadedObject(data, name)
+    try:
+        compiled = compiled_constants(loaded)
+        constants = replace(compiled, generation=generation, build=build_of(data)).configured(settings)
+        loaded.set_constants(SECTION, constants.pack())
+        loaded.use_maps({table.spec.name: table.fd for table in tables})
+        loaded.load()
+        loaded.expect(SLOTS)
+    except BaseException:
+        loaded.close()
+        raise
+    return loaded, constants
+
+
+def compiled_constants(loaded: LoadedObject) -> Constants:
+    """The constants an object was compiled with. LoadError if it is not one of this agent's."""
+    constants = Constants.unpack(loaded.constants(SECTION))
+    if constants is None:
+        raise LoadError(f"{loaded.name}: {SECTION} is of another version of the agent")
+    return constants
+
+
+def publish(entry: Map, programs: Mapping[str, int]) -> None:
+    """Put programs (name to descriptor) in force. All of them or, on an error, those that were before."""
+    former: dict[int, int] = {}
+    try:
+        for name, slot in SLOTS.items():
+            former[slot] = descriptor_in(entry, slot)
+            set_entry(entry, slot, programs[name])
+    except BaseException:
+        for slot, descriptor in former.items():
+            if descriptor >= 0:
+                set_entry(entry, slot, descriptor)
+            else:
+                entry.delete(struct.pack("<I", slot))
+        raise
+    finally:
+        for descriptor in former.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def set_entry(entry: Map, slot: int, descriptor: int) -> None:
+    """Point one entry at a program."""
+    entry.update(struct.pack("<I", slot), struct.pack("<I", descriptor))
+
+
+def descriptor_in(entry: Map, slot: int) -> int:
+    """A descriptor of the program in an entry, -1 if it is empty. The caller closes it."""
+    value = entry.lookup(struct.pack("<I", slot))
+    return -1 if value is None else program_by_id(*struct.unpack("<I", value))
+
+
+def in_force(entry: Map) -> Constants | None:
+    """The constants of the programs that forward now, read from them; None if there are none of ours."""
+    descriptor = descriptor_in(entry, SLOTS["hive_from_pod"])
+    if descriptor < 0:
+        return None
+    try:
+        for map_id in program_info(descriptor).map_ids:
+            if constants := read_constants(map_id):
+                return constants
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def read_constants(map_id: int) -> Constants | None:
+    """The constants in a map of a program, if it is that map."""
+    try:
+        table = map_by_id(map_id)
+    except BpfError:  # gone meanwhile
+        return None
+    with table:
+        if table.spec.type != MapType.ARRAY or table.spec.value_size != _CONSTANTS.size:
+            return None
+        return Constants.unpack(table.lookup(bytes(4)) or b"")

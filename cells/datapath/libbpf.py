@@ -1,0 +1,186 @@
+"""libbpf, as far as loading our objects needs it.
+
+For:    loading. Needs: libbpf.so.1 (Debian: libbpf1), opened at first use. Gives: LoadedObject, LoadError.
+Source: libbpf's own headers bpf/libbpf.h, whose functions keep their ABI within libbpf.so.1.
+
+Through ctypes: declaring the same dozen functions to cffi costs 25 ms of start-up to parse them, against 0.3.
+"""
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import TracebackType
+from typing import Any, Final, Self
+
+from lifecycle import HiveError
+
+LIBRARY: Final = "libbpf.so.1"
+LOG_DEBUG: Final = 2  # enum libbpf_print_level
+LOG_LINE: Final = 1 << 20  # a verifier's log comes as one message
+
+_LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_capture = threading.Lock()  # libbpf has one log for the whole process
+
+
+class LoadError(HiveError):
+    """The kernel or libbpf refused an object. ``log``: all libbpf said, the verifier's log included."""
+
+    def __init__(self, what: str, code: int = 0, log: str = "") -> None:
+        self.log = log
+        parts = [what, os.strerror(code) if code else "", verdict(log)]
+        super().__init__(": ".join(filter(None, parts)))
+
+
+def verdict(log: str) -> str:
+    """The line that says why: the verifier's last word, else libbpf's first."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for after, line in enumerate(lines):
+        if line.startswith("processed ") and after:
+            return lines[after - 1]
+    return lines[0] if lines else ""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """libbpf, with the types of what we call. Raises HiveError when it is not installed."""
+    try:
+        lib = ctypes.CDLL(LIBRARY, use_errno=True)
+    except OSError as error:
+        raise HiveError(
+            f"{LIBRARY} cannot be opened ({error}): install it, on Debian: apt-get install libbpf1"
+        ) from error
+    pointer, size, integer, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "libbpf_set_print": (pointer, [pointer]),
+        "bpf_object__open_mem": (pointer, [pointer, size, pointer]),
+        "bpf_object__load": (integer, [pointer]),
+        "bpf_object__close": (None, [pointer]),
+        "bpf_object__next_map": (pointer, [pointer, pointer]),
+        "bpf_object__next_program": (pointer, [pointer, pointer]),
+        "bpf_map__name": (text, [pointer]),
+        "bpf_map__is_internal": (ctypes.c_bool, [pointer]),
+        "bpf_map__reuse_fd": (integer, [pointer, integer]),
+        "bpf_map__initial_value": (pointer, [pointer, ctypes.POINTER(size)]),
+        "bpf_map__set_initial_value": (integer, [pointer, pointer, size]),
+        "bpf_program__name": (text, [pointer]),
+        "bpf_program__fd": (integer, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class LoadedObject:
+    """An object file in libbpf's hands: opened, given its maps and constants, then loaded.
+
+    Its map and program descriptors are libbpf's and are gone after :meth:`close`. Raises LoadError.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.name = name
+        self._lib = library()
+        with captured_log() as log:
+            self._object = self._lib.bpf_object__open_mem(data, len(data), None)
+            code = ctypes.get_errno()
+        if not self._object:
+            raise LoadError(f"{name} is not an eBPF object libbpf can read", code, "".join(log))
+        self._data = data  # libbpf reads on in it until the load
+        self.maps: dict[str, int] = {
+            self._lib.bpf_map__name(handle).decode(): handle for handle in self._each("bpf_object__next_map")
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up libbpf's descriptors. Programs live on where they are pinned, entered or attached."""
+        if self._object:
+            self._lib.bpf_object__close(self._object)
+            self._object = None
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """The handles of the maps that the C source declares, by name; not those made of its variables."""
+        return {n: handle for n, handle in self.maps.items() if not self._lib.bpf_map__is_internal(handle)}
+
+    def use_maps(self, descriptors: Mapping[str, int]) -> None:
+        """Have these existing maps stand for the object's own of the same names."""
+        for name, handle in self.tables.items():
+            if name not in descriptors:
+                raise LoadError(
+                    f"{self.name} wants a map {name} that the agent does not have", errno.ENOENT, ""
+                )
+            self._check(self._lib.bpf_map__reuse_fd(handle, descriptors[name]), f"cannot use map {name}")
+
+    def constants(self, section: str) -> bytes:
+        """The initial contents of a section of variables such as ``.rodata.cfg``."""
+        size = ctypes.c_size_t()
+        handle = self.maps.get(section)
+        start = handle and self._lib.bpf_map__initial_value(handle, ctypes.byref(size))
+        if not start:
+            raise LoadError(f"{self.name} has no section {section}: it is not one of ours", errno.EINVAL)
+        return ctypes.string_at(start, size.value)
+
+    def set_constants(self, section: str, value: bytes) -> None:
+        """Replace the contents of a section of variables, before the load."""
+        code = self._lib.bpf_map__set_initial_value(self.maps[section], value, len(value))
+        self._check(code, f"cannot set {section}")
+
+    def load(self) -> None:
+        """Have the verifier accept all programs; LoadError holds its log if it does not."""
+        with captured_log() as log:
+            code = self._lib.bpf_object__load(self._object)
+        self._check(code, "refused by the kernel", "".join(log))
+
+    def programs(self) -> dict[str, int]:
+        """Of a loaded object: the descriptors of the programs, by their names in the source."""
+        lib = self._lib
+        handles = self._each("bpf_object__next_program")
+        return {lib.bpf_program__name(handle).decode(): lib.bpf_program__fd(handle) for handle in handles}
+
+    def expect(self, names: Iterable[str]) -> None:
+        """LoadError unless the object has programs of these names."""
+        if missing := set(names) - self.programs().keys():
+            raise LoadError(f"{self.name} has no program {', '.join(sorted(missing))}")
+
+    def _each(self, function: str) -> Iterator[int]:
+        step = getattr(self._lib, function)
+        handle = step(self._object, None)
+        while handle:
+            yield handle
+            handle = step(self._object, handle)
+
+    def _check(self, code: int, what: str, log: str = "") -> None:
+        if code < 0:
+            raise LoadError(f"{self.name}: {what}", -code, log)
+
+
+@contextmanager
+def captured_log() -> Iterator[list[str]]:
+    """What libbpf says meanwhile, debugging aside, instead of on the standard error stream."""
+    said: list[str] = []
+    format_text = ctypes.CDLL(None).vsnprintf
+    format_text.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+
+    @_LOG_FUNCTION
+    def hear(level: int, template: int, arguments: int) -> int:
+        if level < LOG_DEBUG:
+            text = ctypes.create_string_buffer(LOG_LINE)
+            format_text(text, LOG_LINE, template, arguments)
+            said.append(text.value.decode(errors="replace"))
+        return 0
+
+    with _capture:
+        previous = library().libbpf_set_print(ctypes.cast(hear, ctypes.c_void_p))
+        try:
+            yield said
+        finally:
+            library().libbpf_set_print(previous)

@@ -1,0 +1,133 @@
+"""Tries an object on packets before it carries any, on maps of its own.
+
+For:    Datapath, before a generation is put in force. Needs: generation, cells.maps.   Gives: self_check().
+The node's maps are neither read nor written, so neither counters nor connections notice.
+"""
+
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
+from typing import Final
+
+from cells.datapath.generation import load
+from cells.datapath.libbpf import LoadError
+from cells.datapath.settings import DatapathSettings
+from cells.maps import (
+    EndpointConfig,
+    LxcKey,
+    LxcValue,
+    Map,
+    MapSpec,
+    MapType,
+    MetricsKey,
+    create_map,
+    test_run,
+)
+
+TC_ACT_OK, TC_ACT_SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
+IFINDEX: Final = 1  # what BPF_PROG_TEST_RUN takes when none is given: lo
+
+POD, NEIGHBOUR, STRANGER = (IPv4Address(f"192.0.2.{n}") for n in (1, 2, 3))  # RFC 5737
+POD_MAC, HOST_MAC, BROADCAST = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002"), b"\xff" * 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A packet for a program, the action expected, and the drop that must be counted, if any."""
+
+    program: str
+    says: str
+    packet: bytes
+    action: int
+    reason: int | None = None
+    becomes: bytes | None = None
+
+
+def self_check(data: bytes, name: str, tables: Collection[Map], settings: DatapathSettings) -> None:
+    """Load an object onto scratch maps like ``tables`` and see it treat packets right; LoadError if not."""
+    with scratch(tables) as maps:
+        set_up(maps)
+        loaded, _ = load(data, name, maps.values(), 0, settings)
+        with loaded:
+            programs = loaded.programs()
+            for case in CASES:
+                check(case, programs[case.program], maps["cilium_metrics"], name)
+
+
+@contextmanager
+def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
+    """Small unpinned maps of the same kinds and names."""
+    policy = MapSpec("scratch_policy", MapType.LPM_TRIE, 12, 24, 16, flags=1)
+    with ExitStack() as open_maps:
+        maps = {}
+        for table in tables:
+            inner = policy if table.spec.type == MapType.ARRAY_OF_MAPS else None
+            small = replace(table.spec, max_entries=min(table.spec.max_entries, 64), inner=inner)
+            maps[table.spec.name] = open_maps.enter_context(create_map(small))
+        yield maps
+
+
+def set_up(maps: dict[str, Map]) -> None:
+    """One pod to send, one to receive, and no policy for either."""
+    pod = EndpointConfig(POD, endpoint_id=1, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC)
+    neighbour = LxcValue(ifindex=IFINDEX, endpoint_id=2, mac=POD_MAC, node_mac=HOST_MAC, identity=1001)
+    maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.pack())
+    maps["cilium_lxc"].update(LxcKey(NEIGHBOUR).pack(), neighbour.pack())
+
+
+def check(case: Case, program: int, metrics: Map, name: str) -> None:
+    """Run one case; LoadError says what went otherwise."""
+    metrics.clear()
+    run = test_run(program, case.packet)
+    reasons = {MetricsKey.unpack(key).reason for key in metrics.keys()}  # noqa: SIM118  (not a dict)
+    wrong = [
+        f"{what} {got!r}, expected {wanted!r}"
+        for what, got, wanted in (
+            ("action", run.retval, case.action),
+            ("drop reason", reasons - {0}, set() if case.reason is None else {case.reason}),
+            ("packet", run.packet.hex(), (case.becomes or run.packet).hex()),
+        )
+        if got != wanted
+    ]
+    if wrong:
+        raise LoadError(
+            f"{name}: {case.program} fails its self-check, {case.says}: {'; '.join(wrong)}", 0, ""
+        )
+
+
+def ethernet(destination: bytes, source: bytes, protocol: int) -> bytes:
+    """An Ethernet II header."""
+    return destination + source + struct.pack(">H", protocol)
+
+
+def udp(source: IPv4Address, destination: IPv4Address) -> bytes:
+    """A small datagram in a frame, its UDP checksum left out as RFC 768 allows."""
+    header = struct.pack(">BBHIBBH4s4s", 0x45, 0, 36, 0, 64, 17, 0, source.packed, destination.packed)
+    words = sum(struct.unpack(">10H", header))
+    words = (words & 0xFFFF) + (words >> 16)
+    header = header[:10] + struct.pack(">H", ~(words + (words >> 16)) & 0xFFFF) + header[12:]
+    return ethernet(HOST_MAC, POD_MAC, 0x0800) + header + struct.pack(">HHHH", 40000, 53, 16, 0) + bytes(8)
+
+
+def arp(operation: int, sender: tuple[bytes, IPv4Address], target: tuple[bytes, IPv4Address]) -> bytes:
+    """An ARP message about IPv4 over Ethernet (RFC 826), without the frame."""
+    ends = sender[0] + sender[1].packed + target[0] + target[1].packed
+    return struct.pack(">HHBBH", 1, 0x0800, 6, 4, operation) + ends
+
+
+CASES: Final = (
+    Case(
+        "hive_from_pod",
+        "a pod asking for its gateway",
+        ethernet(BROADCAST, POD_MAC, 0x0806) + arp(1, (POD_MAC, POD), (bytes(6), STRANGER)),
+        TC_ACT_REDIRECT,
+        becomes=ethernet(POD_MAC, HOST_MAC, 0x0806) + arp(2, (HOST_MAC, STRANGER), (POD_MAC, POD)),
+    ),
+    Case("hive_from_pod", "a source that is not the pod's", udp(STRANGER, NEIGHBOUR), TC_ACT_SHOT, 132),
+    Case("hive_from_pod", "a pod without policy", udp(POD, NEIGHBOUR), TC_ACT_SHOT, 203),
+    Case("hive_from_host", "the host to nobody", udp(STRANGER, POD), TC_ACT_SHOT, 151),
+    Case("hive_from_host", "the host to a pod without policy", udp(STRANGER, NEIGHBOUR), TC_ACT_SHOT, 203),
+    Case("hive_to_host", "anything to the host", udp(POD, STRANGER), TC_ACT_OK),
+)
