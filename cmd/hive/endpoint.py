@@ -82,7 +82,7 @@ def _stacked(
 def _cells(endpoint: dict[str, Any]) -> tuple[str, ...]:
     status = endpoint["status"]
     enabled = status.get("policy", {}).get("realized", {}).get("policy-enabled", "none")
-    addresses = (status.get("networking", {}).get("addressing") or [{}])[0]
+    ips = addresses(endpoint)
     state = status["state"]
     colour = {"ready": GOOD, "not-ready": BAD, "invalid": BAD}.get(state)
     return (
@@ -90,10 +90,16 @@ def _cells(endpoint: dict[str, Any]) -> tuple[str, ...]:
         _enforcement(enabled, "ingress"),
         _enforcement(enabled, "egress"),
         str(status.get("identity", {}).get("id", "<no label id>")),
-        addresses.get("ipv6", ""),
-        addresses.get("ipv4", ""),
+        ips.get("ipv6", ""),
+        ips.get("ipv4", ""),
         click.style(state, fg=colour),
     )
+
+
+def addresses(endpoint: dict[str, Any]) -> dict[str, str]:
+    """The address of each family an endpoint has: ``ipv4``, ``ipv6``."""
+    pairs: list[dict[str, str]] = endpoint["status"].get("networking", {}).get("addressing") or [{}]
+    return pairs[0]
 
 
 def _enforcement(enabled: str, direction: str) -> str:

@@ -157,13 +157,24 @@ def create(lab: Lab) -> None:
 
 def destroy(lab: Lab) -> None:
     """Remove the node: processes, pods, namespaces, mounts, directory; also one that is half made."""
-    end_processes(lab)
-    for point in reversed(mounted_below(lab.directory)):
-        syscalls.unmount(point, syscalls.MNT_DETACH)
-    with contextlib.suppress(OSError):  # not mounted: it was never made, or is gone already
-        syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
-    with contextlib.suppress(FileNotFoundError):
-        lab.directory.rmdir()
+    with undisturbed():
+        end_processes(lab)
+        for point in reversed(mounted_below(lab.directory)):
+            syscalls.unmount(point, syscalls.MNT_DETACH)
+        with contextlib.suppress(OSError):  # not mounted: it was never made, or is gone already
+            syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
+        with contextlib.suppress(FileNotFoundError):
+            lab.directory.rmdir()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back ctrl-C and requests to end until the block is done: clearing away is not left half-way."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def processes(lab: Lab) -> list[int]:

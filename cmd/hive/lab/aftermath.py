@@ -1,0 +1,81 @@
+"""The end of a lab node, and a hard look at whether anything of it is still there.
+
+Needs: root.   Gives: clear_away, settled.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from hive.lab import agent_process
+from hive.lab.kernel import Kernel, alive, look, machine_links
+from hive.lab.namespaces import Namespaces, mounted_below
+from hive.lab.node import Lab, destroy, processes, undisturbed
+from hive.lab.story import Story
+
+SETTLE_WITHIN = 10.0
+
+
+def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: frozenset[str]) -> None:
+    """Stop the agent, remove the node, and check that it is gone; not to be interrupted.
+
+    `kernels` are earlier looks at its BPF objects, `machine` the links this machine had before.
+    """
+    story.step(
+        "nothing left",
+        "The node is taken down",
+        "The agent ends on SIGTERM; then the namespaces go, and with them links, maps and programs.",
+    )
+    with undisturbed():
+        known = [*kernels, *_last_look(lab)]
+        if agent_process.running(lab) is not None:
+            began = time.monotonic()
+            ended = agent_process.terminate(lab)
+            story.check("the agent ends when asked", ended, f"{(time.monotonic() - began) * 1000:.0f} ms")
+        outside = lab.open_outside() if lab.exists else None
+        destroy(lab)
+        _verify(lab, story, outside)
+        links = sorted(machine_links() - machine)
+        story.check("no link came to this machine", not links, ", ".join(links) or "as before")
+        _verify_objects(story, known)
+
+
+def settled(left: Callable[[], list[str]]) -> list[str]:
+    """What is left once the kernel had time to finish: it frees namespaces and BPF objects a little later."""
+    deadline = time.monotonic() + SETTLE_WITHIN
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _last_look(lab: Lab) -> list[Kernel]:
+    if not lab.exists:
+        return []
+    with contextlib.suppress(OSError), lab.open() as node:
+        return [node.run(look)]
+    return []
+
+
+def _verify(lab: Lab, story: Story, outside: Namespaces | None) -> None:
+    left = settled(lambda: [f"process {pid}" for pid in processes(lab)])
+    story.check("no process is left", not left, ", ".join(left) or "none in its namespaces")
+    left = [str(path) for path in mounted_below(lab.directory)]
+    if lab.directory.exists():
+        left.append(str(lab.directory))
+    story.check("no namespace is held, no mount is left", not left, ", ".join(left) or str(lab.directory))
+    if outside is not None:
+        with outside:
+            # The far end of the uplink vanishes exactly when the node's network namespace does.
+            left = settled(lambda: sorted(outside.run(machine_links) - {"lo"}))
+        story.check("its network is gone", not left, ", ".join(left) or "the uplink's far end went with it")
+
+
+def _verify_objects(story: Story, kernels: Sequence[Kernel]) -> None:
+    maps = frozenset[int]().union(*(kernel.map_ids for kernel in kernels))
+    programs = frozenset[int]().union(*(kernel.program_ids for kernel in kernels))
+    left = settled(lambda: alive(maps, programs))
+    story.check(
+        "no map and no program is left",
+        not left,
+        ", ".join(left) or f"all {len(maps)} maps and {len(programs)} programs are gone",
+    )

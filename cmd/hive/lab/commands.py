@@ -1,0 +1,174 @@
+"""``hive lab``: nodes made, listed, entered, removed and shown.
+
+Needs: root; what a subcommand needs is imported when it runs.   Gives: command.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
+from hive.output import BAD, GOOD, json_text, output_option, table
+
+CANNOT_EXECUTE, NOT_FOUND = 126, 127
+
+
+class _LabName(click.ParamType[Lab]):
+    name = "name"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lab:
+        if isinstance(value, Lab):
+            return value
+        try:
+            return Lab(str(value))
+        except LabError as error:
+            self.fail(error.message, param, ctx)
+
+
+def name_option(default: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """The ``--name`` every subcommand has."""
+    return click.option(
+        "--name", "lab", type=_LabName(), default=default, show_default=True, help="Which node."
+    )
+
+
+@click.group()
+def command() -> None:
+    """Whole nodes on this machine, each in namespaces of its own."""
+
+
+@command.command()
+@name_option("node-1")
+@click.option(
+    "--pods",
+    "count",
+    type=click.IntRange(0, 250),
+    default=2,
+    show_default=True,
+    help="How many pods it has at least.",
+)
+def up(lab: Lab, count: int) -> None:
+    """Make a node with a running agent and pods; what is there already stays."""
+    need_root()
+    from hive.lab import agent_process, pods
+
+    with _orderly(), exclusive():
+        fresh = not lab.exists
+        if fresh:
+            destroy(lab)  # half of one
+            create(lab)
+        try:
+            pid = agent_process.running(lab)
+            if pid is None:
+                pid = agent_process.start(lab)
+                click.echo(f"{lab.name}  starting the agent, pid {pid}")
+            agent_process.wait_ready(lab, pid)
+            for pod in (f"pod-{number}" for number in range(1, count + 1)):
+                if pod not in lab.pods():
+                    attached = pods.add(lab, pod)
+                    click.echo(f"{lab.name}  {pod} attached, {attached.ipv4}")
+        except BaseException:
+            if fresh:
+                destroy(lab)
+            raise
+    click.echo(f"{lab.name}  up at {NODE_ADDRESS} with pods {', '.join(lab.pods()) or 'none'}")
+    click.echo(f"Look around:  hive lab exec --name {lab.name} -- hive endpoint list")
+
+
+@command.command("list")
+@output_option
+def list_nodes(output: str) -> None:
+    """List the nodes of this machine, their agents and pods."""
+    from hive.lab import agent_process
+
+    nodes = [(lab, lab.exists, agent_process.running(lab), lab.pods()) for lab in labs()]
+    if output == "json":
+        keys = ("name", "complete", "agent_pid", "pods")
+        click.echo(json_text([dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]))
+        return
+    if not nodes:
+        click.echo("No lab node on this machine. Make one: hive lab up")
+        return
+    lines = [("NODE", "AGENT", "PODS")]
+    for lab, complete, pid, pods in nodes:
+        state = f"pid {pid}" if pid else "not running" if complete else "half made"
+        lines.append((lab.name, click.style(state, fg=GOOD if pid else BAD), " ".join(pods) or "none"))
+    for line in table(lines):
+        click.echo(line)
+
+
+@command.command("exec", context_settings={"ignore_unknown_options": True})
+@name_option("node-1")
+@click.option("--pod", help="In this pod instead of the node.")
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
+    """Run a command inside a node or one of its pods; its exit code is ours."""
+    need_root()
+    namespaces = lab.open_pod(pod) if pod else lab.open()
+    directory = Path.cwd()
+    namespaces.enter()
+    if directory.is_dir():
+        os.chdir(directory)
+    try:
+        os.execvp(arguments[0], arguments)  # noqa: S606 - the command the person typed, word by word
+    except FileNotFoundError:
+        click.echo(f"hive: {arguments[0]}: no such command", err=True)
+        raise click.exceptions.Exit(NOT_FOUND) from None
+    except OSError as error:
+        click.echo(f"hive: {arguments[0]}: {error.strerror}", err=True)
+        raise click.exceptions.Exit(CANNOT_EXECUTE) from None
+
+
+@command.command()
+@name_option("node-1")
+@click.option("--all", "everything", is_flag=True, help="All nodes of this machine.")
+def down(lab: Lab, everything: bool) -> None:
+    """Remove a node with all that is in it; nothing to do is fine."""
+    need_root()
+    from hive.lab import agent_process
+
+    with _orderly(), exclusive():
+        for one in labs() if everything else [lab]:
+            there = one.directory.exists()
+            agent_process.terminate(one)
+            destroy(one)
+            click.echo(f"{one.name}  {'removed' if there else 'is not there'}")
+
+
+@command.command()
+@name_option("demo")
+@click.option("--json", "as_json", is_flag=True, help="Tell nothing, print the account as JSON.")
+def demo(lab: Lab, as_json: bool) -> None:
+    """Watch it work, in less than a minute. Exits 0 only if every check held."""
+    need_root()
+    from hive.lab.demo import make_room, run
+    from hive.lab.story import Story
+
+    story = Story(quiet=as_json)
+    with _orderly(), exclusive():
+        make_room(lab)
+        run(lab, story)
+    if as_json:
+        click.echo(json_text(story.account()))
+    if not story.ok:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind like ctrl-C does, so that what was begun is cleared away."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

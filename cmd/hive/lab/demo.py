@@ -1,0 +1,268 @@
+"""``hive lab demo``: the whole thing once, for a person to watch; every claim is checked while it is made.
+
+Needs: root, clang, the compiled plugin and objects.   Gives: make_room, run.
+"""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive import endpoint
+from hive.client import DEFAULT_SOCKET, ask
+from hive.lab import agent_process, pods
+from hive.lab.aftermath import clear_away, settled
+from hive.lab.flows import tcp_listener
+from hive.lab.kernel import Belongings, Kernel, belongings, look, machine_links
+from hive.lab.namespaces import Namespaces, inside
+from hive.lab.node import NODE_ADDRESS, PREFIX, Lab, LabError, create, destroy
+from hive.lab.pods import Attached
+from hive.lab.probe import interfaces, ping, routes, tcp_echo, tcp_echo_server
+from hive.lab.story import WIDTH, Story
+from hive.lab.upgrade import RATE, ids, second_build, tell, upgrade
+
+PODS = ("pod-1", "pod-2")
+PINGS = 5
+ECHOED = 1 << 20
+
+
+def make_room(lab: Lab) -> None:
+    """Remove what a demo that was killed left. Raises LabError when a node of that name is in use."""
+    if agent_process.running(lab) is not None:
+        raise LabError(
+            f"a node named {lab.name} is running: remove it (hive lab down --name {lab.name}), "
+            "or choose another --name"
+        )
+    destroy(lab)
+
+
+def run(lab: Lab, story: Story) -> None:
+    """Tell the story on a node called `lab.name`, and leave nothing behind, however it ends."""
+    story.title(
+        "hive lab demo",
+        "A node of its own on this machine: own network, own mounts, own bpffs. In it run the real agent "
+        "and the real CNI plugin; pods are network namespaces, as a container runtime makes them. "
+        "What is claimed is checked.",
+    )
+    machine = machine_links()
+    demo = Demo(lab, story)
+    try:
+        for chapter in (
+            demo.node,
+            demo.agent,
+            demo.pods,
+            demo.talk,
+            demo.endpoints,
+            demo.upgrade,
+            demo.remove_pods,
+        ):
+            chapter()
+    except click.ClickException as error:
+        story.fail(error.format_message())
+    except (OSError, RuntimeError, ValueError) as error:
+        story.fail(f"{type(error).__name__}: {error}")
+    finally:
+        clear_away(lab, story, demo.kernels, machine)
+    story.end("It works:", "Something does not work:")
+
+
+class Demo:
+    """The chapters, in their order; what one finds out the later ones use."""
+
+    def __init__(self, lab: Lab, story: Story) -> None:
+        self._lab = lab
+        self._story = story
+        self._attached: dict[str, Attached] = {}
+        self._without_pods = Belongings(frozenset(), frozenset(), frozenset(), frozenset())
+        self.kernels: list[Kernel] = []
+        """Every look at the BPF objects of the node."""
+
+    def node(self) -> None:
+        """Namespaces and mounts."""
+        self._story.step("node", "A node", "Its namespaces are held by bind mounts: they need no process.")
+        create(self._lab)
+        with self._lab.open() as node:
+            links = node.run(interfaces)
+        seen = [(link.name, link.up, link.addresses) for link in links]
+        self._story.check(
+            "it has an uplink and nothing else",
+            seen == [("uplink", True, (f"{NODE_ADDRESS}/{PREFIX}",))],
+            ", ".join(f"{name} {' '.join(addresses)}" for name, _, addresses in seen),
+        )
+
+    def agent(self) -> None:
+        """The first start, on an empty node."""
+        self._story.step(
+            "agent",
+            "The agent starts",
+            "It pins its BPF maps, loads the eBPF programs, makes the pods' gateway (cilium_host), and when "
+            "it serves writes the configuration that tells container runtimes which plugin to call.",
+        )
+        pid = agent_process.start(self._lab)
+        seconds = agent_process.wait_ready(self._lab, pid)
+        self._story.measured["agent_start_seconds"] = round(seconds, 3)
+        self._story.check("it serves", True, f"pid {pid}, {seconds * 1000:.0f} ms after its start")
+        with self._lab.open() as node:
+            kernel = self._look(node)
+            self._without_pods = node.run(belongings)
+        self._story.check(
+            "maps and programs are pinned",
+            bool(kernel.maps and kernel.entries),
+            f"{len(kernel.maps)} maps; programs {ids(kernel.entries.values())}",
+        )
+        self._story.check("the network configuration is there", True, self._lab.cni_conf.name)
+
+    def pods(self) -> None:
+        """Two pods through the plugin, and what they look like inside."""
+        self._story.step(
+            "pods",
+            "Two pods are added",
+            "The plugin hands each pod's namespace to the agent, which gives it an address, a link and a "
+            "policy map. No program is loaded for a pod: what differs between pods is in maps.",
+        )
+        for name in PODS:
+            pod = self._attached[name] = pods.add(self._lab, name)
+            self._story.check(f"{name} is added", True, f"{pod.ipv4}, in {pod.seconds * 1000:.1f} ms")
+            self._inside(pod)
+        before = self.kernels[-1]
+        with self._lab.open() as node:
+            after = self._look(node)
+        self._story.check(
+            "no program was loaded for them",
+            before.program_ids == after.program_ids,
+            f"still {ids(after.entries.values())}",
+        )
+        self._story.measured["pods"] = {
+            name: {**asdict(pod), "seconds": round(pod.seconds, 6)} for name, pod in self._attached.items()
+        }
+
+    def talk(self) -> None:
+        """Ping and TCP between everyone."""
+        self._story.step(
+            "talk",
+            "They talk",
+            "Every packet passes our eBPF at the pod's link: source address check, connection tracking, "
+            "policy, and on to the other pod's link. The gateway's ARP is answered there, too.",
+        )
+        lab, (one, two) = self._lab, (self._attached[name] for name in PODS)
+        with lab.open() as node, lab.open_pod(one.pod) as first, lab.open_pod(two.pod) as second:
+            self._ping(f"ping {one.pod} → {two.pod}", first, two.ipv4)
+            self._echo(f"TCP  {one.pod} → {two.pod}", first, second, two.ipv4, one.ipv4)
+            self._ping(f"ping {two.pod} → {one.pod}", second, one.ipv4)
+            self._echo(f"TCP  {two.pod} → {one.pod}", second, first, one.ipv4, two.ipv4)
+            self._ping(f"ping {one.pod} → node", first, NODE_ADDRESS)
+            self._echo(f"TCP  {one.pod} → node", first, node, NODE_ADDRESS, one.ipv4)
+            self._ping(f"ping node  → {two.pod}", node, two.ipv4)
+            self._echo(f"TCP  node  → {two.pod}", node, second, two.ipv4, two.gateway)
+            self._ping(f"ping {one.pod} → its gateway", first, one.gateway)
+
+    def endpoints(self) -> None:
+        """What ``hive endpoint list`` prints."""
+        self._story.step("endpoints", "What the agent knows", "hive endpoint list, as on any node:")
+        found = self._endpoints()
+        self._story.show(endpoint.render(found, WIDTH - 7))
+        listed = {endpoint.addresses(one)["ipv4"]: one["status"]["state"] for one in found}
+        self._story.check(
+            "both pods are listed and ready",
+            listed == {pod.ipv4: "ready" for pod in self._attached.values()},
+            ", ".join(f"{address} {state}" for address, state in sorted(listed.items())),
+        )
+
+    def upgrade(self) -> None:
+        """Kill and restart with another build, under traffic."""
+        self._story.step(
+            "upgrade",
+            "The agent is killed and comes back with another build of the datapath",
+            f"Meanwhile {PODS[0]} sends {PODS[1]} {RATE:.0f} numbered UDP packets a second, and writes to an "
+            "open TCP connection. What is pinned forwards without an agent; the new one loads its programs "
+            "beside the old ones, tests them, and then switches over.",
+        )
+        build = second_build(self._lab)
+        first, second = (self._attached[name] for name in PODS)
+        seen = upgrade(self._lab, first, second, build)
+        self.kernels += [seen.before, seen.after]
+        tell(self._story, seen)
+        kept = {endpoint.addresses(one)["ipv4"] for one in self._endpoints()}
+        self._story.check(
+            "the new agent knows both pods",
+            kept == {pod.ipv4 for pod in self._attached.values()},
+            ", ".join(sorted(kept)),
+        )
+
+    def remove_pods(self) -> None:
+        """Delete through the plugin; the node is as it was before the pods."""
+        self._story.step(
+            "delete",
+            "The pods are deleted",
+            "The plugin answers once maps and state are gone; the links follow at once.",
+        )
+        for name in list(self._attached):
+            seconds = pods.delete(self._lab, name)
+            del self._attached[name]
+            self._story.check(f"{name} is deleted", True, f"in {seconds * 1000:.1f} ms")
+        with self._lab.open() as node:
+            left = settled(lambda: node.run(belongings).beyond(self._without_pods))
+        self._story.check(
+            "no link, map row, pin or state of them is left",
+            not left,
+            ", ".join(left) or "all as before they came",
+        )
+
+    def _look(self, node: Namespaces) -> Kernel:
+        kernel = node.run(look)
+        self.kernels.append(kernel)
+        return kernel
+
+    def _endpoints(self) -> list[dict[str, Any]]:
+        pid = agent_process.running(self._lab)
+        found: list[dict[str, Any]] = ask("/v1/endpoint", Path(f"/proc/{pid}/root{DEFAULT_SOCKET}"))
+        return sorted(found, key=lambda one: one["id"])
+
+    def _inside(self, pod: Attached) -> None:
+        with self._lab.open() as node, self._lab.open_pod(pod.pod) as namespaces:
+            host = next((one for one in node.run(interfaces) if one.name == pod.host_link), None)
+            link = next(one for one in namespaces.run(interfaces) if one.name == pods.INTERFACE)
+            found = namespaces.run(routes)
+        self._story.show(
+            [
+                f"{link.name}  {' '.join(link.addresses)}  MAC {link.mac}  MTU {link.mtu}",
+                *(f"      route {route}" for route in found),
+                f"      on the node {pod.host_link}  MAC {pod.host_mac}",
+            ]
+        )
+        as_told = (link.addresses, link.mac, link.up) == ((f"{pod.ipv4}/32",), pod.pod_mac, True)
+        host_told = host is not None and host.up and host.mac == pod.host_mac
+        default = any(route.destination == "default" and route.gateway == pod.gateway for route in found)
+        self._story.check(
+            "it is as the plugin said",
+            as_told and host_told and default,
+            f"address, MACs, default route by {pod.gateway}",
+        )
+
+    def _ping(self, what: str, source: Namespaces, address: str) -> None:
+        trips = source.run(ping, address, PINGS)
+        best = f", best {min(trips) * 1e6:.0f} µs" if trips else ""
+        self._story.check(what, len(trips) == PINGS, f"{len(trips)} of {PINGS} answered{best}")
+
+    def _echo(self, what: str, source: Namespaces, target: Namespaces, address: str, seen_as: str) -> None:
+        with inside(target):
+            listener = tcp_listener()
+        with listener:
+            server = target.start(tcp_echo_server, listener)
+            began = time.monotonic()
+            try:
+                source.run(tcp_echo, (address, listener.getsockname()[1]), ECHOED)
+                peers = server.finish(within=5)
+            except OSError as error:
+                self._story.check(what, False, str(error))
+                return
+            finally:
+                server.kill()
+        seconds = time.monotonic() - began
+        self._story.check(
+            what,
+            peers == [seen_as],
+            f"1 MiB there and back in {seconds * 1000:.0f} ms, from {', '.join(peers)}",
+        )

@@ -1,0 +1,168 @@
+"""What the kernel holds of a node: maps, programs, rows, links; and whether it is really gone.
+
+For forked children inside a node (look, belongings) and for the machine itself (alive).
+Needs: root, cells.maps.   Gives: Kernel, look, Belongings, belongings, alive, machine_links.
+"""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cells.maps import (
+    BpfError,
+    MapType,
+    map_by_id,
+    open_map,
+    open_program,
+    program_by_id,
+    program_info,
+)
+
+BPF_ROOT = Path("/sys/fs/bpf")
+STATE = Path("/run/cilium/state")
+ENTRY_MAP = "hive_entry"
+ROWS = ("cilium_lxc", "cilium_ipcache", "hive_endpoints")
+"""Maps with a row for every pod."""
+DISPATCH = "dispatch"
+"""Directory of the pins of what is attached."""
+GENERATION = "hive_calls_"
+"""Pins that belong to one generation of the datapath, and change with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The BPF objects of a node: pin -> id of maps and programs, index -> id of the entry programs."""
+
+    maps: dict[str, int] = field(default_factory=dict)
+    programs: dict[str, int] = field(default_factory=dict)
+    entries: dict[int, int] = field(default_factory=dict)
+    map_ids: frozenset[int] = frozenset()
+    """All maps, also those only programs hold."""
+
+    @property
+    def program_ids(self) -> frozenset[int]:
+        """All programs that are pinned or entered."""
+        return frozenset(self.programs.values()) | frozenset(self.entries.values())
+
+    @property
+    def dispatchers(self) -> dict[str, int]:
+        """The small programs attached to links, which no generation of the datapath replaces."""
+        return {pin: id_ for pin, id_ in self.programs.items() if Path(pin).parent.name == DISPATCH}
+
+    @property
+    def lasting_maps(self) -> dict[str, int]:
+        """The maps that outlive a generation of the datapath."""
+        return {pin: id_ for pin, id_ in self.maps.items() if not Path(pin).name.startswith(GENERATION)}
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What grows with every pod: host links, map rows, pins of maps, saved state."""
+
+    links: frozenset[str]
+    rows: frozenset[tuple[str, bytes]]
+    pins: frozenset[str]
+    state: frozenset[str]
+
+    def beyond(self, other: "Belongings") -> list[str]:
+        """What is here and not in `other`, in words."""
+        return [
+            *(f"link {name}" for name in sorted(self.links - other.links)),
+            *(f"row {key.hex()} of {name}" for name, key in sorted(self.rows - other.rows)),
+            *(f"pin {name}" for name in sorted(self.pins - other.pins)),
+            *(f"state {name}" for name in sorted(self.state - other.state)),
+        ]
+
+
+def look(root: Path = BPF_ROOT) -> Kernel:
+    """The BPF objects pinned below `root`, as they are now."""
+    maps: dict[str, int] = {}
+    programs: dict[str, int] = {}
+    entries: dict[int, int] = {}
+    map_ids: set[int] = set()
+    for pin, kind in _pins(root):
+        name = str(pin.relative_to(root))
+        if kind == "bpf-map":
+            with open_map(pin) as bpf_map:
+                maps[name] = bpf_map.id
+                if pin.name == ENTRY_MAP:
+                    entries = {_u32(index): _u32(program) for index, program in bpf_map.items()}
+                elif bpf_map.spec.type == MapType.ARRAY_OF_MAPS:
+                    map_ids.update(_u32(inner) for _, inner in bpf_map.items())
+        elif kind == "bpf-prog":
+            programs[name] = _program(open_program(pin), map_ids)
+    for program in entries.values():
+        _program(program_by_id(program), map_ids)
+    return Kernel(maps, programs, entries, frozenset(map_ids) | frozenset(maps.values()))
+
+
+def belongings(root: Path = BPF_ROOT) -> Belongings:
+    """What the node has now of the things that come and go with pods."""
+    rows: set[tuple[str, bytes]] = set()
+    pins: set[str] = set()
+    for pin, kind in _pins(root):
+        if kind == "bpf-map" and not pin.name.startswith(GENERATION):
+            pins.add(pin.name)
+        if pin.name in ROWS:
+            with open_map(pin) as bpf_map:
+                rows.update((pin.name, key) for key, _ in bpf_map.items())
+    state = {entry.name for entry in STATE.iterdir() if entry.is_dir()} if STATE.exists() else set()
+    return Belongings(machine_links(), frozenset(rows), frozenset(pins), frozenset(state))
+
+
+def machine_links() -> frozenset[str]:
+    """Names of the links in the caller's network namespace."""
+    return frozenset(name for _, name in socket.if_nameindex())
+
+
+def alive(maps: Iterable[int], programs: Iterable[int]) -> list[str]:
+    """Those of these ids that still exist anywhere on the machine, in words."""
+    found = []
+    for id_ in sorted(maps):
+        try:
+            map_by_id(id_).close()
+        except BpfError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        else:
+            found.append(f"map {id_}")
+    for id_ in sorted(programs):
+        try:
+            os.close(program_by_id(id_))
+        except BpfError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        else:
+            found.append(f"program {id_}")
+    return found
+
+
+def _pins(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every pin below `root` and what it is: ``bpf-map``, ``bpf-prog`` or ``bpf_link``."""
+    for pin in sorted(root.rglob("*")):
+        if not pin.is_file() or pin.suffix == ".debug":  # the kernel's own text files
+            continue
+        fd = open_program(pin)  # opens whatever is pinned
+        try:
+            kind = Path(f"/proc/self/fd/{fd}").readlink()
+        finally:
+            os.close(fd)
+        yield pin, str(kind).removeprefix("anon_inode:")
+
+
+def _program(fd: int, map_ids: set[int]) -> int:
+    try:
+        info = program_info(fd)
+    finally:
+        os.close(fd)
+    map_ids.update(info.map_ids)
+    return info.id
+
+
+def _u32(data: bytes) -> int:
+    (number,) = struct.unpack("=I", data)
+    return int(number)

@@ -1,0 +1,150 @@
+"""The agent killed and started again with another build of the datapath, under traffic that counts.
+
+Needs: a node with a running agent and two attached pods; clang.   Gives: second_build, upgrade, tell.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hive.lab import agent_process
+from hive.lab.flows import (
+    Received,
+    Sent,
+    Streamed,
+    tcp_listener,
+    tcp_receiver,
+    tcp_sender,
+    udp_receiver,
+    udp_sender,
+    udp_socket,
+)
+from hive.lab.kernel import Kernel, look
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab, LabError
+from hive.lab.pods import Attached
+from hive.lab.story import Story
+
+RATE = 1000.0
+"""UDP packets per second."""
+BEFORE, WITHOUT, AFTER = 1.0, 1.0, 1.0
+"""Seconds of traffic before the kill, without any agent, and after the new one serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What was seen: the kernel's objects around it, the traffic through it, and seconds."""
+
+    before: Kernel
+    after: Kernel
+    sent: Sent
+    received: Received
+    written: Streamed
+    read: Streamed
+    without_agent: float
+    start: float
+
+    @property
+    def lost(self) -> int:
+        """UDP packets that were sent and never arrived."""
+        return self.sent.packets - self.received.packets
+
+
+def second_build(lab: Lab) -> Path:
+    """Compile the datapath once more, as a generation of its own, into the lab. Raises LabError."""
+    from cells.datapath.build import BuildError, compile_objects
+
+    try:
+        objects = compile_objects(lab.directory / "datapath", build_tag=f"lab-{lab.name}"[:31])
+    except BuildError as error:
+        raise LabError(str(error)) from error
+    return next(path for path in objects if path.name == "datapath.o")
+
+
+def upgrade(lab: Lab, source: Attached, target: Attached, datapath_object: Path) -> Upgrade:
+    """Kill the agent with -9 and start one with `datapath_object`, while `source` talks to `target`."""
+    with lab.open() as node, lab.open_pod(source.pod) as sending, lab.open_pod(target.pod) as receiving:
+        before = node.run(look)
+        with inside(receiving):
+            datagrams, listener = udp_socket(), tcp_listener()
+        with datagrams, listener:
+            udp_in = receiving.start(udp_receiver, datagrams)
+            tcp_in = receiving.start(tcp_receiver, listener)
+            udp_out = sending.start(udp_sender, (target.ipv4, datagrams.getsockname()[1]), RATE)
+            tcp_out = sending.start(tcp_sender, (target.ipv4, listener.getsockname()[1]))
+        children = (udp_out, tcp_out, udp_in, tcp_in)
+        try:
+            time.sleep(BEFORE)
+            agent_process.crash(lab)
+            killed = time.monotonic()
+            time.sleep(WITHOUT)
+            pid = agent_process.start(lab, f"--datapath-object={datapath_object}")
+            start = agent_process.wait_ready(lab, pid)
+            without_agent = time.monotonic() - killed
+            time.sleep(AFTER)
+            after = node.run(look)
+            sent, written = udp_out.finish(within=30), tcp_out.finish(within=30)
+            received, read = udp_in.finish(within=30), tcp_in.finish(within=30)
+        finally:
+            for child in children:
+                child.kill()
+    return Upgrade(before, after, sent, received, written, read, without_agent, start)
+
+
+def tell(story: Story, seen: Upgrade) -> None:
+    """Judge what was seen, line by line, and keep the numbers."""
+    story.check(
+        "killed with -9, and a new agent serves",
+        True,
+        f"{seen.without_agent:.1f} s without one, {seen.start * 1000:.0f} ms of them its start",
+    )
+    _tell_objects(story, seen)
+    _tell_traffic(story, seen)
+    story.measured["upgrade"] = {
+        "seconds_without_agent": round(seen.without_agent, 3),
+        "agent_start_seconds": round(seen.start, 3),
+        "map_ids": {pin: [id_, seen.after.maps.get(pin)] for pin, id_ in seen.before.lasting_maps.items()},
+        "program_ids": [sorted(kernel.entries.values()) for kernel in (seen.before, seen.after)],
+        "udp": {"rate": RATE, "lost": seen.lost, **asdict(seen.received), "sent": seen.sent.packets},
+        "tcp": {"written": seen.written.octets, **asdict(seen.read)},
+    }
+
+
+def _tell_objects(story: Story, seen: Upgrade) -> None:
+    lasting = seen.before.lasting_maps
+    kept = {pin: id_ for pin, id_ in lasting.items() if seen.after.maps.get(pin) == id_}
+    missing = ", ".join(sorted(lasting.keys() - kept.keys()))
+    story.check(
+        "the maps are the same",
+        kept == lasting,
+        f"{len(kept)} of {len(lasting)} keep their id" + (f"; not {missing}" if missing else ""),
+    )
+    old, new = set(seen.before.entries.values()), set(seen.after.entries.values())
+    story.check("the programs are new", bool(new) and not old & new, f"{ids(old)} became {ids(new)}")
+    fixed = seen.before.dispatchers == seen.after.dispatchers
+    story.check(
+        "nothing was attached again",
+        fixed and bool(seen.before.dispatchers),
+        f"the links keep dispatchers {ids(seen.before.dispatchers.values())}",
+    )
+
+
+def _tell_traffic(story: Story, seen: Upgrade) -> None:
+    story.check(
+        "no UDP packet was lost",
+        seen.lost == 0 and seen.sent.packets > 0 and seen.sent.errors == 0,
+        f"{seen.sent.packets} sent, {seen.received.packets} received, {seen.lost} lost; "
+        f"longest gap {seen.received.longest_gap * 1000:.0f} ms",
+    )
+    story.check(
+        "the TCP connection went on",
+        seen.read.continuous and seen.read.octets == seen.written.octets > 0,
+        f"{seen.written.octets / 1e6:.1f} MB written, {seen.read.octets / 1e6:.1f} MB read, every byte in "
+        f"its place; longest stall {seen.read.longest_stall * 1000:.0f} ms",
+    )
+
+
+def ids(numbers: Iterable[int]) -> str:
+    """Kernel ids for a person."""
+    return ", ".join(map(str, sorted(numbers))) or "none"

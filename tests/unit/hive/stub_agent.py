@@ -1,0 +1,50 @@
+"""A tiny HTTP server on a unix socket that answers what a test tells it, and remembers what it was asked."""
+
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class StubAgent:
+    """Where it listens, and the requests it saw: path and headers."""
+
+    socket: Path
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+@contextmanager
+def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> Iterator[StubAgent]:
+    """Serve ``path -> (status, body)``; a body of bytes goes out as it is, anything else as JSON."""
+    agent = StubAgent(directory / "cilium.sock")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            agent.requests.append((self.path, dict(self.headers)))
+            status, body = answers.get(self.path, (404, "not found"))
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            """Quiet."""
+
+    with _Server(str(agent.socket), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield agent
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,250 @@
+"""The hive command as a person meets it: what it prints, where, and how it exits."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from hive.endpoint import render
+from hive.main import main
+from tests.unit.hive.stub_agent import stub_agent
+
+ENDPOINTS = [
+    {
+        "id": 1234,
+        "status": {
+            "state": "ready",
+            "identity": {"id": 24583},
+            "labels": {"security-relevant": ["k8s:io.kubernetes.pod.namespace=default", "k8s:app=web"]},
+            "networking": {"addressing": [{"ipv4": "10.0.1.77", "ipv6": "fd00:10:1::77"}]},
+            "policy": {"realized": {"policy-enabled": "both"}},
+        },
+    },
+    {
+        "id": 900,
+        "status": {
+            "state": "not-ready",
+            "identity": {"id": 24584},
+            "labels": {"security-relevant": ["k8s:app=db"]},
+            "networking": {"addressing": [{"ipv4": "10.0.1.80"}]},
+            "policy": {"realized": {"policy-enabled": "audit-ingress"}},
+        },
+    },
+]
+HEALTHY = {
+    "cilium": {"state": "Ok", "msg": "0.1.0"},
+    "cni-file": {"state": "Ok", "msg": "successfully wrote CNI configuration file to /x/05-cilium.conflist"},
+    "cni-chaining": {"mode": "none"},
+    "ipam": {"status": "IPv4: 2/65534 allocated from 10.10.0.0/16, ", "allocations": {"10.10.0.5": "router"}},
+    "attach-mode": "tc",
+    "datapath-mode": "veth",
+    "controllers": [],
+}
+
+
+class Result:
+    """What a run of the command left: exit code and what it printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+def hive(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Result:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return Result(code, *capsys.readouterr())
+
+
+def test_endpoints_are_listed_in_the_columns_operators_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (200, ENDPOINTS)}) as agent:
+        result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
+    assert result.code == 0
+    assert [" ".join(line.split()) for line in result.out.splitlines()] == [
+        "ENDPOINT POLICY (ingress) POLICY (egress) IDENTITY LABELS (source:key[=value]) IPv6 IPv4 STATUS",
+        "ENFORCEMENT ENFORCEMENT",
+        "900 Disabled (Audit) Disabled 24584 k8s:app=db 10.0.1.80 not-ready",
+        "1234 Enabled Enabled 24583 k8s:app=web fd00:10:1::77 10.0.1.77 ready",
+        "k8s:io.kubernetes.pod.namespace=default",
+    ]
+
+
+def test_a_narrow_terminal_gets_labels_below() -> None:
+    status = {**ENDPOINTS[0]["status"], "networking": {"addressing": [{"ipv4": "10.0.100.177"}]}}  # type: ignore[dict-item]
+    lines = [click.unstyle(line) for line in render([{"id": 1234, "status": status}], 60)]
+    assert lines == [
+        "ENDPOINT   INGRESS   EGRESS    IDENTITY   IPv4           STATUS",
+        "1234       Enabled   Enabled   24583      10.0.100.177   ready",
+        "    k8s:app=web",
+        "    k8s:io.kubernetes.pod.namespace=default",
+    ]
+
+
+def test_no_endpoints_is_a_header_and_nothing_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (200, [])}) as agent:
+        assert len(hive(capsys, "endpoint", "list", "-H", f"unix://{agent.socket}").out.splitlines()) == 2
+        assert hive(capsys, "endpoint", "list", "--no-headers", "-H", agent.socket).out == ""
+
+
+def test_json_is_what_the_agent_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (200, ENDPOINTS), "/v1/healthz": (200, HEALTHY)}) as agent:
+        listed = hive(capsys, "endpoint", "list", "-o", "json", "-H", agent.socket)
+        status = hive(capsys, "status", "-o", "json", "-H", agent.socket)
+    assert json.loads(listed.out) == sorted(ENDPOINTS, key=lambda one: int(str(one["id"])))
+    assert json.loads(status.out) == HEALTHY
+
+
+def test_status_shows_what_the_agent_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY)}) as agent:
+        result = hive(capsys, "status", "--verbose", "--socket", agent.socket)
+    assert result.code == 0
+    assert dict(line.split(":", 1) for line in result.out.splitlines() if "allocated  " not in line) == {
+        "CNI Chaining": "        none",
+        "CNI Config file": "     successfully wrote CNI configuration file to /x/05-cilium.conflist",
+        "Cilium": "              Ok   0.1.0",
+        "IPAM": "                IPv4: 2/65534 allocated from 10.10.0.0/16",
+        "  allocated": "         10.10.0.5 (router)",
+        "Attach Mode": "         Legacy TC",
+        "Device Mode": "         veth",
+        "Controller Status": "   0/0 healthy",
+    }
+
+
+def test_brief_status_is_one_line_and_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY)}) as agent:
+        well = hive(capsys, "status", "--brief", "--socket", agent.socket)
+        assert agent.requests[-1][1]["Brief"] == "true"
+    (tmp_path / "cilium.sock").unlink()
+    sick = {"cilium": {"state": "Failure", "msg": "the datapath is not loaded"}}
+    with stub_agent(tmp_path, {"/v1/healthz": (200, sick)}) as agent:
+        ill = hive(capsys, "status", "--brief", "--socket", agent.socket)
+    assert (well.code, well.out) == (0, "OK\n")
+    assert (ill.code, ill.out) == (1, "error in cilium: the datapath is not loaded\n")
+
+
+def test_no_agent_is_one_line_that_names_the_socket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = hive(capsys, "status", "--socket", tmp_path / "nobody.sock")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == (
+        f"hive: no agent answers at {tmp_path}/nobody.sock: start one (hive agent) or name its --socket\n"
+    )
+
+
+def test_a_dead_agents_socket_is_the_same_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {}) as agent:
+        pass
+    assert "no agent answers" in hive(capsys, "endpoint", "list", "--socket", agent.socket).err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
+def test_permission_denied_says_what_to_do(tmp_path: Path) -> None:
+    with stub_agent(tmp_path, {}) as agent:
+        agent.socket.chmod(0o600)
+        for directory in (tmp_path, *tmp_path.parents):
+            if str(directory).startswith("/tmp/"):
+                directory.chmod(0o755)
+        from hive.lab.children import run_child
+
+        assert run_child(_ask_as_nobody, agent.socket) == (
+            f"permission denied on {agent.socket}: run this as root, or as a member of the socket's group"
+        )
+
+
+def _ask_as_nobody(agent_socket: Path) -> str:
+    import click
+
+    from hive.client import ask
+
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    with pytest.raises(click.ClickException) as refused:
+        ask("/v1/healthz", agent_socket)
+    return refused.value.message
+
+
+def test_an_error_answer_is_told_with_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (503, "the agent is starting")}) as agent:
+        result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
+    assert (result.code, result.err) == (
+        1,
+        "hive: the agent answered GET /v1/endpoint with 503: the agent is starting\n",
+    )
+
+
+def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (200, b"<html>")}) as agent:
+        result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
+    assert result.code == 1
+    assert "is not JSON" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["endpont"], "No such command 'endpont'"),
+        (["status", "--sockt", "x"], "No such option"),
+        (["status", "--socket", "relative"], "expected an absolute path"),
+        (["status", "--timeout", "-1"], "-1"),
+        (["endpoint", "list", "-o", "xml"], "xml"),
+        (["endpoint", "list", "extra"], "unexpected extra argument"),
+        (["lab", "up", "--name", "No Such"], "expected up to 32 of a-z"),
+        (["lab", "up", "--pods", "many"], "many"),
+        (["lab", "exec"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = hive(capsys, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert text in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["lab", "--help"], ["lab", "demo", "--help"], ["status", "-h"]):
+        result = hive(capsys, *arguments)
+        assert (result.code, result.err) == (0, "")
+        assert result.out.startswith("Usage: hive")
+        assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_status_starts_without_loading_the_agent() -> None:
+    code = "import sys, hive.status, hive.endpoint; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"cells", "lifecycle", "dependency_injector", "anyio", "rich"} & set(done.stdout.split())
+
+
+def test_status_starts_quickly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hive", "status", "--socket", str(tmp_path / "nobody.sock")]
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        subprocess.run(command, capture_output=True, check=False)
+        times.append(time.monotonic() - began)
+    assert min(times) < 0.15
+
+
+def test_the_lab_wants_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for arguments in (["up"], ["down"], ["demo"], ["exec", "--", "true"]):
+        result = hive(capsys, "lab", *arguments)
+        assert (result.code, result.out) == (1, "")
+        assert "run it as root" in result.err
+        assert len(result.err.splitlines()) == 1
