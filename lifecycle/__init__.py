@@ -1,0 +1,96 @@
+"""A hive of dependency-injected cells: composed by type hints, checked as a whole, started and stopped in order.
+
+Needs:  nothing of networks; dependency-injector, anyio, structlog, msgspec.
+Gives:  the names below. Compose cells (module, provide, invoke, ...) and run them with Hive.
+"""
+
+from lifecycle.logs import Logger, configure_logging  # first: it keeps rich from being imported by structlog
+
+# isort: split
+from lifecycle.cells import (
+    Cell,
+    config,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    replace,
+    supply,
+)
+from lifecycle.durations import Duration, milliseconds, minutes, seconds
+from lifecycle.errors import (
+    BuildError,
+    Fault,
+    GraphError,
+    HiveError,
+    HookTimeoutError,
+    NotStartedError,
+    SettingsError,
+    StartError,
+    StopError,
+    UsageError,
+    exit_code,
+    explain,
+)
+from lifecycle.graph import Graph
+from lifecycle.health import Health, HealthStatus, HealthTree
+from lifecycle.hive import Hive
+from lifecycle.hooks import Hook, Lifecycle
+from lifecycle.jobs import Jobs, Timer
+from lifecycle.profile import Profile, Timing
+from lifecycle.promise import Promise
+from lifecycle.settings import Option, Settings
+from lifecycle.shutdown import Shutdown
+from lifecycle.sources import Setting, Sources
+from lifecycle.table import Change, Initializer, Table
+
+__all__ = [
+    "BuildError",
+    "Cell",
+    "Change",
+    "Duration",
+    "Fault",
+    "Graph",
+    "GraphError",
+    "Health",
+    "HealthStatus",
+    "HealthTree",
+    "Hive",
+    "HiveError",
+    "Hook",
+    "HookTimeoutError",
+    "Initializer",
+    "Jobs",
+    "Lifecycle",
+    "Logger",
+    "NotStartedError",
+    "Option",
+    "Profile",
+    "Promise",
+    "Setting",
+    "Settings",
+    "SettingsError",
+    "Shutdown",
+    "Sources",
+    "StartError",
+    "StopError",
+    "Table",
+    "Timer",
+    "Timing",
+    "UsageError",
+    "config",
+    "configure_logging",
+    "exit_code",
+    "explain",
+    "group",
+    "invoke",
+    "milliseconds",
+    "minutes",
+    "module",
+    "provide",
+    "provide_private",
+    "replace",
+    "seconds",
+    "supply",
+]

@@ -1,0 +1,115 @@
+"""Construction: one container per module, one provider per constructor, built dependencies first.
+
+Needs:  a resolution without faults, the filled settings, what the hive injects.
+Gives:  Build: the providers of dependency-injector, and what came out of them.
+
+Everything is built in topological order, so that a lazy chain of any depth never recurses; fakes are overrides
+put in place before anything is built.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dependency_injector.containers import DynamicContainer
+from dependency_injector.providers import Callable as CallableProvider
+from dependency_injector.providers import Object, Provider, Singleton
+
+from lifecycle.constructors import Constructor, Scope
+from lifecycle.cycles import order
+from lifecycle.errors import BuildError
+from lifecycle.keys import Key, type_name
+from lifecycle.profile import Profile
+from lifecycle.resolve import Resolution
+from lifecycle.settings import Settings
+
+__all__ = ["Build"]
+
+
+class Build:
+    """The containers of one hive."""
+
+    def __init__(
+        self,
+        resolution: Resolution,
+        settings: Mapping[type[Settings], Settings],
+        inject: Callable[[Key, Constructor], object],
+        profile: Profile,
+    ) -> None:
+        self._resolution = resolution
+        self._settings = settings
+        self._inject = inject
+        self._profile = profile
+        self.containers: dict[Scope, DynamicContainer] = {
+            scope: DynamicContainer() for scope in resolution.assembly.scopes
+        }
+        self.providers: dict[Constructor, Provider[Any]] = {}
+        self.instances: dict[Constructor, object] = {}
+        """In the order of construction; invoked functions too, with their result."""
+        for number, node in enumerate(order(resolution.nodes)):
+            provider = self._provider(node)
+            self.providers[node] = provider
+            self.containers[node.scope].set_provider(f"p{number}", provider)
+
+    def construct(self) -> None:
+        """Build what the invoked functions need and call them. Raises BuildError; nothing is built twice."""
+        for node in self._resolution.order():
+            if node not in self.instances:
+                self.instances[node] = self.providers[node]()
+
+    def _provider(self, node: Constructor) -> Provider[Any]:
+        if node.kind == "supply":
+            return Object(node.call)
+        if node.kind == "config":
+            return Object(self._settings[node.call])  # type: ignore[index]  # a config node holds its struct
+        if node.kind == "replace":
+            return self._overridden(node)
+        args, kwargs = [], {}
+        for parameter in node.parameters:
+            value: Provider[Any]
+            if (need := node.needs.get(parameter.name)) is not None:
+                value = self.providers[need]
+            elif (key := node.injected.get(parameter.name)) is not None:
+                value = CallableProvider(self._inject, Object(key), Object(node))
+            else:
+                value = Object(parameter.default)
+            if parameter.positional:
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        kind = CallableProvider if node.kind == "invoke" else Singleton
+        return kind(_Call(node, self._profile), *args, **kwargs)
+
+    def _overridden(self, fake: Constructor) -> Provider[Any]:
+        replaced = [node for node in self._resolution.by_key[fake.key] if node.replaced]
+        provider: Provider[Any] = Singleton(replaced[0].call if replaced else type(fake.call))
+        provider.override(Object(fake.call))
+        return provider
+
+
+class _Call:
+    """A constructor's function, timed, with errors that say whose they are."""
+
+    __slots__ = ("_node", "_profile")
+
+    def __init__(self, node: Constructor, profile: Profile) -> None:
+        self._node = node
+        self._profile = profile
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        node = self._node
+        began = time.perf_counter()
+        try:
+            result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() refused what is no function
+        except Exception as error:
+            raise BuildError(f"{node} raised {type(error).__name__}: {error}") from error
+        kind = "invoke" if node.kind == "invoke" else "construct"
+        self._profile.record(kind, node.name, node.scope.id, began)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise BuildError(f"{node} returned something to await: do the work in a hook (Lifecycle.append)")
+        if result is None and node.kind != "invoke":
+            raise BuildError(f"{node} returned None instead of {type_name(node.key)}")
+        return result

@@ -1,0 +1,147 @@
+"""Cells: the values a hive is composed of.
+
+Needs:  nothing.
+Gives:  module, group, provide, provide_private, config, invoke, supply, replace.
+
+A cell only says what is there. Nothing is looked at, let alone called, before a Hive is asked to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lifecycle.keys import Key
+from lifecycle.places import Place, caller
+from lifecycle.settings import Settings
+
+__all__ = [
+    "Cell",
+    "config",
+    "group",
+    "invoke",
+    "module",
+    "provide",
+    "provide_private",
+    "replace",
+    "supply",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """A part of a hive. Made by the functions of this module, given to module(), group() or Hive()."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleCell(Cell):
+    """A named scope around cells."""
+
+    id: str
+    title: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupCell(Cell):
+    """Cells as one, without a scope."""
+
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProvideCell(Cell):
+    """Constructors of the graph."""
+
+    constructors: tuple[Callable[..., object], ...]
+    private: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfigCell(Cell):
+    """Structs of settings."""
+
+    structs: tuple[type[Settings], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InvokeCell(Cell):
+    """Functions to call once: the roots of what is built."""
+
+    functions: tuple[Callable[..., object], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SupplyCell(Cell):
+    """A value that is there already."""
+
+    value: object
+    key: Key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplaceCell(Cell):
+    """A value in place of whatever provides the key."""
+
+    key: Key
+    fake: object
+
+
+def module(id: str, title: str, *cells: Cell) -> Cell:  # noqa: A002  # the field's word, always positional
+    """Cells in a named scope: their logger, health and jobs carry its id, what they keep private stays in it.
+
+    The id is kebab-case; inside another module the full id is dotted (``agent.ipam``).
+    """
+    return ModuleCell(caller(), id, title, cells)
+
+
+def group(*cells: Cell) -> Cell:
+    """Several cells as one, without a scope of their own."""
+    return GroupCell(caller(), cells)
+
+
+def provide(*constructors: Callable[..., object]) -> Cell:
+    """Constructors whose results the whole hive may ask for.
+
+    A constructor is a class, or a function with a result type. Its parameters' type hints say what it needs.
+    It is called at most once, and only when something invoked needs its result. It must be pure: build
+    objects, touch nothing outside; work happens in hooks.
+    """
+    return ProvideCell(caller(), constructors, private=False)
+
+
+def provide_private(*constructors: Callable[..., object]) -> Cell:
+    """As provide(), but visible only in the module this stands in, and in modules below."""
+    return ProvideCell(caller(), constructors, private=True)
+
+
+def config(*structs: type[Settings]) -> Cell:
+    """Structs of settings: every field becomes a flag, an environment variable and a config-dir key.
+
+    The struct itself, filled, is what constructors ask for by its type.
+    """
+    return ConfigCell(caller(), structs)
+
+
+def invoke(*functions: Callable[..., object]) -> Cell:
+    """The roots: each is called once with what it asks for, in the order given, and only that gets built.
+
+    An unbound method (``Server.serve``) is called on the Server of the graph. A class stands for its
+    instance in the graph: it is built and nothing more.
+    """
+    return InvokeCell(caller(), functions)
+
+
+def supply(value: object, type: Any = None) -> Cell:  # noqa: A002  # reads as it is meant: supply(x, type=Clock)
+    """A value as it is, provided under its own type or under `type`."""
+    return SupplyCell(caller(), value, value.__class__ if type is None else type)
+
+
+def replace(type: Any, fake: object) -> Cell:  # noqa: A002  # the type to replace
+    """`fake` wherever `type` is asked for, whether or not something provides it: for tests.
+
+    The constructor it stands in for is not called, nor is what only that one needed. A fake that lacks a
+    method of the type, or has it with other parameters, is a fault of the graph.
+    """
+    return ReplaceCell(caller(), type, fake)

@@ -1,0 +1,324 @@
+"""The hive: cells, checked, built, started and stopped.
+
+Needs:  cells, settings.
+Gives:  Hive.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar, overload
+
+import anyio
+
+from lifecycle.assembly import assemble
+from lifecycle.build import Build
+from lifecycle.cells import Cell
+from lifecycle.check import check
+from lifecycle.constructors import Constructor, Scope
+from lifecycle.errors import (
+    Fault,
+    GraphError,
+    HiveError,
+    NotStartedError,
+    SettingsError,
+    StartError,
+    StopError,
+)
+from lifecycle.graph import Graph, graph_of
+from lifecycle.health import Health, HealthTree
+from lifecycle.hooks import HookSpec, Lifecycle
+from lifecycle.jobs import Backoff, Jobs
+from lifecycle.keys import Key, type_name
+from lifecycle.logs import Logger, logger_for
+from lifecycle.places import caller
+from lifecycle.profile import Profile
+from lifecycle.resolve import Resolution
+from lifecycle.settings import Option, Settings, options_of
+from lifecycle.shutdown import Shutdown
+from lifecycle.sources import Loaded, Setting, Sources, load
+from lifecycle.supervisor import (
+    DEFAULT_START_TIMEOUT,
+    DEFAULT_STOP_TIMEOUT,
+    HookFailure,
+    HookNode,
+    Supervisor,
+)
+
+__all__ = ["Hive"]
+
+T = TypeVar("T")
+
+
+class Hive:
+    """Cells that run together. A hive starts once.
+
+    `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential` starts
+    one hook after the other, in a fixed order, instead of siblings at the same time. The time-outs, in seconds,
+    are those of hooks that name none.
+    """
+
+    def __init__(
+        self,
+        *cells: Cell,
+        settings: Sources | Mapping[str, object] | None = None,
+        name: str = "hive",
+        log: Logger | None = None,
+        sequential: bool = False,
+        start_timeout: float = DEFAULT_START_TIMEOUT,
+        stop_timeout: float = DEFAULT_STOP_TIMEOUT,
+    ) -> None:
+        self.name = name
+        self.profile = Profile()
+        """How long every constructor and hook took."""
+        self.health = HealthTree()
+        self.shutdown = Shutdown()
+        self.log = logger_for(name, log)
+        self._cells = cells
+        self._root = Scope(name, name, None, caller())
+        self._sources = settings
+        self._base_log = log
+        self._sequential = sequential
+        self._limits = (start_timeout, stop_timeout)
+        self._lifecycles: dict[Constructor, Lifecycle] = {}
+        self._jobs: dict[Constructor, Jobs] = {}
+        self._supervisor: Supervisor | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._crash: Callable[[], None] = self.shutdown.request
+
+    def check(self) -> None:
+        """Raise GraphError with every fault of the graph and the settings; SettingsError when only those are bad."""
+        faults = [*self._faults, *self._loaded.faults]
+        if faults:
+            kind = GraphError if self._faults else SettingsError
+            raise kind(self.name, faults)
+
+    def graph(self) -> Graph:
+        """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
+
+        Raises what check() raises, and BuildError.
+        """
+        build = self._construct()
+        return graph_of(self._resolution, build, self._hooks(build), self._loaded.settings)
+
+    def options(self) -> list[Option]:
+        """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
+        if self._faults:
+            raise GraphError(self.name, self._faults)
+        return [option for struct in self._structs for option in options_of(struct)]
+
+    def settings(self) -> list[Setting]:
+        """Every setting with its value and where that came from. Raises what check() raises."""
+        self.check()
+        return list(self._loaded.settings)
+
+    @overload
+    def get(self, kind: type[T]) -> T: ...
+    @overload
+    def get(self, kind: Callable[..., T]) -> T: ...  # what a Protocol or a NewType is to a type checker
+    def get(self, kind: object) -> object:
+        """What the graph holds for a type, private ones too when there is only one. Builds nothing.
+
+        Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
+        """
+        builtin = {HealthTree: self.health, Shutdown: self.shutdown}
+        if kind in builtin:
+            return builtin[kind]  # type: ignore[index]  # it is in there
+        found = [node for node in self._resolution.by_key.get(kind, ()) if not node.replaced]
+        built = self._build.instances if "_build" in self.__dict__ else {}
+        held = [node for node in found if node in built]
+        if len(held) == 1:
+            return built[held[0]]
+        name = type_name(kind)
+        if len(held) > 1:
+            raise HiveError(
+                f"{name} is provided privately by {' and by '.join(map(str, held))}: get() cannot choose"
+            )
+        if not found:
+            raise HiveError(f"nothing in {self.name} provides {name}")
+        if not built:
+            raise NotStartedError(f"{name} does not exist yet: {self.name} has not started")
+        raise NotStartedError(f"{name} was not built: nothing invoked needs it; add invoke({name})")
+
+    async def start(self) -> None:
+        """Build everything and start every hook.
+
+        When one fails or is overdue, or this is cancelled, every hook that had started is stopped again. Raises
+        what check() raises, BuildError, StartError.
+        """
+        if self._supervision is not None:
+            raise RuntimeError(f"{self.name} was started before: a hive starts once")
+        build = self._construct()
+        for warning in self._loaded.warnings:
+            self.log.warning("setting", text=warning)
+        for lifecycle in self._lifecycles.values():
+            lifecycle.seal()
+        supervisor = Supervisor(
+            self._hooks(build), profile=self.profile, log=self.log, on_crash=self._on_crash
+        )
+        self._supervisor = supervisor
+        self.shutdown.listen(self._on_shutdown)
+        # a task of its own, so that no cancel scope around the caller reaches it
+        self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
+        try:
+            await supervisor.settled.wait()
+        except BaseException:
+            supervisor.stop()
+            await self._over()
+            raise
+        if supervisor.all_started and not supervisor.stopping:
+            return
+        await self._over()
+        self._raise_start_error(supervisor.failures)
+
+    async def stop(self) -> None:
+        """Stop every hook, users before what they use. Raises StopError when some failed; all are over then."""
+        if self._supervisor is None:
+            return
+        supervisor = self._supervisor
+        supervisor.stop()
+        await self._over()
+        self._supervisor = None
+        if supervisor.failures:
+            raise StopError(
+                _sentence(f"{self.name} did not stop well", supervisor.failures),
+                [failure.error for failure in supervisor.failures],
+            )
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator["Hive"]:
+        """The hive, started; stopped at the end of the block.
+
+        The block is cancelled when a hook crashes or a Shutdown is requested with an error, and the error raised.
+        """
+        await self.start()
+        try:
+            with anyio.CancelScope() as body:
+                self._crash = body.cancel
+                if self.shutdown.error is not None:
+                    body.cancel()
+                yield self
+        except BaseException as error:
+            try:
+                await self.stop()
+            except StopError as stop_error:
+                error.add_note(str(stop_error))
+            raise
+        await self.stop()
+        if self.shutdown.error is not None:
+            raise self.shutdown.error
+
+    async def run(self) -> int:
+        """Start, run until a signal or a Shutdown, stop; the exit code. Faults are told on standard error.
+
+        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2 for
+        usage and settings, 1 for anything else.
+        """
+        from lifecycle.run import run  # signals and garbage collection are for whole processes only
+
+        return await run(self)
+
+    @functools.cached_property
+    def _resolution(self) -> Resolution:
+        return Resolution(assemble(self._root, self._cells), _INJECTED)
+
+    @functools.cached_property
+    def _faults(self) -> list[Fault]:
+        return check(self._resolution)
+
+    @property
+    def _structs(self) -> list[type[Settings]]:
+        nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
+        return [node.call for node in nodes]  # type: ignore[misc]  # a config node holds its struct
+
+    @functools.cached_property
+    def _loaded(self) -> Loaded:
+        return load(dict.fromkeys(self._structs), self._sources)
+
+    @functools.cached_property
+    def _build(self) -> Build:
+        return Build(self._resolution, self._loaded.structs, self._inject, self.profile)
+
+    def _construct(self) -> Build:
+        self.check()
+        self._build.construct()
+        return self._build
+
+    def _inject(self, key: Key, node: Constructor) -> object:
+        return _INJECTED[key](self, node)
+
+    def _lifecycle(self, node: Constructor) -> Lifecycle:
+        return self._lifecycles.setdefault(node, Lifecycle(node.name))
+
+    def _jobs_of(self, node: Constructor) -> Jobs:
+        health, log = self.health.reporter(node.scope.id), self._logger(node)
+        return self._jobs.setdefault(node, Jobs(node.name, health, log, self.shutdown, Backoff()))
+
+    def _logger(self, node: Constructor) -> Logger:
+        return logger_for(node.scope.id, self._base_log)
+
+    def _hooks(self, build: Build) -> list[HookNode]:
+        """One node per hook, in the order of construction, each with what it waits for."""
+        nodes: list[HookNode] = []
+        last: dict[Constructor, frozenset[HookNode]] = {}  # the hooks that end what a constructor stands for
+        for owner in build.instances:
+            specs = list(self._lifecycles[owner].specs) if owner in self._lifecycles else []
+            if owner in self._jobs:
+                specs.append(HookSpec(f"jobs of {owner.name}", self._jobs[owner].running))
+            below = [last[need] for need in owner.needs.values() if last[need]]
+            needs = below[0] if len(below) == 1 else frozenset().union(*below)
+            for spec in specs:
+                if self._sequential:
+                    needs = frozenset(nodes[-1:])
+                node = HookNode(spec, owner, sorted(needs, key=nodes.index), self._limits)
+                nodes.append(node)
+                needs = frozenset({node})
+            last[owner] = needs
+        return nodes
+
+    def _on_crash(self, failure: HookFailure) -> None:
+        self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)
+        self._crash()
+
+    def _on_shutdown(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        if not supervisor.all_started:
+            supervisor.stop()
+        elif self.shutdown.error is not None:
+            self._crash()
+
+    async def _over(self) -> None:
+        """Until every hook is over, whatever is cancelled meanwhile."""
+        assert self._supervision is not None  # noqa: S101  # only called once started
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({self._supervision})
+        self._supervision.result()
+
+    def _raise_start_error(self, failures: list[HookFailure]) -> None:
+        errors = [failure.error for failure in failures]
+        text = _sentence(f"{self.name} did not start", failures)
+        if not errors:
+            reason = self.shutdown.error
+            asked = (
+                reason if isinstance(reason, Exception) else HiveError("a shutdown was requested meanwhile")
+            )
+            errors, text = [asked], f"{self.name} did not start: {asked}"
+        raise StartError(text, errors) from errors[0]
+
+
+def _sentence(beginning: str, failures: list[HookFailure]) -> str:
+    told = [str(failure) for failure in failures]
+    return f"{beginning}: {told[0]}" if len(told) == 1 else "\n- ".join((f"{beginning}:", *told))
+
+
+_INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
+    Lifecycle: Hive._lifecycle,  # noqa: SLF001  # this is the hive's own table
+    Jobs: Hive._jobs_of,  # noqa: SLF001
+    Health: lambda hive, node: hive.health.reporter(node.scope.id),
+    HealthTree: lambda hive, _: hive.health,
+    Logger: Hive._logger,  # noqa: SLF001
+    Shutdown: lambda hive, _: hive.shutdown,
+}

@@ -1,0 +1,36 @@
+"""How long every constructor and hook took.
+
+Needs:  nothing.
+Gives:  Profile and its Timings, filled while a hive starts and stops.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Profile", "Timing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One span. Times are in seconds; `began` counts from the making of the Hive."""
+
+    kind: Literal["construct", "invoke", "start", "stop"]
+    name: str
+    module: str
+    began: float
+    took: float
+
+
+@dataclass(slots=True)
+class Profile:
+    """The timings of one hive, in the order they ended."""
+
+    timings: list[Timing] = field(default_factory=list)
+    origin: float = field(default_factory=time.perf_counter)
+
+    def record(
+        self, kind: Literal["construct", "invoke", "start", "stop"], name: str, module: str, began: float
+    ) -> None:
+        """Record a span that began at perf_counter() time `began` and ends now."""
+        self.timings.append(Timing(kind, name, module, began - self.origin, time.perf_counter() - began))

@@ -1,0 +1,100 @@
+"""The graph for eyes: a text tree and Graphviz.
+
+Needs:  a Graph.
+Gives:  tree(), dot().
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lifecycle.graph import Graph, ModuleInfo
+
+__all__ = ["dot", "tree"]
+
+
+def tree(graph: "Graph") -> str:
+    """Modules indented, below each what it sets, provides, invokes and runs."""
+    children = defaultdict(list)
+    for module in graph.modules:
+        children[module.parent].append(module)
+    lines: list[str] = []
+    pending = [(module, 0) for module in reversed(children[None])]
+    while pending:
+        module, depth = pending.pop()
+        title = f"  {module.title}" if module.title != module.id else ""
+        lines.append(f"{'  ' * depth}{module.id.rpartition('.')[2]}{title}")
+        lines += [f"{'  ' * (depth + 1)}{line}" for line in _contents(graph, module)]
+        pending += [(child, depth + 1) for child in reversed(children[module.id])]
+    return "\n".join(lines) + "\n"
+
+
+def _contents(graph: "Graph", module: "ModuleInfo") -> Iterator[str]:
+    for setting in graph.settings:
+        if setting.module == module.id:
+            source = "" if setting.origin == "default" else f"  ({setting.origin})"
+            yield f"· set     {setting.name} = {setting.value or '(nothing)'}{source}"
+    names = {node.id: node.provides for node in graph.constructors}
+    needs = defaultdict(list)
+    for edge in graph.edges:
+        needs[edge.source].append(names[edge.target])
+    for node in graph.constructors:
+        if node.module != module.id or node.kind == "config":
+            continue
+        shown = node.provides if node.name == node.provides else f"{node.provides} from {node.name}"
+        marks = {
+            "private": node.private,
+            node.kind: node.kind != "provide",
+            "replaced": node.replaced,
+            "not needed": not node.built and not node.replaced,
+        }
+        held = ", ".join(mark for mark, holds in marks.items() if holds)
+        yield f"· provide {shown}{f' ({held})' if held else ''}{_needs(needs[node.id])}"
+    for root in graph.invokes:
+        if root.module == module.id:
+            yield f"· invoke  {root.name}{_needs(needs[root.id])}"
+    for hook in graph.hooks:
+        if hook.module == module.id:
+            yield f"· hook    {hook.name}"
+
+
+def _needs(types: list[str]) -> str:
+    return " <- " + ", ".join(types) if types else ""
+
+
+def dot(graph: "Graph") -> str:
+    """A cluster per module; invoked functions are ellipses, private constructors dashed."""
+    lines = [
+        f"digraph {_quoted(graph.name)} {{",
+        "  rankdir=LR;",
+        '  node [shape=box, fontname="sans-serif"];',
+    ]
+    children = defaultdict(list)
+    for module in graph.modules:
+        children[module.parent].append(module)
+
+    # modules nest as deep as people write them: recursion is fine here
+    def cluster(module: "ModuleInfo", indent: str) -> None:
+        lines.append(f"{indent}subgraph {_quoted(f'cluster_{module.id}')} {{")
+        lines.append(f"{indent}  label={_quoted(module.title)};")
+        for node in graph.constructors:
+            if node.module == module.id and not node.replaced:
+                style = ", style=dashed" if node.private else ""
+                lines.append(f"{indent}  {_quoted(node.id)} [label={_quoted(node.provides)}{style}];")
+        for root in graph.invokes:
+            if root.module == module.id:
+                lines.append(f"{indent}  {_quoted(root.id)} [label={_quoted(root.name)}, shape=ellipse];")
+        for child in children[module.id]:
+            cluster(child, indent + "  ")
+        lines.append(f"{indent}}}")
+
+    for module in children[None]:
+        cluster(module, "  ")
+    lines += [f"  {_quoted(edge.source)} -> {_quoted(edge.target)};" for edge in graph.edges]
+    return "\n".join((*lines, "}", ""))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

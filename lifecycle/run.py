@@ -1,0 +1,68 @@
+"""A hive as a process: signals, exit code, what the user is told.
+
+Needs:  a hive.
+Gives:  run().
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+import anyio
+
+from lifecycle.errors import StartError, exit_code, explain
+
+if TYPE_CHECKING:
+    from lifecycle.hive import Hive
+
+__all__ = ["run"]
+
+
+async def run(hive: "Hive") -> int:
+    """Start, wait for a signal or a Shutdown, stop; the exit code."""
+    asked = anyio.Event()
+    hive.shutdown.listen(asked.set)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _on_signal, hive, number)
+    try:
+        async with hive.started():
+            gc.collect()
+            gc.freeze()  # what the start left behind lives as long as the process: no collection looks at it again
+            hive.log.info("started")
+            await asked.wait()
+            hive.log.info("stopping")
+        hive.log.info("stopped")
+    except Exception as error:  # noqa: BLE001  # the top of the process
+        if isinstance(error, StartError) and hive.shutdown.requested and hive.shutdown.error is None:
+            hive.log.info("stopped before it had started")
+            return 0
+        sys.stderr.write(_told(hive.name, error))
+        return exit_code(error)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return 0
+
+
+def _told(name: str, error: Exception) -> str:
+    """One line for what the user can act on, the whole traceback for what only we can."""
+    text = explain(error)
+    if text is None:
+        return "".join(traceback.format_exception(error))
+    return "".join(
+        f"{name}: {line}\n" if number == 0 else f"{line}\n" for number, line in enumerate(text.splitlines())
+    )
+
+
+def _on_signal(hive: "Hive", number: signal.Signals) -> None:
+    if hive.shutdown.requested:
+        sys.stderr.write(f"{hive.name}: second signal, leaving at once\n")
+        sys.stderr.flush()
+        os._exit(1)
+    hive.log.info("signal: stopping; once more to leave at once", signal=number.name)
+    hive.shutdown.request()
