@@ -23,17 +23,22 @@ def compile_plugin(output: Path = PLUGIN, *, options: Sequence[str] = ()) -> Pat
     install, when the compiler is missing, and with the compiler's words when it refuses the code.
     """
     inputs = sorted(SOURCES.glob("*.[ch]"))
-    if not options and output.exists():
-        if output.stat().st_mtime > max(path.stat().st_mtime for path in [*inputs, Path(__file__)]):
-            return output
+    newest = max(path.stat().st_mtime for path in [*inputs, Path(__file__)])
+    if not options and output.exists() and output.stat().st_mtime > newest:
+        return output
     compiler = shutil.which("musl-gcc")
     if compiler is None:
-        raise RuntimeError("musl-gcc not found: the CNI plugin needs it; install it with: apt-get install musl-tools")
+        raise RuntimeError(
+            "musl-gcc not found: the CNI plugin needs it; install it with: apt-get install musl-tools"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     fresh = output.with_name(f".{output.name}.new")
     sources = [str(path) for path in inputs if path.suffix == ".c"]
     done = subprocess.run(
-        [compiler, *FLAGS, *options, "-s", "-o", str(fresh), *sources], capture_output=True, text=True, check=False
+        [compiler, *FLAGS, *options, "-s", "-o", str(fresh), *sources],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"the CNI plugin does not compile:\n{done.stderr}")

@@ -1,0 +1,219 @@
+"""The ADD of a pod: address, pair, endpoint, pod configured, link up; or nothing at all.
+
+Needs: the edges (Links, Addresses, EndpointBook), Departures.   Gives: Attacher, Obstructed.
+Source: spec cni.md §3.3 and §6.5; the order is architecture.md §4's: the link comes up last, when every map
+row is there and the pod is ready for packets.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from ipaddress import IPv4Address
+
+import anyio
+
+from cells.cni_server.departures import Departures
+from cells.cni_server.edges import Addresses, EndpointBook, Links, PodEnd
+from cells.cni_server.errors import CniError, kernel_reason
+from cells.cni_server.request import Call, Pod, check_add, pod_of
+from cells.cni_server.result import Attached, result_json
+from cells.cni_server.undo import Undo
+from cells.endpoint import Endpoint, EndpointError, EndpointRequest
+from cells.ipam import Allocation, IpamError
+from cells.netlink import CreatedLink, NetlinkError, VethPair, random_mac
+
+ALIAS = "hive endpoint"
+"""Alias of the links made here, followed by the endpoint's number; set by the message that brings them up."""
+
+_SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
+
+
+class Obstructed(Exception):  # noqa: N818  # not a failure: clear_the_way() and try again
+    """A name is taken, in the pod or on the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSide:
+    """The pod's namespace, as the plugin handed it over; the descriptors are the connection's."""
+
+    netns_fd: int
+    cookie: int
+    """Identifies the namespace while the node is up; 0 when the kernel does not tell."""
+    link: PodEnd
+
+
+def host_link_name(container_id: str, ifname: str) -> str:
+    """Name of the node's end: ``lxc`` and 12 hex digits, 15 characters as a link name may have."""
+    return "lxc" + sha256(f"{container_id}:{ifname}".encode()).hexdigest()[:12]
+
+
+def netns_cookie(netlink_fd: int) -> int:
+    """Cookie of the namespace a socket was opened in; 0 when the kernel does not tell."""
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE, fileno=netlink_fd
+    ) as borrowed:
+        try:
+            return int.from_bytes(borrowed.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+        except OSError:
+            return 0
+        finally:
+            borrowed.detach()
+
+
+class Attacher:
+    """Attaches pods. :meth:`attach` is one synchronous piece of work, so no two of them ever mix."""
+
+    def __init__(
+        self,
+        links: Links,
+        addresses: Addresses,
+        endpoints: EndpointBook,
+        departures: Departures,
+        *,
+        gateway: Callable[[], IPv4Address],
+        mtu: Callable[[], int],
+    ) -> None:
+        self._links = links
+        self._addresses = addresses
+        self._endpoints = endpoints
+        self._departures = departures
+        self._gateway = gateway
+        self._mtu = mtu
+
+    def attach(self, call: Call, pod_side: PodSide, undo: Undo) -> tuple[Endpoint, bytes]:
+        """Attach the pod; returns its endpoint and what the plugin prints.
+
+        ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
+        back. Raises CniError, Obstructed when a name is taken, PoolEmpty when there is no policy map yet.
+        """
+        check_add(call)
+        pod = pod_of(call.args)
+        if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
+            raise _exists(call.attachment_id)
+        gateway, mtu = self._gateway(), self._mtu()
+        allocation = self._allocate(pod, undo)
+        pair = VethPair(
+            host_name=host_link_name(call.container_id, call.ifname),
+            host_mac=random_mac(),
+            pod_name=call.ifname,
+            pod_mac=random_mac(),
+            mtu=mtu,
+            netns_fd=pod_side.netns_fd,
+        )
+        created = self._create(pair, allocation, undo)
+        endpoint = self._register(
+            call, pod, pair, created, allocation=allocation, cookie=pod_side.cookie, undo=undo
+        )
+        try:
+            pod_side.link.configure(created.pod_ifindex, call.ifname, allocation.ip, gateway, mtu)
+        except NetlinkError as error:
+            raise CniError(
+                f"unable to configure interfaces in container namespace: error configuring IPv4: {error}"
+            ) from error
+        try:
+            self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
+        except NetlinkError as error:
+            raise CniError(f"unable to set up veth on host side: {error}") from error
+        attached = Attached(
+            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, allocation.ip, gateway
+        )
+        return endpoint, result_json(attached, call.conf.cni_version)
+
+    def _allocate(self, pod: Pod, undo: Undo) -> Allocation:
+        try:
+            allocation = self._addresses.allocate_next(pod.owner)
+        except IpamError as error:
+            raise CniError(f"unable to allocate IP via local cilium agent: {error.text}") from error
+        undo.push("address", partial(self._addresses.release, allocation.ip, allocation.pool))
+        return allocation
+
+    def _create(self, pair: VethPair, allocation: Allocation, undo: Undo) -> CreatedLink:
+        try:
+            created = self._links.create_veth(pair)
+        except NetlinkError as error:
+            if error.errno == errno.EEXIST:
+                raise Obstructed from error
+            raise CniError(
+                f"unable to set up veth on host side: unable to create veth pair: {kernel_reason(error)}"
+            ) from error
+        undo.forget()  # from here on the address leaves with the link, never before it
+        undo.push(
+            "link", partial(self._departures.finish, created.host_ifindex, allocation.ip, allocation.pool)
+        )
+        return created
+
+    def _register(
+        self,
+        call: Call,
+        pod: Pod,
+        pair: VethPair,
+        created: CreatedLink,
+        *,
+        allocation: Allocation,
+        cookie: int,
+        undo: Undo,
+    ) -> Endpoint:
+        request = EndpointRequest(
+            container_id=call.container_id,
+            container_ifname=call.ifname,
+            ifname=pair.host_name,
+            ifindex=created.host_ifindex,
+            pod_mac=pair.pod_mac,
+            host_mac=pair.host_mac,
+            ipv4=allocation.ip,
+            pool=allocation.pool,
+            pod_name=pod.name,
+            pod_namespace=pod.namespace,
+            pod_uid=pod.uid,
+            netns_cookie=cookie,
+        )
+        try:
+            endpoint = self._endpoints.create(request)
+        except EndpointError as error:
+            raise CniError(f"unable to create endpoint: {error.text}") from error
+        undo.push("endpoint", partial(self._remove, endpoint))
+        return endpoint
+
+    def _remove(self, endpoint: Endpoint) -> None:
+        problems = self._endpoints.delete(endpoint, release_address=False)
+        if problems:
+            raise CniError("; ".join(problems))
+
+    async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
+        """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
+
+        A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced
+        (spec cni.md §3.3, 6); on the node only one that carries our alias is.
+        """
+        if await self._departures.settled():
+            return
+        self.refuse_in_use(call.ifname, pod_side.cookie)
+        try:
+            await anyio.to_thread.run_sync(pod_side.link.delete, call.ifname)
+            found = self._links.find(host_link_name(call.container_id, call.ifname))
+            if found is None:
+                return
+            if not found.alias.startswith(ALIAS) or found.ifindex in {
+                e.ifindex for e in self._endpoints.all()
+            }:
+                raise CniError("unable to set up veth on host side: unable to create veth pair: file exists")
+            await self._links.reap((found.ifindex,))
+        except NetlinkError as error:
+            raise CniError(f"unable to remove a leftover of interface {call.ifname}: {error}") from error
+
+    def refuse_in_use(self, ifname: str, cookie: int) -> None:
+        """Raise CniError when a live endpoint, of any container, has this interface of this namespace."""
+        for endpoint in self._endpoints.all():
+            if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
+                raise _exists(endpoint.attachment_id)
+
+
+def _exists(attachment_id: str) -> CniError:
+    return CniError(
+        f"unable to create endpoint: endpoint for CNI attachment ID {attachment_id} already exists"
+    )

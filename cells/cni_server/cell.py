@@ -1,0 +1,104 @@
+"""How the CNI server is put together from the other cells.
+
+Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints.
+Gives: cell, and the constructors of Departures, Attacher, Detacher, DeleteQueue, CniServer.
+"""
+
+from __future__ import annotations
+
+from cells.cni_server.attach import Attacher
+from cells.cni_server.delete_queue import DeleteQueue
+from cells.cni_server.departures import Departures
+from cells.cni_server.detach import Detacher
+from cells.cni_server.server import CniServer
+from cells.config import AgentConfig
+from cells.devices import Device
+from cells.endpoint import Endpoints
+from cells.endpoint_restore import ExposedEndpoints
+from cells.ipam import Ipam
+from cells.maps import PolicyMaps
+from cells.netlink import HostLinks, PodLink
+from cells.router import Router
+from lifecycle import Health, Lifecycle, Logger, Table, invoke, module, provide, provide_private
+
+DEFAULT_MTU = 1500
+
+
+def pod_mtu(configured: int, devices: Table[Device]) -> int:
+    """MTU of pod links in bytes: the setting, else the smallest of the uplinks, else 1500.
+
+    An uplink is up and has an address that is not of the host alone.
+    """
+    if configured:
+        return configured
+    uplinks = (
+        device.mtu
+        for device in devices.all()
+        if device.up
+        and any(not address.ip.is_loopback for address in device.addresses)
+        and not device.name.startswith("cilium_")
+    )
+    return min(uplinks, default=DEFAULT_MTU)
+
+
+def departures(links: HostLinks, ipam: Ipam, lifecycle: Lifecycle, health: Health, log: Logger) -> Departures:
+    """Links on their way out of this node."""
+    return Departures(links, ipam, lifecycle, health, log)
+
+
+def attacher(
+    config: AgentConfig,
+    links: HostLinks,
+    ipam: Ipam,
+    endpoints: Endpoints,
+    *,
+    leaving: Departures,
+    router: Router,
+    devices: Table[Device],
+) -> Attacher:
+    """Attaches pods to this node."""
+    return Attacher(
+        links,
+        ipam,
+        endpoints,
+        leaving,
+        gateway=lambda: router.ip,
+        mtu=lambda: pod_mtu(config.mtu, devices),
+    )
+
+
+def detacher(endpoints: Endpoints, leaving: Departures, log: Logger) -> Detacher:
+    """Detaches pods from this node."""
+    return Detacher(endpoints, leaving, log)
+
+
+def delete_queue(
+    config: AgentConfig, exposed: ExposedEndpoints, detach: Detacher, lifecycle: Lifecycle, log: Logger
+) -> DeleteQueue:
+    """This node's delete queue, drained once the endpoints of before are known."""
+    del exposed
+    return DeleteQueue(config.delete_queue, detach, lifecycle, log)
+
+
+def cni_server(
+    config: AgentConfig,
+    queue: DeleteQueue,
+    attach: Attacher,
+    detach: Detacher,
+    pool: PolicyMaps,
+    *,
+    lifecycle: Lifecycle,
+    log: Logger,
+) -> CniServer:
+    """This node's cni.sock, served once the queue is drained."""
+    del queue
+    return CniServer(config.cni_socket, attach, detach, pool, PodLink, lifecycle=lifecycle, log=log)
+
+
+cell = module(
+    "cni-server",
+    "Attaches and detaches pods for the CNI plugin",
+    provide_private(departures, attacher, detacher),
+    provide(delete_queue, cni_server),
+    invoke(CniServer),
+)

@@ -1,0 +1,104 @@
+"""Links on their way out, and the addresses that wait for them.
+
+Needs: Links, Addresses, Lifecycle.   Gives: Departures.
+A DEL is answered before its link is deleted, since that waits 14 to 20 ms for RCU. Until the link is gone a
+packet may still leave it with the old address, so the address is released only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address
+
+import anyio
+from anyio.abc import TaskGroup
+
+from cells.cni_server.edges import Addresses, Links
+from cells.ipam import IpamError
+from lifecycle import Health, Lifecycle, Logger
+
+_FIRST_RETRY_SECONDS = 0.5
+_LAST_RETRY_SECONDS = 30.0
+
+
+class Departures:
+    """Deletes links and then releases addresses, until both are done; failures are retried and told."""
+
+    def __init__(
+        self, links: Links, addresses: Addresses, lifecycle: Lifecycle, health: Health, log: Logger
+    ) -> None:
+        self._links = links
+        self._addresses = addresses
+        self._health = health.child("departures")
+        self._log = log
+        self._tasks: TaskGroup | None = None
+        self._leaving: set[anyio.Event] = set()
+        self._stopping = anyio.Event()
+        lifecycle.enter("links on their way out", self.running)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Inside, links may leave; on the way out those under way are finished, failing ones are left."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+            finally:
+                self._stopping.set()
+                self._tasks = None
+
+    def start(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
+        """Let the link go, and give the address back once it is gone."""
+        if self._tasks is None:
+            raise RuntimeError("links cannot leave: the hook has not started, or has stopped")
+        self._tasks.start_soon(self.finish, ifindex, address, pool)
+
+    async def settled(self) -> bool:
+        """Wait until everything under way now is done; whether there was anything."""
+        pending = list(self._leaving)
+        for one in pending:
+            await one.wait()
+        return bool(pending)
+
+    async def finish(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
+        """Return once the link is gone and the address free; what fails goes on in the background."""
+        done = anyio.Event()
+        self._leaving.add(done)
+        try:
+            if await self._delete(ifindex):
+                self._release(address, pool)
+            elif self._tasks is not None:
+                self._tasks.start_soon(self._insist, ifindex, address, pool)
+        finally:
+            self._leaving.discard(done)
+            done.set()
+
+    async def _insist(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
+        """Try again until the link is gone; at the stop it is left to the next start's clean-up."""
+        delay = _FIRST_RETRY_SECONDS
+        while not self._stopping.is_set():
+            with anyio.move_on_after(delay):
+                await self._stopping.wait()
+            delay = min(delay * 2, _LAST_RETRY_SECONDS)
+            if await self._delete(ifindex):
+                self._health.ok("every link that had to go is gone")
+                self._release(address, pool)
+                return
+
+    async def _delete(self, ifindex: int) -> bool:
+        try:
+            await self._links.reap((ifindex,))
+        except OSError as error:
+            self._log.warning("link not deleted, will be tried again", ifindex=ifindex, error=str(error))
+            self._health.degraded(f"link {ifindex} cannot be deleted", error)
+            return False
+        return True
+
+    def _release(self, address: IPv4Address | None, pool: str) -> None:
+        if address is None:
+            return
+        try:
+            self._addresses.release(address, pool)
+        except IpamError as error:
+            self._log.error("address not released", address=str(address), pool=pool, error=error.text)

@@ -1,0 +1,73 @@
+"""The DEL of a pod: maps and state go at once, the link and its address in a moment.
+
+Needs: EndpointBook, Departures.   Gives: Detacher.
+Source: spec cni.md §3.5; it names only the container, so all interfaces of a container go (corrections 3).
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from cells.cni_server.departures import Departures
+from cells.cni_server.edges import EndpointBook, PodEnd
+from cells.cni_server.errors import CniError
+from cells.cni_server.request import CHAINING_MODES, Call
+from cells.endpoint import Endpoint, EndpointError
+from cells.netlink import NetlinkError
+from lifecycle import Logger
+
+
+class Detacher:
+    """Detaches pods. Deleting what is not there is success: the runtime asks again until it hears that."""
+
+    def __init__(self, endpoints: EndpointBook, departures: Departures, log: Logger) -> None:
+        self._endpoints = endpoints
+        self._departures = departures
+        self._log = log
+
+    def detach_container(self, container_id: str) -> int:
+        """Remove the container's endpoints and let their links go; returns how many there were."""
+        found = self._endpoints.by_container(container_id) if container_id else []
+        for endpoint in found:
+            self._detach(endpoint)
+        return len(found)
+
+    def detach_named(self, id_text: str) -> int:
+        """Remove the endpoint of an id such as ``cni-attachment-id:<cid>:eth0``; 0 when there is none."""
+        try:
+            endpoint = self._endpoints.lookup(id_text)
+        except EndpointError as error:
+            self._log.warning("delete request not understood", id=id_text, error=error.text)
+            return 0
+        if endpoint is None:
+            return 0
+        self._detach(endpoint)
+        return 1
+
+    def _detach(self, endpoint: Endpoint) -> None:
+        problems = self._endpoints.delete(endpoint, release_address=False)
+        if problems:
+            self._log.warning("pod removed with problems", endpoint=endpoint.id, problems=list(problems))
+        if not endpoint.datapath.external_ipam:  # else link and address are another plugin's
+            self._departures.start(endpoint.ifindex, endpoint.ipv4, endpoint.pool)
+        self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)
+
+    def owns_interface(self, call: Call) -> bool:
+        """Whether the pod's interface is ours to delete; in a chain it is another plugin's.
+
+        Raises CniError for a chaining mode nobody knows.
+        """
+        if call.conf.chain and call.conf.chain not in CHAINING_MODES:
+            raise CniError(f"invalid chaining-mode {call.conf.chain}")
+        return not call.conf.chain
+
+    async def remove_stray(self, ifname: str, pod: PodEnd, cookie: int) -> None:
+        """Delete an interface nobody here knows of, unless a live endpoint has it; failures are logged."""
+        for endpoint in self._endpoints.all():
+            if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
+                return
+        try:
+            if await anyio.to_thread.run_sync(pod.delete, ifname):
+                self._log.info("stray pod interface deleted", interface=ifname)
+        except NetlinkError as error:
+            self._log.warning("stray pod interface not deleted", interface=ifname, error=str(error))

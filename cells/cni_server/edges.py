@@ -1,0 +1,96 @@
+"""What the CNI server needs of other cells, in its own words, so that a test's fake takes a line.
+
+Needs: nothing.   Gives: Links, PodEnd, Addresses, EndpointBook, PolicyPool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address
+from typing import Protocol
+
+from cells.endpoint import Endpoint, EndpointRequest
+from cells.ipam import Allocation
+from cells.netlink import CreatedLink, LinkInfo, VethPair
+
+
+class Links(Protocol):
+    """The node's links; cells.netlink.HostLinks. Methods raise NetlinkError."""
+
+    def create_veth(self, pair: VethPair) -> CreatedLink:
+        """Create a pair, the peer in the pod at once."""
+        ...
+
+    def activate(self, ifindex: int, alias: str) -> None:
+        """Alias and up."""
+        ...
+
+    def find(self, name: str) -> LinkInfo | None:
+        """The link of that name."""
+        ...
+
+    async def reap(self, ifindexes: Iterable[int]) -> None:
+        """Delete, off the loop; returns when they are gone."""
+        ...
+
+
+class PodEnd(Protocol):
+    """One pod's links; cells.netlink.PodLink. Methods raise NetlinkError."""
+
+    def configure(
+        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+    ) -> None:
+        """Up, address, routes."""
+        ...
+
+    def delete(self, name: str) -> bool:
+        """Delete, blocking; False when there is none."""
+        ...
+
+
+class Addresses(Protocol):
+    """The address allocator; cells.ipam.Ipam. Methods raise IpamError."""
+
+    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
+        """A free address."""
+        ...
+
+    def release(self, ip: IPv4Address, pool: str) -> None:
+        """Give it back."""
+        ...
+
+
+class EndpointBook(Protocol):
+    """The endpoints; cells.endpoint.Endpoints. Methods raise EndpointError."""
+
+    def create(self, request: EndpointRequest) -> Endpoint:
+        """Make it, all or nothing; raises PoolEmpty when a policy map must be waited for."""
+        ...
+
+    def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
+        """Remove it; what went wrong on the way."""
+        ...
+
+    def lookup(self, id_text: str) -> Endpoint | None:
+        """By any id the API knows."""
+        ...
+
+    def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
+        """By container and interface."""
+        ...
+
+    def by_container(self, container_id: str) -> list[Endpoint]:
+        """All of a container."""
+        ...
+
+    def all(self) -> list[Endpoint]:
+        """Everyone."""
+        ...
+
+
+class PolicyPool(Protocol):
+    """The prepared policy maps; cells.maps.PolicyMaps."""
+
+    async def ready(self) -> None:
+        """Return once one is prepared."""
+        ...

@@ -1,0 +1,43 @@
+"""The error a CNI plugin prints, and the codes it may carry.
+
+Needs: nothing.   Gives: CniError, error_json.
+Source: CNI spec 1.0, section 5 "Error"; 999 is what the CNI library makes of an error without a code.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+INCOMPATIBLE_VERSION: Final = 1
+INVALID_ENVIRONMENT: Final = 4
+DECODING_FAILURE: Final = 6
+INVALID_CONFIG: Final = 7
+TRY_AGAIN: Final = 11
+INTERNAL: Final = 999
+
+
+class CniError(Exception):
+    """What the plugin tells the runtime instead of a result; raised wherever an ADD or DEL cannot go on."""
+
+    def __init__(self, message: str, *, code: int = INTERNAL, details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.details = details
+
+
+def error_json(error: CniError, version: str) -> bytes:
+    """The error object, in protocol ``version``."""
+    told: dict[str, object] = {"cniVersion": version, "code": error.code, "msg": error.message}
+    if error.details:
+        told["details"] = error.details
+    return msgspec.json.encode(told) + b"\n"
+
+
+def kernel_reason(error: OSError) -> str:
+    """``file exists``: the kernel's word, spelt as the Go plugin spells it."""
+    text = os.strerror(error.errno) if error.errno else str(error)
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text

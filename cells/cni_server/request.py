@@ -1,0 +1,186 @@
+"""What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
+
+Needs: protocol (the packet).   Gives: Call, read_call, check_add, pod_of.
+Source: CNI spec 1.0 sections 2 and 5; texts and codes as recorded from the original plugin.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cells.cni_server.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
+from cells.cni_server.protocol import Packet
+
+SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0")
+CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
+_KNOWN_ARGS: Final = frozenset(
+    {"IgnoreUnknown", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID"}
+)
+
+
+class IpamConf(msgspec.Struct, frozen=True, gc=False):
+    """``ipam`` of the network configuration."""
+
+    type: str = ""
+
+
+class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The network configuration on stdin, as far as it matters here; other keys are ignored."""
+
+    cni_version: str = msgspec.field(default="0.1.0", name="cniVersion")
+    name: str = ""
+    chaining_mode: str = ""
+    ipam: IpamConf = IpamConf()
+    prev_result: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="prevResult")
+    mac_addr_mode: str = msgspec.field(default="", name="macAddrMode")
+    fixed_mac: str = msgspec.field(default="", name="fixedMac")
+    prefix_mac_map: dict[str, str] = msgspec.field(default_factory=dict, name="prefixMacMap")
+
+    @property
+    def chain(self) -> str:
+        """The chaining mode, said or implied by the network's name; empty when there is none."""
+        return self.chaining_mode or (self.name if self.name in CHAINING_MODES else "")
+
+
+class _PrevResult(msgspec.Struct, frozen=True):
+    """As much of a result as tells whether it is one."""
+
+    interfaces: list[dict[str, Any]] | None = None
+    ips: list[dict[str, Any]] | None = None
+    routes: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One invocation of the plugin."""
+
+    command: str
+    container_id: str
+    ifname: str
+    netns: str
+    """Path of the pod's namespace as the runtime names it: for the result, never opened here."""
+    args: str
+    conf: NetConf
+    stdin: bytes
+
+    @property
+    def attachment_id(self) -> str:
+        """``<container id>:<interface>``."""
+        return f"{self.container_id}:{self.ifname}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Who the attachment is for; all empty outside Kubernetes."""
+
+    name: str
+    namespace: str
+    uid: str
+
+    @property
+    def owner(self) -> str:
+        """The address's owner, ``<namespace>/<name>``."""
+        return f"{self.namespace}/{self.name}"
+
+
+_decode_conf = msgspec.json.Decoder(NetConf).decode
+
+
+def read_call(packet: Packet) -> Call:
+    """The call in a packet; the plugin has checked the environment. Raises CniError."""
+    try:
+        conf = _decode_conf(packet.stdin)
+    except msgspec.MsgspecError as error:
+        raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
+    if conf.cni_version not in SERVED_VERSIONS:
+        supported = " ".join(f'"{version}"' for version in SERVED_VERSIONS)
+        raise CniError(
+            "incompatible CNI versions",
+            code=INCOMPATIBLE_VERSION,
+            details=f'config is "{conf.cni_version}", plugin supports [{supported}]',
+        )
+    get = packet.environment.get
+    return Call(
+        command=get("CNI_COMMAND", ""),
+        container_id=get("CNI_CONTAINERID", ""),
+        ifname=get("CNI_IFNAME", ""),
+        netns=get("CNI_NETNS", ""),
+        args=get("CNI_ARGS", ""),
+        conf=conf,
+        stdin=packet.stdin,
+    )
+
+
+def check_add(call: Call) -> None:
+    """Refuse an ADD that asks for what is not there; raises CniError."""
+    conf = call.conf
+    if conf.chain and conf.chain not in CHAINING_MODES:
+        raise CniError(f"invalid chaining-mode {conf.chain}")
+    if conf.chain:
+        raise CniError(
+            f"chaining-mode {conf.chain} (network {conf.name}) is not built yet: expected no chaining-mode,"
+            " and a network name that implies none, such as cilium",
+            code=INVALID_CONFIG,
+        )
+    if conf.prev_result:
+        _refuse_prev_result(call)
+    for key, asked in (
+        ("ipam.type", conf.ipam.type),
+        ("macAddrMode", "" if conf.mac_addr_mode == "random" else conf.mac_addr_mode),
+        ("fixedMac", conf.fixed_mac),
+        ("prefixMacMap", conf.prefix_mac_map),
+    ):
+        if asked:
+            raise CniError(
+                f"network configuration {conf.name}: {key} is not built yet: remove it", code=INVALID_CONFIG
+            )
+
+
+def _refuse_prev_result(call: Call) -> None:
+    try:
+        found = msgspec.json.decode(call.conf.prev_result, type=_PrevResult | None)
+    except msgspec.MsgspecError as error:
+        text = json.dumps(call.stdin.decode(errors="replace"))
+        raise CniError(
+            f"unable to parse CNI configuration {text}: could not parse prevResult: {error}"
+        ) from error
+    if found is not None:
+        raise CniError(
+            "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
+            " please set chaining-mode in CNI configuration"
+        )
+
+
+def pod_of(args: str) -> Pod:
+    """The pod in CNI_ARGS (``K=V;K=V``); raises CniError for what the CNI library's LoadArgs refuses."""
+    values: dict[str, str] = {}
+    unknown: list[str] = []
+    for pair in args.split(";") if args else ():
+        key, equals, value = pair.partition("=")
+        if not equals or "=" in value:
+            raise CniError(f"unable to extract CNI arguments: ARGS: invalid pair {json.dumps(pair)}")
+        if key in _KNOWN_ARGS:
+            values[key] = value
+        else:
+            unknown.append(pair)
+    if unknown and not _is_true(values.get("IgnoreUnknown", "")):
+        shown = " ".join(map(json.dumps, unknown))
+        raise CniError(f"unable to extract CNI arguments: ARGS: unknown args [{shown}]")
+    return Pod(
+        values.get("K8S_POD_NAME", ""), values.get("K8S_POD_NAMESPACE", ""), values.get("K8S_POD_UID", "")
+    )
+
+
+def _is_true(text: str) -> bool:
+    if text.lower() in {"1", "true"}:
+        return True
+    if text.lower() in {"", "0", "false"}:
+        return False
+    raise CniError(
+        f'unable to extract CNI arguments: ARGS: error parsing value of pair "IgnoreUnknown={text}":'
+        f" boolean unmarshal error: invalid input {text}"
+    )

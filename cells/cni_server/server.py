@@ -1,0 +1,228 @@
+"""Serves the plugin: ADD and DEL, each container's calls one after the other.
+
+Needs: AgentConfig, DeleteQueue (drained), Attacher, Detacher, PolicyPool.   Gives: CniServer.
+A call that meets nothing unusual is one synchronous piece of work in the event loop's callback. What has to
+wait (a policy map, a leftover, a roll-back) goes on in a task; until it is done, further calls for the same
+container queue behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from cells.cni_server.attach import Attacher, Obstructed, PodSide, netns_cookie
+from cells.cni_server.detach import Detacher
+from cells.cni_server.edges import PodEnd, PolicyPool
+from cells.cni_server.errors import INCOMPATIBLE_VERSION, INVALID_ENVIRONMENT, TRY_AGAIN, CniError, error_json
+from cells.cni_server.protocol import decode_request, encode_reply
+from cells.cni_server.request import Call, read_call
+from cells.cni_server.transport import Connection, PacketServer, listen
+from cells.cni_server.undo import Undo
+from cells.maps import PoolEmpty
+from lifecycle import HiveError, Lifecycle, Logger
+
+_TRIES = 5
+_FALLBACK_VERSION = "1.0.0"
+_INTERNAL = "internal error in the agent: its log tells more"
+
+Finish = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """How one try of an ADD went."""
+
+    undo: Undo
+    error: CniError | None = None
+    before_retry: Finish | None = None
+    """What to wait for before the next try."""
+    answered: bool = False
+
+
+class CniServer:
+    """Listens on cni.sock from its hook on; see the module."""
+
+    def __init__(
+        self,
+        path: Path,
+        attacher: Attacher,
+        detacher: Detacher,
+        pool: PolicyPool,
+        open_pod: Callable[[int], PodEnd],
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+        uids: Collection[int] = (0,),
+    ) -> None:
+        self._path = path
+        self._attacher = attacher
+        self._detacher = detacher
+        self._pool = pool
+        self._open_pod = open_pod
+        self._log = log
+        self._server = PacketServer(self._handle, log, uids=uids)
+        self._tasks: TaskGroup | None = None
+        self._lanes: dict[str, deque[tuple[Connection, Call]]] = {}
+        lifecycle.enter("serve cni.sock", self.serving)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Inside, plugins are answered; calls under way are finished on the way out."""
+        listener = listen(self._path)
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            self._server.start(listener)
+            try:
+                yield
+            finally:
+                self._path.unlink(missing_ok=True)
+                self._server.stop()
+        self._tasks = None
+
+    # Calls
+
+    def _handle(self, connection: Connection, packet: memoryview) -> None:
+        try:
+            call = read_call(decode_request(packet))
+        except CniError as error:
+            self._refuse(connection, error, _FALLBACK_VERSION)
+            connection.close()
+            return
+        lane = self._lanes.get(call.container_id)
+        if lane is None:
+            self._begin(connection, call)
+        else:
+            lane.append((connection, call))
+
+    def _begin(self, connection: Connection, call: Call) -> None:
+        """Serve a call as far as it goes at once; the rest, if any, is a task in the container's lane."""
+        if connection.gone():
+            connection.close()
+            return
+        rest: Finish | None = None
+        try:
+            rest = self._serve(connection, call)
+        except CniError as error:
+            self._refuse(connection, error, call.conf.cni_version)
+        except Exception as error:  # noqa: BLE001  # one call's bug must not take cni.sock from the others
+            self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
+            self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
+        if rest is None or self._tasks is None:
+            connection.close()
+            return
+        self._lanes[call.container_id] = deque()
+        self._tasks.start_soon(self._finish, rest, connection, call)
+
+    async def _finish(self, rest: Finish, connection: Connection, call: Call) -> None:
+        try:
+            await rest()
+        except CniError as error:
+            self._refuse(connection, error, call.conf.cni_version)
+        except Exception as error:  # noqa: BLE001  # as in _begin
+            self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
+            self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
+        finally:
+            connection.close()
+            waiting = self._lanes.pop(call.container_id)
+            while waiting:
+                self._begin(*waiting.popleft())
+                if (lane := self._lanes.get(call.container_id)) is not None:
+                    lane.extend(waiting)
+                    break
+
+    def _serve(self, connection: Connection, call: Call) -> Finish | None:
+        match call.command:
+            case "ADD":
+                return self._add(connection, call)
+            case "DEL":
+                return self._delete(connection, call)
+            case "CHECK" | "STATUS" | "GC":
+                raise CniError(f"plugin version does not allow {call.command}", code=INCOMPATIBLE_VERSION)
+        raise CniError(f"unknown CNI_COMMAND: {call.command}", code=INVALID_ENVIRONMENT)
+
+    # ADD
+
+    def _add(self, connection: Connection, call: Call) -> Finish | None:
+        if not connection.fds:
+            raise CniError(f"request without a network namespace for CNI_NETNS {call.netns}")
+        netns_fd, netlink_fd = connection.fds
+        side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
+        attempt = self._try_add(connection, call, side)
+        if attempt.error is not None and not attempt.undo:
+            raise attempt.error
+        return None if attempt.answered else partial(self._finish_add, connection, call, side, attempt)
+
+    def _try_add(self, connection: Connection, call: Call, side: PodSide) -> _Attempt:
+        attempt = _Attempt(Undo())
+        try:
+            endpoint, stdout = self._attacher.attach(call, side, attempt.undo)
+        except PoolEmpty:
+            attempt.before_retry = self._pool.ready
+        except Obstructed:
+            attempt.before_retry = partial(self._attacher.clear_the_way, call, side)
+        except CniError as error:
+            attempt.error = error
+        except Exception as error:  # noqa: BLE001  # whatever it is, what was done must be taken back
+            self._log.error("pod not added", attachment=call.attachment_id, exc_info=error)
+            attempt.error = CniError(_INTERNAL)
+        else:
+            attempt.answered = connection.send(encode_reply(0, stdout))
+            if attempt.answered:
+                attempt.undo.forget()
+                self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ipv4=str(endpoint.ipv4))
+        return attempt
+
+    async def _finish_add(self, connection: Connection, call: Call, side: PodSide, attempt: _Attempt) -> None:
+        """Roll back, wait, try again; or roll back and say why not."""
+        for _ in range(_TRIES):
+            with anyio.CancelScope(shield=True):
+                await attempt.undo.roll_back(self._log)
+            if attempt.error is not None:
+                raise attempt.error
+            if attempt.before_retry is None or connection.gone():
+                self._log.warning("pod not added: the plugin went away", attachment=call.attachment_id)
+                return
+            try:
+                await attempt.before_retry()
+            except HiveError as error:
+                raise CniError(f"unable to create endpoint: {error}") from error
+            if connection.gone():
+                continue
+            attempt = self._try_add(connection, call, side)
+            if attempt.answered:
+                return
+        with anyio.CancelScope(shield=True):
+            await attempt.undo.roll_back(self._log)
+        raise attempt.error or CniError(
+            f"unable to set up veth on host side: interface {call.ifname} is made again by someone else",
+            code=TRY_AGAIN,
+        )
+
+    # DEL
+
+    def _delete(self, connection: Connection, call: Call) -> Finish | None:
+        ours = self._detacher.owns_interface(call)
+        found = self._detacher.detach_container(call.container_id)
+        if found or not ours or not connection.fds:
+            connection.send(encode_reply(0, b""))
+            return None
+        return partial(self._delete_stray, connection, call)
+
+    async def _delete_stray(self, connection: Connection, call: Call) -> None:
+        """Nobody knows the container: only its interface, if there is one, is left to delete."""
+        netlink_fd = connection.fds[1]
+        cookie = netns_cookie(netlink_fd)
+        await self._detacher.remove_stray(call.ifname, self._open_pod(netlink_fd), cookie)
+        connection.send(encode_reply(0, b""))
+
+    def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
+        self._log.warning("call refused", code=error.code, error=error.message)
+        connection.send(encode_reply(1, error_json(error, version)))

@@ -1,0 +1,194 @@
+"""cni.sock: connections that bring one packet, with descriptors, and get one back.
+
+Needs: a path.   Gives: listen, PacketServer, Connection.
+Callbacks of the event loop rather than tasks: a pod's ADD is a millisecond of work, and each hop of a task
+would be a tenth of that.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from cells.cni_server.protocol import MAX_PACKET
+from lifecycle import HiveError, Logger, UsageError
+
+BACKLOG: Final = 1024
+_PATH_LIMIT: Final = 107
+_ACCEPTS_PER_WAKE: Final = 8  # each may be an ADD: the loop gets its turn in between
+_CREDENTIALS: Final = struct.Struct("3i")
+_MAX_FDS: Final = 2
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen at ``path``, mode 0600. A file nobody answers at is replaced.
+
+    Raises UsageError for a path too long for a socket and HiveError, one line, when another process serves
+    it, when something else is in the way, or when it cannot be made.
+    """
+    if len(os.fsencode(path)) > _PATH_LIMIT:
+        raise UsageError(
+            f"CNI socket {path} is too long: expected at most {_PATH_LIMIT} bytes; shorten state-dir"
+        )
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        _clear(path)
+        server.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before listen()
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise HiveError(f"CNI socket {path} cannot be made: {error.strerror or error}") from error
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _clear(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise HiveError(f"{path} is in the way and is no socket: remove it, or choose another state-dir")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError:  # full backlog, or a socket of another type: someone is there
+            pass
+    raise HiveError(f"another process serves {path}: stop that agent, or choose another state-dir")
+
+
+class Connection:
+    """One plugin waiting for its answer."""
+
+    __slots__ = ("_socket", "fds")
+
+    def __init__(self, connected: socket.socket, fds: Sequence[int]) -> None:
+        self._socket = connected
+        self.fds = fds
+        """What came with the request: nothing, or namespace and rtnetlink socket."""
+
+    def send(self, packet: bytes) -> bool:
+        """Send the reply; False when the plugin is gone and nobody will read it."""
+        try:
+            self._socket.send(packet, socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def gone(self) -> bool:
+        """Whether the plugin has closed its end."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the socket and the descriptors."""
+        self._socket.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = ()
+
+
+class PacketServer:
+    """Accepts connections and hands each, with its packet, to ``handle``, which must close it."""
+
+    def __init__(
+        self, handle: Callable[[Connection, memoryview], None], log: Logger, *, uids: Collection[int] = (0,)
+    ) -> None:
+        self._handle = handle
+        self._log = log
+        self._uids = frozenset(uids)
+        self._buffer = bytearray(MAX_PACKET)
+        self._silent: set[socket.socket] = set()
+        """Connected and yet to send."""
+
+    def start(self, listener: socket.socket) -> None:
+        """Serve on the running event loop until :meth:`stop`."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Close the listener and who has not sent yet; connections handed over go on.
+
+        A plugin that was not heard gets ECONNRESET, knows that nothing was done, and tries again.
+        """
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        for connected in list(self._silent):
+            self._drop(connected)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_WAKE):
+            try:
+                connected, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._log.error("connection on cni.sock not accepted", error=str(error))
+                return
+            connected.setblocking(False)
+            _, uid, _ = _CREDENTIALS.unpack(
+                connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            if uid not in self._uids:
+                self._log.warning("connection on cni.sock refused", uid=uid)
+                connected.close()
+                continue
+            if not self._receive(connected):
+                self._silent.add(connected)
+                self._loop.add_reader(connected.fileno(), self._readable, connected)
+
+    def _readable(self, connected: socket.socket) -> None:
+        self._loop.remove_reader(connected.fileno())
+        self._silent.discard(connected)
+        if not self._receive(connected):
+            connected.close()
+
+    def _receive(self, connected: socket.socket) -> bool:
+        """Read and hand over the packet; False when there is none yet."""
+        try:
+            length, ancillary, flags, _ = connected.recvmsg_into(
+                [self._buffer], socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            connected.close()
+            return True
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % 4])
+        connection = Connection(connected, fds.tolist())
+        if not length or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) not in {0, 2}:
+            if length:
+                self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))
+            connection.close()
+            return True
+        with memoryview(self._buffer) as buffer, buffer[:length] as packet:
+            self._handle(connection, packet)
+        return True
+
+    def _drop(self, connected: socket.socket) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            self._loop.remove_reader(connected.fileno())
+        self._silent.discard(connected)
+        connected.close()
