@@ -20,14 +20,13 @@ from cells.endpoint.identity import (
 )
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import Label, labels_sha256, parse, texts
-from cells.endpoint.manager import DEFAULT_POOL, Endpoints
+from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest
 from cells.endpoint.saved import SavedEndpoint
 from cells.endpoint.state_files import Scan, StateFiles
 from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, displayed, health_of
 
 __all__ = [
-    "DEFAULT_POOL",
     "FIRST_IDENTITY",
     "HOST",
     "INIT",

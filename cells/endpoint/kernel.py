@@ -82,6 +82,11 @@ class EndpointPrograms(Protocol):
 class EndpointAddresses(Protocol):
     """The address allocator, as far as an endpoint's life touches it."""
 
+    @property
+    def default_pool(self) -> str:
+        """The pool of addresses whose request names none."""
+        ...
+
     def release(self, ip: IPv4Address, pool: str) -> None:
         """Give the address back."""
         ...

@@ -25,7 +25,6 @@ from cells.ipam import IpamError
 from cells.maps import PoolEmpty
 from lifecycle import HiveError, Logger, Table
 
-DEFAULT_POOL = "default"
 _REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
 
 
@@ -135,7 +134,8 @@ class Endpoints:
         undo.callback(self._quietly, "policy map", maps.release_policy, policy)
         identity = self.identities.acquire(labels)
         undo.callback(self.identities.release, identity.id)
-        endpoint = _endpoint(request, policy.endpoint_id, identity)
+        pool = request.pool or ("" if request.datapath.external_ipam else self._addresses.default_pool)
+        endpoint = _endpoint(request, policy.endpoint_id, identity, pool)
         endpoint = replace(endpoint, info_labels=info_labels) if info_labels else endpoint
 
         maps.fill_policy(policy)
@@ -274,7 +274,7 @@ class Endpoints:
         return ""
 
 
-def _endpoint(request: EndpointRequest, number: int, identity: Identity) -> Endpoint:
+def _endpoint(request: EndpointRequest, number: int, identity: Identity, pool: str) -> Endpoint:
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -285,7 +285,7 @@ def _endpoint(request: EndpointRequest, number: int, identity: Identity) -> Endp
         pod_mac=request.pod_mac,
         host_mac=request.host_mac,
         ipv4=request.ipv4,
-        pool=request.pool or ("" if request.datapath.external_ipam else DEFAULT_POOL),
+        pool=pool,
         identity=identity.id,
         labels=identity.labels,
         pod_name=request.pod_name,

@@ -95,22 +95,21 @@ class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
     netns_cookie: int = 0
 
 
-class _Constant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Keys of features this agent has no value for, as an agent without those features writes them."""
-
-    DockerNetworkID: str = ""
-    DockerEndpointID: str = ""
-    IPv6: str = ""
-    IPv6IPAMPool: str = ""
-    Options: dict[str, dict[str, int]] = {"map": {}}
-    DNSRules: None = None
-    DNSRulesV2: None = None
-    DNSHistory: None = None
-    DNSZombies: None = None
-    CiliumEndpointUID: str = ""
-
-
-_CONSTANT: Final = msgspec.json.encode(_Constant())[1:]  # without the opening brace
+# Keys of features this agent has no value for, as an agent without those features writes them.
+_CONSTANT: Final = msgspec.json.encode(
+    {
+        "DockerNetworkID": "",
+        "DockerEndpointID": "",
+        "IPv6": "",
+        "IPv6IPAMPool": "",
+        "Options": {"map": {}},
+        "DNSRules": None,
+        "DNSRulesV2": None,
+        "DNSHistory": None,
+        "DNSZombies": None,
+        "CiliumEndpointUID": "",
+    }
+)[1:]  # without the opening brace
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Saved)
 

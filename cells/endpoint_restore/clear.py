@@ -46,7 +46,7 @@ class Clearing:
     async def run(
         self, rows: Sequence[LeftAddress], links: Sequence[LinkInfo], failed: Collection[int]
     ) -> None:
-        """Clear ``rows`` of cilium_lxc and ``links`` of the node, as they were found, and ``failed`` endpoints.
+        """Clear away what of ``rows`` (cilium_lxc) and ``links`` nobody has, and the ``failed`` endpoints.
 
         The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
         """

@@ -1,6 +1,6 @@
 """What restore touches outside, in its own words, so that a fake takes a line.
 
-For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, RestoreAddresses, LeftMaps and the rows it has.
+For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, RestoreAddresses, LeftMaps.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,6 +25,11 @@ class RestoreLinks(Protocol):
 
 class RestoreAddresses(Protocol):
     """The address allocator."""
+
+    @property
+    def default_pool(self) -> str:
+        """The pool of addresses whose saved state names none."""
+        ...
 
     def allocate(self, ip: IPv4Address, owner: str, pool: str) -> object:
         """Claim exactly this address; raises IpamError."""
@@ -66,7 +71,7 @@ class LeftMaps(Protocol):
         ...
 
     def local_identities(self) -> dict[IPv4Address, int]:
-        """The single addresses in cilium_ipcache that stand for endpoints of this node, and their identities."""
+        """The addresses of this node's endpoints in cilium_ipcache, and their identities."""
         ...
 
     def drop_identity(self, ipv4: IPv4Address) -> None:

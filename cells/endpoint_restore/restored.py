@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 
 from cells.endpoint import (
-    DEFAULT_POOL,
     INIT_LABELS,
     Endpoint,
     EndpointMaps,
@@ -58,7 +57,7 @@ class RestoredEndpoints:
         self.endpoints: list[tuple[Endpoint, PolicySlot]] = []
         """Those that live on, with their policy maps; empty before the hook has run."""
         self.kept: dict[int, int] = {}
-        """Endpoints whose state cannot be read but whose pods run, and their links: nothing of them is touched."""
+        """Endpoints of unreadable state whose pods run, and their links: nothing of them is touched."""
         self.failed: dict[int, str] = {}
         """Why the others could not be restored."""
         self._dropped: list[int] = []
@@ -70,7 +69,7 @@ class RestoredEndpoints:
         scan = self._old.scan
         left = self._left.addresses()
         links = self._links.links()
-        await self._left.prepare_policies([*scan.endpoints, *scan.unreadable])
+        await self._prepare([*scan.endpoints, *scan.unreadable])
         by_name = {link.name: link for link in links}
         for number, saved in sorted(scan.endpoints.items()):
             self._take(number, saved, by_name)
@@ -80,6 +79,13 @@ class RestoredEndpoints:
         clearing = Clearing(self._left, self._links, self._files, self._living(left), self._log)
         await clearing.run(left, links, [*self.failed, *self._dropped])
         self._report(started, clearing.troubles)
+
+    async def _prepare(self, numbers: list[int]) -> None:
+        """Have lost policy maps made anew beforehand; what fails here fails for its endpoint alone, later."""
+        try:
+            await self._left.prepare_policies(numbers)
+        except (HiveError, OSError) as error:
+            self._log.warning("policy maps of old endpoints not prepared", error=str(error))
 
     def _report(self, started: float, troubles: list[str]) -> None:
         took = round((time.perf_counter() - started) * 1000, 1)
@@ -135,7 +141,7 @@ class RestoredEndpoints:
     def _claim(self, endpoint: Endpoint) -> PolicySlot:
         """Take address, id and policy map; raises IpamError, HiveError or OSError with nothing taken."""
         owned = endpoint.ipv4 if not endpoint.datapath.external_ipam else None
-        pool = endpoint.pool or DEFAULT_POOL
+        pool = endpoint.pool or self._addresses.default_pool
         if owned is not None:
             try:
                 self._addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
@@ -149,7 +155,7 @@ class RestoredEndpoints:
             raise
 
     def _keep(self, number: int, rows: list[LeftAddress], links: dict[int, LinkInfo]) -> None:
-        """Let the pod of an unreadable endpoint run on as it is, if what the kernel knows shows that it runs."""
+        """Let the pod of an unreadable endpoint run on as it is, if the kernel shows that it runs."""
         row = next((row for row in rows if not row.is_host and row.ifindex in links), None)
         if row is None:
             if rows:
@@ -160,7 +166,8 @@ class RestoredEndpoints:
             return
         try:
             self._maps.adopt_policy(number)
-            self._addresses.allocate(row.ipv4, f"endpoint {number} [unreadable]", DEFAULT_POOL)
+            pool = self._addresses.default_pool
+            self._addresses.allocate(row.ipv4, f"endpoint {number} [unreadable]", pool)
         except (IpamError, HiveError, OSError) as error:
             self._log.warning(
                 "address of an unreadable endpoint not reserved", endpoint=number, error=str(error)

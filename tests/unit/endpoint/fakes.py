@@ -1,0 +1,198 @@
+"""A kernel and an address allocator of dicts, that can be told to refuse any step."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from cells.endpoint import Endpoint, EndpointRequest, Endpoints, Identities, PolicySlot, StateFiles
+from cells.endpoint.aftercare import Aftercare
+from cells.ipam import IpamError
+from cells.maps import PoolEmpty
+from lifecycle import Table
+
+
+@dataclass
+class Slot:
+    """A policy map."""
+
+    endpoint_id: int
+    filled: bool = False
+
+
+@dataclass
+class FakeKernel:
+    """EndpointMaps and EndpointPrograms. ``refuse`` names the step that fails with OSError."""
+
+    refuse: str = ""
+    pool: list[int] = field(default_factory=lambda: [1, 2, 3])
+    policies: dict[int, Slot] = field(default_factory=dict)
+    configs: dict[int, int] = field(default_factory=dict)
+    """ifindex to endpoint id."""
+    lxc: dict[IPv4Address, int] = field(default_factory=dict)
+    ipcache: dict[IPv4Address, int] = field(default_factory=dict)
+    attached: list[int] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    forgotten: list[IPv4Address] = field(default_factory=list)
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if self.refuse == name:
+            raise OSError(12, f"no {name} today")
+
+    def acquire_policy(self) -> PolicySlot:
+        self._step("acquire")
+        if not self.pool:
+            raise PoolEmpty("none")
+        return self.adopt_policy(self.pool.pop(0))
+
+    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
+        self._step("adopt")
+        slot = self.policies[endpoint_id] = Slot(endpoint_id)
+        return slot
+
+    def fill_policy(self, policy: PolicySlot) -> None:
+        self._step("fill")
+        self.policies[policy.endpoint_id].filled = True
+
+    def release_policy(self, policy: PolicySlot) -> None:
+        self._step("release")
+        del self.policies[policy.endpoint_id]
+        self.pool.append(policy.endpoint_id)
+
+    def put_config(self, endpoint: Endpoint) -> None:
+        self._step("put_config")
+        self.configs[endpoint.ifindex] = endpoint.id
+
+    def drop_config(self, endpoint: Endpoint) -> None:
+        self._step("drop_config")
+        self.configs.pop(endpoint.ifindex, None)
+
+    def put_lxc(self, endpoint: Endpoint) -> None:
+        self._step("put_lxc")
+        assert endpoint.ipv4 is not None
+        self.lxc[endpoint.ipv4] = endpoint.id
+
+    def drop_lxc(self, endpoint: Endpoint) -> None:
+        self._step("drop_lxc")
+        if endpoint.ipv4 is not None:
+            self.lxc.pop(endpoint.ipv4, None)
+
+    def put_ipcache(self, endpoint: Endpoint) -> None:
+        self._step("put_ipcache")
+        assert endpoint.ipv4 is not None
+        self.ipcache[endpoint.ipv4] = endpoint.identity
+
+    def drop_ipcache(self, endpoint: Endpoint) -> None:
+        self._step("drop_ipcache")
+        if endpoint.ipv4 is not None:
+            self.ipcache.pop(endpoint.ipv4, None)
+
+    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+        self._step("forget_flows")
+        self.forgotten.extend(addresses)
+        return len(addresses)
+
+    def attach_endpoint(self, ifindex: int) -> None:
+        self._step("attach")
+        self.attached.append(ifindex)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of any endpoint is left."""
+        return not (self.policies or self.configs or self.lxc or self.ipcache)
+
+
+@dataclass
+class FakeAddresses:
+    """EndpointAddresses and RestoreAddresses over a set."""
+
+    default_pool: str = "default"
+    taken: dict[IPv4Address, str] = field(default_factory=dict)
+    released: list[tuple[IPv4Address, str]] = field(default_factory=list)
+    timers: dict[IPv4Address, str] = field(default_factory=dict)
+    outside: set[IPv4Address] = field(default_factory=set)
+
+    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> object:
+        if ip in self.outside:
+            raise IpamError(
+                500, "provided IP is not in the valid range. The range of valid IPs is 10.0.1.0/24"
+            )
+        if ip in self.taken:
+            raise IpamError(500, "provided IP is already allocated")
+        self.taken[ip] = owner
+        return ip
+
+    def release(self, ip: IPv4Address, pool: str) -> None:
+        self.released.append((ip, pool))
+        self.taken.pop(ip, None)
+
+    def stop_expiration(self, ip: IPv4Address, pool: str, uuid: str) -> None:
+        if ip not in self.timers:
+            raise IpamError(500, "no expiration timer registered")
+        if self.timers[ip] != uuid:
+            raise IpamError(500, "UUID mismatch, not stopping expiration timer")
+        del self.timers[ip]
+
+
+class RecordingAftercare(Aftercare):
+    """Notes what it is asked for instead of doing it."""
+
+    def __init__(self) -> None:
+        self.flows: list[IPv4Address] = []
+        self.recoveries: list[tuple[int, Callable[[int], bool]]] = []
+
+    def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
+        self.recoveries.append((endpoint_id, attempt))
+
+    def forget_flows(self, address: IPv4Address) -> None:
+        self.flows.append(address)
+
+
+class Node:
+    """Endpoints over fakes, and the fakes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.kernel = FakeKernel()
+        self.addresses = FakeAddresses()
+        self.aftercare = RecordingAftercare()
+        self.identities = Identities()
+        self.files = StateFiles(directory)
+        self.table: Table[Endpoint] = Table("endpoints", key=lambda endpoint: endpoint.id)
+        self.endpoints = Endpoints(
+            table=self.table,
+            identities=self.identities,
+            maps=self.kernel,
+            programs=self.kernel,
+            addresses=self.addresses,
+            files=self.files,
+            aftercare=self.aftercare,
+            cluster_name="default",
+            log=structlog.get_logger(),
+        )
+
+    @property
+    def saved(self) -> list[str]:
+        """Names in the state directory."""
+        return sorted(path.name for path in self.files.directory.iterdir())
+
+
+def request(number: int = 1, **changes: Any) -> EndpointRequest:
+    """A pod's request; everything unique in it follows from ``number``."""
+    values: dict[str, Any] = {
+        "container_id": f"cid{number}",
+        "container_ifname": "eth0",
+        "ifname": f"lxc{number:012x}",
+        "ifindex": 100 + number,
+        "pod_mac": bytes([2, 0, 0, 0, 1, number]),
+        "host_mac": bytes([2, 0, 0, 0, 2, number]),
+        "ipv4": IPv4Address(f"10.0.1.{number}"),
+        "pod_name": f"web-{number}",
+        "pod_namespace": "default",
+        "pod_uid": f"uid-{number}",
+        "netns_cookie": 4000 + number,
+    }
+    return EndpointRequest(**(values | changes))
