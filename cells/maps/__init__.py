@@ -1,6 +1,37 @@
-"""The BPF maps of the node, pinned where Cilium's tools look for them."""
+"""The BPF maps of the node, pinned where Cilium's tools look for them; and the pool of policy maps.
+
+Reconciler of nothing by itself: it opens or makes the maps, other cells fill them.
+Needs:  AgentConfig, MapSettings.   Gives: Maps, PolicyMaps, and the layouts and calls to use them with.
+Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. One whose layout or
+        size differs is unpinned and made anew; programs loaded earlier keep the old until they are reloaded.
+
+Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
+preallocate-bpf-maps, policy-map-pool.
+"""
 
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin
+from cells.maps.layouts import (
+    CT_IN,
+    CT_OUT,
+    CT_RELATED,
+    CT_SERVICE,
+    LXC_HOST,
+    METRIC_EGRESS,
+    METRIC_INGRESS,
+    METRIC_SERVICE,
+    CtEntry,
+    CtKey,
+    EndpointConfig,
+    IpcacheKey,
+    IpcacheValue,
+    LxcKey,
+    LxcValue,
+    MetricsKey,
+    MetricsValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+)
 from cells.maps.map import (
     ANY,
     EXIST,
@@ -12,28 +43,64 @@ from cells.maps.map import (
     create_map,
     map_by_id,
     open_map,
+    possible_cpus,
 )
+from cells.maps.node_maps import Maps
+from cells.maps.policy_map import PolicyMap
+from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
 from cells.maps.programs import ProgramInfo, TestRun, open_program, program_by_id, program_info, test_run
+from cells.maps.sizes import MapSettings
+from lifecycle import config, module, provide
 
 __all__ = [
     "ANY",
+    "CT_IN",
+    "CT_OUT",
+    "CT_RELATED",
+    "CT_SERVICE",
     "EXIST",
+    "LXC_HOST",
+    "METRIC_EGRESS",
+    "METRIC_INGRESS",
+    "METRIC_SERVICE",
     "NOEXIST",
     "NO_PREALLOC",
     "BpfError",
+    "CtEntry",
+    "CtKey",
+    "EndpointConfig",
+    "IpcacheKey",
+    "IpcacheValue",
+    "LxcKey",
+    "LxcValue",
     "Map",
+    "MapSettings",
     "MapSpec",
     "MapType",
+    "Maps",
+    "MetricsKey",
+    "MetricsValue",
+    "NodeConfig",
+    "PolicyEntry",
+    "PolicyIdsExhausted",
+    "PolicyKey",
+    "PolicyMap",
+    "PolicyMaps",
+    "PoolEmpty",
     "ProgramInfo",
     "TestRun",
+    "cell",
     "create_map",
     "map_by_id",
     "open_map",
     "open_program",
     "pin",
+    "possible_cpus",
     "program_by_id",
     "program_info",
     "replace_pin",
     "test_run",
     "unpin",
 ]
+
+cell = module("maps", "BPF maps and the pool of policy maps", config(MapSettings), provide(Maps, PolicyMaps))

@@ -4,8 +4,8 @@ For:    cells.maps.map and cells.maps.programs. Needs: Linux, CAP_BPF. Gives: co
 Source: include/uapi/linux/bpf.h (union bpf_attr) and kernel/bpf/syscall.c.
 
 Two ways into the kernel. Element operations take about a microsecond, less than handing the GIL to
-another thread would, so they keep it (``quick``). Commands that may sleep - creation, batches, and maps
-of maps, whose updates wait for RCU - let other threads run (``sleeping``).
+another thread would, so they keep it (``quick``). Commands that may take long - creation, batches, test
+runs, and maps of maps, whose updates wait for RCU - let other threads run (``sleeping``).
 """
 
 import ctypes
@@ -54,12 +54,19 @@ quick = _entry(ctypes.PyDLL)
 sleeping = _entry(ctypes.CDLL)
 
 
-def command(number: int, attr: ctypes.Array[ctypes.c_char], operation: str, what: str) -> int:
-    """Run one bpf command, letting other threads run meanwhile; returns its result, raises BpfError.
+def command(
+    number: int,
+    attr: ctypes.Array[ctypes.c_char],
+    operation: str,
+    what: str,
+    *,
+    call: "ctypes._NamedFuncPointer" = quick,
+) -> int:
+    """Run one bpf command and return its result; raises BpfError.
 
     ``attr`` ends with the command's last field: the kernel wants every byte after it to be zero.
     """
-    result: int = sleeping(NR_BPF, number, attr, len(attr))
+    result: int = call(NR_BPF, number, attr, len(attr))
     if result < 0:
         raise BpfError(ctypes.get_errno(), operation, what)
     return result

@@ -259,7 +259,8 @@ class Map:
         at_keys, at_values = ctypes.addressof(key_memory), ctypes.addressof(value_memory)
         attr = buffer(_BATCH.pack(0, 0, at_keys, at_values if values else 0, count, self.fd, flags, 0))
         operation = "update" if values else "delete from"
-        command(number, attr, operation, f"{self._what()} ({count} entries at once)")
+        what = f"{self._what()} ({count} entries at once)"
+        command(number, attr, operation, what, call=sleeping)
 
     def _batched_items(self) -> Iterator[tuple[bytes, bytes]]:
         key_size, value_size = self.spec.key_size, self.value_bytes
@@ -324,7 +325,7 @@ def _create(spec: MapSpec, inner_fd: int) -> Map:
     name = spec.name.encode()[:15]
     sizes = (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags)
     attr = buffer(_CREATE.pack(*sizes, inner_fd, 0, name, *[0] * 7))
-    fd = command(MAP_CREATE, attr, "create", f"map {spec.name} ({spec})")
+    fd = command(MAP_CREATE, attr, "create", f"map {spec.name} ({spec})", call=sleeping)
     return _opened(fd, spec.name)
 
 
@@ -333,10 +334,10 @@ def open_map(path: Path) -> Map:
     return _opened(open_pin(path), path.name)
 
 
-def map_by_id(id: int) -> Map:  # noqa: A002  (the kernel's word)
-    """Open the map with this kernel id."""
-    fd = command(MAP_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"map id {id}")
-    return _opened(fd, f"id {id}")
+def map_by_id(id: int, name: str = "") -> Map:  # noqa: A002  (the kernel's word)
+    """Open the map with this kernel id; ``name`` is what messages shall call it."""
+    fd = command(MAP_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"map {name} (id {id})")
+    return _opened(fd, name or f"id {id}")
 
 
 def _opened(fd: int, name: str) -> Map:

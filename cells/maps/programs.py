@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cells.maps.bpf import buffer, command, object_info, open_pin
+from cells.maps.bpf import buffer, command, object_info, open_pin, sleeping
 
 PROG_TEST_RUN: Final = 10
 PROG_FD_BY_ID: Final = 13
@@ -100,7 +100,8 @@ def test_run(
             *(len(context), len(got_context), at_context if context else 0, at_got_context, 0, 0, 0),
         )
     )
-    command(PROG_TEST_RUN, attr, "run", f"program fd {fd} on a packet of {len(packet)} bytes")
+    what = f"program fd {fd} on a packet of {len(packet)} bytes"
+    command(PROG_TEST_RUN, attr, "run", what, call=sleeping)
     fields = _TEST_RUN.unpack(attr.raw)
     retval, size, duration, context_size = fields[1], fields[3], fields[7], fields[9]
     signed = retval - (1 << 32) if retval >= 1 << 31 else retval

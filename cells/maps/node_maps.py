@@ -1,0 +1,161 @@
+"""The node's maps: opened where they are pinned, made where they are not.
+
+For:    every cell that reads or writes a map. Needs: MapSettings, AgentConfig. Gives: Maps.
+Pinned maps keep forwarding while no agent runs, so a restart takes them over with their contents.
+"""
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from anyio import to_thread
+
+from cells.config import AgentConfig
+from cells.maps.bpf import BpfError, pin, unpin
+from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
+from cells.maps.sizes import MapSettings, sizes
+from cells.maps.specs import map_specs
+from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
+
+_SIZE_OPTIONS = {
+    "cilium_ct4_global": "bpf-ct-global-tcp-max",
+    "cilium_ct_any4_global": "bpf-ct-global-any-max",
+}
+
+
+class Maps:
+    """The maps shared by all endpoints. Reading one before the hook ran raises NotStartedError.
+
+    A Map has one buffer: touch these from the event loop only, or open your own by ``.id``.
+    """
+
+    lxc: Map
+    """cilium_lxc: LxcKey to LxcValue, the addresses of this node."""
+    ipcache: Map
+    """cilium_ipcache: IpcacheKey to IpcacheValue, whose identity every prefix has."""
+    ct4_tcp: Map
+    """cilium_ct4_global: CtKey to CtEntry."""
+    ct4_any: Map
+    """cilium_ct_any4_global: CtKey to CtEntry, all but TCP."""
+    metrics: Map
+    """cilium_metrics: MetricsKey to one MetricsValue for each CPU."""
+    events: Map
+    """cilium_events: perf event array."""
+    endpoints: Map
+    """hive_endpoints: ifindex to EndpointConfig."""
+    node: Map
+    """hive_node: index 0 to NodeConfig."""
+    policies: Map
+    """hive_policies: endpoint id to its policy map."""
+    entry: Map
+    """hive_entry: programs the dispatchers call."""
+
+    created: frozenset[str]
+    """Names of the maps this start made. Programs loaded earlier use others, if any: reload them."""
+
+    def __init__(self, settings: MapSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger) -> None:
+        self._settings = settings
+        self._directory = agent.globals_dir
+        self._log = log
+        self._open: list[Map] = []
+        lifecycle.append(Hook("open the maps", self._start, self._stop))
+
+    if not TYPE_CHECKING:  # a type checker should know the attributes there are, and no others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in Maps.__annotations__:
+                raise NotStartedError(
+                    f"Maps.{name} was read before the hook 'open the maps' ran: depend on Maps"
+                )
+            raise AttributeError(name)
+
+    @property
+    def directory(self) -> Path:
+        """Where the maps are pinned."""
+        return self._directory
+
+    def all(self) -> tuple[Map, ...]:
+        """Every open map."""
+        return tuple(self._open)
+
+    async def _start(self) -> None:
+        settings = self._settings
+        if settings.bpf_policy_map_max > sizes(settings, 0).policy:
+            most = sizes(settings, 0).policy
+            self._log.warning("bpf-policy-map-max lowered", asked=settings.bpf_policy_map_max, entries=most)
+        # Making a large preallocated map takes tens of milliseconds.
+        await to_thread.run_sync(self._open_all)
+
+    def _open_all(self) -> None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        specs = map_specs(
+            sizes(self._settings, memory),
+            preallocate=self._settings.preallocate_bpf_maps,
+            cpus=possible_cpus(),
+        )
+        created = set()
+        for attribute, spec in specs.items():
+            table, is_new = open_or_create(spec, self._directory, self._log)
+            self._open.append(table)
+            if is_new:
+                created.add(spec.name)
+            setattr(self, attribute, table)
+        self.created = frozenset(created)
+
+    async def _stop(self) -> None:
+        for table in self._open:
+            table.close()  # the pins stay: the datapath works on without us
+        self._open.clear()
+
+
+def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bool]:
+    """The map pinned as ``spec.name``, or a new one pinned there; and whether it is new.
+
+    A pinned one that does not fit is unpinned, not changed: programs that use it keep it until they are
+    loaded anew. Raises HiveError, one line, naming the map.
+    """
+    path = directory / spec.name
+    try:
+        if (pinned := _open_pinned(path)) is not None:
+            if spec.same_as(pinned.spec):
+                return pinned, False
+            log.warning(
+                "pinned map does not fit, made anew", map=spec.name, old=str(pinned.spec), new=str(spec)
+            )
+            pinned.close()
+            unpin(path)
+        table = create_map(spec)
+        try:
+            pin(table.fd, path)
+        except BaseException:
+            table.close()
+            raise
+    except OSError as error:
+        raise HiveError(f"{error}{_advice(error, spec.name)}") from error
+    return table, True
+
+
+def _open_pinned(path: Path) -> Map | None:
+    try:
+        return open_map(path)
+    except BpfError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return None
+
+
+def _advice(error: OSError, name: str) -> str:
+    match error.errno:
+        case errno.ENOMEM:
+            option = _SIZE_OPTIONS.get(name)
+            return f": not enough memory, lower {option}" if option else ": not enough memory"
+        case errno.EPERM if getattr(error, "operation", "") == "pin":
+            return ": bpf-root must be a mounted bpffs (mount -t bpf bpf <bpf-root>) that we may write to"
+        case errno.EPERM:
+            return ": the agent needs root, or CAP_BPF and CAP_NET_ADMIN"
+        case errno.ENOENT:
+            return ": the directory of the pins is missing below bpf-root"
+        case errno.ENOSYS:
+            return ": this kernel has no BPF"
+    return ""

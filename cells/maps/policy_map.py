@@ -1,0 +1,89 @@
+"""One endpoint's policy map: made equal to what is wanted, by as few writes as possible.
+
+For:    PolicyMaps hands them out. Needs: an open Map. Gives: PolicyMap.
+"""
+
+import errno
+from collections.abc import Mapping
+
+from cells.maps.bpf import BpfError
+from cells.maps.layouts import PolicyEntry, PolicyKey
+from cells.maps.map import Map
+
+_FEW = 8  # up to so many entries, single writes are quicker than a batch
+
+
+class PolicyMap:
+    """An endpoint id and its policy map. An empty map allows nothing."""
+
+    __slots__ = ("_present", "endpoint_id", "map")
+
+    def __init__(self, endpoint_id: int, table: Map) -> None:
+        self.endpoint_id = endpoint_id
+        self.map = table
+        self._present: dict[PolicyKey, PolicyEntry] = {}
+
+    def __repr__(self) -> str:
+        return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
+
+    def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+        """Make the map hold exactly these verdicts: denies first, then allows, then deletions.
+
+        An entry whose verdict stays is not touched, so its counters go on. Raises BpfError (ENOSPC: more
+        entries than bpf-policy-map-max); what was written until then stays.
+        """
+        present = self._present
+        if not present:
+            missing = list(wanted.items())
+        else:
+            missing = [
+                (key, entry)
+                for key, entry in wanted.items()
+                if (old := present.get(key)) is None or not old.same_verdict(entry)
+            ]
+        try:
+            self._put([(key, entry) for key, entry in missing if entry.deny])
+            self._put([(key, entry) for key, entry in missing if not entry.deny])
+            self._drop([key for key in present if key not in wanted])
+        except BpfError:
+            self.reload()
+            raise
+
+    def dump(self) -> dict[PolicyKey, PolicyEntry]:
+        """What the kernel has, with its counters."""
+        return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}
+
+    def reload(self) -> None:
+        """Take what the kernel has as the state to start from."""
+        self._present = self.dump()
+
+    def clear(self) -> None:
+        """Empty the map, whatever is in it."""
+        self._drop(list(self._present))
+        if self.map.first_key() is not None:  # written by somebody else
+            self.map.clear()
+
+    def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:
+        if len(entries) <= _FEW:
+            for key, entry in entries:
+                self.map.update(key.pack(), entry.pack(key))
+        else:
+            self.map.update_batch([(key.pack(), entry.pack(key)) for key, entry in entries])
+        self._present.update(entries)
+
+    def _drop(self, keys: list[PolicyKey]) -> None:
+        packed = [key.pack() for key in keys]
+        if len(packed) > _FEW:
+            try:
+                self.map.delete_batch(packed)
+            except BpfError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                packed = [
+                    key for key in packed if self.map.delete(key)
+                ]  # one was gone already: the rest singly
+        else:
+            for key in packed:
+                self.map.delete(key)
+        for each in keys:
+            del self._present[each]

@@ -1,0 +1,100 @@
+"""How many entries the maps hold: by their options, or by a share of the node's memory.
+
+For:    Maps and PolicyMaps. Needs: the options, the size of memory. Gives: MapSettings, MapSizes.
+Names, defaults, limits and the rule of shares are Cilium's.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from lifecycle import Settings
+
+LOWEST: Final = 1 << 10
+HIGHEST: Final = 1 << 24
+POLICY_LOWEST: Final = 1 << 8
+POLICY_HIGHEST: Final = 1 << 16
+ENDPOINT_IDS: Final = 4095
+"""Endpoint ids are 1 to 4095: the indexes of hive_policies."""
+
+CT_TCP: Final = 524288
+CT_ANY: Final = 262144
+NAT: Final = 524288
+SOCK_REV: Final = 262144
+
+# Bytes of one entry, key and value, in the IPv6 variants: the shares count them whether IPv6 is on or not,
+# and count NAT, neighbours and socket reverse NAT whether these maps exist or not.
+_CT_ENTRY = 38 + 56
+_NAT_ENTRY = 38 + 56
+_NEIGHBOUR_ENTRY = 16 + 8
+_SOCK_REV_ENTRY = 32 + 20
+_DEFAULT_BYTES = (
+    (CT_TCP + CT_ANY) * _CT_ENTRY + NAT * (_NAT_ENTRY + _NEIGHBOUR_ENTRY) + SOCK_REV * _SOCK_REV_ENTRY
+)
+
+
+class MapSettings(Settings, frozen=True):
+    """Settings of the maps cell."""
+
+    bpf_map_dynamic_size_ratio: float = 0.0025
+    """Share of the node's memory, up to 1, for the maps that grow with traffic; 0: their default sizes."""
+
+    bpf_ct_global_tcp_max: int | None = None
+    """Entries of the TCP conntrack map (1024 to 16777216); unset: by bpf-map-dynamic-size-ratio."""
+
+    bpf_ct_global_any_max: int | None = None
+    """Entries of the conntrack map of other protocols (1024 to 16777216); unset: by the ratio."""
+
+    bpf_policy_map_max: int = 16384
+    """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
+
+    preallocate_bpf_maps: bool = False
+    """Reserve the memory of hash maps when they are made."""
+
+    policy_map_pool: int = 64
+    """How many policy maps (1 to 4095) are kept ready for pods to come, as making one takes 15 ms."""
+
+    def validate(self) -> None:
+        """Refuse sizes outside the limits."""
+        ratio = self.bpf_map_dynamic_size_ratio
+        if not 0 <= ratio <= 1:
+            raise ValueError(f"bpf-map-dynamic-size-ratio={ratio:g}: expected a share of memory, 0 to 1")
+        conntrack = {
+            "bpf-ct-global-tcp-max": self.bpf_ct_global_tcp_max,
+            "bpf-ct-global-any-max": self.bpf_ct_global_any_max,
+        }
+        for name, value in conntrack.items():
+            if value is not None and not LOWEST <= value <= HIGHEST:
+                raise ValueError(f"{name}={value}: expected {LOWEST} to {HIGHEST} entries")
+        if self.bpf_policy_map_max < POLICY_LOWEST:
+            raise ValueError(
+                f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
+            )
+        if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
+            raise ValueError(f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}")
+
+
+@dataclass(frozen=True, slots=True)
+class MapSizes:
+    """The entries each map gets."""
+
+    ct_tcp: int
+    ct_any: int
+    policy: int
+
+
+def sizes(settings: MapSettings, memory: int) -> MapSizes:
+    """The sizes on a node with ``memory`` bytes. An option that is set counts as it is."""
+    budget = int(memory * settings.bpf_map_dynamic_size_ratio)
+
+    def size(option: int | None, default: int, least: int) -> int:
+        if option is not None:
+            return option
+        if not settings.bpf_map_dynamic_size_ratio:
+            return default
+        return min(max(default * budget // _DEFAULT_BYTES, least), HIGHEST)
+
+    return MapSizes(
+        ct_tcp=size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072),
+        ct_any=size(settings.bpf_ct_global_any_max, CT_ANY, 65536),
+        policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
+    )

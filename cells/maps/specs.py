@@ -1,0 +1,43 @@
+"""What each map of the node is. Names and layouts of the cilium_* maps are public: bpftool and cilium-dbg
+open them by path and refuse other sizes.
+
+For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec().
+"""
+
+from typing import Final
+
+from cells.maps.map import NO_PREALLOC, MapSpec, MapType
+from cells.maps.sizes import ENDPOINT_IDS, MapSizes
+
+_POLICY_PREFIX: Final = "cilium_policy_"
+
+
+def policy_name(endpoint_id: int) -> str:
+    """Name and pin of an endpoint's policy map."""
+    return f"{_POLICY_PREFIX}{endpoint_id:05d}"
+
+
+def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
+    """An endpoint's policy map, the layout of Cilium 1.16 and 1.17."""
+    return MapSpec(policy_name(endpoint_id), MapType.LPM_TRIE, 12, 24, max_entries, NO_PREALLOC)
+
+
+def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
+    """All maps of the node, by the attribute of Maps that holds them."""
+    hashed = 0 if preallocate else NO_PREALLOC
+    of_policies = policy_spec(0, sizes.policy)
+    return {
+        "lxc": MapSpec("cilium_lxc", MapType.HASH, 20, 48, 65535, hashed),
+        "ipcache": MapSpec("cilium_ipcache", MapType.LPM_TRIE, 24, 12, 512000, NO_PREALLOC),
+        "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, 14, 56, sizes.ct_tcp),
+        "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, 14, 56, sizes.ct_any),
+        # Whatever preallocate says: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
+        "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, 8, 16, 1024, NO_PREALLOC),
+        "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
+        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, 32, ENDPOINT_IDS + 1, hashed),
+        "node": MapSpec("hive_node", MapType.ARRAY, 4, 48, 1),
+        "policies": MapSpec(
+            "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
+        ),
+        "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
+    }

@@ -1,0 +1,104 @@
+"""Which network a node takes its pods' addresses from."""
+
+from ipaddress import IPv4Interface, IPv4Network
+
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from cells.devices import Device
+from cells.ipam import EXPIRATION, Clock, Ipam, automatic_range, cell
+from lifecycle import Hive, SettingsError, Table, UsageError, explain, invoke, replace, supply
+from tests.unit.ipam.clock import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+
+def device(ifindex: int, name: str, *addresses: str) -> Device:
+    return Device(ifindex, name, "", bytes(6), 1500, True, tuple(map(IPv4Interface, addresses)))
+
+
+def devices(*rows: Device) -> Table[Device]:
+    table: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+    with table.txn() as write:
+        for row in rows:
+            write.put(row)
+    return table
+
+
+def use(ipam: Ipam) -> None:
+    """Somebody needs it."""
+
+
+def hive(table: Table[Device], clock: FakeClock | None = None, **settings: str) -> Hive:
+    options: dict[str, object] = {name.replace("_", "-"): value for name, value in settings.items()}
+    node = supply(table, type=Table[Device])
+    return Hive(cell, node, invoke(use), replace(Clock, clock or FakeClock()), settings=options)
+
+
+LO = device(1, "lo", "127.0.0.1/8")
+
+
+@pytest.mark.parametrize(
+    ("rows", "network"),
+    [
+        ((LO, device(2, "eth0", "192.168.7.21/24")), "10.21.0.0/16"),
+        ((device(3, "eth1", "192.168.7.9/24"), device(2, "eth0", "169.254.1.1/16")), "10.9.0.0/16"),
+        ((device(2, "eth0", "192.168.7.21/24"), device(3, "eth1", "198.51.100.4/24")), "10.4.0.0/16"),
+        ((device(2, "cilium_host", "10.21.0.1/32"), device(3, "eth0", "172.16.0.5/12")), "10.5.0.0/16"),
+    ],
+)
+def test_the_automatic_range_comes_from_the_first_global_address(
+    rows: tuple[Device, ...], network: str
+) -> None:
+    assert automatic_range(rows) == IPv4Network(network)
+
+
+async def test_the_range_is_found_at_start() -> None:
+    async with hive(devices(LO, device(2, "eth0", "192.168.7.21/24"))).started() as started:
+        assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+
+
+async def test_a_configured_range_needs_no_device() -> None:
+    async with hive(devices(), ipv4_range="10.99.3.7/24").started() as started:
+        ipam = started.get(Ipam)
+        assert ipam.range == IPv4Network("10.99.3.0/24")
+        assert ipam.allocate_next("default/web").ip in ipam.range
+
+
+async def test_no_address_and_no_range_is_one_clear_line() -> None:
+    with pytest.raises(Exception) as failed:  # noqa: PT011  (start errors are groups)
+        async with hive(devices(LO)).started():
+            pass
+    text = explain(failed.value)
+    assert text is not None
+    assert text.startswith("IPv4 allocation CIDR is not configured. Please specify --ipv4-range")
+    assert "\n" not in text
+    assert UsageError.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ipam": "multi-pool"}, "ipam=multi-pool is not supported yet: use cluster-pool"),
+        ({"ipam": "hostscope"}, "ipam=hostscope: unknown IPAM backend, expected cluster-pool"),
+        ({"ipv4_range": "10.0.0.0"}, "ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16"),
+        ({"ipv4_range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),
+        ({"ipv4_range": "0.0.0.0/1"}, "ipv4-range=0.0.0.0/1: too wide"),
+        ({"ipam_default_ip_pool": ""}, "ipam-default-ip-pool is empty"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(SettingsError, match=text.replace(".", r"\.")):
+        hive(devices(), **settings).check()
+
+
+async def test_a_running_agent_releases_what_expires() -> None:
+    clock = FakeClock()
+    async with hive(devices(), clock, ipv4_range="10.1.0.0/24").started() as started:
+        ipam = started.get(Ipam)
+        for owner in ("default/first", "default/second"):
+            ipam.allocate_next_expiring(owner)
+            await wait_all_tasks_blocked()
+            clock.advance(EXPIRATION)
+            await wait_all_tasks_blocked()
+            assert ipam.dump() == {}

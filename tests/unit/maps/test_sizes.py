@@ -1,0 +1,75 @@
+"""How large the maps are."""
+
+import re
+
+import pytest
+
+from cells.maps import NO_PREALLOC, MapSettings, MapType
+from cells.maps.sizes import sizes
+from cells.maps.specs import map_specs, policy_spec
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "tcp", "other"),
+    [
+        (512 << 20, 131072, 65536),
+        (8 * GIB, 131072, 65536),
+        (30 * GIB, 282563, 141281),
+        (1 << 60, 1 << 24, 1 << 24),
+    ],
+)
+def test_conntrack_grows_with_memory_between_its_limits(memory: int, tcp: int, other: int) -> None:
+    got = sizes(MapSettings(), memory)
+    assert (got.ct_tcp, got.ct_any) == (tcp, other)
+
+
+def test_an_option_that_is_set_counts_for_that_map_only() -> None:
+    got = sizes(MapSettings(bpf_ct_global_tcp_max=2000), 30 * GIB)
+    assert (got.ct_tcp, got.ct_any) == (2000, 141281)
+
+
+def test_without_a_ratio_the_defaults_hold() -> None:
+    got = sizes(MapSettings(bpf_map_dynamic_size_ratio=0), 30 * GIB)
+    assert (got.ct_tcp, got.ct_any, got.policy) == (524288, 262144, 16384)
+
+
+def test_policy_maps_are_capped() -> None:
+    assert sizes(MapSettings(bpf_policy_map_max=100_000), GIB).policy == 65536
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            MapSettings(bpf_map_dynamic_size_ratio=1.5),
+            "bpf-map-dynamic-size-ratio=1.5: expected a share of memory",
+        ),
+        (MapSettings(bpf_map_dynamic_size_ratio=-0.1), "bpf-map-dynamic-size-ratio=-0.1: expected"),
+        (
+            MapSettings(bpf_ct_global_tcp_max=1023),
+            "bpf-ct-global-tcp-max=1023: expected 1024 to 16777216 entries",
+        ),
+        (MapSettings(bpf_ct_global_any_max=1 << 25), "bpf-ct-global-any-max=33554432: expected 1024 to"),
+        (MapSettings(bpf_policy_map_max=255), "bpf-policy-map-max=255: expected at least 256"),
+        (MapSettings(policy_map_pool=0), "policy-map-pool=0: expected 1 to 4095"),
+    ],
+)
+def test_sizes_outside_the_limits_are_refused_by_name(settings: MapSettings, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        settings.validate()
+
+
+@pytest.mark.parametrize(("preallocate", "flags"), [(False, NO_PREALLOC), (True, 0)])
+def test_metrics_are_what_their_destructive_reader_expects(preallocate: bool, flags: int) -> None:
+    specs = map_specs(sizes(MapSettings(), GIB), preallocate=preallocate, cpus=2)
+    metrics = specs["metrics"]
+    assert (metrics.name, metrics.type) == ("cilium_metrics", MapType.PERCPU_HASH)
+    assert (metrics.key_size, metrics.value_size, metrics.max_entries, metrics.flags) == (8, 16, 1024, 1)
+    assert specs["lxc"].flags == flags
+    assert specs["ipcache"].flags == policy_spec(1, 256).flags == NO_PREALLOC
+
+
+def test_policy_maps_are_named_with_five_digits() -> None:
+    assert policy_spec(7, 256).name == "cilium_policy_00007"
