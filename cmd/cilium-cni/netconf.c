@@ -29,7 +29,8 @@ static bool refuse(struct scanner *s, const char *context)
 		add(&s->wrong, "unexpected end of JSON input");
 		return false;
 	}
-	char shown[] = { *s->at, 0 };
+	unsigned char c = *s->at;
+	char shown[] = { c < 0x80 ? c : 0xc0 | c >> 6, c < 0x80 ? 0 : 0x80 | (c & 0x3f), 0 }; // as Latin-1, like Go
 	add(&s->wrong, "invalid character '");
 	if (*s->at == '\n')
 		add(&s->wrong, "\\n");

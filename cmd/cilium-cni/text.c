@@ -40,21 +40,35 @@ void add_number(struct text *text, uint64_t number)
 	add_bytes(text, digits + at, sizeof(digits) - at);
 }
 
+// Length of the UTF-8 sequence at `at`, 0 when there is none (RFC 3629; overlong forms are let pass).
+static size_t utf8_length(const unsigned char *at)
+{
+	size_t length = *at < 0x80 ? 1 : *at < 0xc2 ? 0 : *at < 0xe0 ? 2 : *at < 0xf0 ? 3 : *at < 0xf5 ? 4 : 0;
+	for (size_t i = 1; i < length; i++)
+		if ((at[i] & 0xc0) != 0x80)
+			return 0;
+	return length;
+}
+
 void add_json(struct text *text, const char *words)
 {
 	static const char hex[] = "0123456789abcdef";
 	add(text, "\"");
-	for (; *words; words++) {
+	for (size_t step; *words; words += step) {
 		unsigned char c = *words;
+		size_t length = utf8_length((const unsigned char *)words);
+		step = length ? length : 1;
 		if (c == '\n') {
 			add(text, "\\n");
 		} else if (c < 0x20) {
 			char escape[] = { '\\', 'u', '0', '0', hex[c >> 4], hex[c & 15] };
 			add_bytes(text, escape, sizeof(escape));
+		} else if (!length) {
+			add(text, "\\ufffd");
 		} else {
 			if (c == '"' || c == '\\')
 				add(text, "\\");
-			add_bytes(text, words, 1);
+			add_bytes(text, words, length);
 		}
 	}
 	add(text, "\"");

@@ -1,0 +1,165 @@
+"""Runs the real plugin: compiled once per test run, its patience cut short, against a stub agent.
+
+Needs: musl-gcc.   Gives: compiled_plugin, run_plugin, StubAgent.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import importlib.util
+import json
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE = (
+    "-DADD_PATIENCE_MS=2000",
+    "-DDEL_PATIENCE_MS=100",
+    "-DLOCK_PATIENCE_MS=400",
+    "-DANSWER_PATIENCE_MS=400",
+)
+ADD_PATIENCE_SECONDS = 2
+HEADER = struct.Struct("<4sHHII")
+
+
+@functools.cache
+def compiled_plugin() -> Path:
+    """Path of a plugin with the patience of a test."""
+    specification = importlib.util.spec_from_file_location("plugin_build", ROOT / "cmd/cilium-cni/build.py")
+    assert specification is not None
+    assert specification.loader is not None
+    build = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(build)
+    folder = Path(tempfile.mkdtemp(prefix="cni-plugin-"))
+    return Path(build.compile_plugin(folder / "cilium-cni", options=PATIENCE))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an invocation of the plugin ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """What was printed, as JSON."""
+        return json.loads(self.stdout)
+
+
+def environment(command: str, **changes: str | None) -> dict[str, str]:
+    """What a runtime sets; a change to None leaves the variable out."""
+    variables: dict[str, str | None] = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": "cid1",
+        "CNI_NETNS": "",
+        "CNI_IFNAME": "eth0",
+        "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
+        "CNI_PATH": "/opt/cni/bin",
+        **changes,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def run_plugin(env: Mapping[str, str], stdin: object) -> Ended:
+    """Run the plugin with exactly this environment; ``stdin`` is bytes, or something to encode as JSON."""
+    given = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
+    done = subprocess.run(
+        [compiled_plugin()], env=env, input=given, capture_output=True, timeout=30, check=False
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def reply(exit_code: int, stdout: bytes, *, version: int = 1) -> bytes:
+    """A reply packet."""
+    return HEADER.pack(b"HCNI", version, 0, exit_code, len(stdout)) + stdout
+
+
+@dataclass
+class Seen:
+    """A request as the stub agent received it."""
+
+    version: int
+    environment: dict[str, str]
+    stdin: bytes
+    fds: list[int]
+
+
+Answer = Callable[[socket.socket, Seen], None]
+
+
+def answer(packet: bytes) -> Answer:
+    """Send this."""
+
+    def act(connected: socket.socket, _seen: Seen) -> None:
+        connected.send(packet)
+
+    return act
+
+
+def hang_up(_connected: socket.socket, _seen: Seen) -> None:
+    """Close without an answer, the request read."""
+
+
+@dataclass
+class StubAgent:
+    """Answers one connection after another as scripted, then closes; its requests are kept."""
+
+    path: Path
+    requests: list[Seen] = field(default_factory=list)
+
+    @contextmanager
+    def answering(self, *answers: Answer) -> Iterator[StubAgent]:
+        """Listen and answer so many connections."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            self.path.unlink(missing_ok=True)
+            listener.bind(str(self.path))
+            listener.listen()
+            listener.settimeout(10)
+            thread = threading.Thread(target=self._serve, args=(listener, answers))
+            thread.start()
+            try:
+                yield self
+            finally:
+                thread.join()
+                self.path.unlink(missing_ok=True)
+
+    def _serve(self, listener: socket.socket, answers: tuple[Answer, ...]) -> None:
+        for act in answers:
+            connected, _ = listener.accept()
+            with connected:
+                connected.settimeout(10)
+                packet, ancillary, _, _ = connected.recvmsg(1 << 18, socket.CMSG_SPACE(64))
+                seen = _parse(packet, ancillary)
+                self.requests.append(seen)
+                act(connected, seen)
+
+
+def _parse(packet: bytes, ancillary: list[tuple[int, int, bytes]]) -> Seen:
+    magic, version, _, env_length, stdin_length = HEADER.unpack_from(packet)
+    assert magic == b"HCNI"
+    assert len(packet) == HEADER.size + env_length + stdin_length
+    text = packet[HEADER.size : HEADER.size + env_length].decode()
+    assert text.endswith("\0")
+    fds = array.array("i")
+    for _, _, data in ancillary:
+        fds.frombytes(data)
+    variables = dict(entry.split("=", 1) for entry in text[:-1].split("\0"))
+    return Seen(version, variables, packet[HEADER.size + env_length :], fds.tolist())
+
+
+def close_all(seen: Seen) -> None:
+    """Close the descriptors of a request."""
+    for fd in seen.fds:
+        os.close(fd)
