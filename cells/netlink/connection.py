@@ -25,6 +25,7 @@ from cells.netlink.wire import (
     error_of,
     messages,
 )
+from lifecycle import HiveError
 
 _SOL_NETLINK = 270
 _NETLINK_CAP_ACK = 10
@@ -33,7 +34,7 @@ _RECEIVE = 32768  # netlink_dump() never makes a larger datagram
 _DUMP_TRIES = 10
 
 
-class NetlinkError(OSError):
+class NetlinkError(OSError, HiveError):
     """The kernel refused a request; ``what`` says which, ``errno`` and the text say why."""
 
     def __init__(self, number: int, what: str, reason: str = "") -> None:

@@ -9,15 +9,14 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
-from cells.netlink.link_info import LinkInfo, read_indexes, read_link
 from cells.netlink.messages import VethPair
 from cells.netlink.reaper import Reaper
-from cells.netlink.wire import Request, attributes
-from lifecycle import Lifecycle
+from cells.netlink.rows import LinkInfo, read_address, read_indexes, read_link, read_name
+from lifecycle import Lifecycle, NotStartedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class HostLinks:
     @property
     def _connection(self) -> Connection:
         if self._opened is None:
-            raise RuntimeError("the netlink socket is not open: its hook has not started, or has stopped")
+            raise NotStartedError("the netlink socket is not open: its hook has not started, or has stopped")
         return self._opened
 
     def create_veth(self, pair: VethPair) -> CreatedLink:
@@ -98,24 +97,37 @@ class HostLinks:
             raise
         return read_link(replies[-1])
 
-    def links(self) -> list[LinkInfo]:
-        """Every link of the namespace."""
-        return [read_link(row) for row in self._connection.dump(m.dump_links())]
+    def links(self, without: tuple[str, ...] = ()) -> list[LinkInfo]:
+        """Every link of the namespace, but those whose names begin with one of ``without``."""
+        rows = self._connection.dump(m.dump_links())
+        return [read_link(row) for row in rows if not (without and read_name(row).startswith(without))]
 
-    def addresses(self, ifindex: int) -> list[IPv4Interface]:
-        """The IPv4 addresses of a link, in the kernel's order."""
-        found = []
+    def addresses(self) -> dict[int, list[IPv4Interface]]:
+        """The IPv4 addresses of every link that has some, by its index, in the kernel's order."""
+        found: dict[int, list[IPv4Interface]] = {}
         for row in self._connection.dump(m.dump_addresses()):
-            _, prefix, _, _, owner = m.ADDRESS.unpack_from(row.body)
-            if owner == ifindex:
-                values = dict(attributes(row.body, m.ADDRESS.size))
-                address = IPv4Address(values.get(m.IFA_LOCAL) or values[m.IFA_ADDRESS])
-                found.append(IPv4Interface((address, prefix)))
+            ifindex, address = read_address(row)
+            found.setdefault(ifindex, []).append(address)
         return found
 
-    def run(self, *requests: Request) -> None:
-        """Send packed requests (of ``messages``) as one batch; raises for the first that failed."""
-        self._connection.run(*requests)
+    def set_device(self, ifindex: int, name: str, mtu: int) -> None:
+        """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""
+        self._connection.run(m.set_device(ifindex, name, mtu))
+
+    def add_address(self, ifindex: int, name: str, address: IPv4Address) -> None:
+        """Give a link an address of its own, as a /32. EEXIST when it has it."""
+        self._connection.run(m.add_address(ifindex, name, address))
+
+    def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
+        """Take an address off a link; one that is gone is fine."""
+        self._connection.run(m.delete_address(ifindex, name, address))
+
+    def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
+        """``gateway`` on the link, and ``network`` through it and with it as source; equal routes stay."""
+        self._connection.run(
+            m.add_route(ifindex, IPv4Network(gateway), replace=True),
+            m.add_route(ifindex, network, via=gateway, source=gateway, replace=True),
+        )
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
         """Delete links off the loop, together with those of other callers; see :class:`Reaper`."""

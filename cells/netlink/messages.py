@@ -7,7 +7,7 @@ pyroute2's encoder byte by byte. Nothing here talks to the kernel.
 import errno
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from cells.netlink.wire import (
     NLM_F_CREATE,
@@ -166,23 +166,22 @@ def delete_link_named(name: str) -> Request:
     return Request(f"delete link {name}", RTM_DELLINK, 0, _NO_LINK + text(IFLA_IFNAME, name))
 
 
-def add_address(ifindex: int, name: str, address: IPv4Address, prefix: int = 32) -> Request:
-    """Give a link an address; one that is there already is an error."""
+def add_address(ifindex: int, name: str, address: IPv4Address) -> Request:
+    """Give a link an address as a /32; one that is there already is an error."""
     packed = address.packed
     body = (
-        ADDRESS.pack(AF_INET, prefix, 0, RT_SCOPE_UNIVERSE, ifindex)
+        ADDRESS.pack(AF_INET, 32, 0, RT_SCOPE_UNIVERSE, ifindex)
         + attribute(IFA_LOCAL, packed)
         + attribute(IFA_ADDRESS, packed)
     )
-    return Request(f"add address {address}/{prefix} to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    return Request(f"add address {address}/32 to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
-def delete_address(ifindex: int, name: str, address: IPv4Address, prefix: int) -> Request:
+def delete_address(ifindex: int, name: str, address: IPv4Interface) -> Request:
     """Take an address off a link; one that is gone is fine."""
-    body = ADDRESS.pack(AF_INET, prefix, 0, RT_SCOPE_UNIVERSE, ifindex) + attribute(IFA_LOCAL, address.packed)
-    return Request(
-        f"remove address {address}/{prefix} from {name}", RTM_DELADDR, 0, body, (errno.EADDRNOTAVAIL,)
-    )
+    body = ADDRESS.pack(AF_INET, address.network.prefixlen, 0, RT_SCOPE_UNIVERSE, ifindex)
+    body += attribute(IFA_LOCAL, address.packed)
+    return Request(f"remove address {address} from {name}", RTM_DELADDR, 0, body, (errno.EADDRNOTAVAIL,))
 
 
 def dump_addresses() -> Request:

@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
+from lifecycle import NotStartedError
 
 _BATCH = 100  # requests a datagram: their errors, if all fail, still fit the socket's receive buffer
 
@@ -56,7 +57,7 @@ class Reaper:
         Raises NetlinkError for the first that the kernel would not delete.
         """
         if self._queue is None:
-            raise RuntimeError("links cannot be reaped: the netlink hook has not started, or has stopped")
+            raise NotStartedError("links cannot be reaped: the netlink hook has not started, or has stopped")
         ticket = _Ticket(frozenset(ifindexes))
         if not ticket.ifindexes:
             return

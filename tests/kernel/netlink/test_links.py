@@ -12,10 +12,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cells import netlink
 from cells.maps.bpf import buffer, command
 from cells.netlink import HostLinks, LinkInfo, NetlinkError, PodLink, VethPair, parse_mac
 from cells.netlink.connection import open_socket
-from lifecycle import Hive, provide
+from lifecycle import Hive, NotStartedError, invoke
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 
 __all__ = ["in_node"]
@@ -24,9 +25,13 @@ pytestmark = pytest.mark.kernel
 HOST_MAC, POD_MAC = parse_mac("02:00:00:00:00:01"), parse_mac("02:00:00:00:00:02")
 
 
+def root(_links: HostLinks) -> None:
+    """What the tests need of the hive."""
+
+
 @asynccontextmanager
 async def host_links() -> AsyncIterator[HostLinks]:
-    async with Hive(provide(HostLinks)).started() as hive:
+    async with Hive(netlink.cell, invoke(root)).started() as hive:
         yield hive.get(HostLinks)
 
 
@@ -57,7 +62,8 @@ def link_of(pod: Namespaces, name: str) -> LinkInfo | None:
         async with host_links() as links:
             return links.find(name)
 
-    return pod.run(anyio.run, look)
+    found: LinkInfo | None = pod.run(anyio.run, look)
+    return found
 
 
 async def test_a_pair_is_created_with_its_peer_in_the_pod(in_node: None) -> None:
@@ -260,12 +266,12 @@ async def test_what_was_handed_in_is_deleted_before_the_hook_stops(in_node: None
 
 async def test_addresses_of_a_link_are_listed(in_node: None) -> None:
     async with host_links() as links:
-        assert links.addresses(1) == [IPv4Interface("127.0.0.1/8")]
+        assert links.addresses() == {1: [IPv4Interface("127.0.0.1/8")]}
 
 
 def test_before_its_hook_it_says_so() -> None:
     class Hooks:
         def enter(self, name: str, factory: Callable[[], object]) -> None: ...
 
-    with pytest.raises(RuntimeError, match="its hook has not started"):
+    with pytest.raises(NotStartedError, match="its hook has not started"):
         HostLinks(Hooks()).links()  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Every packed message equals what pyroute2 encodes, byte by byte."""
 
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
 import pytest
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         lambda: address(20, CREATE | EXCL, [("IFA_LOCAL", "10.0.1.7"), ("IFA_ADDRESS", "10.0.1.7")]),
     ),
     "remove an address": (
-        messages.delete_address(2, "cilium_host", POD, 32),
+        messages.delete_address(2, "cilium_host", IPv4Interface("10.0.1.7/32")),
         lambda: address(21, 0, [("IFA_LOCAL", "10.0.1.7")]),
     ),
     "list addresses": (

@@ -1,6 +1,7 @@
-"""A link as the kernel describes it."""
+"""Links and addresses as the kernel describes them: what the rows of a dump say."""
 
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
 
 from cells.netlink import messages as m
 from cells.netlink.wire import Message, attributes
@@ -55,6 +56,22 @@ def read_indexes(message: Message) -> tuple[int, int]:
         if kind == m.IFLA_LINK:
             return m.LINK.unpack_from(message.body)[2], _number(data)
     return m.LINK.unpack_from(message.body)[2], 0
+
+
+def read_name(message: Message) -> str:
+    """The name in an RTM_NEWLINK, where the kernel puts it first."""
+    for kind, data in attributes(message.body, m.LINK.size):
+        if kind == m.IFLA_IFNAME:
+            return _text(data)
+    return ""
+
+
+def read_address(message: Message) -> tuple[int, IPv4Interface]:
+    """(index of its link, address) of an RTM_NEWADDR; of a point-to-point link the local end."""
+    _, prefix, _, _, ifindex = m.ADDRESS.unpack_from(message.body)
+    found = dict(attributes(message.body, m.ADDRESS.size))
+    address = IPv4Address(found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS])
+    return ifindex, IPv4Interface((address, prefix))
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,56 @@
+"""The socket filter that keeps news of pods' links away, run by a small interpreter."""
+
+import struct
+
+import pytest
+
+from cells.devices.kernel import FILTER
+
+NEWLINK, DELLINK, NEWADDR = 16, 17, 20
+
+
+def passes(message: bytes) -> bool:
+    """Whether the kernel would deliver the message; classic BPF, with its reads in network order."""
+    accumulator, position = 0, 0
+    while True:
+        code, if_true, if_false, value = FILTER[position]
+        position += 1
+        if code in {0x28, 0x20}:
+            size = 2 if code == 0x28 else 4
+            if value + size > len(message):
+                return False
+            accumulator = int.from_bytes(message[value : value + size], "big")
+        elif code == 0x15:
+            position += if_true if accumulator == value else if_false
+        elif code == 0x54:
+            accumulator &= value
+        else:
+            assert code == 0x06
+            return bool(value)
+
+
+def news(kind: int, name: str, attribute: int = 3) -> bytes:
+    data = name.encode() + b"\0"
+    body = bytes(16) + struct.pack("=HH", 4 + len(data), attribute) + data + bytes(8)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+@pytest.mark.parametrize("kind", [NEWLINK, DELLINK])
+def test_news_of_pods_links_is_kept_away(kind: int) -> None:
+    assert not passes(news(kind, "lxc0123456789ab"))
+    assert not passes(news(kind, "tmp01234"))
+
+
+@pytest.mark.parametrize("name", ["eth0", "cilium_host", "lx", "lo", "l"])
+def test_news_of_other_links_comes_through(name: str) -> None:
+    assert passes(news(NEWLINK, name))
+    assert passes(news(DELLINK, name))
+
+
+def test_what_is_no_news_of_a_link_comes_through() -> None:
+    assert passes(news(NEWADDR, "lxc0123456789ab"))
+    assert passes(struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -105))
+
+
+def test_a_message_that_begins_otherwise_comes_through() -> None:
+    assert passes(news(NEWLINK, "lxc0123456789ab", attribute=51))
