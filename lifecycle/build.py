@@ -3,14 +3,14 @@
 Needs:  a resolution without faults, the filled settings, what the hive injects.
 Gives:  Build: the providers of dependency-injector, and what came out of them.
 
-Everything is built in topological order, so that a lazy chain of any depth never recurses; fakes are overrides
+Everything is built in topological order, so that a chain of any depth never recurses; fakes are overrides,
 put in place before anything is built.
 """
 
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from dependency_injector.containers import DynamicContainer
 from dependency_injector.providers import Callable as CallableProvider
@@ -20,7 +20,7 @@ from lifecycle.constructors import Constructor, Scope
 from lifecycle.cycles import order
 from lifecycle.errors import BuildError
 from lifecycle.keys import Key, type_name
-from lifecycle.profile import Profile
+from lifecycle.profile import Profile, Step
 from lifecycle.resolve import Resolution
 from lifecycle.settings import Settings
 
@@ -83,9 +83,13 @@ class Build:
 
     def _overridden(self, fake: Constructor) -> Provider[Any]:
         replaced = [node for node in self._resolution.by_key[fake.key] if node.replaced]
-        provider: Provider[Any] = Singleton(replaced[0].call if replaced else type(fake.call))
+        provider: Provider[Any] = Singleton(_function(replaced[0] if replaced else fake))
         provider.override(Object(fake.call))
         return provider
+
+
+def _function(node: Constructor) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", node.call) if callable(node.call) else type(node.call)
 
 
 class _Call:
@@ -104,8 +108,8 @@ class _Call:
             result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() refused what is no function
         except Exception as error:
             raise BuildError(f"{node} raised {type(error).__name__}: {error}") from error
-        kind = "invoke" if node.kind == "invoke" else "construct"
-        self._profile.record(kind, node.name, node.scope.id, began)
+        step: Step = "invoke" if node.kind == "invoke" else "construct"
+        self._profile.record(step, node.name, node.scope.id, began)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()

@@ -135,7 +135,8 @@ def invoke(*functions: Callable[..., object]) -> Cell:
 
 def supply(value: object, type: Any = None) -> Cell:  # noqa: A002  # reads as it is meant: supply(x, type=Clock)
     """A value as it is, provided under its own type or under `type`."""
-    return SupplyCell(caller(), value, value.__class__ if type is None else type)
+    key: Key = value.__class__ if type is None else type
+    return SupplyCell(caller(), value, key)
 
 
 def replace(type: Any, fake: object) -> Cell:  # noqa: A002  # the type to replace

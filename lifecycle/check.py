@@ -1,7 +1,7 @@
 """Every fault of a graph at once, in words that help.
 
 Needs:  a resolution.
-Gives:  check(), the list of faults: what is wrong, who is concerned (constructor, module, file:line), what to do.
+Gives:  check(), the faults: what is wrong, whom it concerns (constructor, module, file:line), what to do.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def _signatures(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _duplicates(resolution: Resolution) -> Iterator[Fault]:
-    """Two visible from one place: all public ones with each other, a private one with those above and below."""
+    """Two that are visible from one place: public ones always, private ones when one is above the other."""
     for key, found in resolution.by_key.items():
         if key in resolution.injected:
             places = tuple(f"provided by {node}" for node in found)
@@ -75,7 +75,7 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
     seen: dict[str, tuple[Option, Constructor]] = {}
     structs = {node.key: node for node in resolution.active if node.kind == "config" and not node.faults}
     for node in structs.values():
-        for option in options_of(node.call):  # type: ignore[arg-type]  # a config node without faults holds a struct
+        for option in options_of(node.call):
             if option.name in seen:
                 places = (f"in {seen[option.name][1]}", f"in {node}")
                 yield Fault("duplicate", f"setting {option.name} is declared twice", places)

@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lifecycle.keys import Key, is_awaitable_hint, is_union, split_optional, type_name
 from lifecycle.places import Place, place_of
@@ -100,7 +100,7 @@ def describe(call: Callable[..., object], *, invoked: bool = False) -> Signature
     result: Key | None = call if isinstance(call, type) and not invoked else None
     faults = list(_refusals(call))
     try:
-        hints = typing.get_type_hints(call.__init__ if isinstance(call, type) else call, include_extras=True)
+        hints = typing.get_type_hints(_function(call), include_extras=True)
         parameters = inspect.signature(call).parameters.values()
     except NameError as error:
         text = f"its type hint names {error.name}, which is not defined where it is written"
@@ -123,6 +123,13 @@ def describe(call: Callable[..., object], *, invoked: bool = False) -> Signature
     if not isinstance(call, type) and not invoked:
         result = _result(hints, faults)
     return Signature(tuple(found), result, tuple(faults))
+
+
+def _function(call: Any) -> Callable[..., object]:
+    """What carries the hints of the parameters."""
+    is_class = isinstance(call, type)
+    function: Callable[..., object] = call.__init__ if is_class else call
+    return function
 
 
 def _parameter(parameter: inspect.Parameter, hint: object, faults: list[str]) -> Parameter:

@@ -1,7 +1,7 @@
 """Spans of time as settings write them: ``15s``, ``2m0s``, ``100ms``.
 
 Needs:  nothing.
-Gives:  Duration and how to make one. The syntax is that of Go's time.ParseDuration, as Cilium's options use it.
+Gives:  Duration and how to make one. The syntax is Go's (time.ParseDuration), as in Cilium's options.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import Self
 
 __all__ = ["Duration", "milliseconds", "minutes", "seconds"]
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}  # noqa: RUF001  # both micro signs are Go's
-_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)  # noqa: RUF001
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 
 
 class Duration(float):

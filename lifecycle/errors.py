@@ -17,11 +17,13 @@ __all__ = [
     "HookTimeoutError",
     "NotStartedError",
     "SettingsError",
+    "ShutdownRequestedError",
     "StartError",
     "StopError",
     "UsageError",
     "exit_code",
     "explain",
+    "leaves",
 ]
 
 
@@ -39,6 +41,10 @@ class UsageError(HiveError):
 
 class NotStartedError(HiveError):
     """Something was asked for that exists only once the hive, or the hook that makes it, has started."""
+
+
+class ShutdownRequestedError(HiveError):
+    """Someone asked the hive to end while it started."""
 
 
 class BuildError(HiveError):
@@ -110,7 +116,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
-    elif isinstance(error, BuildError) and isinstance(error.__cause__, HiveError):
+    elif isinstance(error, BuildError) and error.__cause__ is not None:
         yield from leaves(error.__cause__)
     else:
         yield error

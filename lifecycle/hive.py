@@ -43,6 +43,7 @@ from lifecycle.supervisor import (
     DEFAULT_STOP_TIMEOUT,
     HookFailure,
     HookNode,
+    State,
     Supervisor,
 )
 
@@ -54,9 +55,9 @@ T = TypeVar("T")
 class Hive:
     """Cells that run together. A hive starts once.
 
-    `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential` starts
-    one hook after the other, in a fixed order, instead of siblings at the same time. The time-outs, in seconds,
-    are those of hooks that name none.
+    `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential`
+    starts one hook after the other, in a fixed order, instead of siblings at the same time. The time-outs,
+    in seconds, are those of hooks that name none.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class Hive:
         self._jobs: dict[Constructor, Jobs] = {}
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
-        self._crash: Callable[[], None] = self.shutdown.request
+        self._body: anyio.CancelScope | None = None
 
     def check(self) -> None:
-        """Raise GraphError with every fault of the graph and the settings; SettingsError when only those are bad."""
+        """Raise GraphError with every fault, SettingsError when only settings are at fault."""
         faults = [*self._faults, *self._loaded.faults]
         if faults:
             kind = GraphError if self._faults else SettingsError
@@ -122,9 +123,10 @@ class Hive:
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
-        builtin = {HealthTree: self.health, Shutdown: self.shutdown}
-        if kind in builtin:
-            return builtin[kind]  # type: ignore[index]  # it is in there
+        if kind is HealthTree:
+            return self.health
+        if kind is Shutdown:
+            return self.shutdown
         found = [node for node in self._resolution.by_key.get(kind, ()) if not node.replaced]
         built = self._build.instances if "_build" in self.__dict__ else {}
         held = [node for node in found if node in built]
@@ -144,8 +146,8 @@ class Hive:
     async def start(self) -> None:
         """Build everything and start every hook.
 
-        When one fails or is overdue, or this is cancelled, every hook that had started is stopped again. Raises
-        what check() raises, BuildError, StartError.
+        When one fails or is overdue, or this is cancelled, every hook that had started is stopped again.
+        Raises what check() raises, BuildError, StartError.
         """
         if self._supervision is not None:
             raise RuntimeError(f"{self.name} was started before: a hive starts once")
@@ -173,7 +175,7 @@ class Hive:
         self._raise_start_error(supervisor.failures)
 
     async def stop(self) -> None:
-        """Stop every hook, users before what they use. Raises StopError when some failed; all are over then."""
+        """Stop every hook, users before what they use. Raises StopError if some failed; all are over then."""
         if self._supervisor is None:
             return
         supervisor = self._supervisor
@@ -181,8 +183,9 @@ class Hive:
         await self._over()
         self._supervisor = None
         if supervisor.failures:
+            crashed = any(failure.phase is State.STARTED for failure in supervisor.failures)
             raise StopError(
-                _sentence(f"{self.name} did not stop well", supervisor.failures),
+                _sentence(f"{self.name} {'ended' if crashed else 'did not stop well'}", supervisor.failures),
                 [failure.error for failure in supervisor.failures],
             )
 
@@ -190,14 +193,12 @@ class Hive:
     async def started(self) -> AsyncIterator["Hive"]:
         """The hive, started; stopped at the end of the block.
 
-        The block is cancelled when a hook crashes or a Shutdown is requested with an error, and the error raised.
+        The block is cancelled when a hook crashes or a Shutdown is requested with an error, and that raised.
         """
         await self.start()
         try:
             with anyio.CancelScope() as body:
-                self._crash = body.cancel
-                if self.shutdown.error is not None:
-                    body.cancel()
+                self._body = body
                 yield self
         except BaseException as error:
             try:
@@ -212,8 +213,8 @@ class Hive:
     async def run(self) -> int:
         """Start, run until a signal or a Shutdown, stop; the exit code. Faults are told on standard error.
 
-        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2 for
-        usage and settings, 1 for anything else.
+        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2
+        for usage and settings, 1 for anything else.
         """
         from lifecycle.run import run  # signals and garbage collection are for whole processes only
 
@@ -279,7 +280,10 @@ class Hive:
 
     def _on_crash(self, failure: HookFailure) -> None:
         self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)
-        self._crash()
+        if self._body is not None:
+            self._body.cancel()
+        elif self._supervisor is not None and self._supervisor.all_started:
+            self.shutdown.request(failure.error)
 
     def _on_shutdown(self) -> None:
         supervisor = self._supervisor
@@ -287,8 +291,8 @@ class Hive:
             return
         if not supervisor.all_started:
             supervisor.stop()
-        elif self.shutdown.error is not None:
-            self._crash()
+        elif self.shutdown.error is not None and self._body is not None:
+            self._body.cancel()
 
     async def _over(self) -> None:
         """Until every hook is over, whatever is cancelled meanwhile."""

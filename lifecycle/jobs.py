@@ -9,10 +9,10 @@ marked fatal ends the hive.
 """
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -67,7 +67,7 @@ class Jobs:
         self._log = log
         self._shutdown = shutdown
         self._backoff = backoff
-        self._queued: list[tuple[str, Work]] = []
+        self._queued: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
 
@@ -174,7 +174,7 @@ class Jobs:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    def _add(self, name: str, run: Work) -> None:
+    def _add(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._over:
             raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
         if self._group is None:

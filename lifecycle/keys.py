@@ -9,28 +9,26 @@ that a type hint may be. Two keys are the same when they compare equal.
 
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 
 __all__ = ["Key", "full_name", "is_awaitable_hint", "is_union", "origin_class", "split_optional", "type_name"]
 
-Key = Hashable
+Key = object
+"""What stands in a hint; hashable, which describe() checks."""
 
 
 def type_name(key: object) -> str:
     """The short name of a key as a person would write it: ``Table[Device]``."""
-    if key is type(None):
-        return "None"
-    if key is ...:
-        return "..."
-    origin = typing.get_origin(key)
-    if origin is typing.Literal:
-        return f"Literal[{', '.join(map(repr, typing.get_args(key)))}]"
+    args = typing.get_args(key)
     if is_union(key):
-        return " | ".join(map(type_name, typing.get_args(key)))
-    if origin is not None:
-        return f"{type_name(origin)}[{', '.join(map(type_name, typing.get_args(key)))}]"
+        return " | ".join(map(type_name, args))
+    if (origin := typing.get_origin(key)) is not None:
+        inner = map(repr, args) if origin is typing.Literal else map(type_name, args)
+        return f"{type_name(origin)}[{', '.join(inner)}]"
     if isinstance(key, list):  # the parameters of a Callable
         return f"[{', '.join(map(type_name, key))}]"
+    if key is ... or key is type(None):
+        return "..." if key is ... else "None"
     name = getattr(key, "__qualname__", None) or getattr(key, "__name__", None)
     return str(name).rpartition("<locals>.")[2] if name else str(key)
 

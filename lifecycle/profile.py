@@ -8,14 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Profile", "Timing"]
+__all__ = ["Profile", "Step", "Timing"]
+
+Step = Literal["construct", "invoke", "start", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One span. Times are in seconds; `began` counts from the making of the Hive."""
 
-    kind: Literal["construct", "invoke", "start", "stop"]
+    kind: Step
     name: str
     module: str
     began: float
@@ -29,8 +31,6 @@ class Profile:
     timings: list[Timing] = field(default_factory=list)
     origin: float = field(default_factory=time.perf_counter)
 
-    def record(
-        self, kind: Literal["construct", "invoke", "start", "stop"], name: str, module: str, began: float
-    ) -> None:
+    def record(self, kind: Step, name: str, module: str, began: float) -> None:
         """Record a span that began at perf_counter() time `began` and ends now."""
         self.timings.append(Timing(kind, name, module, began - self.origin, time.perf_counter() - began))

@@ -79,11 +79,6 @@ class Resolution:
         """The key whose class has this very method; the class's name when nothing provides one."""
         name: str = getattr(node.call, "__name__", "")
         owners = [key for key in self.by_key if getattr(origin_class(key), name, None) is node.call]
-        exact = [
-            key
-            for key in owners
-            if f".{getattr(origin_class(key), '__qualname__', '')}." in f".{node.call.__qualname__}"
-        ]  # type: ignore[attr-defined]
-        for key in (*exact, *owners):
-            return key
-        return node.name.rpartition(".")[0]
+        written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
+        owners.sort(key=lambda key: getattr(origin_class(key), "__qualname__", "") != written_in)
+        return owners[0] if owners else node.name.rpartition(".")[0]

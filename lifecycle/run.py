@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from lifecycle.errors import StartError, exit_code, explain
+from lifecycle.errors import ShutdownRequestedError, exit_code, explain, leaves
 
 if TYPE_CHECKING:
     from lifecycle.hive import Hive
@@ -32,13 +32,13 @@ async def run(hive: "Hive") -> int:
     try:
         async with hive.started():
             gc.collect()
-            gc.freeze()  # what the start left behind lives as long as the process: no collection looks at it again
+            gc.freeze()  # what the start left behind lives as long as the process: never look again
             hive.log.info("started")
             await asked.wait()
             hive.log.info("stopping")
         hive.log.info("stopped")
     except Exception as error:  # noqa: BLE001  # the top of the process
-        if isinstance(error, StartError) and hive.shutdown.requested and hive.shutdown.error is None:
+        if all(isinstance(leaf, ShutdownRequestedError) for leaf in leaves(error)):
             hive.log.info("stopped before it had started")
             return 0
         sys.stderr.write(_told(hive.name, error))
@@ -54,9 +54,7 @@ def _told(name: str, error: Exception) -> str:
     text = explain(error)
     if text is None:
         return "".join(traceback.format_exception(error))
-    return "".join(
-        f"{name}: {line}\n" if number == 0 else f"{line}\n" for number, line in enumerate(text.splitlines())
-    )
+    return f"{name}: {text}\n"
 
 
 def _on_signal(hive: "Hive", number: signal.Signals) -> None:

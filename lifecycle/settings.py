@@ -8,7 +8,7 @@ Gives:  Settings to derive from, and the options of a struct with their defaults
         \"\"\"How often the whole kernel table is compared.\"\"\"
 
 is the flag ``--neighbour-refresh``, the variable ``CILIUM_NEIGHBOUR_REFRESH`` and the config-dir file
-``neighbour-refresh``. A method ``validate(self)`` that raises ValueError("one line") checks what types cannot.
+``neighbour-refresh``. A method ``validate(self)`` checks what types cannot.
 """
 
 import functools
@@ -53,7 +53,7 @@ class Option:
     def default(self) -> object:
         """The value when nothing sets it. Only for options that are not required."""
         info = _fields(self.struct)[self.field]
-        return info.default_factory() if info.default is msgspec.NODEFAULT else info.default  # type: ignore[misc]  # not required: one of the two is set
+        return info.default_factory() if info.default is msgspec.NODEFAULT else info.default
 
     @property
     def type_text(self) -> str:
@@ -62,7 +62,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """The docstring under the field, in one line; empty when there is none. Reads the source when asked."""
+        """The docstring under the field, in one line; empty without one. Reads the source when asked."""
         return _docstrings(self.struct).get(self.field, "")
 
 

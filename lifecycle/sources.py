@@ -3,13 +3,13 @@
 Needs:  the options of the structs.
 Gives:  Sources, and load(): every struct filled, the origin of each value, and every error at once.
 
-A config-dir holds one file per option (a mounted ConfigMap). Keys there and variables that no option knows are
-other programs' business and accepted silently; an unknown flag is a mistake.
+A config-dir holds one file per option (a mounted ConfigMap). Keys there and variables that no option knows
+are other programs' business and accepted silently; an unknown flag is a mistake.
 """
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class _Given:
 
 
 def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, object] | None) -> Loaded:
-    """Fill the structs. Nothing is raised: faults are in the result, and a struct at fault is missing from it."""
+    """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it."""
     loaded = Loaded()
     structs = tuple(structs)
     options = {option.name: option for struct in structs for option in options_of(struct)}
@@ -147,7 +147,7 @@ def _given(
 
 def _flags(argv: Sequence[str], options: Mapping[str, Option], loaded: Loaded) -> dict[str, _Given]:
     flags: dict[str, _Given] = {}
-    words = iter(argv)
+    words: Iterator[str] = iter(argv)
     for word in words:
         if not word.startswith("--") or word == "--":
             loaded.faults.append(Fault("setting", f"{word}: not expected here; settings are --name=value"))
@@ -176,7 +176,7 @@ def _flags(argv: Sequence[str], options: Mapping[str, Option], loaded: Loaded) -
     return flags
 
 
-def _skip_value(words: Iterable[str]) -> Iterable[str]:
+def _skip_value(words: Iterable[str]) -> Iterator[str]:
     """The words without the first, unless that is a flag."""
     rest = list(words)
     return iter(rest if not rest or rest[0].startswith("--") else rest[1:])

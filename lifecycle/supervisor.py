@@ -3,9 +3,9 @@
 Needs:  the hooks with what each waits for.
 Gives:  HookNode, Supervisor.
 
-A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that enters its
-context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of its own: whatever
-is cancelled outside, every stop body runs.
+A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
+enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of its own:
+whatever is cancelled outside, every stop body runs.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class HookNode:
     """One hook and its place among the others."""
 
     __slots__ = (
-        "began", "leave", "limits", "module", "name", "needs", "owner", "ready", "scope", "spec", "starting", "state", "task",
-        "unstarted_needs", "users", "users_left",
+        "began", "leave", "limits", "module", "name", "needs", "owner", "ready", "scope", "spec", "starting",
+        "state", "task", "unstarted_needs", "users", "users_left",
     )  # fmt: skip
 
     def __init__(
@@ -153,8 +153,8 @@ class Supervisor:
             node.task = asyncio.current_task()
             node.state = State.STARTING
             node.began = time.perf_counter()
-            # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` makes sure
-            # that a cancellation which comes a moment too late cannot skip the stop.
+            # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
+            # a cancellation that comes a moment too late from skipping the stop.
             with node.starting, node.scope:
                 try:
                     await self._enter_and_leave(node)

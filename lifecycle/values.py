@@ -85,7 +85,7 @@ def parse(text: str, kind: object) -> object:
 
 
 def accept(value: object, kind: object) -> object:
-    """A value given in code, as the type wants it; texts are parsed. Raises ValueError when it is another type."""
+    """A value given in code, as the type wants it; texts are parsed. Raises ValueError if it does not fit."""
     bare, optional = _optional(kind)
     if value is None and optional:
         return None
