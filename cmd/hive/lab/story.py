@@ -85,14 +85,18 @@ class Story:
     def fail(self, text: str) -> None:
         """The story cannot go on."""
         self.error = text
-        self._print(f"{_INDENT}{click.style(f'{_mark(False)} {text}', fg=BAD)}")
+        first, *more = text.splitlines() or [""]
+        self._print(f"{_INDENT}{click.style(f'{_mark(False)} {first}', fg=BAD)}")
+        for line in more:
+            self._print(f"{_INDENT}  {line}")
 
     def end(self, good: str, bad: str) -> None:
         """How it ends."""
         held = sum(check.ok for check in self.checks)
         count = f"{held} of {len(self.checks)} checks held, {self.seconds:.1f} s."
+        broke_off = " It broke off." if self.error else ""
         self._print()
-        text = f"{good} {count}" if self.ok else f"{bad} {count}"
+        text = f"{good} {count}" if self.ok else f"{bad} {count}{broke_off}"
         self._print(click.style(f"{_mark(self.ok)} {text}", fg=GOOD if self.ok else BAD, bold=True))
         self._print()
 

@@ -14,6 +14,8 @@ from hive.endpoint import render
 from hive.main import main
 from tests.unit.hive.stub_agent import stub_agent
 
+TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+"""A child process imports what the test imports, not what happens to be installed."""
 ENDPOINTS = [
     {
         "id": 1234,
@@ -227,7 +229,7 @@ def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_status_starts_without_loading_the_agent() -> None:
     code = "import sys, hive.status, hive.endpoint; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=TREE)
     assert not {"cells", "lifecycle", "dependency_injector", "anyio", "rich"} & set(done.stdout.split())
 
 
@@ -236,7 +238,8 @@ def test_status_starts_quickly(tmp_path: Path) -> None:
     times = []
     for _ in range(5):
         began = time.monotonic()
-        subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False, env=TREE)
+        assert b"no agent answers" in done.stderr
         times.append(time.monotonic() - began)
     assert min(times) < 0.15
 

@@ -1,0 +1,90 @@
+"""``hive agent``: the node agent, from its settings to its exit code.
+
+Needs: cells.agent and lifecycle, imported when called.   Gives: command; build, refuse and settings_help.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from hive.output import QUIET
+
+if TYPE_CHECKING:
+    from lifecycle import GraphError, Hive
+
+HELP = {"--help", "-h"}
+USAGE, BROKEN = 2, 2
+
+pass_settings = {"ignore_unknown_options": True}
+"""Context settings of a command that takes the agent's settings."""
+
+settings_argument = click.argument(
+    "settings", nargs=-1, type=click.UNPROCESSED, metavar="[--config-dir=DIR] [--SETTING=VALUE]..."
+)
+
+
+@click.command(context_settings=pass_settings, add_help_option=False)
+@settings_argument
+@click.pass_context
+def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
+    """Run the agent on this node until it is told to end (SIGTERM or SIGINT).
+
+    A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a file named like the setting in the
+    config-dir, else its default.
+    """
+    from lifecycle import GraphError
+
+    hive = build(settings)
+    try:
+        if HELP & set(settings):
+            click.echo(ctx.get_help())
+            click.echo(settings_help(hive))
+            return 0
+        hive.check()
+    except GraphError as error:
+        return refuse(error)
+    import anyio
+
+    return anyio.run(hive.run)
+
+
+def build(settings: Sequence[str]) -> "Hive":
+    """The hive of the agent with these flags, the environment and the config-dir. Nothing is started."""
+    from cells.agent import agent
+    from lifecycle import Hive, Sources
+
+    argv = [word for word in settings if word not in HELP]
+    return Hive(agent, settings=Sources(argv=argv, env=os.environ), name="hive")
+
+
+def refuse(error: "GraphError", broken: int = BROKEN) -> int:
+    """Say why the hive cannot be: a line per wrong setting, or all faults of the graph; the exit code."""
+    from lifecycle import SettingsError
+
+    if not isinstance(error, SettingsError):
+        click.echo(f"hive: {error}", err=True)
+        return broken
+    for fault in error.faults:
+        click.echo(f"hive: {fault.text}", err=True)
+    return USAGE
+
+
+def settings_help(hive: "Hive") -> str:
+    """Every setting with its type, default and help, for the eye. Raises GraphError."""
+    formatter = click.HelpFormatter(width=80)
+    with formatter.section("Settings"):
+        formatter.write_dl(
+            [
+                (f"--{option.name} {option.type_text}", f"{option.help} {_default(option.default)}".strip())
+                for option in sorted(hive.options(), key=lambda option: option.name)
+            ],
+            col_max=26,
+        )
+    return formatter.getvalue().rstrip("\n")
+
+
+def _default(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return click.style(f"[{text}]" if text else "[none]", fg=QUIET)

@@ -1,0 +1,165 @@
+"""``hive lab`` on the real agent and plugin: made twice, entered, crashed, removed; nothing stays behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hive.lab.kernel import machine_links
+from hive.lab.node import ROOT, Lab, destroy, wait_gone
+from tests.support.namespaces import need_root
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
+
+TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    need_root()
+    node = Lab("test-lab")
+    yield node
+    destroy(node)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    links, mounts = machine_links(), mount_points()
+    yield
+    assert not {link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))}
+    assert not {point for point in mount_points() - mounts if point.startswith(str(ROOT / "test-"))}
+
+
+def mount_points() -> set[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {line.split()[4] for line in lines}
+
+
+def hive(*arguments: str, within: float = 90) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hive", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=within, env=TREE, check=False)
+
+
+def listed(name: str) -> dict[str, object] | None:
+    nodes = json.loads(hive("lab", "list", "-o", "json").stdout)
+    return next((node for node in nodes if node["name"] == name), None)
+
+
+def test_the_demo_holds_and_leaves_nothing(lab: Lab) -> None:
+    done = hive("lab", "demo", "--json", "--name", lab.name)
+    account = json.loads(done.stdout)
+    assert [check for check in account["checks"] if not check["ok"]] == []
+    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    assert account["seconds"] < 60
+    steps = [check["step"] for check in account["checks"]]
+    assert list(dict.fromkeys(steps)) == [
+        "node", "agent", "pods", "talk", "endpoints", "upgrade", "delete", "nothing left",
+    ]  # fmt: skip
+    upgrade = account["measured"]["upgrade"]
+    assert upgrade["udp"]["lost"] == 0
+    assert upgrade["udp"]["sent"] > 2000
+    assert all(before == after for before, after in upgrade["map_ids"].values())
+    assert not set(upgrade["program_ids"][0]) & set(upgrade["program_ids"][1])
+    assert not lab.directory.exists()
+
+
+def test_the_demo_is_told_to_people(lab: Lab) -> None:
+    done = hive("lab", "demo", "--name", lab.name)
+    assert done.returncode == 0, done.stdout
+    assert "\x1b[" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "✘" not in done.stdout
+
+
+def test_up_again_keeps_what_is_there(lab: Lab) -> None:
+    assert hive("lab", "up", "--name", lab.name, "--pods", "1").returncode == 0
+    first = listed(lab.name)
+    assert first is not None
+    assert hive("lab", "up", "--name", lab.name, "--pods", "2").returncode == 0
+    second = listed(lab.name)
+    assert second is not None
+    assert first["agent_pid"] == second["agent_pid"]
+    assert (first["pods"], second["pods"]) == (["pod-1"], ["pod-1", "pod-2"])
+    for _ in range(2):
+        assert hive("lab", "down", "--name", lab.name).returncode == 0
+        assert listed(lab.name) is None
+
+
+def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
+    hive("lab", "up", "--name", lab.name, "--pods", "1")
+    inside = hive("lab", "exec", "--name", lab.name, "--", sys.executable, "-m", "hive", "endpoint", "list", "-o", "json")  # fmt: skip
+    (endpoint,) = json.loads(inside.stdout)
+    address = endpoint["status"]["networking"]["addressing"][0]["ipv4"]
+    pod = hive("lab", "exec", "--name", lab.name, "--pod", "pod-1", "--", "cat", "/proc/net/fib_trie")
+    assert address in pod.stdout
+    assert hive("lab", "exec", "--name", lab.name, "--", "sh", "-c", "exit 7").returncode == 7
+    wrong = hive("lab", "exec", "--name", lab.name, "--pod", "pod-9", "--", "true")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (1, 1)
+    assert "it has: pod-1" in wrong.stderr
+    missing = hive("lab", "exec", "--name", lab.name, "--", "no-such-command")
+    assert (missing.returncode, missing.stderr) == (127, "hive: no-such-command: no such command\n")
+
+
+def test_down_removes_a_node_whose_agent_crashed(lab: Lab) -> None:
+    hive("lab", "up", "--name", lab.name, "--pods", "1")
+    node = listed(lab.name)
+    assert node is not None
+    pid = node["agent_pid"]
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_gone(pid, 10)
+    hive(
+        "lab", "exec", "--name", lab.name, "--pod", "pod-1", "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 &"
+    )
+    assert hive("lab", "down", "--name", lab.name).returncode == 0
+    assert listed(lab.name) is None
+    assert not lab.directory.exists()
+
+
+def test_up_brings_a_crashed_agent_back_to_its_pods(lab: Lab) -> None:
+    hive("lab", "up", "--name", lab.name, "--pods", "2")
+    node = listed(lab.name)
+    assert node is not None
+    os.kill(int(str(node["agent_pid"])), signal.SIGKILL)
+    again = hive("lab", "up", "--name", lab.name, "--pods", "2")
+    assert again.returncode == 0
+    assert "starting the agent" in again.stdout
+    assert "attached" not in again.stdout
+
+
+def test_an_interrupted_demo_clears_up(lab: Lab) -> None:
+    command = [sys.executable, "-m", "hive", "lab", "demo", "--name", lab.name]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=TREE
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "pod-1 is added" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        rest, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert "Traceback" not in errors
+    assert "✔ no process is left" in rest
+    assert not lab.directory.exists()
+
+
+def test_a_running_node_is_not_taken_for_the_demo(lab: Lab) -> None:
+    hive("lab", "up", "--name", lab.name, "--pods", "0")
+    demo = hive("lab", "demo", "--name", lab.name)
+    assert (demo.returncode, demo.stdout, len(demo.stderr.splitlines())) == (1, "", 1)
+    assert "is running" in demo.stderr
+    assert listed(lab.name) is not None
+
+
+def test_an_unknown_node_is_one_line(lab: Lab) -> None:
+    done = hive("lab", "exec", "--name", lab.name, "--", "true")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert f"no lab node named {lab.name}" in done.stderr
+    gone = hive("lab", "down", "--name", lab.name)
+    assert (gone.returncode, gone.stdout) == (0, f"{lab.name}  is not there\n")

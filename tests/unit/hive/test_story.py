@@ -1,0 +1,64 @@
+"""The demo's story: what a person reads, and the account it keeps."""
+
+import click
+import pytest
+
+from hive.lab.story import WIDTH, Story
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return click.unstyle(capsys.readouterr().out).splitlines()
+
+
+def test_it_reads_as_chapters_with_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story()
+    story.step("pods", "Two pods are added", "By the plugin.")
+    story.check("pod-1 is added", True, "10.10.0.7")
+    story.check("pod-2 is added", False, "refused")
+    assert told(capsys) == [
+        "",
+        " 1   Two pods are added",
+        "     By the plugin.",
+        "     ✔ pod-1 is added  10.10.0.7",
+        "     ✘ pod-2 is added  refused",
+    ]
+
+
+def test_no_line_is_wider_than_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story()
+    story.title("A title", "words " * 60)
+    story.step("step", "A step", "words " * 60)
+    story.check("something with a name of some length holds", True, "seen " * 30)
+    assert max(map(len, told(capsys))) <= WIDTH
+
+
+def test_the_account_is_good_only_if_everything_held() -> None:
+    story = Story(quiet=True)
+    assert not story.ok
+    story.step("one", "One", "")
+    story.check("first", True, "seen")
+    assert story.ok
+    assert story.account()["checks"] == [{"step": "one", "check": "first", "ok": True, "seen": "seen"}]
+    story.check("second", False, "not seen")
+    assert not story.ok
+
+
+def test_a_story_that_breaks_off_is_no_good_one(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story()
+    story.step("one", "One", "")
+    story.check("first", True, "seen")
+    story.fail("no clang\nits log")
+    story.end("It works:", "It does not:")
+    assert not story.ok
+    assert story.account()["error"] == "no clang\nits log"
+    assert any(line.startswith("✘ It does not: 1 of 1 checks held") for line in told(capsys))
+
+
+def test_a_quiet_story_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story(quiet=True)
+    story.title("t", "e")
+    story.step("one", "One", "e")
+    story.show(["line"])
+    story.check("first", False, "seen")
+    story.end("good", "bad")
+    assert told(capsys) == []
