@@ -1,0 +1,43 @@
+"""Packets the tests send, in a word each.
+
+Needs: scapy.   Gives: frames from pods and from the host.
+"""
+
+from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.l2 import ARP, Ether
+from scapy.packet import Packet
+
+from tests.kernel.datapath.world import NET_MAC, Pod
+
+BROADCAST = "ff:ff:ff:ff:ff:ff"
+
+
+def from_pod(pod: Pod) -> Packet:
+    """The frame of what a pod sends."""
+    return Ether(src=pod.mac, dst=pod.host_mac)
+
+
+def from_host() -> Packet:
+    """The frame of what the host sends out of cilium_host."""
+    return Ether(src=NET_MAC, dst=NET_MAC)
+
+
+def tcp(source: str, destination: str, flags: str, *, sport: int = 40000, dport: int = 80) -> Packet:
+    """A TCP segment."""
+    return IP(src=source, dst=destination) / TCP(sport=sport, dport=dport, flags=flags)
+
+
+def udp(source: str, destination: str, *, sport: int = 40000, dport: int = 53) -> Packet:
+    """A datagram."""
+    return IP(src=source, dst=destination) / UDP(sport=sport, dport=dport) / b"payload"
+
+
+def echo(source: str, destination: str, *, reply: bool = False, id: int = 77) -> Packet:  # noqa: A002
+    """An ICMP echo, request or reply."""
+    return IP(src=source, dst=destination) / ICMP(type=0 if reply else 8, id=id, seq=1)
+
+
+def who_has(pod: Pod, target: str) -> Packet:
+    """The pod asks for an address."""
+    question = ARP(op=1, hwsrc=pod.mac, psrc=pod.ip, hwdst="00:00:00:00:00:00", pdst=target)
+    return Ether(src=pod.mac, dst=BROADCAST) / question

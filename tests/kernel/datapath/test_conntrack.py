@@ -1,0 +1,228 @@
+"""What is remembered of a flow: its entries, whose answer is an answer, and when it ends."""
+
+import time
+from ipaddress import IPv4Address
+
+import pytest
+from scapy.layers.inet import ICMP, IP
+from scapy.packet import Packet
+
+from cells.maps import CT_IN, CT_OUT, CT_RELATED, CtEntry, CtKey, PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
+from tests.kernel.datapath.world import EGRESS, INGRESS, OK, OUTSIDE, REDIRECT, ROUTER, A, B, World
+
+pytestmark = pytest.mark.kernel
+
+TCP, UDP, PING = 6, 17, 1
+RX_CLOSING, TX_CLOSING, SEEN_NON_SYN = 1 << 0, 1 << 1, 1 << 4
+FIN, SYN, RST = 1, 2, 4
+
+ONLY_EGRESS = [(PolicyKey(0, egress=True), PolicyEntry())]
+"""A pod that may talk but not be talked to: what comes in must be an answer."""
+NOTHING: list[tuple[PolicyKey, PolicyEntry]] = []
+
+
+def key(dport: int, sport: int, protocol: int, flags: int) -> CtKey:
+    """Of a flow from A to B."""
+    return CtKey(IPv4Address(A.ip), IPv4Address(B.ip), dport, sport, protocol, flags)
+
+
+def now() -> int:
+    return int(time.clock_gettime(time.CLOCK_MONOTONIC))
+
+
+def remaining(entry: CtEntry) -> int:
+    """Seconds to live; a clock tick may fall between the packet and this."""
+    return entry.lifetime - now()
+
+
+def talk(world: World, *flags: str) -> None:
+    """A and B exchange segments: ``>S`` is a SYN from A to B, ``<SA`` its answer."""
+    for each in flags:
+        if each[0] == ">":
+            world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, each[1:]))
+        else:
+            world.pod_sends(B, from_pod(B) / tcp(B.ip, A.ip, each[1:], sport=80, dport=40000))
+
+
+OUT = key(80, 40000, TCP, CT_OUT)
+IN = key(80, 40000, TCP, CT_IN)
+
+
+def test_a_flow_between_pods_has_an_entry_at_each(world: World) -> None:
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
+    entries = world.connections()
+    assert entries.keys() == {OUT, IN}
+    assert (entries[OUT].source_identity, entries[IN].source_identity) == (A.identity, A.identity)
+    assert (entries[OUT].tx_flags_seen, entries[OUT].rx_flags_seen) == (SYN, 0)
+    assert (entries[IN].tx_flags_seen, entries[IN].rx_flags_seen) == (0, SYN)
+    assert abs(entries[OUT].last_tx_report - now()) <= 1
+
+
+def test_errors_about_a_flow_are_expected_beside_it(world: World) -> None:
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
+    related = world.connections(tcp=False)
+    assert related.keys() == {
+        key(0, 0, PING, CT_OUT | CT_RELATED),
+        key(0, 0, PING, CT_IN | CT_RELATED),
+    }
+    assert all(7998 <= remaining(entry) <= 8000 for entry in related.values())
+
+
+def test_a_tcp_flow_lives_a_minute_until_it_is_established(world: World) -> None:
+    talk(world, ">S", "<SA")
+    assert 58 <= remaining(world.connections()[OUT]) <= 60
+    assert not world.connections()[OUT].flags & SEEN_NON_SYN
+    talk(world, ">A")
+    for entry in world.connections().values():
+        assert 7998 <= remaining(entry) <= 8000
+        assert entry.flags == SEEN_NON_SYN
+        assert (entry.tx_flags_seen, entry.rx_flags_seen) == (SYN, SYN)
+
+
+def test_a_datagram_flow_lives_a_minute(world: World) -> None:
+    world.pod_sends(A, from_pod(A) / udp(A.ip, B.ip))
+    entry = world.connections(tcp=False)[key(53, 40000, UDP, CT_OUT)]
+    assert 58 <= remaining(entry) <= 60
+
+
+def test_a_tcp_flow_that_joins_late_is_established_by_its_next_segment(world: World) -> None:
+    talk(world, ">A")
+    assert 58 <= remaining(world.connections()[OUT]) <= 60
+    talk(world, ">A")
+    assert 7998 <= remaining(world.connections()[OUT]) <= 8000
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        (tcp(A.ip, B.ip, "S"), tcp(B.ip, A.ip, "SA", sport=80, dport=40000)),
+        (tcp(A.ip, B.ip, "S", sport=80, dport=40000), tcp(B.ip, A.ip, "SA", sport=40000, dport=80)),
+        (udp(A.ip, B.ip), udp(B.ip, A.ip, sport=53, dport=40000)),
+        (udp(A.ip, B.ip, sport=5, dport=5), udp(B.ip, A.ip, sport=5, dport=5)),
+        (echo(A.ip, B.ip), echo(B.ip, A.ip, reply=True)),
+    ],
+    ids=["tcp", "tcp to a high port", "udp", "udp on one port", "ping"],
+)
+def test_an_answer_needs_no_policy(world: World, there: Packet, back: Packet) -> None:
+    world.allow(A, ONLY_EGRESS)
+    world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert world.pod_sends(B, from_pod(B) / back).dropped == (133, EGRESS)
+    assert world.pod_sends(A, from_pod(A) / there).action == REDIRECT
+    assert world.pod_sends(B, from_pod(B) / back).action == REDIRECT
+    assert world.policy_use(B) == {PolicyKey(0, egress=False): 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        tcp(B.ip, A.ip, "SA", sport=81, dport=40000),
+        tcp(B.ip, A.ip, "SA", sport=80, dport=40001),
+        udp(B.ip, A.ip, sport=80, dport=40000),
+        echo(B.ip, A.ip, reply=True),
+    ],
+)
+def test_what_only_looks_like_an_answer_needs_policy(world: World, wrong: Packet) -> None:
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
+    world.allow(B, NOTHING)
+    assert world.pod_sends(B, from_pod(B) / wrong).dropped == (133, EGRESS)
+
+
+def test_a_ping_is_answered_under_its_own_id_only(world: World) -> None:
+    world.pod_sends(A, from_pod(A) / echo(A.ip, B.ip, id=1))
+    world.allow(B, NOTHING)
+    assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, reply=True, id=1)).action == REDIRECT
+    assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, reply=True, id=2)).dropped == (133, EGRESS)
+    assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, id=1)).dropped == (133, EGRESS)
+
+
+def test_the_nodes_answer_to_a_pod_needs_no_policy(world: World) -> None:
+    world.allow(A, ONLY_EGRESS)
+    assert world.host_sends(from_pod(A) / tcp(ROUTER, A.ip, "SA", sport=80, dport=40000)).dropped == (
+        133,
+        INGRESS,
+    )
+    assert world.pod_sends(A, from_pod(A) / tcp(A.ip, ROUTER, "S")).action == OK
+    assert world.host_sends(from_pod(A) / tcp(ROUTER, A.ip, "SA", sport=80, dport=40000)).action == REDIRECT
+
+
+@pytest.mark.parametrize("kind", [3, 11, 12])
+def test_an_icmp_error_from_the_peer_belongs_to_the_flow(world: World, kind: int) -> None:
+    error = from_pod(B) / IP(src=B.ip, dst=A.ip) / ICMP(type=kind, code=1) / (b"\x45" + bytes(27))
+    world.allow(A, ONLY_EGRESS)
+    world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert world.pod_sends(B, error).dropped == (133, EGRESS)
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
+    assert world.pod_sends(B, error).action == REDIRECT
+
+
+def test_fragmentation_needed_always_passes(world: World) -> None:
+    error = from_pod(B) / IP(src=B.ip, dst=A.ip) / ICMP(type=3, code=4) / (b"\x45" + bytes(27))
+    world.allow(A, NOTHING)
+    world.allow(B, NOTHING)
+    assert world.pod_sends(B, error).action == REDIRECT
+
+
+def test_a_fin_closes_its_direction_and_both_end_the_flow(world: World) -> None:
+    talk(world, ">S", "<SA", ">A", ">FA")
+    entries = world.connections()
+    assert (entries[OUT].flags, entries[IN].flags) == (TX_CLOSING | SEEN_NON_SYN, RX_CLOSING | SEEN_NON_SYN)
+    assert remaining(entries[OUT]) > 7000
+    talk(world, "<FA")
+    for entry in world.connections().values():
+        assert entry.flags == TX_CLOSING | RX_CLOSING | SEEN_NON_SYN
+        assert 8 <= remaining(entry) <= 10
+    talk(world, ">A")
+    assert 8 <= remaining(world.connections()[OUT]) <= 10
+
+
+def test_a_reset_before_both_sides_spoke_ends_the_flow(world: World) -> None:
+    talk(world, ">S", "<RA")
+    for entry in world.connections().values():
+        assert entry.flags & (TX_CLOSING | RX_CLOSING) == TX_CLOSING | RX_CLOSING
+        assert 8 <= remaining(entry) <= 10
+
+
+def test_a_later_reset_closes_its_direction(world: World) -> None:
+    talk(world, ">S", "<SA", ">A", "<RA")
+    assert world.connections()[OUT].flags & (TX_CLOSING | RX_CLOSING) == RX_CLOSING
+    assert world.connections()[IN].flags & (TX_CLOSING | RX_CLOSING) == TX_CLOSING
+
+
+def test_a_syn_after_the_end_starts_a_new_flow(world: World) -> None:
+    talk(world, ">S", "<SA", ">A", ">FA", "<FA")
+    uses = world.policy_use(B)[PolicyKey(0, egress=False)]
+    talk(world, ">S")
+    entry = world.connections()[OUT]
+    assert entry.flags == 0
+    assert (entry.tx_flags_seen, entry.rx_flags_seen) == (SYN, 0)
+    assert 58 <= remaining(entry) <= 60
+    assert world.policy_use(B)[PolicyKey(0, egress=False)] == uses + 1
+
+
+def test_flags_of_both_directions_are_reported(world: World) -> None:
+    talk(world, ">S", "<SA", ">FA")
+    assert world.connections()[OUT].tx_flags_seen == SYN | FIN
+    assert world.connections()[OUT].rx_flags_seen == SYN
+    assert world.connections()[IN].rx_flags_seen == SYN | FIN
+
+
+def test_an_entry_past_its_lifetime_is_absent(world: World) -> None:
+    world.pod_sends(A, from_pod(A) / udp(A.ip, B.ip))
+    table = world.maps["cilium_ct_any4_global"]
+    for raw_key, value in list(table.items()):
+        stale = CtEntry.unpack(value)
+        table.update(raw_key, CtEntry(lifetime=now() - 1, source_identity=stale.source_identity).pack())
+    world.allow(B, NOTHING)
+    answer = from_pod(B) / udp(B.ip, A.ip, sport=53, dport=40000)
+    assert world.pod_sends(B, answer).dropped == (133, EGRESS)
+
+
+def test_a_dropped_packet_is_not_remembered(world: World) -> None:
+    world.allow(A, NOTHING)
+    assert world.pod_sends(A, from_pod(A) / tcp(A.ip, OUTSIDE, "S")).dropped == (133, EGRESS)
+    assert world.connections() == {}
+    world.allow(A, ONLY_EGRESS)
+    world.allow(B, NOTHING)
+    assert world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S")).dropped == (133, INGRESS)
+    assert world.connections().keys() == {OUT}

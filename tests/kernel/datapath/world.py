@@ -1,0 +1,192 @@
+"""A node made of maps alone: pods, identities and policies for the programs to run on, without interfaces.
+
+Needs: root, compiled objects.   Gives: World, Pod, and what a run did.
+BPF_PROG_TEST_RUN stands for the interface: the packet goes in, the verdict and the changed packet come out.
+"""
+
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+from typing import Self
+
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from cells.datapath.generation import load
+from cells.datapath.libbpf import LoadedObject
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.maps import (
+    CtEntry,
+    CtKey,
+    EndpointConfig,
+    IpcacheKey,
+    IpcacheValue,
+    LxcKey,
+    LxcValue,
+    Map,
+    MetricsKey,
+    MetricsValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+    TestRun,
+    create_map,
+    test_run,
+)
+from cells.maps.sizes import MapSizes
+from cells.maps.specs import map_specs, policy_spec
+
+OK, SHOT, REDIRECT = 0, 2, 7
+INGRESS, EGRESS = 1, 2
+IFINDEX = 1  # what BPF_PROG_TEST_RUN takes packets to come from: lo
+WORLD, HOST = 2, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of this node."""
+
+    id: int
+    ip: str
+    identity: int
+    mac: str
+    host_mac: str
+
+    def config(self) -> EndpointConfig:
+        """Its row in hive_endpoints."""
+        macs = raw(self.host_mac), raw(self.mac)
+        return EndpointConfig(IPv4Address(self.ip), self.id, self.identity, *macs)
+
+    def address(self) -> LxcValue:
+        """Its row in cilium_lxc."""
+        return LxcValue(IFINDEX, self.id, raw(self.mac), raw(self.host_mac), self.identity)
+
+
+A = Pod(10, "10.1.0.10", 1000, "0a:00:00:00:10:01", "0a:00:00:00:10:02")
+B = Pod(11, "10.1.0.11", 1001, "0a:00:00:00:11:01", "0a:00:00:00:11:02")
+ROUTER = "10.1.0.1"
+NODE = "192.168.7.7"
+OUTSIDE = "198.51.100.1"
+NET_MAC = "0a:00:00:00:00:02"
+
+ALLOW_ALL = ((PolicyKey(0, egress=False), PolicyEntry()), (PolicyKey(0, egress=True), PolicyEntry()))
+
+
+def raw(mac: str) -> bytes:
+    """The six bytes of a MAC in text."""
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a packet."""
+
+    action: int
+    packet: Packet
+    counted: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Packets counted meanwhile, by reason and direction."""
+    ns: int = 0
+
+    @property
+    def dropped(self) -> tuple[int, int] | None:
+        """The reason and direction of the drop; None if it was not dropped."""
+        if self.action != SHOT:
+            return None
+        (cause,) = self.counted
+        return cause
+
+
+class World:
+    """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
+
+    def __init__(self) -> None:
+        sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
+        self.maps: dict[str, Map] = {}
+        for spec in map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
+            self.maps[spec.name] = create_map(spec)
+        self.policies = {pod.id: create_map(policy_spec(pod.id, 256)) for pod in (A, B)}
+        for pod_id, policy in self.policies.items():
+            self.maps["hive_policies"].update(struct.pack("<I", pod_id), struct.pack("<I", policy.fd))
+        data = (PACKAGED_OBJECTS / "datapath.o").read_bytes()
+        self.loaded: LoadedObject
+        self.loaded, self.constants = load(data, "datapath.o", self.maps.values(), 7, DatapathSettings())
+        self.programs = self.loaded.programs()
+        self.reset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loaded.close()
+        for table in (*self.maps.values(), *self.policies.values()):
+            table.close()
+
+    def reset(self) -> None:
+        """As new: no connections, no counts, the two pods and their allow-all policies."""
+        for name in (
+            "cilium_ct4_global",
+            "cilium_ct_any4_global",
+            "cilium_metrics",
+            "cilium_lxc",
+            "cilium_ipcache",
+        ):
+            self.maps[name].clear()
+        for pod in (A, B):
+            self.maps["cilium_lxc"].update(LxcKey(IPv4Address(pod.ip)).pack(), pod.address().pack())
+            self.identify(f"{pod.ip}/32", pod.identity)
+            self.allow(pod, ALLOW_ALL)
+        for ip in (ROUTER, NODE):
+            self.maps["cilium_lxc"].update(LxcKey(IPv4Address(ip)).pack(), LxcValue(flags=1).pack())
+            self.identify(f"{ip}/32", HOST)
+        node = NodeConfig(
+            IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")
+        )
+        self.maps["hive_node"].update(bytes(4), node.pack())
+
+    def identify(self, network: str, identity: int) -> None:
+        """Tell the ipcache whose a network is."""
+        self.maps["cilium_ipcache"].update(
+            IpcacheKey.of(IPv4Network(network)).pack(), IpcacheValue(identity).pack()
+        )
+
+    def allow(self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]]) -> None:
+        """Make this the pod's whole policy."""
+        self.policies[pod.id].clear()
+        for key, entry in policy:
+            self.policies[pod.id].update(key.pack(), entry.pack(key))
+
+    def policy_use(self, pod: Pod) -> dict[PolicyKey, int]:
+        """Packets each entry of the pod's policy has decided about."""
+        return {PolicyKey.unpack(k): PolicyEntry.unpack(v).packets for k, v in self.policies[pod.id].items()}
+
+    def pod_sends(self, pod: Pod, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """The pod sends a packet on its link."""
+        self.maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.config().pack())
+        return self._run("hive_from_pod", packet, repeat)
+
+    def host_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """The host sends a packet out of cilium_host."""
+        return self._run("hive_from_host", packet, repeat)
+
+    def reaches_host(self, packet: Packet) -> Outcome:
+        """A packet comes in on cilium_host or cilium_net."""
+        return self._run("hive_to_host", packet, 1)
+
+    def _run(self, program: str, packet: Packet | bytes, repeat: int) -> Outcome:
+        before = self.counts()
+        run: TestRun = test_run(self.programs[program], bytes(packet), repeat=repeat)
+        counted = {cause: n - before.get(cause, 0) for cause, n in self.counts().items()}
+        counted = {cause: n for cause, n in counted.items() if n}
+        return Outcome(run.retval, Ether(run.packet), counted, run.duration_ns)
+
+    def counts(self) -> dict[tuple[int, int], int]:
+        """Packets in cilium_metrics, by reason and direction."""
+        rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps["cilium_metrics"].items()}
+        return {(key.reason, key.direction): value.packets for key, value in rows.items()}
+
+    def connections(self, *, tcp: bool = True) -> dict[CtKey, CtEntry]:
+        """The conntrack entries."""
+        table = self.maps["cilium_ct4_global" if tcp else "cilium_ct_any4_global"]
+        return {CtKey.unpack(k): CtEntry.unpack(v) for k, v in table.items()}
