@@ -22,7 +22,7 @@ from cells.endpoint.registry import Registry
 from cells.endpoint.state_files import StateFiles
 from cells.endpoint.states import Code, State, StatusLog, Subject
 from cells.ipam import IpamError
-from cells.maps import PoolEmpty
+from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Logger, Table
 
 _REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
@@ -116,6 +116,8 @@ class Endpoints:
                 endpoint, policy = self._build(request, labels, info_labels, undo)
             except PoolEmpty:
                 raise
+            except PolicyIdsExhausted as error:
+                raise EndpointError(500, "no more endpoint IDs available") from error
             except _REFUSALS as error:
                 raise EndpointError(500, str(error)) from error
             undo.pop_all()

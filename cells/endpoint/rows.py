@@ -27,6 +27,7 @@ from cells.maps import (
     PolicyKey,
     PolicyMap,
     PolicyMaps,
+    map_by_id,
 )
 
 ALLOW_ALL: Final = {
@@ -130,14 +131,10 @@ class KernelMaps:
                 self._maps.ipcache.delete(key)
 
     async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
-        """Read the conntrack maps in a worker thread, remove what concerns the addresses."""
+        """Go through the conntrack maps in a worker thread: they may be large."""
         wanted = frozenset(address.packed for address in addresses)
-        removed = 0
-        for table in (self._maps.ct4_tcp, self._maps.ct4_any):
-            found = await anyio.to_thread.run_sync(_flows_of, table, wanted)
-            for key in found:
-                removed += table.delete(key)
-        return removed
+        ids = [self._maps.ct4_tcp.id, self._maps.ct4_any.id]
+        return await anyio.to_thread.run_sync(_forget, ids, wanted)
 
     def _keep(self, slot: PolicyMap) -> PolicyMap:
         self._slots[slot.endpoint_id] = slot
@@ -149,6 +146,11 @@ def _put(table: Map, key: bytes, value: bytes) -> None:
         table.update(key, value)
 
 
-def _flows_of(table: Map, addresses: frozenset[bytes]) -> list[bytes]:
-    """Keys of the conntrack entries from or to the addresses."""
-    return [key for key, _ in table.items() if key[:4] in addresses or key[4:8] in addresses]
+def _forget(map_ids: list[int], addresses: frozenset[bytes]) -> int:
+    """Remove the entries from or to the addresses from these conntrack maps (key: daddr, saddr, …)."""
+    removed = 0
+    for each in map_ids:
+        with map_by_id(each) as table:  # this thread's own
+            found = [key for key, _ in table.items() if key[:4] in addresses or key[4:8] in addresses]
+            removed += sum(map(table.delete, found))
+    return removed

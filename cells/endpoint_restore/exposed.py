@@ -30,7 +30,7 @@ class ExposedEndpoints:
     ) -> None:
         self._restored = restored
         self._endpoints = endpoints
-        self._health = health
+        self._health = health.child("expose")
         self._log = log
         lifecycle.append(Hook("expose endpoints", self._expose))
 

@@ -15,7 +15,7 @@ class OldEndpoints:
 
     def __init__(self, files: StateFiles, lifecycle: Lifecycle, health: Health, log: Logger) -> None:
         self._files = files
-        self._health = health
+        self._health = health.child("read")
         self._log = log
         self._scan: Scan | None = None
         lifecycle.append(Hook("read old endpoints", self._fetch))

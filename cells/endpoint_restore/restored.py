@@ -52,7 +52,7 @@ class RestoredEndpoints:
         self._addresses = addresses
         self._identities = identities
         self._files = files
-        self._health = health
+        self._health = health.child("restore")
         self._log = log
         self.endpoints: list[tuple[Endpoint, PolicySlot]] = []
         """Those that live on, with their policy maps; empty before the hook has run."""

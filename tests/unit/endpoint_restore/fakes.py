@@ -1,0 +1,162 @@
+"""A node as the last agent left it, and a hive that restores it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from cells.endpoint import (
+    Endpoint,
+    EndpointMaps,
+    Endpoints,
+    Identities,
+    StateFiles,
+)
+from cells.endpoint_restore import (
+    ExposedEndpoints,
+    LeftAddress,
+    LeftMaps,
+    OldEndpoints,
+    RestoreAddresses,
+    RestoredEndpoints,
+    RestoreLinks,
+)
+from cells.netlink import LinkInfo
+from lifecycle import Hive, HiveError, invoke, module, provide, supply
+from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
+
+
+def link(
+    ifindex: int, name: str, *, alias: str = "", up: bool = True, peer: int = 2, here: bool = False
+) -> LinkInfo:
+    """A veth whose peer is in a pod, or here."""
+    return LinkInfo(
+        ifindex=ifindex,
+        name=name,
+        mac=bytes(6),
+        mtu=1500,
+        kind="veth",
+        alias=alias,
+        up=up,
+        arp=True,
+        peer_ifindex=peer,
+        link_netnsid=None if here else 0,
+        group=0,
+        tx_queue_length=1000,
+    )
+
+
+@dataclass
+class FakeLinks:
+    """RestoreLinks over a list."""
+
+    present: list[LinkInfo] = field(default_factory=list)
+    reaped: list[int] = field(default_factory=list)
+
+    def links(self) -> Sequence[LinkInfo]:
+        return list(self.present)
+
+    async def reap(self, ifindexes: Iterable[int]) -> None:
+        self.reaped.extend(ifindexes)
+
+
+@dataclass
+class FakeLeft:
+    """LeftMaps over the dicts of a FakeKernel, plus host rows."""
+
+    kernel: FakeKernel
+    rows: dict[IPv4Address, LeftAddress] = field(default_factory=dict)
+    hosts: list[LeftAddress] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)
+    swept: bool = False
+    refuse: str = ""
+
+    def _step(self, name: str) -> None:
+        if name == self.refuse:
+            raise OSError(5, f"no {name} today")
+
+    def addresses(self) -> list[LeftAddress]:
+        return [*self.rows.values(), *self.hosts]
+
+    def drop_address(self, ipv4: IPv4Address) -> None:
+        self._step("drop_address")
+        del self.rows[ipv4]
+        self.kernel.lxc.pop(ipv4, None)
+
+    def configs(self) -> list[int]:
+        return list(self.kernel.configs)
+
+    def drop_config(self, ifindex: int) -> None:
+        del self.kernel.configs[ifindex]
+
+    def local_identities(self) -> dict[IPv4Address, int]:
+        return dict(self.kernel.ipcache)
+
+    def drop_identity(self, ipv4: IPv4Address) -> None:
+        del self.kernel.ipcache[ipv4]
+
+    async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
+        self.prepared.extend(endpoint_ids)
+        if self.refuse == "prepare":
+            raise HiveError("no policy maps")
+
+    async def sweep_policies(self) -> None:
+        self.swept = True
+
+
+class Left:
+    """What is on the node before the restart, and everything after it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.node = Node(directory)
+        self.kernel, self.addresses = self.node.kernel, self.node.addresses
+        self.links = FakeLinks()
+        self.left = FakeLeft(self.kernel)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return self.node.endpoints
+
+    def running(self, endpoint: Endpoint) -> None:
+        """The pod of an endpoint runs: state, rows and link are there."""
+        assert endpoint.ipv4 is not None
+        self.node.files.write(endpoint)
+        self.kernel.configs[endpoint.ifindex] = endpoint.id
+        self.kernel.lxc[endpoint.ipv4] = endpoint.id
+        self.kernel.ipcache[endpoint.ipv4] = endpoint.identity
+        row = LeftAddress(endpoint.ipv4, endpoint.id, endpoint.ifindex, endpoint.identity, is_host=False)
+        self.left.rows[endpoint.ipv4] = row
+        self.links.present.append(
+            link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
+        )
+
+    def remove_link(self, endpoint: Endpoint) -> None:
+        self.links.present = [link for link in self.links.present if link.ifindex != endpoint.ifindex]
+
+    def change_link(self, endpoint: Endpoint, changed: LinkInfo) -> None:
+        self.remove_link(endpoint)
+        self.links.present.append(changed)
+
+    def hive(self) -> Hive:
+        """A new agent's hive, as far as restore goes."""
+        cell = module(
+            "agent",
+            "restore over fakes",
+            supply(self.kernel, EndpointMaps),
+            supply(self.left, LeftMaps),
+            supply(self.links, RestoreLinks),
+            supply(self.addresses, RestoreAddresses),
+            supply(self.node.identities, Identities),
+            supply(self.node.files, StateFiles),
+            supply(self.endpoints, Endpoints),
+            provide(OldEndpoints, RestoredEndpoints, ExposedEndpoints),
+            invoke(_needed),
+        )
+        return Hive(cell)
+
+
+def _needed(_: ExposedEndpoints) -> None:
+    """Ask for the last step, and so for all."""
+
+
+__all__ = ["FakeAddresses", "Left", "link"]
