@@ -32,22 +32,19 @@ class PolicyMap:
         An entry whose verdict stays is not touched, so its counters go on. Raises BpfError (ENOSPC: more
         entries than bpf-policy-map-max); what was written until then stays.
         """
-        present = self._present
-        if not present:
-            missing = list(wanted.items())
-        else:
-            missing = [
-                (key, entry)
-                for key, entry in wanted.items()
-                if (old := present.get(key)) is None or not old.same_verdict(entry)
-            ]
         try:
-            self._put([(key, entry) for key, entry in missing if entry.deny])
-            self._put([(key, entry) for key, entry in missing if not entry.deny])
-            self._drop([key for key in present if key not in wanted])
-        except BpfError:
+            self._write(wanted)
+        except BpfError as error:
             self.reload()
-            raise
+            if error.errno != errno.ENOSPC:
+                raise
+            # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
+            self._drop([key for key, old in self._present.items() if key not in wanted and not old.deny])
+            try:
+                self._write(wanted)
+            except BpfError:
+                self.reload()
+                raise
 
     def dump(self) -> dict[PolicyKey, PolicyEntry]:
         """What the kernel has, with its counters."""
@@ -62,6 +59,19 @@ class PolicyMap:
         self._drop(list(self._present))
         if self.map.first_key() is not None:  # written by somebody else
             self.map.clear()
+
+    def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+        present = self._present
+        missing = list(wanted.items())
+        if present:
+            missing = [
+                (key, entry)
+                for key, entry in missing
+                if (old := present.get(key)) is None or not old.same_verdict(entry)
+            ]
+        self._put([(key, entry) for key, entry in missing if entry.deny])
+        self._put([(key, entry) for key, entry in missing if not entry.deny])
+        self._drop([key for key in present if key not in wanted])
 
     def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:
         if len(entries) <= _FEW:

@@ -1,5 +1,6 @@
 """Which network a node takes its pods' addresses from."""
 
+from collections.abc import Mapping
 from ipaddress import IPv4Interface, IPv4Network
 
 import pytest
@@ -29,10 +30,9 @@ def use(ipam: Ipam) -> None:
     """Somebody needs it."""
 
 
-def hive(table: Table[Device], clock: FakeClock | None = None, **settings: str) -> Hive:
-    options: dict[str, object] = {name.replace("_", "-"): value for name, value in settings.items()}
+def hive(table: Table[Device], settings: Mapping[str, object], clock: Clock | None = None) -> Hive:
     node = supply(table, type=Table[Device])
-    return Hive(cell, node, invoke(use), replace(Clock, clock or FakeClock()), settings=options)
+    return Hive(cell, node, invoke(use), replace(Clock, clock or FakeClock()), settings=settings)
 
 
 LO = device(1, "lo", "127.0.0.1/8")
@@ -54,12 +54,12 @@ def test_the_automatic_range_comes_from_the_first_global_address(
 
 
 async def test_the_range_is_found_at_start() -> None:
-    async with hive(devices(LO, device(2, "eth0", "192.168.7.21/24"))).started() as started:
+    async with hive(devices(LO, device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
         assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
 
 
 async def test_a_configured_range_needs_no_device() -> None:
-    async with hive(devices(), ipv4_range="10.99.3.7/24").started() as started:
+    async with hive(devices(), {"ipv4-range": "10.99.3.7/24"}).started() as started:
         ipam = started.get(Ipam)
         assert ipam.range == IPv4Network("10.99.3.0/24")
         assert ipam.allocate_next("default/web").ip in ipam.range
@@ -67,7 +67,7 @@ async def test_a_configured_range_needs_no_device() -> None:
 
 async def test_no_address_and_no_range_is_one_clear_line() -> None:
     with pytest.raises(Exception) as failed:  # noqa: PT011  (start errors are groups)
-        async with hive(devices(LO)).started():
+        async with hive(devices(LO), {}).started():
             pass
     text = explain(failed.value)
     assert text is not None
@@ -81,20 +81,20 @@ async def test_no_address_and_no_range_is_one_clear_line() -> None:
     [
         ({"ipam": "multi-pool"}, "ipam=multi-pool is not supported yet: use cluster-pool"),
         ({"ipam": "hostscope"}, "ipam=hostscope: unknown IPAM backend, expected cluster-pool"),
-        ({"ipv4_range": "10.0.0.0"}, "ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16"),
-        ({"ipv4_range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),
-        ({"ipv4_range": "0.0.0.0/1"}, "ipv4-range=0.0.0.0/1: too wide"),
-        ({"ipam_default_ip_pool": ""}, "ipam-default-ip-pool is empty"),
+        ({"ipv4-range": "10.0.0.0"}, "ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16"),
+        ({"ipv4-range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),
+        ({"ipv4-range": "0.0.0.0/1"}, "ipv4-range=0.0.0.0/1: too wide"),
+        ({"ipam-default-ip-pool": ""}, "ipam-default-ip-pool is empty"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings: dict[str, str], text: str) -> None:
     with pytest.raises(SettingsError, match=text.replace(".", r"\.")):
-        hive(devices(), **settings).check()
+        hive(devices(), settings).check()
 
 
 async def test_a_running_agent_releases_what_expires() -> None:
     clock = FakeClock()
-    async with hive(devices(), clock, ipv4_range="10.1.0.0/24").started() as started:
+    async with hive(devices(), {"ipv4-range": "10.1.0.0/24"}, clock).started() as started:
         ipam = started.get(Ipam)
         for owner in ("default/first", "default/second"):
             ipam.allocate_next_expiring(owner)

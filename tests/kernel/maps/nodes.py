@@ -1,0 +1,52 @@
+"""A hive with nothing but the maps, on a node of a test's own."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from cells import config, maps
+from cells.maps import Maps, PolicyMaps
+from lifecycle import Hive, invoke
+
+GLOBALS = Path("/sys/fs/bpf/tc/globals")
+SMALL: Mapping[str, object] = {
+    "bpf-ct-global-tcp-max": 1024,
+    "bpf-ct-global-any-max": 1024,
+    "bpf-policy-map-max": 256,
+    "policy-map-pool": 4,
+}
+
+
+@dataclass
+class Node:
+    """What a started agent's maps are reached by, and what it logged."""
+
+    maps: Maps
+    policies: PolicyMaps
+    logged: list[structlog.typing.EventDict]
+
+
+def use(_: PolicyMaps) -> None:
+    """Somebody needs them."""
+
+
+@asynccontextmanager
+async def agent(**settings: object) -> AsyncIterator[Node]:
+    """The maps of an agent, until the block ends."""
+    given = {**SMALL, **{name.replace("_", "-"): value for name, value in settings.items()}}
+    with structlog.testing.capture_logs() as logged:
+        async with Hive(config.cell, maps.cell, invoke(use), settings=given).started() as hive:
+            yield Node(hive.get(Maps), hive.get(PolicyMaps), logged)
+
+
+def pins() -> set[str]:
+    """Names of everything pinned where Cilium's tools look."""
+    return {path.name for path in GLOBALS.iterdir()}
+
+
+def policy_pins() -> set[str]:
+    """Pins of policy maps."""
+    return {name for name in pins() if name.startswith("cilium_policy_")}

@@ -1,0 +1,247 @@
+"""The pool of endpoint ids and their policy maps."""
+
+import os
+import struct
+from unittest import mock
+
+import anyio
+import pytest
+
+from cells.maps import (
+    NO_PREALLOC,
+    BpfError,
+    Maps,
+    MapSpec,
+    MapType,
+    PolicyEntry,
+    PolicyIdsExhausted,
+    PolicyKey,
+    PolicyMap,
+    PolicyMaps,
+    PoolEmpty,
+    create_map,
+    open_map,
+    pin,
+)
+from lifecycle import HiveError
+from tests.kernel.maps.nodes import GLOBALS, agent, policy_pins
+from tests.support.namespaces import in_node
+
+__all__ = ["in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+ANYONE_IN, ANYONE_OUT = PolicyKey(0, egress=False), PolicyKey(0, egress=True)
+ALLOW_ALL = {ANYONE_IN: PolicyEntry(), ANYONE_OUT: PolicyEntry()}
+WEB = PolicyKey(24583, egress=False, protocol=6, port=80, port_bits=16)
+
+
+def index(endpoint_id: int) -> bytes:
+    return struct.pack("<I", endpoint_id)
+
+
+def active_map(maps: Maps, policy: PolicyMap) -> int:
+    """Id of the map the datapath uses for the endpoint."""
+    value = maps.policies.lookup(index(policy.endpoint_id))
+    assert value is not None
+    return int.from_bytes(value, "little")
+
+
+async def test_an_acquired_map_is_pinned_empty_and_known_to_the_datapath(in_node: None) -> None:
+    async with agent() as node:
+        assert policy_pins() == set()
+        one, two = node.policies.acquire(), node.policies.acquire()
+        assert (one.endpoint_id, two.endpoint_id) == (1, 2)
+        assert policy_pins() == {"cilium_policy_00001", "cilium_policy_00002"}
+        assert active_map(node.maps, one) == one.map.id != two.map.id
+        assert one.dump() == {}
+        with open_map(GLOBALS / "cilium_policy_00002") as pinned:
+            assert pinned.id == two.map.id
+
+
+async def test_released_ids_come_back_empty_and_last(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        policy.replace(ALLOW_ALL)
+        node.policies.release(policy)
+        node.policies.release(policy)
+        assert policy_pins() == set()
+        later = [node.policies.acquire() for _ in range(4)]
+        assert [each.endpoint_id for each in later] == [2, 3, 4, 1]
+        assert later[-1].map.id == policy.map.id
+        assert later[-1].dump() == {}
+
+
+async def test_a_burst_beyond_the_pool_waits_only_for_the_top_up(in_node: None) -> None:
+    async with agent() as node:
+        ids: list[int] = []
+
+        async def add() -> None:
+            while True:
+                try:
+                    ids.append(node.policies.acquire().endpoint_id)
+                except PoolEmpty:
+                    await node.policies.ready()
+                else:
+                    return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(100):
+                group.start_soon(add)
+        assert sorted(ids) == list(range(1, 101))
+        assert len(policy_pins()) == 100
+
+
+async def test_a_low_pool_is_topped_up_before_anyone_waits(in_node: None) -> None:
+    async with agent() as node:
+        taken = [node.policies.acquire() for _ in range(3)]
+        with anyio.fail_after(5):
+            while len(list(node.maps.policies.items())) < 4 + len(taken):  # noqa: ASYNC110  (the kernel's state)
+                await anyio.sleep(0.01)
+
+
+async def test_when_every_id_is_used_it_says_so(in_node: None) -> None:
+    with mock.patch("cells.maps.policy_maps.ENDPOINT_IDS", 5):
+        async with agent() as node:
+            await _acquire(node.policies, 5)
+            with pytest.raises(PolicyIdsExhausted, match="all 5 endpoint ids of this node are in use"):
+                node.policies.acquire()
+            with pytest.raises(PolicyIdsExhausted):
+                await node.policies.ready()
+
+
+async def _acquire(policies: PolicyMaps, count: int) -> list[PolicyMap]:
+    got: list[PolicyMap] = []
+    while len(got) < count:
+        await policies.ready()
+        got.append(policies.acquire())
+    return got
+
+
+async def test_a_restart_keeps_maps_entries_and_counters(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        node.policies.acquire()
+        policy.replace(ALLOW_ALL)
+        policy.map.update(
+            ANYONE_IN.pack(), PolicyEntry(packets=7, octets=700).pack(ANYONE_IN)
+        )  # as traffic does
+        before = active_map(node.maps, policy)
+    async with agent() as node:
+        assert set(node.policies.unclaimed) == {1, 2}
+        restored = node.policies.adopt(1)
+        restored.replace(ALLOW_ALL)
+        assert restored.map.id == active_map(node.maps, restored) == before
+        assert restored.dump()[ANYONE_IN].packets == 7
+        assert node.policies.acquire().endpoint_id == 3
+
+        await node.policies.sweep()
+        assert policy_pins() == {"cilium_policy_00001", "cilium_policy_00003"}
+        assert 2 in [policy.endpoint_id for policy in await _acquire(node.policies, 8)]
+
+
+async def test_spare_maps_are_taken_over_and_emptied(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        policy.replace(ALLOW_ALL)
+        (GLOBALS / "cilium_policy_00001").unlink()  # as an agent killed in the middle of a release leaves it
+        before = dict(node.maps.policies.items())
+    async with agent() as node:
+        assert dict(node.maps.policies.items()) == before
+        assert node.policies.acquire().dump() == {}
+
+
+async def test_an_endpoint_whose_map_is_lost_gets_a_fresh_one(in_node: None) -> None:
+    async with agent() as node:
+        await node.policies.prepare([200, 201])
+        lost = node.policies.adopt(200)
+        assert (lost.dump(), active_map(node.maps, lost)) == ({}, lost.map.id)
+        assert node.policies.adopt(300).endpoint_id == 300
+        assert node.policies.adopt(2).endpoint_id == 2
+        assert policy_pins() == {f"cilium_policy_{each:05d}" for each in (2, 200, 300)}
+        with pytest.raises(HiveError, match="endpoint id 200 cannot be restored: another endpoint has it"):
+            node.policies.adopt(200)
+        with pytest.raises(HiveError, match="endpoint id 5000 cannot be restored: ids are 1 to 4095"):
+            node.policies.adopt(5000)
+
+
+async def test_a_map_of_another_size_is_exchanged_with_its_entries(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        policy.replace({**ALLOW_ALL, WEB: PolicyEntry(deny=True)})
+        old = policy.map.id
+    async with agent(bpf_policy_map_max=512) as node:
+        policy = node.policies.adopt(1)
+        assert policy.map.spec.max_entries == 512
+        assert policy.map.id == active_map(node.maps, policy) != old
+        assert policy.dump() == {**ALLOW_ALL, WEB: PolicyEntry(deny=True)}
+        assert node.policies.acquire().map.spec.max_entries == 512
+        with open_map(GLOBALS / "cilium_policy_00001") as pinned:
+            assert pinned.id == policy.map.id
+
+
+async def test_a_pinned_map_the_datapath_does_not_know_is_entered(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        policy.replace(ALLOW_ALL)
+    (GLOBALS / "hive_policies").unlink()
+    async with agent() as node:
+        restored = node.policies.adopt(1)
+        assert restored.map.id == active_map(node.maps, restored) == policy.map.id
+        assert restored.dump() == ALLOW_ALL
+
+
+async def test_stale_pins_go(in_node: None) -> None:
+    GLOBALS.mkdir(parents=True)
+    stale = ["cilium_policy_7", "cilium_policy_000008", "cilium_policy_v2_00009", "cilium_policy_60000"]
+    with create_map(MapSpec("cilium_policy", MapType.LPM_TRIE, 12, 8, 16, NO_PREALLOC)) as other:
+        for name in (*stale, "cilium_policystats"):
+            pin(other.fd, GLOBALS / name)
+    async with agent() as node:
+        assert policy_pins() == set(stale[2:])
+        policy = node.policies.acquire()
+        await node.policies.sweep()
+        assert policy_pins() == {f"cilium_policy_{policy.endpoint_id:05d}"}
+        assert (GLOBALS / "cilium_policystats").exists()
+
+
+async def test_a_pin_in_the_way_is_replaced(in_node: None) -> None:
+    async with agent() as node:
+        os.link(GLOBALS / "cilium_lxc", GLOBALS / "cilium_policy_00001")
+        policy = node.policies.acquire()
+        with open_map(GLOBALS / "cilium_policy_00001") as pinned:
+            assert pinned.id == policy.map.id
+
+
+async def test_replacing_touches_only_what_differs(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        many = {PolicyKey(1000 + i, egress=False): PolicyEntry(deny=i % 2 == 0) for i in range(20)}
+        policy.replace({**ALLOW_ALL, **many})
+        assert policy.dump() == {**ALLOW_ALL, **many}
+        counted = PolicyEntry(packets=1, octets=64)
+        policy.map.update(ANYONE_OUT.pack(), counted.pack(ANYONE_OUT))
+        policy.replace({ANYONE_OUT: PolicyEntry(), WEB: PolicyEntry(deny=True)})
+        assert policy.dump() == {ANYONE_OUT: counted, WEB: PolicyEntry(deny=True)}
+
+
+async def test_denies_are_written_before_allows_and_allows_before_deletions(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        policy.replace({ANYONE_IN: PolicyEntry()})
+        order: list[str] = []
+        table = mock.Mock(wraps=policy.map)
+        table.update.side_effect = lambda key, value: order.append("deny" if value[2] & 1 else "allow")
+        table.delete.side_effect = lambda key: order.append("delete")
+        policy.map = table
+        policy.replace({ANYONE_OUT: PolicyEntry(), WEB: PolicyEntry(deny=True)})
+        assert order == ["deny", "allow", "delete"]
+
+
+async def test_a_policy_that_does_not_fit_is_an_error_and_the_map_stays_known(in_node: None) -> None:
+    async with agent() as node:
+        policy = node.policies.acquire()
+        too_many = {PolicyKey(identity, egress=False): PolicyEntry() for identity in range(300)}
+        with pytest.raises(BpfError, match=r"map cilium_policy_00001.*ENOSPC"):
+            policy.replace(too_many)
+        policy.replace(ALLOW_ALL)
+        assert policy.dump() == ALLOW_ALL
