@@ -11,13 +11,12 @@ runs, and maps of maps, whose updates wait for RCU - let other threads run (``sl
 import ctypes
 import errno
 import os
-import platform
 import struct
 from pathlib import Path
 from typing import Final, Self
 
 NR_BPF: Final = ctypes.c_long(
-    {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(platform.machine(), -1)
+    {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(os.uname().machine, -1)
 )
 
 OBJ_PIN: Final = 6

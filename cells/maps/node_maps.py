@@ -119,6 +119,7 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
     try:
         if (pinned := _open_pinned(path)) is not None:
             if spec.same_as(pinned.spec):
+                pinned.spec = spec  # which also tells what the kernel does not: the inner map
                 return pinned, False
             log.warning(
                 "pinned map does not fit, made anew", map=spec.name, old=str(pinned.spec), new=str(spec)
@@ -131,6 +132,7 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
         except BaseException:
             table.close()
             raise
+        table.spec = spec
     except OSError as error:
         raise HiveError(f"{error}{_advice(error, spec.name)}") from error
     return table, True

@@ -30,6 +30,9 @@ async def test_a_first_start_makes_and_pins_every_map(in_node: None) -> None:
     async with agent() as node:
         assert pins() == node.maps.created == ALL
         assert {table.spec.name for table in node.maps.all()} == ALL
+        inner = node.maps.policies.spec.inner
+        assert inner is not None
+        assert inner.max_entries == 256
     assert pins() == ALL
 
 
