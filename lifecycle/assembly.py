@@ -5,8 +5,9 @@ Gives:  Assembly, the list of everything a hive is made of, before anything is r
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NewType, get_origin
 
 from lifecycle.cells import (
     Cell,
@@ -21,7 +22,9 @@ from lifecycle.cells import (
 from lifecycle.constructors import Constructor, Parameter, Scope, describe
 from lifecycle.errors import Fault
 from lifecycle.keys import type_name
-from lifecycle.settings import Settings
+from lifecycle.places import has_place
+from lifecycle.settings import Settings, options_of
+from lifecycle.values import known
 
 __all__ = ["Assembly", "assemble"]
 
@@ -59,12 +62,11 @@ def _add(cell: Cell, scope: Scope, assembly: Assembly) -> None:
             for part in cell.cells:
                 _add(part, scope, assembly)
         case ProvideCell():
-            found = (_provided(call, scope, private=cell.private) for call in cell.constructors)
-            assembly.constructors.extend(found)
+            assembly.constructors.extend(_provided(call, scope, cell) for call in cell.constructors)
         case ConfigCell():
             assembly.constructors.extend(_configured(struct, scope) for struct in cell.structs)
         case InvokeCell():
-            assembly.invokes.extend(_invoked(call, scope) for call in cell.functions)
+            assembly.invokes.extend(_invoked(call, scope, cell) for call in cell.functions)
         case SupplyCell():
             assembly.constructors.append(_supplied(cell, scope))
         case ReplaceCell():
@@ -89,7 +91,7 @@ def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
     return scope
 
 
-def _provided(call: Callable[..., object], scope: Scope, *, private: bool) -> Constructor:
+def _provided(call: Callable[..., object], scope: Scope, cell: ProvideCell) -> Constructor:
     signature = describe(call)
     return Constructor(
         "provide",
@@ -97,17 +99,31 @@ def _provided(call: Callable[..., object], scope: Scope, *, private: bool) -> Co
         type_name(call),
         signature.result,
         scope,
-        private,
+        cell.private,
         parameters=signature.parameters,
         faults=signature.faults,
+        cell_place=None if has_place(call) else cell.place,
     )
 
 
 def _configured(struct: type[Settings], scope: Scope) -> Constructor:
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...]
     if not (isinstance(struct, type) and issubclass(struct, Settings)):
         faults = ("it is no Settings struct",)
+    else:
+        faults = tuple(_unreadable(struct))
     return Constructor("config", struct, type_name(struct), struct, scope, faults=faults)
+
+
+def _unreadable(struct: type[Settings]) -> Iterator[str]:
+    try:
+        options = options_of(struct)
+    except NameError as error:
+        yield f"its type hint names {error.name}, which is not defined where it is written"
+        return
+    for option in options:
+        if not known(option.kind):
+            yield f"field {option.field!r}: settings of type {type_name(option.kind)} cannot be read from text"
 
 
 def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
@@ -119,10 +135,20 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
     )
 
 
-def _invoked(call: Callable[..., object], scope: Scope) -> Constructor:
-    if isinstance(call, type):  # stands for its instance in the graph
-        instance = Parameter("instance", call)
-        return Constructor("invoke", _instance, type_name(call), None, scope, True, parameters=(instance,))
+def _invoked(call: Callable[..., object], scope: Scope, cell: InvokeCell) -> Constructor:
+    if (
+        isinstance(call, type | NewType) or get_origin(call) is not None
+    ):  # stands for its instance in the graph
+        return Constructor(
+            "invoke",
+            _instance,
+            type_name(call),
+            None,
+            scope,
+            private=True,
+            parameters=(Parameter("instance", call),),
+            cell_place=cell.place,
+        )
     signature = describe(call, invoked=True)
     return Constructor(
         "invoke",
@@ -133,6 +159,7 @@ def _invoked(call: Callable[..., object], scope: Scope) -> Constructor:
         private=True,
         parameters=signature.parameters,
         faults=signature.faults,
+        cell_place=None if has_place(call) else cell.place,
     )
 
 

@@ -127,8 +127,8 @@ def config(*structs: type[Settings]) -> Cell:
 def invoke(*functions: Callable[..., object]) -> Cell:
     """The roots: each is called once with what it asks for, in the order given, and only that gets built.
 
-    An unbound method (``Server.serve``) is called on the Server of the graph. A class stands for its
-    instance in the graph: it is built and nothing more.
+    An unbound method (``Server.serve``) is called on the Server of the graph. A type (``Table[Device]``)
+    stands for its instance in the graph: that is built and nothing more.
     """
     return InvokeCell(caller(), functions)
 

@@ -4,7 +4,6 @@ Needs:  cells.
 Gives:  Scope, Parameter, Constructor and describe(), which reads hints and tells every fault in them.
 """
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lifecycle.keys import Key, is_awaitable_hint, is_union, split_optional, type_name
-from lifecycle.places import Place, place_of
+from lifecycle.places import Place, has_place, place_of
 
 __all__ = ["SELF", "Constructor", "Kind", "Parameter", "Scope", "Signature", "describe"]
 
@@ -95,7 +94,7 @@ class Constructor:
 
 def describe(call: Callable[..., object], *, invoked: bool = False) -> Signature:
     """Read the hints of a function or class. An invoked function needs no result."""
-    if isinstance(call, functools.partial) or not (inspect.isroutine(call) or isinstance(call, type)):
+    if not has_place(call):
         return Signature((), None, (f"{call!r} is neither a function nor a class",))
     result: Key | None = call if isinstance(call, type) and not invoked else None
     faults = list(_refusals(call))

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Place", "caller", "place_of"]
+__all__ = ["Place", "caller", "has_place", "place_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ def caller(depth: int = 2) -> Place:
     """The place that called the function that calls this."""
     frame = sys._getframe(depth)  # noqa: SLF001  # the documented way that costs no traceback
     return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def has_place(thing: object) -> bool:
+    """Whether it is a function or class, so that place_of() finds where it is written."""
+    return inspect.isroutine(thing) or isinstance(thing, type)
 
 
 def place_of(thing: object) -> Place:

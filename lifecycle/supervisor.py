@@ -4,8 +4,8 @@ Needs:  the hooks with what each waits for.
 Gives:  HookNode, Supervisor.
 
 A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
-enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of its own:
-whatever is cancelled outside, every stop body runs.
+enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of
+their own: whatever is cancelled outside, every stop body runs.
 """
 
 import asyncio

@@ -10,6 +10,7 @@ white space.
 
 import enum
 import functools
+import math
 import typing
 from collections.abc import Callable
 from ipaddress import (
@@ -27,7 +28,7 @@ from pathlib import Path
 from lifecycle.durations import Duration
 from lifecycle.keys import is_union, origin_class, type_name
 
-__all__ = ["accept", "expects", "is_list", "known", "parse", "show"]
+__all__ = ["accept", "expects", "is_list", "known", "parse", "show", "type_text"]
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -41,6 +42,12 @@ def _boolean(text: str) -> bool:
     raise ValueError("expected true or false")
 
 
+def _number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("expected a number")
+    return number
+
+
 def _path(text: str) -> Path:
     if not text:
         raise ValueError("expected a path, not nothing")
@@ -51,7 +58,7 @@ _PARSERS: dict[object, tuple[Callable[[str], object], str]] = {
     str: (str, "text"),
     bool: (_boolean, "true or false"),
     int: (functools.partial(int, base=0), "a whole number"),
-    float: (float, "a number"),
+    float: (_number, "a number"),
     Path: (_path, "a path"),
     Duration: (Duration.parse, "a duration such as 15s, 2m0s or 100ms"),
     IPv4Address: (IPv4Address, "an IPv4 address such as 10.0.0.1"),
