@@ -92,7 +92,8 @@ def test_up_again_keeps_what_is_there(lab: Lab) -> None:
 
 def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
     hive("lab", "up", "--name", lab.name, "--pods", "1")
-    inside = hive("lab", "exec", "--name", lab.name, "--", sys.executable, "-m", "hive", "endpoint", "list", "-o", "json")  # fmt: skip
+    asked = [sys.executable, "-m", "hive", "endpoint", "list", "-o", "json"]
+    inside = hive("lab", "exec", "--name", lab.name, "--", *asked)
     (endpoint,) = json.loads(inside.stdout)
     address = endpoint["status"]["networking"]["addressing"][0]["ipv4"]
     pod = hive("lab", "exec", "--name", lab.name, "--pod", "pod-1", "--", "cat", "/proc/net/fib_trie")

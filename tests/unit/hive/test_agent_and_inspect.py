@@ -87,7 +87,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
 
 
 def test_the_agent_runs_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert hive(capsys, "agent").code == 0
+    result = hive(capsys, "agent")
+    assert result.code == 0, result.err
     assert started == ["3 bees"]
 
 

@@ -1,0 +1,68 @@
+"""The lab's look into the kernel: what is pinned, what grew, and whether it is really gone."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from cells.maps import MapSpec, MapType, create_map, pin
+from hive.lab.aftermath import settled
+from hive.lab.kernel import BPF_ROOT, STATE, Kernel, alive, belongings, look
+from tests.support.namespaces import node_namespace
+
+pytestmark = pytest.mark.node
+
+GLOBALS = BPF_ROOT / "tc" / "globals"
+LXC = MapSpec("cilium_lxc", MapType.HASH, 20, 48, 16)
+CALLS = MapSpec("hive_calls_1", MapType.PROG_ARRAY, 4, 4, 8)
+
+
+def make_pins() -> None:
+    GLOBALS.mkdir(parents=True)
+    for spec in (LXC, CALLS):
+        with create_map(spec) as made:
+            pin(made.fd, GLOBALS / spec.name)
+
+
+def add_pod() -> None:
+    from cells.maps import open_map
+
+    with open_map(GLOBALS / LXC.name) as lxc:
+        lxc.update(struct.pack("20s", b"pod"), bytes(48))
+    (STATE / "7").mkdir(parents=True)
+
+
+def test_pins_are_seen_with_their_ids() -> None:
+    with node_namespace() as node:
+        node.run(make_pins)
+        kernel = node.run(look)
+    assert set(kernel.maps) == {"tc/globals/cilium_lxc", "tc/globals/hive_calls_1"}
+    assert kernel.map_ids == set(kernel.maps.values())
+    assert set(kernel.lasting_maps) == {"tc/globals/cilium_lxc"}
+    assert (kernel.programs, kernel.entries) == ({}, {})
+
+
+def test_what_a_pod_adds_is_told_in_words() -> None:
+    with node_namespace() as node:
+        node.run(make_pins)
+        before = node.run(belongings)
+        node.run(add_pod)
+        after = node.run(belongings)
+    assert after.beyond(before) == [f"row {b'pod'.hex().ljust(40, '0')} of cilium_lxc", "state 7"]
+    assert before.beyond(after) == []
+
+
+def test_maps_are_alive_until_their_node_is_gone() -> None:
+    with node_namespace() as node:
+        node.run(make_pins)
+        kernel = node.run(look)
+        assert len(alive(kernel.map_ids, [])) == 2
+    assert settled(lambda: alive(kernel.map_ids, [])) == []
+
+
+def test_an_empty_bpffs_is_an_empty_kernel() -> None:
+    with node_namespace() as node:
+        assert node.run(look) == Kernel()
+        assert node.run(os.path.exists, Path("/run/cilium/state")) is False
+        assert node.run(belongings).beyond(node.run(belongings)) == []
