@@ -42,6 +42,7 @@ _ELEMENT = struct.Struct("<IIQQQ")  # map_fd, pad, key, value or next_key, flags
 _BATCH = struct.Struct("<QQQQIIQQ")  # in, out, keys, values, count, map_fd, elem_flags, flags
 _CREATE = struct.Struct("<IIIIIII16s7I")  # up to map_extra; all from map_ifindex on is zero
 _MAP_INFO = struct.Struct("<IIIIII16s")
+_CLOSED = 0xFFFFFFFF  # a descriptor nobody has: later use fails with EBADF
 _CHUNK = 4096  # entries of one batch
 
 
@@ -129,7 +130,8 @@ class Map:
     """An open BPF map. Keys and values are bytes of exactly the map's sizes (ValueError otherwise).
 
     Values of per-CPU maps are all CPUs' values after one another, each padded to 8 bytes: see
-    :meth:`per_cpu`. The element operations share one buffer, so one Map belongs to one thread at a time.
+    :meth:`per_cpu`. lookup, update and delete share one buffer, so they belong to one thread at a time;
+    all else may be called from any.
     """
 
     __slots__ = ("_attr", "_call", "_flags", "_keep", "_key", "_value", "fd", "id", "spec", "value_bytes")
@@ -163,10 +165,10 @@ class Map:
 
     def close(self) -> None:
         """Give up the descriptor; the map lives on while pinned or used by a program."""
-        if self.fd >= 0:
+        if self.fd != _CLOSED:
             os.close(self.fd)
-            self.fd = -1
-            _ELEMENT.pack_into(self._keep, 0, 0xFFFFFFFF, 0, 0, 0, 0)  # later use fails with EBADF
+            self.fd = _CLOSED
+            _ELEMENT.pack_into(self._keep, 0, _CLOSED, 0, 0, 0, 0)
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None."""

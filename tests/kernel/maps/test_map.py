@@ -78,8 +78,13 @@ def test_a_full_map_says_so() -> None:
 def test_a_closed_map_is_an_error_not_somebody_elses_descriptor() -> None:
     table = hash_map()
     table.close()
+    table.close()
     with pytest.raises(BpfError, match="EBADF"):
         table.lookup(u32(1))
+    with pytest.raises(BpfError, match="EBADF"):
+        list(table.items())
+    with pytest.raises(BpfError, match="EBADF"):
+        table.first_key()
 
 
 def test_batches_carry_more_than_one_chunk() -> None:
