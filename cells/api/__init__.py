@@ -1,18 +1,16 @@
 """The REST API on ``cilium.sock``, as Cilium 1.17's clients know it.
 
 Controller: turns HTTP requests into calls of the ipam and endpoint cells, and their rows into answers.
-Needs:  AgentConfig, Ipam, Endpoints, Router, Table[Device], Maps, Datapath, StatusCollector; starts after
-        ExposedEndpoints and DeleteQueue.
+Needs:  AgentConfig, Ipam, Endpoints, PolicyMaps, Router, Table[Device], Maps, Datapath, StatusCollector;
+        starts after ExposedEndpoints and DeleteQueue.
 Gives:  Api; listens on ``<state-dir>/cilium.sock``, mode 0660, group ``cilium`` where there is one.
 Why:    an unmodified cilium-cni makes pods with it, and cilium-dbg and ``hive`` show the node through it.
 Calls that change anything need peer uid 0, whatever the socket's group. Operations that are not in
 :meth:`Operations.routes` do not exist: 404, or 405 where the path has others.
 """
 
-from cells.api.node_view import NodeView
+from cells.api.cell import cell
+from cells.api.operations import Facts, PolicyPool
 from cells.api.server import Api
-from lifecycle import invoke, module, provide, provide_private
 
-__all__ = ["Api", "cell"]
-
-cell = module("api", "REST API on cilium.sock", provide(Api), provide_private(NodeView), invoke(Api))
+__all__ = ["Api", "Facts", "PolicyPool", "cell"]

@@ -178,7 +178,7 @@ class EndpointConfigurationStatus(Model):
     """The answer to GET /endpoint/{id}/config."""
 
     realized: EndpointConfigurationSpec
-    immutable: dict[str, str] = field(default_factory=dict)
+    immutable: dict[str, str] | None = None
 
 
 class LabelConfigurationStatus(Model):

@@ -24,12 +24,12 @@ class NodeView:
 
     def __init__(
         self,
-        *,
         config: AgentConfig,
         devices: Table[Device],
         ipam: Ipam,
         router: Router,
         datapath: Datapath,
+        *,
         maps: Maps,
         map_settings: MapSettings,
     ) -> None:
@@ -81,8 +81,12 @@ class NodeView:
 
 
 def is_uplink(device: Device) -> bool:
-    """Whether packets may leave the node through the device: it is up and has an address of its own."""
-    return device.up and any(not interface.ip.is_loopback for interface in device.addresses)
+    """Whether packets may leave the node through the device: it is up, not ours, and has an address."""
+    return (
+        device.up
+        and not device.name.startswith("cilium_")
+        and any(not interface.ip.is_loopback for interface in device.addresses)
+    )
 
 
 def uplinks(devices: Iterable[Device]) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from cells.api import config_mapping, endpoint_mapping, models, status_mapping
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
-from cells.ipam import Allocation, Ipam, IpamError
+from cells.ipam import Ipam, IpamError
 from cells.maps import PoolEmpty
 from lifecycle import HiveError
 
@@ -195,7 +195,7 @@ class Operations:
         """GET /endpoint/{id}/config."""
         self._find(request)
         realized = endpoint_mapping.configuration_model()
-        return answer(200, models.EndpointConfigurationStatus(realized=realized))
+        return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable={}))
 
     def _find(self, request: web.Request) -> Endpoint:
         text = request.match_info["id"]
@@ -224,29 +224,21 @@ class Operations:
         if family == "ipv6":
             return answer(502, "IPv6 allocator not available")
         expires = parse_bool(request.headers.get("expiration"), default=False)
+        allocate = self._ipam.allocate_next_expiring if expires else self._ipam.allocate_next
         try:
-            allocation, uuid = self._allocate(query.get("owner", ""), query.get("pool", ""), expires=expires)
+            allocation = allocate(query.get("owner", ""), query.get("pool", ""))
         except IpamError as error:
             return answer(502, error.text)
         return answer(
             201,
             models.IPAMResponse(
                 address=models.AddressPair(ipv4=str(allocation.ip), ipv4_pool_name=allocation.pool),
-                ipv4=models.IPAMAddressResponse(ip=str(allocation.ip), expiration_uuid=uuid),
+                ipv4=models.IPAMAddressResponse(
+                    ip=str(allocation.ip), expiration_uuid=allocation.expiration_uuid
+                ),
                 host_addressing=addressing,
             ),
         )
-
-    def _allocate(self, owner: str, pool: str, *, expires: bool) -> tuple[Allocation, str]:
-        """An address, and the id of its timer if it expires; both or nothing."""
-        allocation = self._ipam.allocate_next(owner, pool)
-        if not expires:
-            return allocation, ""
-        try:
-            return allocation, self._ipam.arm_expiration(allocation.ip, allocation.pool)
-        except IpamError:
-            self._ipam.release(allocation.ip, allocation.pool)
-            raise
 
     async def post_ipam_address(self, request: web.Request) -> web.Response:
         """POST /ipam/{ip}: that very address; every error is 500, as upstream."""

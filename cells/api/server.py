@@ -1,24 +1,17 @@
 """The REST API's server on its unix socket.
 
-Needs: the cells the operations ask, and those that must have come before.   Gives: Api.
+Needs: a path, Operations.   Gives: Api.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cells.api.app import application
-from cells.api.node_view import NodeView
 from cells.api.operations import Operations
 from cells.api.unix_socket import listen
-from cells.cni_server import DeleteQueue
-from cells.config import AgentConfig
-from cells.endpoint import Endpoints
-from cells.endpoint_restore import ExposedEndpoints
-from cells.health import StatusCollector, WebFramework
-from cells.ipam import Ipam
-from cells.maps import PolicyMaps
 from lifecycle import Hook, Lifecycle, Logger
 
 if TYPE_CHECKING:
@@ -28,29 +21,11 @@ SHUTDOWN_SECONDS = 5.0
 
 
 class Api:
-    """Serves the operations on ``cilium.sock`` while its hook runs.
+    """Serves the operations at ``path`` while its hook runs; the socket file goes when it stops."""
 
-    It starts after the restored endpoints are visible and the delete queue is drained, so whoever can
-    connect sees the whole node. The socket file goes when it stops.
-    """
-
-    def __init__(
-        self,
-        *,
-        config: AgentConfig,
-        endpoints: Endpoints,
-        policies: PolicyMaps,
-        ipam: Ipam,
-        collector: StatusCollector,
-        view: NodeView,
-        _exposed: ExposedEndpoints,
-        _drained: DeleteQueue,
-        _framework: WebFramework,
-        lifecycle: Lifecycle,
-        log: Logger,
-    ) -> None:
-        self.path = config.api_socket
-        self._operations = Operations(endpoints, policies, ipam, collector, view)
+    def __init__(self, path: Path, operations: Operations, lifecycle: Lifecycle, log: Logger) -> None:
+        self.path = path
+        self._operations = operations
         self._log = log
         self._runner: web.AppRunner | None = None
         lifecycle.append(Hook("serve the API", self._start, self._stop))

@@ -131,9 +131,9 @@ class StatusResponse(Model):
     """The answer to GET /healthz."""
 
     cilium: Status
-    cluster: ClusterStatus
-    stale: dict[str, str]
-    controllers: list[ControllerStatus]
+    cluster: ClusterStatus | None = None
+    stale: dict[str, str] | None = None
+    controllers: list[ControllerStatus] | None = None
     cni_file: Status | None = None
     kvstore: Status | None = None
     kubernetes: Status | None = None

@@ -1,0 +1,64 @@
+"""How the API is put together from the other cells.
+
+Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector,
+WebFramework; starts after ExposedEndpoints and DeleteQueue.   Gives: cell.
+"""
+
+from __future__ import annotations
+
+from cells.api.node_view import NodeView
+from cells.api.operations import Facts, Operations, PolicyPool
+from cells.api.server import Api
+from cells.cni_server import DeleteQueue
+from cells.config import AgentConfig
+from cells.datapath import Datapath
+from cells.devices import Device
+from cells.endpoint_restore import ExposedEndpoints
+from cells.health import WebFramework
+from cells.ipam import Ipam
+from cells.maps import Maps, MapSettings, PolicyMaps
+from cells.router import Router
+from lifecycle import Lifecycle, Logger, Table, invoke, module, provide, provide_private
+
+
+def facts(
+    config: AgentConfig,
+    devices: Table[Device],
+    ipam: Ipam,
+    router: Router,
+    datapath: Datapath,
+    *,
+    maps: Maps,
+    map_settings: MapSettings,
+) -> Facts:
+    """The node, as the answers tell it."""
+    return NodeView(config, devices, ipam, router, datapath, maps=maps, map_settings=map_settings)
+
+
+def policy_pool(policies: PolicyMaps) -> PolicyPool:
+    """The prepared policy maps, as PUT /endpoint waits for them."""
+    return policies
+
+
+def api(
+    config: AgentConfig,
+    operations: Operations,
+    *,
+    exposed: ExposedEndpoints,
+    drained: DeleteQueue,
+    framework: WebFramework,
+    lifecycle: Lifecycle,
+    log: Logger,
+) -> Api:
+    """The node's API: whoever can connect sees every endpoint of before, and no deletion is pending."""
+    del exposed, drained, framework
+    return Api(config.api_socket, operations, lifecycle, log)
+
+
+cell = module(
+    "api",
+    "REST API on cilium.sock",
+    provide(api),
+    provide_private(Operations, facts, policy_pool),
+    invoke(Api),
+)

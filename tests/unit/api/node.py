@@ -1,0 +1,221 @@
+"""A node for the API's tests: real endpoints and addresses, with dictionaries where the kernel would be.
+
+Needs: a directory.   Gives: Node, Client, running_node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from cells import api, endpoint, ipam
+from cells.api.config_mapping import NodeFacts
+from cells.api.status_mapping import StatusFacts
+from cells.cni_server import DeleteQueue
+from cells.config import AgentConfig
+from cells.devices import Device
+from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicySlot
+from cells.endpoint_restore import ExposedEndpoints
+from cells.health import StatusCollector, WebFramework
+from cells.ipam import Ipam
+from cells.maps import PoolEmpty
+from lifecycle import HealthTree, Hive, Table, provide, replace, supply
+
+T = TypeVar("T")
+
+ROUTER = IPv4Address("10.0.1.5")
+POD_CIDR = IPv4Network("10.0.1.0/24")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An endpoint number; its policy map is nothing here."""
+
+    endpoint_id: int
+
+
+@dataclass
+class FakeKernel:
+    """The maps and programs of the endpoints' edges: what is there, and what refuses."""
+
+    numbers: list[int] = field(default_factory=lambda: list(range(1, 200)))
+    rows: dict[tuple[str, int], Endpoint] = field(default_factory=dict)
+    attached: set[int] = field(default_factory=set)
+    fault: OSError | None = None
+    drop_fault: OSError | None = None
+    empty_once: bool = False
+    waited: int = 0
+
+    async def ready(self) -> None:
+        self.waited += 1
+
+    def acquire_policy(self) -> PolicySlot:
+        if self.empty_once:
+            self.empty_once = False
+            raise PoolEmpty
+        return Slot(self.numbers.pop(0))
+
+    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
+        return Slot(endpoint_id)
+
+    def fill_policy(self, policy: PolicySlot) -> None:
+        pass
+
+    def release_policy(self, policy: PolicySlot) -> None:
+        self.numbers.append(policy.endpoint_id)
+
+    def put_config(self, endpoint: Endpoint) -> None:
+        self.rows["config", endpoint.id] = endpoint
+
+    def drop_config(self, endpoint: Endpoint) -> None:
+        if self.drop_fault:
+            raise self.drop_fault
+        self.rows.pop(("config", endpoint.id), None)
+
+    def put_lxc(self, endpoint: Endpoint) -> None:
+        self.rows["lxc", endpoint.id] = endpoint
+
+    def drop_lxc(self, endpoint: Endpoint) -> None:
+        self.rows.pop(("lxc", endpoint.id), None)
+
+    def put_ipcache(self, endpoint: Endpoint) -> None:
+        self.rows["ipcache", endpoint.id] = endpoint
+
+    def drop_ipcache(self, endpoint: Endpoint) -> None:
+        self.rows.pop(("ipcache", endpoint.id), None)
+
+    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+        return len(addresses)
+
+    def attach_endpoint(self, ifindex: int) -> None:
+        if self.fault:
+            raise self.fault
+        self.attached.add(ifindex)
+
+
+@dataclass
+class FixedFacts:
+    """A node whose facts never change, but for its addresses."""
+
+    addresses: Ipam | None = None
+
+    def node(self) -> NodeFacts:
+        return NodeFacts(router_ip=ROUTER, pod_cidr=POD_CIDR, mtu=1500)
+
+    def settings(self) -> Mapping[str, object]:
+        return {"ClusterName": "default", "EnableIPv4": True, "MTU": 0}
+
+    def status(self) -> StatusFacts:
+        return StatusFacts(
+            version="1.17.0",
+            revision="abcdef",
+            cluster_name="default",
+            node_name="node1",
+            node=self.node(),
+            uplinks={"eth0": ("192.0.2.10",)},
+            ipam_status="IPv4: 3/254 allocated from 10.0.1.0/24, ",
+            allocations=self.addresses.dump() if self.addresses else {},
+            map_sizes={"TCP connection tracking": 524288},
+            map_size_ratio=0.0025,
+        )
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        """The decoded body, None without one."""
+        return json.loads(self.raw) if self.raw else None
+
+
+class Client:
+    """Sends requests as they stand: the path is not quoted again, headers are only those given."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def __call__(
+        self, method: str, path: str, body: object = None, *, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json"} if data is not None else {}
+        url = URL(f"http://localhost{path}", encoded=True)
+        async with self._session.request(method, url, data=data, headers={**sent, **(headers or {})}) as got:
+            return Answer(got.status, got.headers, await got.read())
+
+
+@dataclass
+class Node:
+    """A started hive of the API and what it works on, and a client of its socket."""
+
+    ask: Client
+    endpoints: Endpoints
+    ipam: Ipam
+    kernel: FakeKernel
+    health: HealthTree
+    socket: Path
+
+
+class Config(AgentConfig):
+    """Where a test keeps its node; nothing is claimed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state_dir = directory
+        self.state = directory / "state"
+        self.api_socket = directory / "cilium.sock"
+        self.cluster_name = "default"
+
+
+def untouched(kind: type[T]) -> T:
+    """An object of the type that is only there to be asked for."""
+    return kind.__new__(kind)
+
+
+@asynccontextmanager
+async def running_node(directory: Path, cidr: str = str(POD_CIDR)) -> AsyncIterator[Node]:
+    """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own."""
+    kernel, facts = FakeKernel(), FixedFacts()
+    config = Config(directory)
+    config.state.mkdir()
+    hive = Hive(
+        api.cell,
+        endpoint.cell,
+        ipam.cell,
+        provide(StatusCollector, WebFramework),
+        supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
+        replace(AgentConfig, config),
+        replace(EndpointMaps, kernel),
+        replace(EndpointPrograms, kernel),
+        replace(api.PolicyPool, kernel),
+        replace(api.Facts, facts),
+        replace(ExposedEndpoints, untouched(ExposedEndpoints)),
+        replace(DeleteQueue, untouched(DeleteQueue)),
+        settings={"ipv4-range": cidr},
+    )
+    async with (
+        hive.started(),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(config.api_socket))) as session,
+    ):
+        facts.addresses = hive.get(Ipam)
+        yield Node(
+            ask=Client(session),
+            endpoints=hive.get(Endpoints),
+            ipam=hive.get(Ipam),
+            kernel=kernel,
+            health=hive.health,
+            socket=config.api_socket,
+        )

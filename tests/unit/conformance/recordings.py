@@ -1,0 +1,198 @@
+"""The recordings of Cilium's clients: which there are, and what becomes of each in the server test.
+
+Needs: tests/conformance_data.   Gives: EXCLUDED, REPLAYED, COPIED, load, exchanges, numbered.
+Every file of index.json (API clients: cni/ and dbg/) is replayed or excluded with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+DATA: Final = Path(__file__).parents[2] / "conformance_data"
+
+Json = Any
+"""A decoded recording, or a part of one."""
+
+NEWER_CLIENT: Final = "client 1.19: a later issue"
+DUAL_STACK: Final = "dual stack: IPv6 is a later issue"
+CHAINED: Final = "chaining on another plugin's link: a later issue"
+CLOUD: Final = "cloud IPAM: out of scope"
+NO_REQUEST: Final = "no request reaches the agent"
+STUB_FAULT: Final = "the recorded agent answers what ours never does"
+BROKEN: Final = "the recorded answer is broken on purpose, to see what the client makes of it"
+MONITOR: Final = "the monitor socket: a later issue"
+HEALTH_DAEMON: Final = "the health daemon and /statedb: a later issue"
+ABSENT: Final = "asks for operations of a later issue: 404 or 405"
+CHANGES: Final = "changes options or labels while the agent runs: a later issue"
+RATE_LIMIT: Final = "rate limits: a later issue"
+
+EXCLUDED_CNI: Final = {
+    "add_agent_503": "our socket does not exist before the agent serves",
+    "add_agent_down": NO_REQUEST,
+    "add_bigtcp_reserved_ports_mtu": DUAL_STACK,
+    "add_cni0.2.0_legacy_result": DUAL_STACK,
+    "add_dual_config_but_v4_ipam": DUAL_STACK,
+    "add_endpoint_response_without_networking": BROKEN,
+    "add_eni_ipam": CLOUD,
+    "add_eni_ipam_missing_master_mac": CLOUD,
+    "add_family_disabled_flag": DUAL_STACK,
+    "add_mac_override_invalid": BROKEN,
+    "add_unknown_args_no_ignore": NO_REQUEST,
+    "chained_generic_veth": CHAINED,
+    "chained_put_500": CHAINED,
+    "chained_route_mtu_from_config": CHAINED,
+    "check_agent_down": NO_REQUEST,
+    "config_content_type_missing": BROKEN,
+    "del_queue_full": NO_REQUEST,
+    "del_queue_locked_client1.17": NO_REQUEST,
+    "fail_config_status_null": BROKEN,
+    "fail_config_without_addressing": BROKEN,
+    "fail_config_without_datapathmode_client1.17": BROKEN,
+    "fail_ipam_403_500": STUB_FAULT,
+    "fail_ipam_incomplete": BROKEN,
+    "fail_put_timeout": STUB_FAULT,
+    "gc_client1.17": NO_REQUEST,
+    "lifecycle_dualstack_cni0.3.1": DUAL_STACK,
+    "status_client1.17": NO_REQUEST,
+    "version_client1.17": NO_REQUEST,
+}
+
+EXCLUDED_DBG: Final = {
+    "config_list_options": NO_REQUEST,
+    "config_num_pages": CHANGES,
+    "config_set": CHANGES,
+    "content_type_missing": BROKEN,
+    "encrypt_status_wireguard": "encryption: a later issue",
+    "endpoint_config_list_options": NO_REQUEST,
+    "endpoint_config_set": CHANGES,
+    "endpoint_get_unknown_prefix": NO_REQUEST,
+    "endpoint_labels_add_delete": CHANGES,
+    "endpoint_list_429": RATE_LIMIT,
+    "error_403_admin_disabled": "disabling operations by configuration: a later issue",
+    "error_body_as_object": BROKEN,
+    "monitor": MONITOR,
+    "monitor_json": MONITOR,
+    "status_verbose_with_health_ep_empty_table": HEALTH_DAEMON,
+    "status_with_health_ep": HEALTH_DAEMON,
+    "status_with_health_ep_empty_table": HEALTH_DAEMON,
+    "status_with_health_ep_no_health_socket": HEALTH_DAEMON,
+    "status_with_health_ep_statedb_404": HEALTH_DAEMON,
+    "status_with_health_ep_verbose": HEALTH_DAEMON,
+    "status_agent_503": "our socket does not exist before the agent serves",
+    "status_brief_unreachable": NO_REQUEST,
+    "status_empty_object": BROKEN,
+    "status_hubble_uptime_as_number": BROKEN,
+    "status_unreachable": NO_REQUEST,
+    "unknown_json_keys": STUB_FAULT,
+    "version_daemon_down": NO_REQUEST,
+}
+
+REPLAYED_DBG: Final = frozenset(
+    {
+        "config",
+        "config_all_json",
+        "config_get",
+        "config_get_readonly_key",
+        "config_json",
+        "config_read_only",
+        "config_set_400",
+        "content_type_charset",
+        "encrypt_status_disabled",
+        "endpoint_config",
+        "endpoint_config_json",
+        "endpoint_config_set_unknown",
+        "endpoint_disconnect",
+        "endpoint_disconnect_errors",
+        "endpoint_get",
+        "endpoint_get_400",
+        "endpoint_get_404",
+        "endpoint_get_attachment",
+        "endpoint_get_by_label",
+        "endpoint_get_jsonpath",
+        "endpoint_get_pod_name",
+        "endpoint_health",
+        "endpoint_health_404",
+        "endpoint_health_not_ready",
+        "endpoint_labels",
+        "endpoint_list",
+        "endpoint_list_empty",
+        "endpoint_list_json",
+        "endpoint_log",
+        "host_flag_tcp_style",
+        "kvstore_get_no_kvstore",
+        "policy_wait",
+        "status",
+        "status_brief",
+        "status_brief_failure",
+        "status_failure",
+        "status_json",
+        "status_jsonpath",
+        "status_minimal",
+        "status_verbose",
+        "status_verbose_all_features_off",
+    }
+)
+
+PLACEHOLDERS: Final = {
+    "<MAC:pod:eth0>": "02:00:00:00:00:02",
+    "<MAC:host:lxc>": "02:00:00:00:00:01",
+    "<HOST_IFINDEX>": 12,
+    "<IFINDEX>": 12,
+    "<NETNS_COOKIE>": "4242",
+}
+
+
+def _reason(name: str, client: str) -> str | None:
+    """Why a recording is not replayed, None when it is."""
+    directory, _, scenario = name.partition("/")
+    if not client.startswith("1.17"):
+        return NEWER_CLIENT
+    if directory == "cni":
+        return EXCLUDED_CNI.get(scenario)
+    if scenario in REPLAYED_DBG:
+        return None
+    return EXCLUDED_DBG.get(scenario, ABSENT)
+
+
+def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
+    index = json.loads((DATA / "index.json").read_text())
+    rows = [(row["file"].removesuffix(".json"), row["client_version"]) for row in index["cni"] + index["dbg"]]
+    reasons = {name: _reason(name, client) for name, client in rows}
+    replayed = tuple(name for name, reason in reasons.items() if reason is None)
+    return replayed, {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+REPLAYED, EXCLUDED = _decide()
+COPIED: Final = tuple(
+    sorted(str(path.relative_to(DATA).with_suffix("")) for path in DATA.glob("*/[!_]*.json"))
+)
+"""Every recording in the repository: those that are replayed, and some that only the model test reads."""
+
+
+@cache
+def load(name: str) -> Json:
+    """A recording such as ``cni/add_netkit``."""
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def steps(name: str) -> list[Json]:
+    """The commands of a recording, each with its exchanges; a dbg recording is one command."""
+    recording = load(name)
+    return list(recording.get("steps", [recording]))
+
+
+def exchanges(name: str) -> list[Json]:
+    """All requests and responses of a recording, in order."""
+    return [exchange for step in steps(name) for exchange in step["exchanges"]]
+
+
+def numbered(value: Json) -> Json:
+    """The value with a real address, index or cookie for every placeholder."""
+    if isinstance(value, dict):
+        return {key: numbered(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbered(item) for item in value]
+    return PLACEHOLDERS.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,268 @@
+"""Cilium's own clients' requests, as recorded, sent to the real API: same statuses, same shapes.
+
+Each recording becomes one test that starts a node, brings about the state the scenario implies, and sends the
+requests in order. Addresses, MACs, indexes and uuids are this node's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cells.endpoint import EndpointRequest
+from tests.unit.api.node import Answer, Node, running_node
+from tests.unit.conformance.recordings import DATA, EXCLUDED, REPLAYED, exchanges, numbered
+from tests.unit.conformance.shape import differences
+
+pytestmark = pytest.mark.anyio
+
+CONTAINER = "3f2a9c41d0b8e7765a1c0f4e2d9b8a7c6e5d4f3a2b1c0d9e8f7a6b5c4d3e2f10"
+NO_SUCH_PART = {
+    "config": {
+        "status/nodeMonitor": "there is no monitor",
+        "status/masquerade": "nothing is masqueraded",
+        "status/masqueradeProtocols/ipv4": "nothing is masqueraded",
+        "status/k8s-configuration": "there is no Kubernetes",
+        "status/k8s-endpoint": "there is no Kubernetes",
+    },
+    "endpoint": {
+        "status/controllers": "endpoints have no controllers",
+        "status/namedPorts": "ports have no names without Kubernetes",
+        "status/networking/addressing[]/ipv6": "IPv4 only",
+        "status/networking/addressing[]/ipv6-pool-name": "IPv4 only",
+        "status/policy/proxy-policy-revision": "there is no proxy",
+        "status/policy/proxy-statistics": "there is no proxy",
+        **{
+            f"status/policy/{half}/{part}": "there is no policy yet"
+            for half in ("spec", "realized")
+            for part in ("build", "l4", "cidr-policy", "allowed-ingress-identities")
+        },
+    },
+    "labels": {
+        "spec/user": "labels cannot be changed yet",
+        "status/realized/user": "labels cannot be changed yet",
+        "status/disabled": "labels cannot be changed yet",
+    },
+    "healthz": {
+        "bandwidth-manager/congestionControl": "off",
+        "bandwidth-manager/devices": "off",
+        "bandwidth-manager/enabled": "off",
+        "cluster-mesh": "there are no other clusters",
+        "cluster/nodes[]/primary-address/ipv6": "IPv4 only",
+        "controllers[]/configuration": "modules retry by their own rules",
+        "controllers[]/status/success-count": "health knows the last report, not their number",
+        "controllers[]/status/failure-count": "health knows the last report, not their number",
+        "controllers[]/status/consecutive-failure-count": "healthy",
+        "controllers[]/status/last-failure-msg": "healthy",
+        "controllers[]/status/last-failure-timestamp": "healthy",
+        "controllers[]/uuid": "modules have names",
+        "encryption/wireguard": "off",
+        "hubble": "there is no Hubble",
+        "ipv6-big-tcp/enabled": "off",
+        "ipv6-big-tcp/maxGRO": "off",
+        "ipv6-big-tcp/maxGSO": "off",
+        "kube-proxy-replacement/directRoutingDevice": "off",
+        **{
+            f"kube-proxy-replacement/features/{feature}": "off, but the object is there"
+            for feature in (
+                "annotations",
+                "externalIPs/enabled",
+                "gracefulTermination/enabled",
+                "hostPort/enabled",
+                "nat46X64/gateway",
+                "nat46X64/service",
+                "sessionAffinity/enabled",
+                "socketLB/enabled",
+                "socketLBTracing/enabled",
+                "nodePort/acceleration",
+                "nodePort/algorithm",
+                "nodePort/enabled",
+                "nodePort/mode",
+                "nodePort/portMax",
+                "nodePort/portMin",
+            )
+        },
+        "kubernetes/k8s-api-versions": "there is no Kubernetes",
+        "kubernetes/msg": "there is no Kubernetes",
+        "masquerading/enabled": "off",
+        "masquerading/enabledProtocols": "off",
+        "masquerading/mode": "off",
+        "masquerading/snat-exclusion-cidr": "off",
+        "masquerading/snat-exclusion-cidr-v4": "off",
+        "nodeMonitor": "there is no monitor",
+        "proxy": "there is no proxy",
+        "routing/tunnel-protocol": "there are no tunnels",
+    },
+}
+"""Parts of recorded answers that this agent has not got, by operation, and why."""
+
+STUB_STATUSES = {
+    409: "never sent (spec api.md §4)",
+    429: "rate limits: a later issue",
+    503: "our socket does not exist before the agent serves",
+}
+STUB_FAULTS = {
+    ("cni/check_failures", 7): "the recorded agent refuses a good id",
+    ("cni/del_api_errors", 3): "the recorded agent refuses a good container id",
+}
+"""Exchanges, by recording and position, whose answer no state of our agent brings about."""
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+async def test_recorded_requests_are_answered_as_recorded(name: str, tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        replay = Replay(node)
+        for number, exchange in enumerate(exchanges(name)):
+            if (name, number) in STUB_FAULTS or exchange["response"].get("status") in STUB_STATUSES:
+                continue
+            await replay.exchange(exchange["request"], exchange["response"])
+
+
+class Replay:
+    """Sends recorded requests to a node, with this node's values for the recorded ones."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ours: dict[str, str] = {}
+
+    async def exchange(self, request: Any, response: Any) -> None:
+        """Send the request in the state that its answer implies, and compare the answer."""
+        node = self.node
+        path, body = self.translated(request["path"]), self.translated(numbered(request.get("body")))
+        self.prepare(request["method"], path, body, response)
+        skipped = {"Host", "User-Agent", "Content-Length"}
+        headers = {key: value for key, value in request["headers"].items() if key not in skipped}
+        got = await node.ask(request["method"], path, body, headers=headers)
+        node.kernel.fault = node.kernel.drop_fault = None
+        assert got.status == response["status"], (request["method"], path, got.raw)
+        compare(request["method"], path, numbered(response.get("body")), got)
+        if request["method"] == "POST" and got.status == 201:
+            recorded = response["body"]
+            self.ours[recorded["address"]["ipv4"]] = got.body["address"]["ipv4"]
+            self.ours[recorded["ipv4"]["expiration-uuid"]] = got.body["ipv4"]["expiration-uuid"]
+
+    def translated(self, value: Any) -> Any:
+        """The request's path or body, with our address and uuid for the recorded ones."""
+        text = json.dumps(value)
+        for recorded, ours in self.ours.items():
+            text = text.replace(recorded, ours)
+        return json.loads(text)
+
+    def prepare(self, method: str, path: str, body: Any, response: Any) -> None:
+        """Bring about what the recorded answer implies: an endpoint that is there or not, a fault."""
+        node, status = self.node, response["status"]
+        match method, path.partition("?")[0].split("/")[2:]:
+            case "PUT", ["endpoint", _]:
+                present(node, CONTAINER) if status == 400 else gone(node, CONTAINER)
+                node.kernel.fault = OSError(28, "build failed") if status == 500 else None
+            case "DELETE", ["endpoint"]:
+                present(node, CONTAINER) if status in {200, 206} else gone(node, CONTAINER)
+                node.kernel.drop_fault = OSError(5, "map is gone") if status == 206 else None
+            case "DELETE", ["endpoint", _]:
+                present(node, "abc", number=1234)
+                node.kernel.drop_fault = OSError(5, "map is gone") if status == 206 else None
+            case "GET", ["endpoint", name, *_] if CONTAINER in name:
+                gone(node, CONTAINER) if status == 404 else present(node, CONTAINER)
+            case "GET", ["endpoint", *_] if response.get("body") != []:
+                present(node, "abc", number=1234)
+            case "GET", ["healthz"]:
+                present(node, "abc", number=1234)
+                node.health.report(
+                    "agent.cni-config", "ok", "wrote CNI configuration file 05-cilium.conflist"
+                )
+            case "POST", ["ipam"] if status == 502:
+                for _ in range(254 - len(node.ipam.dump())):
+                    node.ipam.allocate_next("default/other")
+
+
+def present(node: Node, container: str, number: int | None = None) -> None:
+    """See that the container has an endpoint."""
+    if node.endpoints.by_container(container):
+        return
+    if number is not None:
+        node.kernel.numbers.insert(0, number)
+    node.endpoints.create(
+        EndpointRequest(
+            container_id=container,
+            container_ifname="eth0",
+            ifname="lxcaaaaaaaaaaaa",
+            ifindex=12,
+            pod_mac=bytes.fromhex("5e0000000002"),
+            host_mac=bytes.fromhex("5e0000000001"),
+            ipv4=IPv4Address(node.ipam.allocate_next("default/web-0").ip),
+            pod_name="web-0",
+            pod_namespace="default",
+            labels=("k8s:app=web", "k8s:pod-template-hash=1"),
+        )
+    )
+
+
+def gone(node: Node, container: str) -> None:
+    """See that the container has no endpoint."""
+    for endpoint in node.endpoints.by_container(container):
+        node.endpoints.delete(endpoint)
+
+
+def compare(method: str, path: str, recorded: Any, got: Answer) -> None:
+    """Check body and Content-Type: the text of a refusal is the same, of an answer the shape."""
+    if recorded is None:
+        assert (got.raw, got.headers.get("Content-Type")) == (b"", None)
+        return
+    assert got.headers["Content-Type"] == "application/json"
+    if isinstance(recorded, str):
+        assert isinstance(got.body, str)
+        assert got.status == 500 or got.body == recorded
+        return
+    assert list(differences(recorded, got.body, absent_parts(method, path))) == []
+
+
+def absent_parts(method: str, path: str) -> set[str]:
+    """Paths of the parts that our answer to this request need not have."""
+    parts = path.partition("?")[0].split("/")[2:]
+    if len(parts) == 3:
+        return set(NO_SUCH_PART.get(parts[2], ())) if parts[2] != "healthz" else {"connected"}
+    within = "[]/" if (method, parts) == ("GET", ["endpoint"]) else ""
+    return {within + part for part in NO_SUCH_PART.get(parts[0], ())}
+
+
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    index = json.loads((DATA / "index.json").read_text())
+    names = {row["file"].removesuffix(".json") for row in index["cni"] + index["dbg"]}
+    assert set(REPLAYED) | set(EXCLUDED) == names
+    assert all((DATA / f"{name}.json").exists() for name in REPLAYED)
+    reasons = Counter(EXCLUDED.values())
+    with capsys.disabled():
+        sys.stdout.write(f"\nrecordings: {len(REPLAYED)} replayed, {len(EXCLUDED)} not:\n")
+        sys.stdout.writelines(f"  {count:3} {reason}\n" for reason, count in reasons.most_common())
+
+
+TRAPS = [
+    trap
+    for trap in json.loads((DATA / "dbg" / "_crash_traps.json").read_text())
+    if trap["client_version"].startswith("1.17")
+    and re.fullmatch(r"GET /v1/(healthz|config|endpoint(/.*)?)", trap["route"])
+    and "wireguard" not in trap["field"]
+]
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: f"{trap['command']}-{trap['field']}")
+async def test_nothing_is_missing_that_makes_a_client_crash(trap: Any, tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        present(node, "abc", number=1234)
+        got = await node.ask("GET", trap["route"].removeprefix("GET ").replace("[^/]+", "1234"))
+    reached = [got.body]
+    for step in trap["field"].split("/"):
+        if step == "[]":
+            reached = [item for one in reached for item in one]
+        elif "key absent" in trap["crashes_when"]:
+            reached = [one[step] for one in reached]
+        else:
+            reached = [one[step] for one in reached if step in one]
+    assert None not in reached
