@@ -40,6 +40,8 @@ def _related(key: Key, node: Constructor) -> str | None:
     elif getattr(wanted, "_is_protocol", False):
         if members(wanted) and all(hasattr(has, member) for member in members(wanted)):
             line = f"{given} and has its methods: provide it with `-> {name}`"
+    elif getattr(has, "_is_protocol", False):
+        pass  # issubclass() would refuse, and a protocol is not what the user meant by a class
     elif issubclass(has, wanted):
         line = f"{given}, a subclass: provide it with `-> {name}`"
     elif issubclass(wanted, has) and has is not object:
