@@ -1,0 +1,156 @@
+"""The CNI configuration file: its text, when it is written, and what happens when it cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from cells.api import Api
+from cells.cni_config import CniConfigSettings, cell
+from cells.cni_config.write import conflist, write_file
+from cells.cni_server import CniServer, DeleteQueue
+from cells.config import AgentConfig, AgentSettings
+from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
+
+DEFAULT = Path("/var/run/cilium/cni.sock")
+LOG = "/var/run/cilium/cilium-cni.log"
+
+
+def test_the_file_is_the_documented_one() -> None:
+    assert json.loads(conflist(LOG, DEFAULT)) == {
+        "cniVersion": "0.3.1",
+        "name": "cilium",
+        "plugins": [{"type": "cilium-cni", "enable-debug": False, "log-file": LOG}],
+    }
+
+
+def test_the_socket_is_named_only_where_the_plugin_would_not_look() -> None:
+    (plugin,) = json.loads(conflist(LOG, Path("/run/node1/cni.sock")))["plugins"]
+    assert plugin["agent-socket"] == "/run/node1/cni.sock"
+
+
+def test_the_file_is_roots_alone_and_an_unchanged_one_is_not_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "cni" / "net.d" / "05-cilium.conflist"
+    assert write_file(path, "one")
+    before = path.stat()
+    assert before.st_mode & 0o7777 == 0o600
+    assert not write_file(path, "one")
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert write_file(path, "two")
+    assert path.read_text() == "two"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "05-cilium.conflist"
+    path.mkdir()
+    (path / "x").touch()
+    with pytest.raises(OSError, match="directory"):
+        write_file(path, "one")
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"cni-chaining-mode": "generic-veth"}, "cni-chaining-mode=generic-veth: chaining is not built yet"),
+        (
+            {"write-cni-conf-when-ready": "x.conflist"},
+            "write-cni-conf-when-ready=x.conflist: expected an absolute",
+        ),
+        ({"cni-log-file": "x.log"}, "cni-log-file=x.log: expected an absolute path"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, object], text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Hive(config(CniConfigSettings), invoke(read_settings), settings=values).check()
+    assert text in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def read_settings(_settings: CniConfigSettings) -> None:
+    """A root that needs the settings."""
+
+
+class Held(DeleteQueue):
+    """A queue whose lock is only remembered."""
+
+    def __init__(self) -> None:
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
+def cni_hive(tmp_path: Path, file: Path | None, queue: Held) -> Hive:
+    """The cell under test, everything before it being there already."""
+    agent = AgentConfig(AgentSettings(state_dir=tmp_path / "run"), Lifecycle("test"), structlog.get_logger())
+    return Hive(
+        cell,
+        replace(AgentConfig, agent),
+        replace(DeleteQueue, queue),
+        replace(CniServer, CniServer.__new__(CniServer)),
+        replace(Api, Api.__new__(Api)),
+        settings={"write-cni-conf-when-ready": str(file or "")},
+    )
+
+
+def told(hive: Hive) -> HealthStatus:
+    """Health of the module."""
+    return next(status for status in hive.health.snapshot() if status.module.endswith("cni-config"))
+
+
+@pytest.mark.anyio
+async def test_once_both_sockets_serve_the_queue_opens_and_the_file_is_there(tmp_path: Path) -> None:
+    path, queue = tmp_path / "net.d" / "05-cilium.conflist", Held()
+    hive = cni_hive(tmp_path, path, queue)
+    async with hive.started():
+        assert queue.released
+        await until(path.exists)
+        await until(lambda: told(hive).level == "ok")
+        (plugin,) = json.loads(path.read_text())["plugins"]
+        assert plugin["agent-socket"] == str(tmp_path / "run" / "cni.sock")
+        assert told(hive).message == f"successfully wrote CNI configuration file to {path}"
+    assert path.exists()
+
+
+@pytest.mark.anyio
+async def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+    queue = Held()
+    hive = cni_hive(tmp_path, None, queue)
+    async with hive.started():
+        assert queue.released
+        assert (told(hive).level, told(hive).message) == ("ok", "CNI configuration management disabled")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_a_file_that_cannot_be_written_degrades_health_until_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "05-cilium.conflist"
+    path.mkdir()
+    (path / "x").touch()
+    hive = cni_hive(tmp_path, path, Held())
+    async with hive.started():
+        await until(lambda: told(hive).level == "degraded")
+        assert f"failed to write CNI configuration file {path}: " in told(hive).message
+        (path / "x").unlink()
+        path.rmdir()
+        await until(lambda: told(hive).level == "ok")
+        assert path.is_file()
+
+
+async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+    """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
+    with anyio.fail_after(within):
+        while not condition():  # noqa: ASYNC110  # a file appears, nobody tells
+            await anyio.sleep(0.005)
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(entry.name for entry in folder.iterdir())

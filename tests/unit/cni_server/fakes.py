@@ -1,0 +1,223 @@
+"""A node of dicts: links, pods, addresses, endpoints, policy maps; any step can be told to fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+import anyio
+import anyio.lowlevel
+
+from cells.cni_server.attach import host_link_name
+from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
+from cells.ipam import Allocation, IpamError
+from cells.maps import PoolEmpty
+from cells.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
+
+GATEWAY = IPv4Address("10.0.1.5")
+MTU = 1450
+
+
+@dataclass
+class FakeLink:
+    """A veth pair."""
+
+    host_name: str
+    pod: int
+    pod_name: str
+    mtu: int
+    alias: str = ""
+    up: bool = False
+    configured: tuple[IPv4Address, IPv4Address, int] | None = None
+
+
+@dataclass
+class FakeNode:
+    """Links, Addresses, EndpointBook and PolicyPool in one. ``refuse`` names the steps that fail."""
+
+    refuse: set[str] = field(default_factory=set)
+    links: dict[int, FakeLink] = field(default_factory=dict)
+    addresses: set[IPv4Address] = field(default_factory=set)
+    book: dict[int, Endpoint] = field(default_factory=dict)
+    policy_maps: int = 100
+    steps: list[str] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    may_reap: anyio.Event | None = None
+    may_refill: anyio.Event | None = None
+    on_create: Callable[[], None] = lambda: None
+    _next: int = 100
+
+    def _step(self, name: str) -> bool:
+        self.steps.append(name)
+        return name in self.refuse
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def clean(self) -> bool:
+        """Whether nothing at all is left."""
+        return not self.links and not self.addresses and not self.book
+
+    # Links
+
+    def create_veth(self, pair: VethPair) -> CreatedLink:
+        if self._step("create_veth"):
+            raise NetlinkError(errno.ENOMEM, "create link")
+        assert pair.netns_fd is not None
+        pod = os.fstat(pair.netns_fd).st_ino
+        if any(
+            link.host_name == pair.host_name or (link.pod, link.pod_name) == (pod, pair.pod_name)
+            for link in self.links.values()
+        ):
+            raise NetlinkError(errno.EEXIST, "create link")
+        index = self._number()
+        self.links[index] = FakeLink(pair.host_name, pod, pair.pod_name, pair.mtu)
+        return CreatedLink(index, index + 1000)
+
+    def activate(self, ifindex: int, alias: str) -> None:
+        if self._step("activate"):
+            raise NetlinkError(errno.EPERM, "activate link")
+        self.links[ifindex].alias, self.links[ifindex].up = alias, True
+
+    def find(self, name: str) -> LinkInfo | None:
+        for index, link in self.links.items():
+            if link.host_name == name:
+                return LinkInfo(
+                    index, name, bytes(6), link.mtu, "veth", link.alias, link.up, True, 1, 0, 0, 1000
+                )
+        return None
+
+    async def reap(self, ifindexes: Iterable[int]) -> None:
+        refused = self._step("reap")
+        if self.may_reap is not None:
+            await self.may_reap.wait()
+        await anyio.lowlevel.checkpoint()
+        if refused:
+            raise NetlinkError(errno.EBUSY, "delete link")
+        for index in ifindexes:
+            self.links.pop(index, None)
+
+    # Pods
+
+    def open_pod(self, netlink_fd: int) -> FakePod:
+        return FakePod(self, os.fstat(netlink_fd).st_ino)
+
+    def cookie(self, netlink_fd: int) -> int:
+        return os.fstat(netlink_fd).st_ino
+
+    # Addresses
+
+    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
+        if self._step("allocate"):
+            raise IpamError(502, "range is full")
+        self.owners.append(owner)
+        address = IPv4Address("10.0.1.77") + self._number()
+        self.addresses.add(address)
+        return Allocation(ip=address, pool=pool or "default", owner=owner)
+
+    def release(self, ip: IPv4Address, pool: str) -> None:
+        assert pool == "default"
+        if self._step("release"):
+            raise IpamError(500, "cannot release")
+        self.addresses.remove(ip)
+
+    # Endpoints
+
+    def create(self, request: EndpointRequest) -> Endpoint:
+        refused = self._step("create endpoint")
+        if self.policy_maps == 0:
+            raise PoolEmpty("none")
+        if refused:
+            raise EndpointError(500, "build failed")
+        self.on_create()
+        self.policy_maps -= 1
+        endpoint = endpoint_of(request, self._number())
+        self.book[endpoint.id] = endpoint
+        return endpoint
+
+    def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
+        assert not release_address
+        refused = self._step("delete endpoint")
+        self.book.pop(endpoint.id, None)
+        return ("cilium_lxc: no",) if refused else ()
+
+    def lookup(self, id_text: str) -> Endpoint | None:
+        kind, _, name = id_text.partition(":")
+        if kind not in {"cni-attachment-id", "cilium-local"}:
+            raise EndpointError(400, f'unknown endpoint ID prefix "{kind}"')
+        return next((e for e in self.book.values() if e.attachment_id == name), None)
+
+    def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
+        return self.lookup(f"cni-attachment-id:{container_id}:{container_ifname}")
+
+    def by_container(self, container_id: str) -> list[Endpoint]:
+        return [e for e in self.book.values() if e.container_id == container_id]
+
+    def all(self) -> list[Endpoint]:
+        return list(self.book.values())
+
+    # Policy maps
+
+    async def ready(self) -> None:
+        self._step("wait for a policy map")
+        if self.may_refill is not None:
+            await self.may_refill.wait()
+        self.policy_maps = 10
+
+
+@dataclass
+class FakePod:
+    """One pod's links."""
+
+    node: FakeNode
+    number: int
+
+    def configure(
+        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+    ) -> None:
+        if self.node._step("configure"):
+            raise NetlinkError(errno.ENETUNREACH, f"add route to {name}")
+        self.node.links[ifindex - 1000].configured = (address, gateway, mtu)
+
+    def delete(self, name: str) -> bool:
+        if self.node._step("delete in pod"):
+            raise NetlinkError(errno.EPERM, f"delete link {name}")
+        mine = [i for i, link in self.node.links.items() if (link.pod, link.pod_name) == (self.number, name)]
+        for index in mine:
+            del self.node.links[index]
+        return bool(mine)
+
+
+def endpoint_of(request: EndpointRequest, number: int) -> Endpoint:
+    """The endpoint a request makes."""
+    return Endpoint(
+        id=number,
+        container_id=request.container_id,
+        container_ifname=request.container_ifname,
+        ifname=request.ifname,
+        ifindex=request.ifindex,
+        pod_mac=request.pod_mac,
+        host_mac=request.host_mac,
+        ipv4=request.ipv4,
+        pool=request.pool,
+        identity=5,
+        labels=(),
+        pod_name=request.pod_name,
+        pod_namespace=request.pod_namespace,
+        pod_uid=request.pod_uid,
+        netns_cookie=request.netns_cookie,
+        state=State.READY,
+        created=time.time(),
+    )
+
+
+def leftover(node: FakeNode, container_id: str, pod: int, *, alias: str = "", ifname: str = "eth0") -> int:
+    """A link without an endpoint, on the node and in the pod; returns its index."""
+    index = node._number()
+    node.links[index] = FakeLink(host_link_name(container_id, ifname), pod, ifname, MTU, alias)
+    return index

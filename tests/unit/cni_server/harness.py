@@ -1,0 +1,167 @@
+"""A CNI server on a real socket over a fake node, and a client that speaks as the plugin does.
+
+Needs: an event loop.   Gives: Harness, harness, Reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+
+from cells.cni_server.attach import Attacher
+from cells.cni_server.departures import Departures
+from cells.cni_server.detach import Detacher
+from cells.cni_server.server import CniServer
+from lifecycle import HealthTree, Lifecycle
+from tests.unit.cni_server.fakes import GATEWAY, MTU, FakeNode
+from tests.unit.cni_server.plugin import HEADER, environment
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the plugin would print."""
+
+    code: int
+    stdout: bytes
+
+    @property
+    def json(self) -> Any:
+        """The result or error object."""
+        return json.loads(self.stdout)
+
+    @property
+    def message(self) -> str:
+        """Text of the error."""
+        return str(self.json["msg"])
+
+
+class Client:
+    """One invocation of the plugin in flight."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+
+    async def connect(self) -> None:
+        """Connect."""
+        await asyncio.get_running_loop().sock_connect(self._socket, str(self._path))
+
+    def send(self, packet: bytes, fds: list[int]) -> None:
+        """Send the request."""
+        socket.send_fds(self._socket, [packet], fds)
+
+    async def reply(self) -> Reply:
+        """Wait for the answer; raises ConnectionError when there will be none."""
+        with self._socket:
+            packet = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 18)
+        if not packet:
+            raise ConnectionError("closed without an answer")
+        magic, _, _, code, length = HEADER.unpack_from(packet)
+        assert magic == b"HCNI"
+        assert len(packet) == HEADER.size + length
+        return Reply(code, packet[HEADER.size :])
+
+    def close(self) -> None:
+        """The plugin dies."""
+        self._socket.close()
+
+
+def request(env: dict[str, str], stdin: bytes, *, version: int = 1) -> bytes:
+    """A request packet."""
+    text = "".join(f"{name}={value}\0" for name, value in env.items()).encode()
+    return HEADER.pack(b"HCNI", version, 0, len(text), len(stdin)) + text + stdin
+
+
+class Harness:
+    """The server, its node, and calls to it. A pod's namespace is a file of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "cni.sock"
+        self.node = FakeNode()
+        self.health = HealthTree()
+        log = structlog.get_logger()
+        lifecycle = Lifecycle("test")
+        self.departures = Departures(self.node, self.node, lifecycle, self.health.reporter("cni"), log)
+        self.detacher = Detacher(self.node, self.departures, log)
+        attacher = Attacher(
+            self.node, self.node, self.node, self.departures, gateway=lambda: GATEWAY, mtu=lambda: MTU
+        )
+        self.server = CniServer(
+            self.path,
+            attacher,
+            self.detacher,
+            self.node,
+            self.node.open_pod,
+            lifecycle=lifecycle,
+            log=log,
+            uids=(os.getuid(),),
+        )
+
+    def pod(self, name: str) -> int:
+        """Number of a pod's namespace."""
+        path = self.folder / name
+        path.touch()
+        return path.stat().st_ino
+
+    async def begin(
+        self,
+        command: str,
+        cid: str = "cid1",
+        *,
+        pod: str | None = "pod1",
+        conf: dict[str, object] | None = None,
+        **env: str,
+    ) -> Client:
+        """Send a request and do not wait; ``pod`` None sends no namespace."""
+        stdin = {"cniVersion": "1.0.0", "name": "cilium", "type": "cilium-cni", **(conf or {})}
+        variables = environment(
+            command, CNI_CONTAINERID=cid, CNI_NETNS=f"/var/run/netns/{pod}" if pod else "", **env
+        )
+        client = Client(self.path)
+        await client.connect()
+        fds = []
+        if pod is not None:
+            self.pod(pod)
+            fds = [os.open(self.folder / pod, os.O_RDONLY) for _ in range(2)]
+        client.send(request(variables, json.dumps(stdin).encode()), fds)
+        for fd in fds:
+            os.close(fd)
+        return client
+
+    async def call(
+        self,
+        command: str,
+        cid: str = "cid1",
+        *,
+        pod: str | None = "pod1",
+        conf: dict[str, object] | None = None,
+        **env: str,
+    ) -> Reply:
+        """Send a request and wait for the answer."""
+        return await (await self.begin(command, cid, pod=pod, conf=conf, **env)).reply()
+
+
+async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+    """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
+    with anyio.fail_after(within):
+        while not condition():  # noqa: ASYNC110  # fakes tell nobody when they are done
+            await anyio.sleep(0.001)
+
+
+@asynccontextmanager
+async def harness(folder: Path) -> AsyncIterator[Harness]:
+    """A serving harness."""
+    made = Harness(folder)
+    async with made.departures.running(), made.server.serving():
+        yield made

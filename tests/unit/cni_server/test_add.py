@@ -1,0 +1,287 @@
+"""ADD over a real socket and a fake node: it happens as a whole or not at all."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from cells.cni_server.attach import host_link_name
+from tests.unit.cni_server.fakes import GATEWAY, MTU, leftover
+from tests.unit.cni_server.harness import Harness, until
+
+pytestmark = pytest.mark.anyio
+
+
+def test_host_links_are_named_by_the_digest_of_the_attachment() -> None:
+    assert host_link_name("0123456789abcdef", "eth0") == "lxc36c836995d35"
+    assert host_link_name("cid1", "eth0") == "lxcf40c2f56efbe"
+
+
+async def test_a_pod_is_attached_with_its_link_up_last(served: Harness) -> None:
+    reply = await served.call("ADD")
+    node = served.node
+    assert reply.code == 0
+    assert node.steps == ["allocate", "create_veth", "create endpoint", "configure", "activate"]
+    ((index, link),) = node.links.items()
+    ((number, endpoint),) = node.book.items()
+    assert (link.host_name, link.up, link.alias, link.mtu) == (
+        "lxcf40c2f56efbe",
+        True,
+        f"hive endpoint {number}",
+        MTU,
+    )
+    assert link.configured == (endpoint.ipv4, GATEWAY, MTU)
+    assert (endpoint.ifname, endpoint.ifindex) == (link.host_name, index)
+    assert (endpoint.container_id, endpoint.container_ifname) == ("cid1", "eth0")
+    assert (endpoint.pod_namespace, endpoint.pod_name, endpoint.netns_cookie) == (
+        "default",
+        "web-0",
+        link.pod,
+    )
+    assert node.owners == ["default/web-0"]
+    interfaces = reply.json["interfaces"]
+    assert interfaces[0] == {"name": link.host_name, "mac": endpoint.host_mac.hex(":")}
+    assert interfaces[1] == {
+        "name": "eth0",
+        "mac": endpoint.pod_mac.hex(":"),
+        "sandbox": "/var/run/netns/pod1",
+    }
+    assert reply.json["ips"] == [{"interface": 1, "address": f"{endpoint.ipv4}/32", "gateway": "10.0.1.5"}]
+
+
+async def test_without_kubernetes_the_address_belongs_to_nobody(served: Harness) -> None:
+    assert (await served.call("ADD", CNI_ARGS="")).code == 0
+    assert served.node.owners == ["/"]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("allocate", "unable to allocate IP via local cilium agent: range is full"),
+        (
+            "create_veth",
+            "unable to set up veth on host side: unable to create veth pair: cannot allocate memory",
+        ),
+        ("create endpoint", "unable to create endpoint: build failed"),
+        ("configure", "unable to configure interfaces in container namespace: error configuring IPv4: "),
+        ("activate", "unable to set up veth on host side: "),
+    ],
+)
+async def test_a_failure_at_any_step_leaves_nothing(served: Harness, step: str, message: str) -> None:
+    served.node.refuse.add(step)
+    reply = await served.call("ADD")
+    assert (reply.code, reply.json["code"], reply.json["cniVersion"]) == (1, 999, "1.0.0")
+    assert reply.message.startswith(message)
+    assert served.node.clean()
+    served.node.refuse.clear()
+    assert (await served.call("ADD")).code == 0
+
+
+async def test_a_failing_roll_back_step_does_not_keep_the_others_from_running(served: Harness) -> None:
+    served.node.refuse |= {"activate", "delete endpoint"}
+    assert (await served.call("ADD")).code == 1
+    assert served.node.clean()
+
+
+async def test_the_address_is_given_back_only_after_the_link_is_gone(served: Harness) -> None:
+    served.node.refuse.add("activate")
+    assert (await served.call("ADD")).code == 1
+    assert served.node.steps[-3:] == ["delete endpoint", "reap", "release"]
+
+
+async def test_an_address_whose_link_cannot_be_deleted_stays_taken_until_it_can(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.cni_server.departures._FIRST_RETRY_SECONDS", 0.01)
+    served.node.refuse |= {"configure", "reap"}
+    assert (await served.call("ADD")).code == 1
+    assert len(served.node.addresses) == 1
+    assert [s.level for s in served.health.snapshot() if s.module == "cni.departures"] == ["degraded"]
+    served.node.refuse.clear()
+    await until(served.node.clean)
+    await wait_all_tasks_blocked()
+    assert [s.level for s in served.health.snapshot() if s.module == "cni.departures"] == ["ok"]
+
+
+async def test_a_second_add_of_a_live_attachment_fails_and_harms_nothing(served: Harness) -> None:
+    await served.call("ADD")
+    before = dict(served.node.links), dict(served.node.book), set(served.node.addresses)
+    reply = await served.call("ADD")
+    assert reply.code == 1
+    assert reply.message == (
+        "unable to create endpoint: endpoint for CNI attachment ID cid1:eth0 already exists"
+    )
+    assert (served.node.links, served.node.book, served.node.addresses) == before
+
+
+async def test_a_leftover_interface_in_the_pod_is_replaced(served: Harness) -> None:
+    index = leftover(served.node, "someone-else", served.pod("pod1"))
+    assert (await served.call("ADD")).code == 0
+    assert index not in served.node.links
+    assert len(served.node.links) == 1
+
+
+async def test_an_interface_of_another_live_endpoint_in_the_same_pod_is_not_touched(served: Harness) -> None:
+    await served.call("ADD", "cid1")
+    reply = await served.call("ADD", "cid2")
+    assert reply.message.endswith("endpoint for CNI attachment ID cid1:eth0 already exists")
+    assert len(served.node.links) == len(served.node.addresses) == len(served.node.book) == 1
+
+
+async def test_a_leftover_of_ours_on_the_node_is_replaced(served: Harness) -> None:
+    index = leftover(served.node, "cid1", pod=0, alias="hive endpoint 7")
+    assert (await served.call("ADD")).code == 0
+    assert index not in served.node.links
+
+
+async def test_a_link_of_someone_else_with_our_name_is_not_touched(served: Harness) -> None:
+    index = leftover(served.node, "cid1", pod=0)
+    reply = await served.call("ADD")
+    assert reply.message == "unable to set up veth on host side: unable to create veth pair: file exists"
+    assert list(served.node.links) == [index]
+    assert not served.node.addresses
+
+
+async def test_a_leftover_that_cannot_be_removed_is_told(served: Harness) -> None:
+    leftover(served.node, "someone-else", served.pod("pod1"))
+    served.node.refuse.add("delete in pod")
+    reply = await served.call("ADD")
+    assert reply.message.startswith("unable to remove a leftover of interface eth0: ")
+    assert not served.node.addresses
+
+
+async def test_an_add_right_after_a_delete_waits_for_the_old_link(served: Harness) -> None:
+    await served.call("ADD")
+    served.node.may_reap = anyio.Event()
+    assert (await served.call("DEL")).code == 0
+    client = await served.begin("ADD")
+    await until(lambda: served.node.steps.count("create_veth") == 2)
+    assert not served.node.book
+    served.node.may_reap.set()
+    assert (await client.reply()).code == 0
+    assert len(served.node.links) == len(served.node.addresses) == len(served.node.book) == 1
+
+
+async def test_without_a_prepared_policy_map_the_add_waits_for_one(served: Harness) -> None:
+    served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
+    client = await served.begin("ADD")
+    await until(lambda: "wait for a policy map" in served.node.steps)
+    assert served.node.clean()
+    served.node.may_refill.set()
+    assert (await client.reply()).code == 0
+    assert len(served.node.links) == len(served.node.addresses) == len(served.node.book) == 1
+
+
+async def test_calls_for_one_container_take_turns(served: Harness) -> None:
+    served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
+    first, second, delete = [await served.begin(c) for c in ("ADD", "ADD", "DEL")]
+    other = await served.begin("ADD", "cid2", pod="pod2")
+    await until(lambda: served.node.steps.count("wait for a policy map") == 2)
+    served.node.may_refill.set()
+    assert (await first.reply()).code == 0
+    assert "already exists" in (await second.reply()).message
+    assert (await delete.reply()).code == 0
+    assert (await other.reply()).code == 0
+    assert [e.container_id for e in served.node.all()] == ["cid2"]
+
+
+async def test_a_plugin_that_is_gone_before_its_turn_costs_nothing(served: Harness) -> None:
+    client = await served.begin("ADD", "cid1")
+    client.close()
+    assert (await served.call("DEL", "cid2")).code == 0  # accepted after the other
+    assert "allocate" not in served.node.steps
+
+
+async def test_a_plugin_that_goes_away_while_waiting_leaves_nothing(served: Harness) -> None:
+    served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
+    client = await served.begin("ADD")
+    await until(lambda: "wait for a policy map" in served.node.steps)
+    client.close()
+    served.node.may_refill.set()
+    await wait_all_tasks_blocked()
+    assert served.node.steps.count("allocate") == 1
+    assert served.node.clean()
+
+
+async def test_a_plugin_that_goes_away_before_the_answer_leaves_nothing(served: Harness) -> None:
+    client = await served.begin("ADD")
+    served.node.on_create = client.close
+    await until(lambda: "activate" in served.node.steps and served.node.clean())
+
+
+async def test_a_bug_in_a_step_is_rolled_back_and_told_in_one_line(served: Harness) -> None:
+    def trip() -> None:
+        raise KeyError("bug")
+
+    served.node.on_create = trip
+    reply = await served.call("ADD")
+    assert reply.message == "internal error in the agent: its log tells more"
+    assert served.node.clean()
+
+
+@pytest.mark.parametrize(
+    ("conf", "code", "message"),
+    [
+        ({"chaining-mode": "none"}, 999, "invalid chaining-mode none"),
+        (
+            {"chaining-mode": "generic-veth"},
+            7,
+            "chaining-mode generic-veth (network cilium) is not built yet: ",
+        ),
+        ({"name": "flannel"}, 7, "chaining-mode flannel (network flannel) is not built yet: "),
+        (
+            {"prevResult": {"cniVersion": "1.0.0", "interfaces": [], "ips": []}},
+            999,
+            "CNI PrevResult supplied, but not in chaining mode -- this is invalid, please set",
+        ),
+        (
+            {"prevResult": {"cniVersion": "1.0.0", "ips": "x"}},
+            999,
+            'unable to parse CNI configuration "{\\"cni',
+        ),
+        ({"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type is not built yet"),
+        ({"fixedMac": "aa:bb:cc:00:00:02"}, 7, "network configuration cilium: fixedMac is not built yet"),
+        ({"prefixMacMap": {"a": "b"}}, 7, "network configuration cilium: prefixMacMap is not built yet"),
+        ({"macAddrMode": "deterministic"}, 7, "network configuration cilium: macAddrMode is not built yet"),
+        ({"ipam": 5}, 6, "error unmarshall network config: "),
+        ({"cniVersion": "2.0.0"}, 1, "incompatible CNI versions"),
+    ],
+)
+async def test_what_is_not_there_is_refused_before_anything_is_done(
+    served: Harness, conf: dict[str, object], code: int, message: str
+) -> None:
+    reply = await served.call("ADD", conf=conf)
+    assert (reply.code, reply.json["code"]) == (1, code)
+    assert reply.message.startswith(message)
+    assert served.node.steps == []
+
+
+@pytest.mark.parametrize(
+    "conf", [{"prevResult": None}, {"macAddrMode": "random", "prefixMacMap": {}, "fixedMac": ""}]
+)
+async def test_keys_that_ask_for_nothing_are_fine(served: Harness, conf: dict[str, object]) -> None:
+    assert (await served.call("ADD", conf=conf)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("K8S_POD_NAME=a;FOO=bar", 'unable to extract CNI arguments: ARGS: unknown args ["FOO=bar"]'),
+        ("K8S_POD_NAME", 'unable to extract CNI arguments: ARGS: invalid pair "K8S_POD_NAME"'),
+        ("IgnoreUnknown=perhaps;A=b", "unable to extract CNI arguments: ARGS: error parsing value of pair"),
+    ],
+)
+async def test_arguments_are_read_as_the_library_reads_them(served: Harness, args: str, message: str) -> None:
+    reply = await served.call("ADD", CNI_ARGS=args)
+    assert reply.message.startswith(message)
+    assert served.node.steps == []
+
+
+async def test_commands_of_later_versions_are_refused(served: Harness) -> None:
+    assert (await served.call("CHECK")).message == "plugin version does not allow CHECK"
+    assert (await served.call("FROB")).message == "unknown CNI_COMMAND: FROB"
+
+
+async def test_an_add_without_a_namespace_is_refused(served: Harness) -> None:
+    assert "without a network namespace" in (await served.call("ADD", pod=None)).message

@@ -1,0 +1,117 @@
+"""DEL over a real socket and a fake node: maps and state at once, the link next, the address last."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from tests.unit.cni_server.fakes import leftover
+from tests.unit.cni_server.harness import Harness, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_delete_is_answered_before_the_link_is_gone_and_the_address_waits_for_it(
+    served: Harness,
+) -> None:
+    await served.call("ADD")
+    node = served.node
+    node.may_reap = anyio.Event()
+    reply = await served.call("DEL")
+    assert (reply.code, reply.stdout) == (0, b"")
+    assert not node.book
+    await until(lambda: "reap" in node.steps)
+    assert node.links
+    assert node.addresses
+    node.may_reap.set()
+    await until(node.clean)
+
+
+async def test_deleting_what_nobody_knows_succeeds(served: Harness) -> None:
+    for pod in ("pod1", None):
+        reply = await served.call("DEL", pod=pod)
+        assert (reply.code, reply.stdout) == (0, b"")
+
+
+async def test_deleting_twice_succeeds(served: Harness) -> None:
+    await served.call("ADD")
+    assert (await served.call("DEL")).code == 0
+    assert (await served.call("DEL")).code == 0
+    await until(served.node.clean)
+
+
+async def test_all_interfaces_of_the_container_go_and_nobody_elses(served: Harness) -> None:
+    await served.call("ADD", "cid1", CNI_IFNAME="eth0")
+    await served.call("ADD", "cid1", CNI_IFNAME="net1")
+    await served.call("ADD", "cid2", pod="pod2")
+    assert (await served.call("DEL", "cid1", CNI_IFNAME="net1")).code == 0
+    await until(lambda: len(served.node.links) == 1)
+    assert [e.container_id for e in served.node.all()] == ["cid2"]
+
+
+async def test_a_stray_interface_of_an_unknown_container_is_deleted(served: Harness) -> None:
+    leftover(served.node, "cid1", served.pod("pod1"))
+    assert (await served.call("DEL")).code == 0
+    assert not served.node.links
+
+
+async def test_the_interface_of_a_live_endpoint_survives_the_delete_of_an_unknown_container(
+    served: Harness,
+) -> None:
+    await served.call("ADD", "cid1")
+    assert (await served.call("DEL", "cid2")).code == 0
+    assert served.node.links
+    assert served.node.book
+
+
+async def test_a_stray_interface_that_cannot_be_deleted_does_not_fail_the_delete(served: Harness) -> None:
+    leftover(served.node, "cid1", served.pod("pod1"))
+    served.node.refuse.add("delete in pod")
+    assert (await served.call("DEL")).code == 0
+
+
+async def test_maps_that_cannot_be_cleaned_do_not_keep_the_link_and_the_address(served: Harness) -> None:
+    await served.call("ADD")
+    served.node.refuse.add("delete endpoint")
+    assert (await served.call("DEL")).code == 0
+    await until(served.node.clean)
+
+
+async def test_a_failing_link_is_tried_again_and_holds_its_address(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.cni_server.departures._FIRST_RETRY_SECONDS", 0.01)
+    await served.call("ADD")
+    served.node.refuse.add("reap")
+    assert (await served.call("DEL")).code == 0
+    await until(lambda: served.node.steps.count("reap") >= 3)
+    assert served.node.addresses
+    served.node.refuse.clear()
+    await until(served.node.clean)
+
+
+async def test_an_address_that_cannot_be_released_ends_nothing(served: Harness) -> None:
+    await served.call("ADD")
+    served.node.refuse.add("release")
+    assert (await served.call("DEL")).code == 0
+    await until(lambda: "release" in served.node.steps)
+    assert (await served.call("ADD", "cid2", pod="pod2")).code == 0
+
+
+async def test_in_a_chain_the_interface_is_left_alone(served: Harness) -> None:
+    leftover(served.node, "cid1", served.pod("pod1"))
+    reply = await served.call("DEL", conf={"name": "mynet", "chaining-mode": "generic-veth"})
+    assert (reply.code, reply.stdout) == (0, b"")
+    assert served.node.links
+
+
+async def test_an_unknown_chaining_mode_is_refused(served: Harness) -> None:
+    reply = await served.call("DEL", conf={"chaining-mode": "none"})
+    assert (reply.code, reply.message) == (1, "invalid chaining-mode none")
+
+
+async def test_neither_arguments_nor_a_previous_result_can_stop_a_delete(served: Harness) -> None:
+    await served.call("ADD")
+    reply = await served.call("DEL", conf={"prevResult": {"ips": "x"}}, CNI_ARGS="FOO=bar")
+    assert reply.code == 0
+    await until(served.node.clean)

@@ -1,0 +1,40 @@
+"""The result of an ADD in every protocol version, as recorded from client 1.17."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address
+
+import pytest
+
+from cells.cni_server.request import SERVED_VERSIONS
+from cells.cni_server.result import Attached, result_json
+from cells.netlink import parse_mac
+
+ATTACHED = Attached(
+    "lxc8b2f74ca7061",
+    parse_mac("02:00:00:00:00:01"),
+    "eth0",
+    parse_mac("02:00:00:00:00:02"),
+    "/var/run/netns/testpod",
+    IPv4Address("10.0.1.77"),
+    IPv4Address("10.0.1.5"),
+)
+ROUTES = [{"dst": "10.0.1.5/32"}, {"dst": "0.0.0.0/0", "gw": "10.0.1.5"}]
+INTERFACES = [
+    {"name": "lxc8b2f74ca7061", "mac": "02:00:00:00:00:01"},
+    {"name": "eth0", "mac": "02:00:00:00:00:02", "sandbox": "/var/run/netns/testpod"},
+]
+IP = {"interface": 1, "address": "10.0.1.77/32", "gateway": "10.0.1.5"}
+
+
+@pytest.mark.parametrize("version", SERVED_VERSIONS)
+def test_every_version_gets_its_form(version: str) -> None:
+    forms: dict[str, object]
+    if version in {"0.1.0", "0.2.0"}:
+        forms = {"ip4": {"ip": "10.0.1.77/32", "gateway": "10.0.1.5", "routes": ROUTES}, "dns": {}}
+    elif version == "1.0.0":
+        forms = {"interfaces": INTERFACES, "ips": [IP], "routes": ROUTES}
+    else:
+        forms = {"interfaces": INTERFACES, "ips": [{"version": "4", **IP}], "routes": ROUTES, "dns": {}}
+    assert json.loads(result_json(ATTACHED, version)) == {"cniVersion": version, **forms}
