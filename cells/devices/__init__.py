@@ -6,12 +6,12 @@ Why:    the pod range, the MTU and the host addresses in the datapath's maps fol
         change with them.
 """
 
-from cells.devices.device import Device
+from cells.devices.device import Device, pod_mtu, uplinks
 from cells.devices.kernel import netlink_kernel
 from cells.devices.source import device_table
 from lifecycle import module, provide, provide_private
 
-__all__ = ["Device", "cell"]
+__all__ = ["Device", "cell", "pod_mtu", "uplinks"]
 
 cell = module(
     "devices",

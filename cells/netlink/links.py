@@ -119,8 +119,10 @@ class HostLinks:
         self._connection.run(m.add_address(ifindex, name, address))
 
     def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
-        """Take an address off a link; one that is gone is fine."""
-        self._connection.run(m.delete_address(ifindex, name, address))
+        """Take an address off a link, and the route to it alone; what is gone is fine."""
+        self._connection.run(
+            m.delete_address(ifindex, name, address), m.delete_route(ifindex, IPv4Network(address.ip))
+        )
 
     def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
         """``gateway`` on the link, and ``network`` through it and with it as source; equal routes stay."""

@@ -22,7 +22,7 @@ from cells.netlink.wire import (
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
-RTM_NEWROUTE = 24
+RTM_NEWROUTE, RTM_DELROUTE = 24, 25
 RTM_NEWQDISC = 36
 RTM_NEWTFILTER = 44
 
@@ -45,7 +45,7 @@ RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS = 1, 4, 5, 7, 8
 RTAX_MTU = 2
 RT_TABLE_MAIN = 254
 RTPROT_BOOT = 3
-RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
+RT_SCOPE_UNIVERSE, RT_SCOPE_LINK, RT_SCOPE_NOWHERE = 0, 253, 255
 RTN_UNICAST = 1
 
 TCA_KIND, TCA_OPTIONS = 1, 2
@@ -226,6 +226,13 @@ def add_route(
         return Request(f"set route {destination}", RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
     flags = NLM_F_CREATE | NLM_F_EXCL
     return Request(f"add route {destination}", RTM_NEWROUTE, flags, body, (errno.EEXIST,))
+
+
+def delete_route(ifindex: int, destination: IPv4Network) -> Request:
+    """Remove the route of the main table over this link; one that is gone is fine."""
+    body = _ROUTE.pack(AF_INET, destination.prefixlen, 0, 0, RT_TABLE_MAIN, 0, RT_SCOPE_NOWHERE, 0, 0)
+    body += attribute(RTA_DST, destination.network_address.packed) + u32(RTA_OIF, ifindex)
+    return Request(f"remove route {destination}", RTM_DELROUTE, 0, body, (errno.ESRCH,))
 
 
 def add_clsact(ifindex: int) -> Request:

@@ -166,6 +166,16 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
             ],
         ),
     ),
+    "remove a route": (
+        messages.delete_route(3, IPv4Network("10.0.1.5/32")),
+        lambda: filled(
+            rtmsg(),
+            25,
+            REQUEST | ACK,
+            {"family": 2, "dst_len": 32, "table": 254, "scope": 255},
+            [("RTA_DST", "10.0.1.5"), ("RTA_OIF", 3)],
+        ),
+    ),
     "clsact": (
         messages.add_clsact(12),
         lambda: tc(36, CREATE, {"handle": 0xFFFF0000, "parent": 0xFFFFFFF1}, [("TCA_KIND", "clsact")]),
@@ -196,7 +206,7 @@ def test_every_packer_is_compared() -> None:
     compared = {
         "create_veth", "get_link", "dump_links", "activate_link", "link_up", "set_device", "set_group",
         "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address", "dump_addresses",
-        "add_route", "add_clsact", "replace_filter",
+        "add_route", "delete_route", "add_clsact", "replace_filter",
     }  # fmt: skip
     assert packers == compared
 

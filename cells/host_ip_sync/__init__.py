@@ -1,0 +1,26 @@
+"""The node's own addresses, and the world, in cilium_lxc and cilium_ipcache.
+
+Reconciler: reads Table[Device] and the router's address, writes both maps; on every change and once a minute.
+Needs:  Maps, Table[Device], Router.   Gives: HostIPSync; what needs it starts after the first run.
+Why:    the datapath takes an address for the node's, and its traffic for the host's, only by these entries.
+"""
+
+from cells.host_ip_sync.kernel import host_maps
+from cells.host_ip_sync.sync import HostIPSync, HostMaps
+from lifecycle import invoke, module, provide, provide_private
+
+__all__ = ["HostIPSync", "HostMaps", "cell"]
+
+
+def run(sync: HostIPSync) -> None:
+    """The sync is part of the agent whether or not someone waits for it."""
+    del sync
+
+
+cell = module(
+    "host-ip-sync",
+    "Addresses of the node in the datapath's maps",
+    provide(HostIPSync),
+    provide_private(host_maps),
+    invoke(run),
+)

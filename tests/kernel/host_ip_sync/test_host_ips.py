@@ -1,0 +1,81 @@
+"""Host addresses in the real maps."""
+
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+import anyio
+import pytest
+
+from cells import (
+    config,
+    datapath,
+    devices,
+    endpoint,
+    endpoint_restore,
+    host_ip_sync,
+    ipam,
+    maps,
+    netlink,
+    router,
+)
+from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps
+from cells.netlink import HostLinks
+from cells.router import Router
+from lifecycle import Hive, invoke
+from tests.support.namespaces import in_node
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+CELLS = [
+    each.cell
+    for each in (
+        config,
+        datapath,
+        devices,
+        endpoint,
+        endpoint_restore,
+        host_ip_sync,
+        ipam,
+        maps,
+        netlink,
+        router,
+    )
+]
+NODE = IPv4Address("192.0.2.7")
+
+
+def root(_router: Router, _links: HostLinks, _maps: Maps) -> None:
+    """What the test needs of the hive."""
+
+
+def local(opened: Maps) -> dict[str, LxcValue]:
+    return {str(LxcKey.unpack(key).ip): LxcValue.unpack(value) for key, value in opened.lxc.items()}
+
+
+def identities(opened: Maps) -> dict[str, int]:
+    return {
+        str(IpcacheKey.unpack(key).network): IpcacheValue.unpack(value).identity
+        for key, value in opened.ipcache.items()
+    }
+
+
+async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None) -> None:
+    async with Hive(*CELLS, invoke(root), settings={"ipv4_range": "10.0.1.0/24"}).started() as hive:
+        opened, links, gateway = hive.get(Maps), hive.get(HostLinks), str(hive.get(Router).ip)
+        assert local(opened) == {gateway: LxcValue(flags=1)}
+        assert identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1}
+        pod = LxcKey(IPv4Address("10.0.1.200")).pack()
+        opened.lxc.update(pod, LxcValue(ifindex=9, endpoint_id=7, identity=300).pack())
+        links.add_address(1, "lo", NODE)
+        with anyio.fail_after(10):
+            while f"{NODE}/32" not in identities(opened):
+                await anyio.sleep(0.01)
+        assert local(opened)[str(NODE)] == LxcValue(flags=1)
+        assert identities(opened)[f"{NODE}/32"] == 1
+
+        links.remove_address(1, "lo", IPv4Interface(NODE))
+        with anyio.fail_after(10):
+            while str(NODE) in local(opened):
+                await anyio.sleep(0.01)
+        assert set(identities(opened)) == {str(IPv4Network("0.0.0.0/0")), f"{gateway}/32"}
+        assert local(opened)["10.0.1.200"].endpoint_id == 7

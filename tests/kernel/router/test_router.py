@@ -1,0 +1,153 @@
+"""The router in a real node: made once, and not felt when the agent comes back."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router
+from cells.ipam import Ipam
+from cells.maps import Maps, NodeConfig
+from cells.netlink import HostLinks, LinkInfo
+from cells.router import Router
+from lifecycle import Hive, invoke
+from tests.support.namespaces import in_node
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+PODS = IPv4Network("10.0.1.0/24")
+CELLS = [
+    each.cell for each in (config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router)
+]
+
+
+def root(_router: Router, _links: HostLinks, _maps: Maps, _ipam: Ipam) -> None:
+    """What the tests need of the hive."""
+
+
+@asynccontextmanager
+async def agent(**settings: Any) -> AsyncIterator[Hive]:
+    """The cells up to the router, in this node."""
+    given = {"ipv4_range": str(PODS), "state_dir": Path("/run/cilium"), **settings}
+    async with Hive(*CELLS, invoke(root), settings=given).started() as hive:
+        yield hive
+
+
+def link(hive: Hive, name: str) -> LinkInfo:
+    found = hive.get(HostLinks).find(name)
+    assert found is not None
+    return found
+
+
+def ip(command: str) -> list[str]:
+    """What iproute2 shows, one line each, blanks squeezed."""
+    with os.popen(f"ip -o {command}") as output:  # noqa: S605
+        return sorted(" ".join(line.split()) for line in output)
+
+
+async def test_the_router_is_set_up(in_node: None) -> None:
+    async with agent() as hive:
+        made = hive.get(Router)
+        host, net = link(hive, "cilium_host"), link(hive, "cilium_net")
+        assert (made.host_ifindex, made.net_ifindex) == (host.ifindex, net.ifindex)
+        for end in (host, net):
+            assert (end.up, end.arp, end.tx_queue_length, end.mtu, end.kind) == (
+                True,
+                False,
+                1000,
+                1500,
+                "veth",
+            )
+        assert made.addressing() == router.Addressing(made.ip, PODS)
+        assert made.ip in PODS
+        assert hive.get(Ipam).dump()[str(made.ip)] == "router"
+        assert hive.get(HostLinks).addresses()[host.ifindex] == [IPv4Interface(made.ip)]
+        assert ip("route") == [
+            f"10.0.1.0/24 via {made.ip} dev cilium_host src {made.ip}",
+            f"{made.ip} dev cilium_host scope link",
+        ]
+        value = hive.get(Maps).node.lookup(bytes(4))
+        assert value is not None
+        assert NodeConfig.unpack(value) == NodeConfig(
+            router_ip=made.ip,
+            host_ifindex=host.ifindex,
+            host_mac=host.mac,
+            net_ifindex=net.ifindex,
+            net_mac=net.mac,
+            pod_cidr=PODS,
+        )
+        for name, wanted in {
+            "rp_filter": "0",
+            "forwarding": "1",
+            "accept_local": "1",
+            "send_redirects": "0",
+        }.items():
+            assert Path(f"/proc/sys/net/ipv4/conf/cilium_net/{name}").read_text().strip() == wanted
+
+
+async def test_a_restart_changes_nothing_and_no_link_goes_down(in_node: None) -> None:
+    async with agent() as hive:
+        before = (
+            hive.get(Router).ip,
+            link(hive, "cilium_host"),
+            link(hive, "cilium_net"),
+            ip("route"),
+            ip("addr"),
+        )
+    changes = Path("/sys/class/net/cilium_host/carrier_changes").read_text()
+    async with agent() as hive:
+        after = (
+            hive.get(Router).ip,
+            link(hive, "cilium_host"),
+            link(hive, "cilium_net"),
+            ip("route"),
+            ip("addr"),
+        )
+    assert after == before
+    assert Path("/sys/class/net/cilium_host/carrier_changes").read_text() == changes
+
+
+async def test_another_range_brings_another_address_and_the_old_one_goes(in_node: None) -> None:
+    async with agent() as hive:
+        old, index = hive.get(Router).ip, link(hive, "cilium_host").ifindex
+    async with agent(ipv4_range="10.0.2.0/24") as hive:
+        new = hive.get(Router).ip
+        assert new in IPv4Network("10.0.2.0/24")
+        assert link(hive, "cilium_host").ifindex == index
+        assert hive.get(HostLinks).addresses()[index] == [IPv4Interface(new)]
+        assert not [line for line in ip("route") if str(old) in line]
+        assert len(ip("route")) == 2
+
+
+async def test_a_damaged_pair_is_repaired(in_node: None) -> None:
+    async with agent() as hive:
+        before = (hive.get(Router).ip, link(hive, "cilium_host"))
+        hive.get(HostLinks).add_address(before[1].ifindex, "cilium_host", IPv4Address("192.0.2.9"))
+    for damage in ("set cilium_host down", "set cilium_net arp on", "set cilium_host mtu 1300 txqueuelen 7"):
+        assert ip(f"link {damage}") == []
+    async with agent() as hive:
+        assert (hive.get(Router).ip, link(hive, "cilium_host")) == before
+        assert hive.get(HostLinks).addresses()[before[1].ifindex] == [IPv4Interface(before[0])]
+        assert len(ip("route")) == 2
+
+
+async def test_a_foreign_device_of_that_name_is_replaced(in_node: None) -> None:
+    assert ip("link add cilium_host type bridge") == []
+    async with agent() as hive:
+        assert link(hive, "cilium_host").kind == "veth"
+
+
+async def test_the_node_can_be_reached_at_the_routers_address(in_node: None) -> None:
+    async with agent() as hive:
+        listener = await anyio.create_tcp_listener(local_host=str(hive.get(Router).ip))
+        async with listener, anyio.create_task_group() as tasks:
+            port = listener.extra(anyio.abc.SocketAttribute.local_port)
+            tasks.start_soon(listener.serve, lambda stream: stream.aclose())
+            async with await anyio.connect_tcp(str(hive.get(Router).ip), port):
+                tasks.cancel_scope.cancel()

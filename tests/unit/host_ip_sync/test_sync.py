@@ -1,0 +1,230 @@
+"""Host addresses reach the maps, and only what is the node's is ever taken out."""
+
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+import anyio
+import pytest
+import structlog
+
+from cells.devices import Device
+from cells.host_ip_sync import HostIPSync, HostMaps, cell
+from cells.host_ip_sync.sync import sync, wanted
+from cells.router import Router
+from lifecycle import HealthTree, Hive, StartError, Table, invoke, module, provide
+
+ROUTER = IPv4Address("10.0.1.5")
+
+
+def device(ifindex: int, *addresses: str) -> Device:
+    return Device(
+        ifindex=ifindex,
+        name=f"eth{ifindex}",
+        kind="",
+        mac=bytes(6),
+        mtu=1500,
+        up=True,
+        addresses=tuple(map(IPv4Interface, addresses)),
+    )
+
+
+class FakeMaps:
+    """Both maps as dicts; ``broken`` makes every write fail."""
+
+    def __init__(
+        self, local: dict[str, bool] | None = None, identities: dict[str, int] | None = None
+    ) -> None:
+        self.lxc = {IPv4Address(ip): host for ip, host in (local or {}).items()}
+        self.ipcache = {IPv4Network(prefix): number for prefix, number in (identities or {}).items()}
+        self.writes = 0
+        self.broken = False
+
+    def _write(self) -> None:
+        self.writes += 1
+        if self.broken:
+            raise OSError(12, "update map cilium_lxc: Cannot allocate memory")
+
+    def local(self) -> dict[IPv4Address, bool]:
+        return dict(self.lxc)
+
+    def put_host(self, ip: IPv4Address) -> None:
+        self._write()
+        self.lxc[ip] = True
+
+    def drop_host(self, ip: IPv4Address) -> None:
+        self._write()
+        self.lxc.pop(ip, None)
+
+    def identity(self, prefix: IPv4Network) -> int | None:
+        return self.ipcache.get(prefix)
+
+    def put_identity(self, prefix: IPv4Network, identity: int) -> None:
+        self._write()
+        self.ipcache[prefix] = identity
+
+    def drop_identity(self, prefix: IPv4Network) -> None:
+        self._write()
+        self.ipcache.pop(prefix, None)
+
+    def seen(self) -> tuple[dict[str, bool], dict[str, int]]:
+        return (
+            {str(ip): host for ip, host in sorted(self.lxc.items())},
+            {str(prefix): number for prefix, number in sorted(self.ipcache.items())},
+        )
+
+
+def run(maps: FakeMaps, *addresses: str) -> None:
+    sync(maps, frozenset(map(IPv4Address, addresses)), structlog.get_logger())
+
+
+def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
+    devices = [device(1, "127.0.0.1/8", "192.0.2.9/32"), device(2, "192.0.2.1/24"), device(3)]
+    assert wanted(devices, ROUTER) == frozenset(map(IPv4Address, ("192.0.2.1", "192.0.2.9", "10.0.1.5")))
+
+
+def test_a_first_run_writes_host_and_world() -> None:
+    maps = FakeMaps()
+    run(maps, "192.0.2.1", "10.0.1.5")
+    assert maps.seen() == (
+        {"10.0.1.5": True, "192.0.2.1": True},
+        {"0.0.0.0/0": 2, "10.0.1.5/32": 1, "192.0.2.1/32": 1},
+    )
+
+
+def test_a_second_run_writes_nothing() -> None:
+    maps = FakeMaps()
+    run(maps, "192.0.2.1")
+    writes = maps.writes
+    run(maps, "192.0.2.1")
+    assert maps.writes == writes
+
+
+def test_an_address_that_left_the_node_leaves_the_maps() -> None:
+    maps = FakeMaps()
+    run(maps, "192.0.2.1", "192.0.2.2")
+    run(maps, "192.0.2.1")
+    assert maps.seen() == ({"192.0.2.1": True}, {"0.0.0.0/0": 2, "192.0.2.1/32": 1})
+
+
+def test_endpoints_are_left_alone() -> None:
+    maps = FakeMaps({"10.0.1.7": False, "10.0.1.8": True}, {"10.0.1.7/32": 300, "10.0.1.8/32": 301})
+    run(maps, "192.0.2.1")
+    lxc, ipcache = maps.seen()
+    assert lxc == {"10.0.1.7": False, "192.0.2.1": True}
+    assert ipcache["10.0.1.7/32"] == 300
+    assert ipcache["10.0.1.8/32"] == 301  # an endpoint's identity by now, though its row was ours
+
+
+def test_an_address_of_the_node_beats_an_endpoint() -> None:
+    maps = FakeMaps({"192.0.2.1": False}, {"192.0.2.1/32": 300})
+    run(maps, "192.0.2.1")
+    assert maps.seen() == ({"192.0.2.1": True}, {"0.0.0.0/0": 2, "192.0.2.1/32": 1})
+
+
+def test_a_run_that_breaks_off_is_made_up_for() -> None:
+    maps = FakeMaps()
+    run(maps, "192.0.2.1", "192.0.2.2")
+    maps.broken = True
+    with pytest.raises(OSError, match="Cannot allocate"):
+        run(maps, "192.0.2.3")
+    maps.broken = False
+    run(maps, "192.0.2.3")
+    assert maps.seen() == ({"192.0.2.3": True}, {"0.0.0.0/0": 2, "192.0.2.3/32": 1})
+
+
+class FakeRouter:
+    """A router that has its address."""
+
+    ip = ROUTER
+
+
+def hive(table: Table[Device], maps: FakeMaps) -> Hive:
+    def device_table() -> Table[Device]:
+        return table
+
+    def router() -> Router:
+        return FakeRouter()  # type: ignore[return-value]
+
+    def root(_health: HealthTree, _sync: HostIPSync) -> None: ...
+
+    def kernel() -> HostMaps:
+        return maps
+
+    parts = (provide(device_table), provide(router), provide(HostIPSync), provide(kernel), invoke(root))
+    return Hive(module("host-ip-sync", "Host addresses", *parts))
+
+
+def devices(*rows: Device) -> Table[Device]:
+    table: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+    with table.txn() as txn:
+        for row in rows:
+            txn.put(row)
+    return table
+
+
+@pytest.mark.anyio
+async def test_the_start_ends_with_the_first_run_and_changes_follow() -> None:
+    table, maps = devices(device(1, "192.0.2.1/24")), FakeMaps()
+    async with hive(table, maps).started():
+        assert IPv4Address("192.0.2.1") in maps.lxc
+        assert ROUTER in maps.lxc
+        with table.txn() as txn:
+            txn.put(device(1, "192.0.2.2/24"))
+        with anyio.fail_after(5):
+            while IPv4Address("192.0.2.1") in maps.lxc:
+                await anyio.lowlevel.checkpoint()
+        assert IPv4Address("192.0.2.2") in maps.lxc
+
+
+@pytest.mark.anyio
+async def test_a_failing_first_run_fails_the_start() -> None:
+    maps = FakeMaps()
+    maps.broken = True
+    with pytest.raises(StartError) as caught:
+        async with hive(devices(device(1, "192.0.2.1/24")), maps).started():
+            pass
+    assert "Failed to sync host IPs: [Errno 12] update map cilium_lxc" in str(caught.value.exceptions[0])
+
+
+@pytest.mark.anyio
+async def test_a_later_failure_degrades_and_is_retried() -> None:
+    table, maps = devices(device(1, "192.0.2.1/24")), FakeMaps()
+    async with hive(table, maps).started() as started:
+
+        def level() -> str:
+            return {each.module: each.level for each in started.get(HealthTree).snapshot()}[
+                "host-ip-sync.sync"
+            ]
+
+        maps.broken = True
+        with table.txn() as txn:
+            txn.put(device(1, "192.0.2.2/24"))
+        with anyio.fail_after(5):
+            while level() != "degraded":
+                await anyio.lowlevel.checkpoint()
+            maps.broken = False
+            while level() != "ok" or IPv4Address("192.0.2.2") not in maps.lxc:
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_nothing_is_taken_out_before_devices_are_known() -> None:
+    table = devices()
+    source = table.initializer("test")
+    maps = FakeMaps({"192.0.2.1": True}, {"192.0.2.1/32": 1})
+    started = hive(table, maps).started()
+    async with anyio.create_task_group() as tasks:
+
+        async def start() -> None:
+            async with started:
+                assert maps.seen()[0] == {"10.0.1.5": True, "192.0.2.1": True}
+
+        tasks.start_soon(start)
+        await anyio.wait_all_tasks_blocked()
+        assert maps.writes == 0
+        with table.txn() as txn:
+            txn.put(device(1, "192.0.2.1/24"))
+        source.done()
+
+
+def test_the_cell_is_a_whole() -> None:
+    assert cell is not None

@@ -1,0 +1,76 @@
+"""The router keeps its address as long as it can."""
+
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from cells.ipam import Allocation, IpamError
+from cells.router.address import choose_address
+from lifecycle import HiveError
+
+
+class FakeAddresses:
+    """A range with some addresses taken."""
+
+    default_pool = "default"
+
+    def __init__(self, *taken: str, free: str | None = "10.0.1.77") -> None:
+        self.range = IPv4Network("10.0.1.0/24")
+        self.taken = {IPv4Address(each): "web" for each in taken}
+        self._free = free
+
+    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> Allocation:
+        if ip not in self.range:
+            raise IpamError(
+                500, f"provided IP is not in the valid range. The range of valid IPs is {self.range}"
+            )
+        if ip in self.taken:
+            raise IpamError(500, "provided IP is already allocated")
+        self.taken[ip] = owner
+        return Allocation(ip, pool, owner)
+
+    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
+        if self._free is None:
+            raise IpamError(502, "range is full")
+        return self.allocate(IPv4Address(self._free), owner, pool or self.default_pool)
+
+
+def choose(addresses: FakeAddresses, *found: str) -> tuple[str, list[str]]:
+    """The choice, and the warnings on the way."""
+    with capture_logs() as logs:
+        ip = choose_address([IPv4Interface(each) for each in found], addresses, structlog.get_logger())
+    assert addresses.taken[ip] == "router"
+    return str(ip), [f"{entry['event']} {entry.get('ip', '')}".strip() for entry in logs]
+
+
+def test_without_a_past_it_is_the_next_free_one() -> None:
+    assert choose(FakeAddresses()) == ("10.0.1.77", [])
+
+
+def test_the_address_on_cilium_host_is_kept() -> None:
+    assert choose(FakeAddresses(), "10.0.1.5/32") == ("10.0.1.5", [])
+
+
+def test_the_first_that_can_be_had_is_kept() -> None:
+    ip, warnings = choose(FakeAddresses(), "192.0.2.1/32", "10.0.1.5/32", "10.0.1.6/32")
+    assert ip == "10.0.1.5"
+    assert warnings == ["Unable to restore router IP from filesystem 192.0.2.1"]
+
+
+def test_a_lost_address_is_warned_about() -> None:
+    ip, warnings = choose(FakeAddresses("10.0.1.5"), "10.0.1.5/32")
+    assert ip == "10.0.1.77"
+    assert warnings == [
+        "Unable to restore router IP from filesystem 10.0.1.5",
+        "Router IP could not be re-allocated. Need to re-allocate. This will cause brief network disruption",
+    ]
+
+
+def test_a_full_range_ends_the_start_in_one_line() -> None:
+    with pytest.raises(
+        HiveError, match="Unable to allocate router IP for family ipv4: range is full; "
+    ) as caught:
+        choose(FakeAddresses(free=None))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,149 @@
+"""cilium_host and cilium_net: made, repaired, and left alone when they are right."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+import pytest
+import structlog
+
+from cells.netlink import CreatedLink, LinkInfo, VethPair
+from cells.router.pair import ensure_pair, set_addresses
+from lifecycle import Logger
+
+pytestmark = pytest.mark.anyio
+
+ROUTER, PODS = IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24")
+
+
+def link(ifindex: int, name: str, peer: int) -> LinkInfo:
+    """One end of a pair that is as the router wants it."""
+    return LinkInfo(
+        ifindex=ifindex,
+        name=name,
+        mac=bytes(6),
+        mtu=1500,
+        kind="veth",
+        alias="",
+        up=True,
+        arp=False,
+        peer_ifindex=peer,
+        link_netnsid=None,
+        group=0,
+        tx_queue_length=1000,
+    )
+
+
+HOST, NET = link(2, "cilium_host", 3), link(3, "cilium_net", 2)
+
+
+class FakeLinks:
+    """Keeps links and addresses; ``done`` tells what was asked of it."""
+
+    def __init__(self, *links: LinkInfo) -> None:
+        self.found = {each.name: each for each in links}
+        self.present: dict[int, list[IPv4Interface]] = {}
+        self.done: list[str] = []
+
+    def find(self, name: str) -> LinkInfo | None:
+        return self.found.get(name)
+
+    def create_veth(self, pair: VethPair) -> CreatedLink:
+        assert not {pair.host_name, pair.pod_name} & self.found.keys()
+        self.done.append("create")
+        new = {"mtu": pair.mtu, "up": False, "arp": True}
+        self.found[pair.host_name] = replace(link(12, pair.host_name, 13), mac=pair.host_mac, **new)
+        self.found[pair.pod_name] = replace(link(13, pair.pod_name, 12), mac=pair.pod_mac, **new)
+        return CreatedLink(12, 13)
+
+    def set_device(self, ifindex: int, name: str, mtu: int) -> None:
+        assert self.found[name].ifindex == ifindex
+        self.done.append(f"set {name} {mtu}")
+        self.found[name] = replace(self.found[name], mtu=mtu, up=True, arp=False, tx_queue_length=1000)
+
+    def addresses(self) -> dict[int, list[IPv4Interface]]:
+        return {ifindex: list(addresses) for ifindex, addresses in self.present.items()}
+
+    def add_address(self, ifindex: int, name: str, address: IPv4Address) -> None:
+        self.done.append(f"add {address}")
+        self.present.setdefault(ifindex, []).append(IPv4Interface(address))
+
+    def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
+        self.done.append(f"remove {address}")
+        self.present[ifindex].remove(address)
+
+    def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
+        self.done.append(f"route {network} via {gateway}")
+
+    async def reap(self, ifindexes: Iterable[int]) -> None:
+        gone = set(ifindexes)
+        self.done.extend(f"delete {each.name}" for each in self.found.values() if each.ifindex in gone)
+        self.found = {name: each for name, each in self.found.items() if each.ifindex not in gone}
+
+
+@pytest.fixture
+def log() -> Logger:
+    logger: Logger = structlog.get_logger()
+    return logger
+
+
+async def test_the_pair_is_created_up_and_without_arp(log: Logger) -> None:
+    links = FakeLinks()
+    pair = await ensure_pair(links, 1450, log)
+    assert links.done == ["create", "set cilium_host 1450", "set cilium_net 1450"]
+    assert (pair.host.ifindex, pair.net.ifindex) == (12, 13)
+    assert pair.host.mac != pair.net.mac
+
+
+async def test_a_pair_that_is_right_is_not_touched(log: Logger) -> None:
+    links = FakeLinks(HOST, NET)
+    pair = await ensure_pair(links, 1500, log)
+    assert links.done == []
+    assert (pair.host, pair.net) == (HOST, NET)
+
+
+async def test_a_pair_that_differs_is_changed_in_place(log: Logger) -> None:
+    for wrong in (replace(HOST, up=False), replace(HOST, arp=True), replace(HOST, tx_queue_length=500)):
+        links = FakeLinks(wrong, NET)
+        await ensure_pair(links, 1500, log)
+        assert links.done == ["set cilium_host 1500"]
+
+
+@pytest.mark.parametrize(
+    ("links", "deleted"),
+    [
+        ((HOST,), ["cilium_host"]),
+        ((NET,), ["cilium_net"]),
+        ((replace(HOST, kind="dummy", peer_ifindex=0), NET), ["cilium_host", "cilium_net"]),
+        ((replace(HOST, peer_ifindex=9), NET), ["cilium_host", "cilium_net"]),
+        ((replace(HOST, link_netnsid=0), NET), ["cilium_host", "cilium_net"]),
+    ],
+    ids=["net missing", "host missing", "no veth", "other peers", "peer in another namespace"],
+)
+async def test_what_is_no_pair_is_made_anew(
+    links: tuple[LinkInfo, ...], deleted: list[str], log: Logger
+) -> None:
+    fake = FakeLinks(*links)
+    pair = await ensure_pair(fake, 1500, log)
+    assert fake.done[: len(deleted) + 1] == [*(f"delete {name}" for name in deleted), "create"]
+    assert pair.host.ifindex == 12
+
+
+def test_a_new_address_is_there_before_the_old_ones_go() -> None:
+    links = FakeLinks(HOST, NET)
+    links.present[2] = [IPv4Interface("10.0.0.9/32"), IPv4Interface("10.0.1.5/24")]
+    set_addresses(links, 2, ROUTER, PODS)
+    assert links.done == [
+        "add 10.0.1.5",
+        "route 10.0.1.0/24 via 10.0.1.5",
+        "remove 10.0.0.9/32",
+        "remove 10.0.1.5/24",
+    ]
+
+
+def test_an_address_that_is_there_stays() -> None:
+    links = FakeLinks(HOST, NET)
+    links.present = {2: [IPv4Interface("10.0.1.5/32")], 7: [IPv4Interface("192.0.2.1/24")]}
+    set_addresses(links, 2, ROUTER, PODS)
+    assert links.done == ["route 10.0.1.0/24 via 10.0.1.5"]
+    assert links.present[7] == [IPv4Interface("192.0.2.1/24")]
