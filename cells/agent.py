@@ -22,7 +22,18 @@ from cells import (
     netlink,
     router,
 )
-from lifecycle import module
+from cells.api import Api
+from cells.cni_config import CniConfig
+from cells.health import AgentReady
+from cells.host_ip_sync import HostIPSync
+from lifecycle import module, provide
+
+
+def ready(api_: Api, written: CniConfig, synced: HostIPSync) -> AgentReady:
+    """What a healthy agent does, and so what probes wait for: both sockets serve, the runtime is told."""
+    del api_, written, synced
+    return AgentReady()
+
 
 agent = module(
     "agent",
@@ -41,4 +52,5 @@ agent = module(
     cni_config.cell,
     api.cell,
     health.cell,
+    provide(ready),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class AgentConfig:
     async def _claim(self) -> None:
         check_privileges()
         check_bpffs(self.bpf_root)
+        raise_descriptor_limit()
         try:
             for directory, mode in ((self.state_dir, 0o775), (self.state, 0o770), (self.delete_queue, 0o755)):
                 directory.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -82,6 +84,12 @@ def check_bpffs(root: Path) -> None:
     answer = (ctypes.c_long * 32)()
     if libc.statfs(os.fsencode(root), ctypes.byref(answer)) or answer[0] & 0xFFFFFFFF != BPF_FS_MAGIC:
         raise HiveError(f"no bpffs at bpf-root {root}: mount one with: mount -t bpf bpf {root}")
+
+
+def raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the hard limit does: every pod's policy map is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def take_lock(path: Path, pidfile: Path) -> int:
