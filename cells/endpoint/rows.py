@@ -13,6 +13,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from cells.endpoint.identity import HOST
 from cells.endpoint.kernel import PolicySlot
 from cells.endpoint.model import Endpoint
 from cells.maps import (
@@ -21,7 +22,6 @@ from cells.maps import (
     IpcacheValue,
     LxcKey,
     LxcValue,
-    Map,
     Maps,
     PolicyEntry,
     PolicyKey,
@@ -99,16 +99,21 @@ class KernelMaps:
 
     def put_config(self, endpoint: Endpoint) -> None:
         """Write the row unless it is right."""
-        _put(self._maps.endpoints, *config_row(endpoint))
+        key, row = config_row(endpoint)
+        if self._maps.endpoints.lookup(key) != row:
+            self._maps.endpoints.update(key, row)
 
     def drop_config(self, endpoint: Endpoint) -> None:
         """Remove the row."""
         self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Write the row unless it is right."""
+        """Write the row unless it is right, or the node itself has the address now: the node wins."""
         if endpoint.ipv4 is not None:
-            _put(self._maps.lxc, *lxc_row(endpoint, endpoint.ipv4))
+            key, row = lxc_row(endpoint, endpoint.ipv4)
+            present = self._maps.lxc.lookup(key)
+            if present != row and not (present and LxcValue.unpack(present).is_host):
+                self._maps.lxc.update(key, row)
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         """Remove the row if it still leads to this endpoint."""
@@ -119,9 +124,12 @@ class KernelMaps:
                 self._maps.lxc.delete(key)
 
     def put_ipcache(self, endpoint: Endpoint) -> None:
-        """Write the row unless it is right."""
+        """Write the row unless it is right, or the node itself has the address now."""
         if endpoint.ipv4 is not None:
-            _put(self._maps.ipcache, *ipcache_row(endpoint, endpoint.ipv4))
+            key, row = ipcache_row(endpoint, endpoint.ipv4)
+            present = self._maps.ipcache.lookup(key)
+            if present != row and not (present and IpcacheValue.unpack(present).identity == HOST):
+                self._maps.ipcache.update(key, row)
 
     def drop_ipcache(self, endpoint: Endpoint) -> None:
         """Remove the row if it still tells this endpoint's identity."""
@@ -139,11 +147,6 @@ class KernelMaps:
     def _keep(self, slot: PolicyMap) -> PolicyMap:
         self._slots[slot.endpoint_id] = slot
         return slot
-
-
-def _put(table: Map, key: bytes, value: bytes) -> None:
-    if table.lookup(key) != value:
-        table.update(key, value)
 
 
 def _forget(map_ids: list[int], addresses: frozenset[bytes]) -> int:

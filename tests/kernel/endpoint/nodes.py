@@ -1,0 +1,81 @@
+"""A node's agent as far as endpoints need it, and pods' links, in a test's own namespaces."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
+from cells.endpoint import Endpoint, EndpointRequest, Endpoints
+from cells.endpoint_restore import ExposedEndpoints
+from cells.ipam import Ipam
+from cells.netlink import HostLinks, VethPair, random_mac
+from lifecycle import Hive, invoke
+from tests.support.namespaces import Namespaces, new_netns
+
+SETTINGS: Mapping[str, object] = {
+    "ipv4-range": "10.77.0.0/24",
+    "bpf-ct-global-tcp-max": 1024,
+    "bpf-ct-global-any-max": 1024,
+    "bpf-policy-map-max": 256,
+    "policy-map-pool": 8,
+}
+GLOBALS = Path("/sys/fs/bpf/tc/globals")
+STATE = Path("/run/cilium/state")
+
+
+def _needed(_: ExposedEndpoints) -> None:
+    """Ask for restore, and so for everything before it."""
+
+
+@asynccontextmanager
+async def agent(**settings: object) -> AsyncIterator[Hive]:
+    """An agent without servers, until the block ends."""
+    given = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
+    cells = (config, netlink, maps, devices, datapath, ipam, endpoint, endpoint_restore)
+    hive = Hive(*(each.cell for each in cells), invoke(_needed), settings=given)
+    async with hive.started():
+        yield hive
+
+
+@contextmanager
+def pods(count: int) -> Iterator[list[Namespaces]]:
+    """Network namespaces of pods."""
+    made = [new_netns() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for pod in made:
+            pod.close()
+
+
+def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
+    """A link into the pod and an address for it: what an endpoint is asked for with."""
+    name, pod_mac, host_mac = f"lxc{number:012x}", random_mac(), random_mac()
+    created = hive.get(HostLinks).create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, pod.net))
+    address = hive.get(Ipam).allocate_next(f"default/web-{number}")
+    return EndpointRequest(
+        container_id=f"cid{number}",
+        container_ifname="eth0",
+        ifname=name,
+        ifindex=created.host_ifindex,
+        pod_mac=pod_mac,
+        host_mac=host_mac,
+        ipv4=address.ip,
+        pool=address.pool,
+        pod_name=f"web-{number}",
+        pod_namespace="default",
+    )
+
+
+def add_pod(hive: Hive, number: int, pod: Namespaces) -> Endpoint:
+    """The pod as ADD makes it: link, address, endpoint, link up."""
+    made = hive.get(Endpoints).create(link_request(hive, number, pod))
+    hive.get(HostLinks).activate(made.ifindex, f"hive endpoint {made.id}")
+    return made
+
+
+def address_of(made: Endpoint) -> IPv4Address:
+    """The endpoint's address, which it has."""
+    assert made.ipv4 is not None
+    return made.ipv4
