@@ -223,14 +223,20 @@ def requested_cookie(text: str) -> int:
 
 
 def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
-    """What the plugin asks of the datapath, as the endpoint cell keeps it."""
+    """What the plugin asks of the datapath; raises EndpointError 400 for what this datapath cannot do.
+
+    A pod whose packets went another way than asked for would look well and not work.
+    """
     if wanted is None:
         return DatapathConfiguration()
-    return DatapathConfiguration(
-        external_ipam=wanted.external_ipam,
-        require_arp_passthrough=wanted.require_arp_passthrough,
-        require_egress_prog=wanted.require_egress_prog,
-        require_routing=wanted.require_routing,
-        install_endpoint_route=wanted.install_endpoint_route,
-        disable_sip_verification=wanted.disable_sip_verification,
-    )
+    asked = {
+        "require-arp-passthrough": wanted.require_arp_passthrough,
+        "require-egress-prog": wanted.require_egress_prog,
+        "require-routing=false": wanted.require_routing is False,
+        "install-endpoint-route": wanted.install_endpoint_route,
+        "disable-sip-verification": wanted.disable_sip_verification,
+    }
+    unsupported = [name for name, is_asked in asked.items() if is_asked]
+    if unsupported:
+        raise EndpointError(400, f"unsupported datapath-configuration: {', '.join(unsupported)}")
+    return DatapathConfiguration(external_ipam=wanted.external_ipam, require_routing=wanted.require_routing)

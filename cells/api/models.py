@@ -18,7 +18,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 # --- addresses -------------------------------------------------------------------------------------
 
 
-class NodeAddressingElement(Model):
+class NodeAddressingElement(Model, frozen=True):
     """One address family of the node: the router's address and the pod CIDR."""
 
     enabled: bool = False
@@ -27,14 +27,14 @@ class NodeAddressingElement(Model):
     address_type: str = ""
 
 
-class NodeAddressing(Model):
+class NodeAddressing(Model, frozen=True):
     """The node's addressing; the key of a family that is off is absent."""
 
     ipv4: NodeAddressingElement | None = None
     ipv6: NodeAddressingElement | None = None
 
 
-class AddressPair(Model):
+class AddressPair(Model, frozen=True):
     """The addresses of one endpoint, bare (a prefix length is tolerated in requests)."""
 
     ipv4: str = ""
@@ -45,7 +45,7 @@ class AddressPair(Model):
     ipv6_expiration_uuid: str = ""
 
 
-class IPAMAddressResponse(Model):
+class IPAMAddressResponse(Model, frozen=True):
     """One allocated address; the plugin reads this object whenever ``address`` has the family."""
 
     ip: str = ""
@@ -53,7 +53,7 @@ class IPAMAddressResponse(Model):
     expiration_uuid: str = ""
 
 
-class IPAMResponse(Model):
+class IPAMResponse(Model, frozen=True):
     """The answer to POST /ipam."""
 
     address: AddressPair
@@ -65,28 +65,28 @@ class IPAMResponse(Model):
 # --- configuration ---------------------------------------------------------------------------------
 
 
-class DaemonConfigurationSpec(Model):
+class DaemonConfigurationSpec(Model, frozen=True):
     """The part of the configuration that PATCH /config may name."""
 
     options: dict[str, str] | None = None
     policy_enforcement: str = ""
 
 
-class KVStoreConfiguration(Model):
+class KVStoreConfiguration(Model, frozen=True):
     """The key-value store in use; empty without one."""
 
     type: str = ""
     options: dict[str, str] | None = None
 
 
-class MasqueradeProtocols(Model):
+class MasqueradeProtocols(Model, frozen=True):
     """Families whose traffic leaving the cluster gets the node's address."""
 
     ipv4: bool = False
     ipv6: bool = False
 
 
-class DaemonConfigurationStatus(Model):
+class DaemonConfigurationStatus(Model, frozen=True):
     """The configuration in force, as the plugin and ``cilium-dbg config`` read it. MTUs in bytes."""
 
     addressing: NodeAddressing | None = None
@@ -109,7 +109,7 @@ class DaemonConfigurationStatus(Model):
     k8s_endpoint: str = ""
 
 
-class DaemonConfiguration(Model):
+class DaemonConfiguration(Model, frozen=True):
     """The answer to GET /config."""
 
     spec: DaemonConfigurationSpec
@@ -119,7 +119,7 @@ class DaemonConfiguration(Model):
 # --- endpoints -------------------------------------------------------------------------------------
 
 
-class DatapathConfiguration(Model):
+class DatapathConfiguration(Model, frozen=True):
     """What the plugin asks of an endpoint's datapath."""
 
     require_arp_passthrough: bool = False
@@ -130,7 +130,7 @@ class DatapathConfiguration(Model):
     disable_sip_verification: bool = False
 
 
-class EndpointChangeRequest(Model):
+class EndpointChangeRequest(Model, frozen=True):
     """The body of PUT /endpoint/{id}; the id in the path is ignored."""
 
     state: str
@@ -155,33 +155,33 @@ class EndpointChangeRequest(Model):
     properties: dict[str, object] = field(default_factory=dict)
 
 
-class EndpointBatchDeleteRequest(Model):
+class EndpointBatchDeleteRequest(Model, frozen=True):
     """The body of DELETE /endpoint."""
 
     container_id: str = ""
 
 
-class LabelConfigurationSpec(Model):
+class LabelConfigurationSpec(Model, frozen=True):
     """Labels put on an endpoint by a user."""
 
     user: list[str] = field(default_factory=list)
 
 
-class EndpointConfigurationSpec(Model):
+class EndpointConfigurationSpec(Model, frozen=True):
     """An endpoint's own options."""
 
     options: dict[str, str] | None = None
     label_configuration: LabelConfigurationSpec | None = None
 
 
-class EndpointConfigurationStatus(Model):
+class EndpointConfigurationStatus(Model, frozen=True):
     """The answer to GET /endpoint/{id}/config."""
 
     realized: EndpointConfigurationSpec
     immutable: dict[str, str] | None = None
 
 
-class LabelConfigurationStatus(Model):
+class LabelConfigurationStatus(Model, frozen=True):
     """An endpoint's labels, each list sorted."""
 
     realized: LabelConfigurationSpec
@@ -190,14 +190,14 @@ class LabelConfigurationStatus(Model):
     disabled: list[str] = field(default_factory=list)
 
 
-class LabelConfiguration(Model):
+class LabelConfiguration(Model, frozen=True):
     """The answer to GET /endpoint/{id}/labels."""
 
     spec: LabelConfigurationSpec
     status: LabelConfigurationStatus
 
 
-class EndpointIdentifiers(Model):
+class EndpointIdentifiers(Model, frozen=True):
     """The names an endpoint is known by; ``pod-name`` is ``namespace/name``, ``/`` without a pod."""
 
     cni_attachment_id: str = ""
@@ -208,7 +208,7 @@ class EndpointIdentifiers(Model):
     k8s_namespace: str = ""
 
 
-class Identity(Model):
+class Identity(Model, frozen=True):
     """A security identity: its number, its sorted labels, their SHA-256."""
 
     id: int = 0
@@ -216,7 +216,7 @@ class Identity(Model):
     labels_sha256: str = field(default="", name="labelsSHA256")
 
 
-class EndpointNetworking(Model):
+class EndpointNetworking(Model, frozen=True):
     """An endpoint's addresses and links; exactly one address pair."""
 
     addressing: list[AddressPair] = field(default_factory=list)
@@ -228,7 +228,7 @@ class EndpointNetworking(Model):
     container_interface_name: str = ""
 
 
-class EndpointPolicy(Model):
+class EndpointPolicy(Model, frozen=True):
     """The policy of an endpoint, as far as it is enforced."""
 
     id: int = 0
@@ -236,14 +236,14 @@ class EndpointPolicy(Model):
     policy_enabled: str = ""
 
 
-class EndpointPolicyStatus(Model):
+class EndpointPolicyStatus(Model, frozen=True):
     """The wanted and the realized policy."""
 
     spec: EndpointPolicy
     realized: EndpointPolicy
 
 
-class EndpointStatusChange(Model):
+class EndpointStatusChange(Model, frozen=True):
     """One line of an endpoint's log; the time is RFC 3339."""
 
     code: str = ""
@@ -252,7 +252,7 @@ class EndpointStatusChange(Model):
     timestamp: str = ""
 
 
-class EndpointHealth(Model):
+class EndpointHealth(Model, frozen=True):
     """The answer to GET /endpoint/{id}/healthz."""
 
     overall_health: str = field(default="", name="overallHealth")
@@ -261,7 +261,7 @@ class EndpointHealth(Model):
     connected: bool = False
 
 
-class EndpointStatus(Model):
+class EndpointStatus(Model, frozen=True):
     """Everything known of an endpoint; clients dereference it unconditionally."""
 
     state: str
@@ -275,7 +275,7 @@ class EndpointStatus(Model):
     log: list[EndpointStatusChange] = field(default_factory=list)
 
 
-class Endpoint(Model):
+class Endpoint(Model, frozen=True):
     """One endpoint, as PUT answers it and GET lists it."""
 
     id: int

@@ -12,33 +12,33 @@ from msgspec import field
 from cells.api.models import Model, NodeAddressing
 
 
-class Status(Model):
+class Status(Model, frozen=True):
     """State of one part: Ok, Warning, Failure or Disabled, and a text for a person."""
 
     state: str = ""
     msg: str = ""
 
 
-class Mode(Model):
+class Mode(Model, frozen=True):
     """A part that is only in a mode: host firewall, encryption, chaining, clock source."""
 
     mode: str = ""
 
 
-class Switch(Model):
+class Switch(Model, frozen=True):
     """A part that is only on or off."""
 
     enabled: bool = False
 
 
-class NodeElement(Model):
+class NodeElement(Model, frozen=True):
     """A node of the cluster as this agent sees it; the name is ``cluster/node``."""
 
     name: str = ""
     primary_address: NodeAddressing | None = None
 
 
-class ClusterStatus(Model):
+class ClusterStatus(Model, frozen=True):
     """This node and its cluster."""
 
     self_name: str = field(default="", name="self")
@@ -46,7 +46,7 @@ class ClusterStatus(Model):
     nodes: list[NodeElement] = field(default_factory=list)
 
 
-class IPAMStatus(Model):
+class IPAMStatus(Model, frozen=True):
     """Allocated addresses and their owners."""
 
     status: str = ""
@@ -54,7 +54,7 @@ class IPAMStatus(Model):
     ipv4: list[str] = field(default_factory=list)
 
 
-class ControllerCounts(Model):
+class ControllerCounts(Model, frozen=True):
     """What is known of a controller's runs; times are RFC 3339 with milliseconds."""
 
     last_success_timestamp: str = ""
@@ -63,49 +63,49 @@ class ControllerCounts(Model):
     last_failure_msg: str = ""
 
 
-class ControllerStatus(Model):
+class ControllerStatus(Model, frozen=True):
     """One supervised part of the agent."""
 
     name: str = ""
     status: ControllerCounts | None = None
 
 
-class BPFMapProperties(Model):
+class BPFMapProperties(Model, frozen=True):
     """Name and capacity of one kind of BPF map."""
 
     name: str = ""
     size: int = 0
 
 
-class BPFMapStatus(Model):
+class BPFMapStatus(Model, frozen=True):
     """The BPF maps the agent keeps."""
 
     maps: list[BPFMapProperties] = field(default_factory=list)
     dynamic_size_ratio: float = 0.0
 
 
-class IdentityRange(Model):
+class IdentityRange(Model, frozen=True):
     """Identities this agent may allocate."""
 
     min_identity: int = 0
     max_identity: int = 0
 
 
-class Routing(Model):
+class Routing(Model, frozen=True):
     """How packets travel between nodes and inside one."""
 
     inter_host_routing_mode: str = ""
     intra_host_routing_mode: str = ""
 
 
-class ProxyReplacementDevice(Model):
+class ProxyReplacementDevice(Model, frozen=True):
     """An uplink and its addresses."""
 
     name: str = ""
     ip: list[str] = field(default_factory=list)
 
 
-class ProxyReplacementFeatures(Model):
+class ProxyReplacementFeatures(Model, frozen=True):
     """Service features; cilium-dbg dereferences every one of them, on or off."""
 
     node_port: Switch = field(name="nodePort")
@@ -118,7 +118,7 @@ class ProxyReplacementFeatures(Model):
     nat46x64: Switch = field(name="nat46X64")
 
 
-class ProxyReplacement(Model):
+class ProxyReplacement(Model, frozen=True):
     """State of the kube-proxy replacement; ``devices`` and ``deviceList`` are equally long."""
 
     mode: str
@@ -127,7 +127,7 @@ class ProxyReplacement(Model):
     device_list: list[ProxyReplacementDevice] = field(default_factory=list, name="deviceList")
 
 
-class StatusResponse(Model):
+class StatusResponse(Model, frozen=True):
     """The answer to GET /healthz."""
 
     cilium: Status

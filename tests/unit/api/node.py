@@ -5,6 +5,7 @@ Needs: a directory.   Gives: Node, Client, running_node.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -154,7 +155,10 @@ class Client:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if data is not None else {}
         url = URL(f"http://localhost{path}", encoded=True)
-        async with self._session.request(method, url, data=data, headers={**sent, **(headers or {})}) as got:
+        stream = io.BytesIO(data) if data else None
+        async with self._session.request(
+            method, url, data=stream, headers={**sent, **(headers or {})}
+        ) as got:
             return Answer(got.status, got.headers, await got.read())
 
 

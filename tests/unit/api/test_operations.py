@@ -1,0 +1,306 @@
+"""The operations over a socket: what the plugin does in order, and what each refusal looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.api.node import Node, running_node
+
+pytestmark = pytest.mark.anyio
+
+
+def request_body(
+    address: str, uuid: str = "", container: str = "cid1", changes: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """The body of the plugin's PUT /endpoint for a container's eth0; ``changes`` win."""
+    addressing = {"ipv4": address, "ipv4-pool-name": "default"} | (
+        {"ipv4-expiration-uuid": uuid} if uuid else {}
+    )
+    return {
+        "addressing": addressing,
+        "container-id": container,
+        "container-interface-name": "eth0",
+        "datapath-configuration": {},
+        "host-mac": "02:00:00:00:00:01",
+        "interface-index": 12,
+        "interface-name": "lxc0123456789ab",
+        "k8s-namespace": "default",
+        "k8s-pod-name": "web-0",
+        "k8s-uid": "6f0d7a3e-1111-4222-8333-944455556666",
+        "mac": "02:00:00:00:00:02",
+        "netns-cookie": "4242",
+        "state": "waiting-for-identity",
+        "sync-build-endpoint": True,
+        **(changes or {}),
+    }
+
+
+async def added(node: Node, container: str = "cid1") -> tuple[int, str]:
+    """Do as the plugin does for ADD; number and address of the endpoint."""
+    lease = await node.ask("POST", "/v1/ipam?owner=default%2Fweb-0", headers={"Expiration": "true"})
+    address, uuid = lease.body["address"]["ipv4"], lease.body["ipv4"]["expiration-uuid"]
+    made = await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body(address, uuid, container))
+    assert made.status == 201, made.raw
+    return made.body["id"], address
+
+
+async def test_an_unmodified_plugin_makes_and_removes_a_pod(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        probe, config = [await node.ask("GET", "/v1/config") for _ in range(2)]
+        assert probe.status == config.status == 200
+        assert config.body["status"]["datapathMode"] == "veth"
+        lease = await node.ask("POST", "/v1/ipam?owner=default%2Fweb-0", headers={"Expiration": "true"})
+        assert lease.status == 201
+        address, uuid = lease.body["address"]["ipv4"], lease.body["ipv4"]["expiration-uuid"]
+        assert lease.body["host-addressing"] == config.body["status"]["addressing"]
+        assert node.ipam.owner(IPv4Address(address)) == "default/web-0"
+
+        made = await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body(address, uuid))
+        assert made.status == 201
+        networking = made.body["status"]["networking"]
+        assert networking["mac"] == "02:00:00:00:00:02"
+        assert networking["addressing"] == [{"ipv4": address, "ipv4-pool-name": "default"}]
+        assert made.body["status"]["state"] == "ready"
+        assert {kind for kind, _ in node.kernel.rows} == {"config", "lxc", "ipcache"}
+        assert node.kernel.attached == {12}
+
+        removed = await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})
+        assert (removed.status, removed.raw) == (200, b"")
+        assert node.kernel.rows == {}
+        assert node.ipam.dump() == {}
+
+        again = await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})
+        assert (again.status, again.body) == (404, "endpoints not found")
+
+
+async def test_the_address_of_an_endpoint_no_longer_expires(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        _, address = await added(node)
+        again = await node.ask(
+            "PUT", "/v1/endpoint/cilium-local:0", request_body(address, "stale", "cid2", {"mac": ""})
+        )
+        assert (again.status, again.body) == (400, f"IP ipv4:{address} is already in use")
+        in_use = await node.ask("DELETE", f"/v1/ipam/{address}?pool=default")
+        assert (in_use.status, in_use.body) == (500, "IP is in use by endpoint 1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1",
+        "cilium-local:1",
+        "cilium-local:0x1",
+        "cni-attachment-id:cid1:eth0",
+        "cni-attachment-id%3Acid1%3Aeth0",
+        "container-id:cid1",
+        "cep-name:default%2Fweb-0",
+        "pod-name:default:web-0",
+        "pod-name:default%2Fweb-0",
+    ],
+)
+async def test_an_endpoint_is_found_by_every_name_it_has(name: str, tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        got = await node.ask("GET", f"/v1/endpoint/{name}")
+        assert (got.status, got.body["id"]) == (200, 1)
+        assert got.body["status"]["external-identifiers"] == {
+            "cni-attachment-id": "cid1:eth0",
+            "container-id": "cid1",
+            "pod-name": "default/web-0",
+            "k8s-pod-name": "web-0",
+            "k8s-namespace": "default",
+        }
+
+
+async def test_an_endpoint_is_found_by_its_address(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        _, address = await added(node)
+        assert (await node.ask("GET", f"/v1/endpoint/ipv4:{address}")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body"),
+    [
+        ("foo:1", 400, 'unknown endpoint ID prefix "foo"'),
+        ("9999999", 400, "endpoint id too large: 9999999"),
+        ("-1", 400, "invalid numeric cilium id: -1 is negative"),
+        ("7", 404, None),
+        ("container-id:nope", 404, None),
+    ],
+)
+async def test_a_name_that_is_none_is_refused_as_documented(
+    name: str, status: int, body: str | None, tmp_path: Path
+) -> None:
+    async with running_node(tmp_path) as node:
+        for method in ("GET", "DELETE"):
+            got = await node.ask(method, f"/v1/endpoint/{name}")
+            assert (got.status, got.body) == (status, body)
+        for part in ("healthz", "log"):
+            got = await node.ask("GET", f"/v1/endpoint/{name}/{part}")
+            assert (got.status, got.raw, got.headers.get("Content-Type")) == (status, b"", None)
+        for part in ("labels", "config"):
+            got = await node.ask("GET", f"/v1/endpoint/{name}/{part}")
+            assert (got.status, got.raw) == (404, b"")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mac": "zz:00"}, 'invalid MAC address "zz:00"'),
+        ({"addressing": {"ipv4": "10.0.0.999"}}, 'invalid IPv4 address "10.0.0.999"'),
+        ({"addressing": {"ipv4": "fd00::1"}}, 'invalid IPv4 address "fd00::1"'),
+        ({"addressing": {"ipv6": "fd00::1"}}, "IPv6 address fd00::1: IPv6 is disabled on this node"),
+        ({"labels": ["reserved:host"]}, "not allowed to add reserved labels: reserved:host"),
+        ({"datapath-configuration": {"require-egress-prog": True}}, "require-egress-prog"),
+        ({"properties": {"property-fake-endpoint": True}}, "property-fake-endpoint"),
+    ],
+)
+async def test_an_endpoint_that_cannot_be_is_refused_and_leaves_nothing(
+    changes: dict[str, object], text: str, tmp_path: Path
+) -> None:
+    async with running_node(tmp_path) as node:
+        got = await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.9", changes=changes))
+        assert got.status == 400
+        assert text in got.body
+        assert node.kernel.rows == {}
+        assert node.endpoints.all() == []
+
+
+async def test_delegated_addresses_come_with_a_length_and_are_not_released(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        body = request_body("10.9.0.77", changes={"datapath-configuration": {"external-ipam": True}})
+        body["addressing"] = {"ipv4": "10.9.0.77/24"}
+        made = await node.ask("PUT", "/v1/endpoint/cilium-local:0", body)
+        assert made.body["status"]["networking"]["addressing"] == [{"ipv4": "10.9.0.77"}]
+        assert (await node.ask("DELETE", "/v1/endpoint/1")).status == 200
+
+
+async def test_a_kernel_that_refuses_is_a_500_and_leaves_nothing(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        node.kernel.fault = OSError(19, "No such device")
+        got = await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.9"))
+        assert got.status == 500
+        assert "No such device" in got.body
+        assert node.kernel.rows == {}
+
+
+async def test_a_pod_waits_for_a_policy_map_when_none_is_prepared(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        node.kernel.empty_once = True
+        await added(node)
+        assert node.kernel.waited == 1
+
+
+async def test_a_deletion_that_partly_fails_tells_how_many_things_went_wrong(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        node.kernel.drop_fault = OSError(5, "Input/output error")
+        got = await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})
+        assert (got.status, got.body) == (206, 1)
+        assert node.endpoints.all() == []
+
+
+async def test_the_list_is_filtered_by_the_labels_in_the_body(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        namespace = "k8s:io.kubernetes.pod.namespace=default"
+        for labels, found in (
+            (None, 1),
+            ([], 1),
+            ([namespace], 1),
+            (["any:io.kubernetes.pod.namespace=default"], 1),
+            (["io.kubernetes.pod.namespace=default"], 1),
+        ):
+            got = await node.ask("GET", "/v1/endpoint", labels)
+            assert (got.status, len(got.body)) == (200, found), labels
+        for labels in ([namespace, "k8s:app=web"], ["container:io.kubernetes.pod.namespace=default"]):
+            got = await node.ask("GET", "/v1/endpoint", labels)
+            assert (got.status, got.raw) == (404, b"")
+
+
+async def test_no_endpoints_is_an_empty_list(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        got = await node.ask("GET", "/v1/endpoint")
+        assert (got.status, got.raw) == (200, b"[]\n")
+
+
+async def test_the_parts_of_an_endpoint(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        health = await node.ask("GET", "/v1/endpoint/1/healthz")
+        assert health.body == {"overallHealth": "OK", "bpf": "OK", "policy": "OK", "connected": True}
+        log = await node.ask("GET", "/v1/endpoint/1/log")
+        assert log.body[0]["state"] == "ready"
+        assert log.body[0]["timestamp"].endswith("Z")
+        labels = await node.ask("GET", "/v1/endpoint/1/labels")
+        assert "k8s:io.kubernetes.pod.namespace=default" in labels.body["status"]["security-relevant"]
+        assert labels.body["status"]["realized"] == {}
+        config = await node.ask("GET", "/v1/endpoint/1/config")
+        assert config.body == {"realized": {"options": {}, "label-configuration": {}}, "immutable": {}}
+
+
+async def test_addresses_one_by_one(tmp_path: Path) -> None:
+    async with running_node(tmp_path, cidr="10.0.1.0/30") as node:
+        taken = await node.ask("POST", "/v1/ipam/10.0.1.1?owner=me&pool=default")
+        assert (taken.status, taken.raw) == (200, b"")
+        twice = await node.ask("POST", "/v1/ipam/10.0.1.1?owner=me&pool=default")
+        assert (twice.status, twice.body) == (500, "provided IP is already allocated")
+        poolless = await node.ask("POST", "/v1/ipam/10.0.1.2?owner=me")
+        assert poolless.status == 500
+        assert "pool name must be provided" in poolless.body
+        assert (await node.ask("POST", "/v1/ipam/nonsense?pool=default")).status == 500
+
+        lease = await node.ask("POST", "/v1/ipam?family=IPV4")
+        assert lease.body["ipv4"] == {"ip": "10.0.1.2"}
+        full = await node.ask("POST", "/v1/ipam")
+        assert (full.status, full.body) == (502, "range is full")
+
+        no_pool = await node.ask("DELETE", "/v1/ipam/10.0.1.2")
+        assert (no_pool.status, no_pool.body) == (500, "no IPAM pool provided for IP release of 10.0.1.2")
+        assert (await node.ask("DELETE", "/v1/ipam/10.0.1.2?pool=default")).status == 200
+        assert (await node.ask("DELETE", "/v1/ipam/10.0.1.2?pool=default")).status == 200
+        bad = await node.ask("DELETE", "/v1/ipam/nonsense?pool=default")
+        assert (bad.status, bad.raw) == (400, b"")
+
+
+async def test_families_this_node_has_not_got(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        assert (await node.ask("POST", "/v1/ipam?family=ipv6")).status == 502
+        unknown = await node.ask("POST", "/v1/ipam?family=ipx")
+        assert (unknown.status, unknown.body["address"]) == (201, {})
+        assert node.ipam.dump() == {}
+
+
+async def test_the_configuration_can_be_sent_back_but_not_changed(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        spec = (await node.ask("GET", "/v1/config")).body["spec"]
+        same = await node.ask("PATCH", "/v1/config", spec)
+        assert (same.status, same.raw) == (200, b"")
+        other = await node.ask("PATCH", "/v1/config", {"policy-enforcement": "x"})
+        assert (other.status, other.body) == (400, "invalid option for PolicyEnforcement x")
+
+
+async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        brief = await node.ask("GET", "/v1/healthz", headers={"Brief": "true"})
+        assert brief.body == {
+            "cilium": {"state": "Ok", "msg": "1.17.0 (v1.17.0-abcdef)"},
+            "cluster": {"ciliumHealth": {"state": "Disabled"}},
+            "stale": {},
+            "controllers": [],
+        }
+        node.health.report("agent.cni-config", "degraded", "disk full")
+        node.health.report("agent.other", "degraded", "also bad")
+        failed = await node.ask("GET", "/v1/healthz", headers={"Brief": "true"})
+        assert failed.status == 200
+        assert failed.body["cilium"]["state"] == "Failure"
+        assert failed.body["cilium"]["msg"].endswith("    Could not write CNI config file: disk full")
+        assert len(failed.body["controllers"]) == 1
+        whole = await node.ask("GET", "/v1/healthz", headers={"Brief": "false"})
+        assert whole.body["cni-file"]["state"] == "Failure"
+        assert whole.body["kube-proxy-replacement"]["mode"] == "False"

@@ -1,0 +1,116 @@
+"""The server around the operations: who may change things, what is not there, the socket's life."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from cells.api.server import may_change
+from lifecycle import StartError
+from tests.unit.api.node import running_node
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("GET", "/v1/nothing", 404, {"code": 404, "message": "path /v1/nothing was not found"}),
+        ("GET", "/v1/service", 404, {"code": 404, "message": "path /v1/service was not found"}),
+        ("GET", "/v1/a%2Fb", 404, {"code": 404, "message": "path /v1/a%2Fb was not found"}),
+        (
+            "PUT",
+            "/v1/config",
+            405,
+            {"code": 405, "message": "method PUT is not allowed, but [GET,PATCH] are"},
+        ),
+        (
+            "PATCH",
+            "/v1/endpoint/1",
+            405,
+            {"code": 405, "message": "method PATCH is not allowed, but [DELETE,GET,PUT] are"},
+        ),
+        (
+            "PATCH",
+            "/v1/endpoint/1/labels",
+            405,
+            {"code": 405, "message": "method PATCH is not allowed, but [GET] are"},
+        ),
+    ],
+)
+async def test_what_is_not_there_is_told_in_the_frameworks_form(
+    method: str, path: str, status: int, body: dict[str, object], tmp_path: Path
+) -> None:
+    async with running_node(tmp_path) as node:
+        got = await node.ask(method, path)
+    assert (got.status, got.body, got.headers["Content-Type"]) == (status, body, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (None, {}, 422, 602),
+        ({}, {}, 422, 602),
+        (b"{", {}, 400, 400),
+        (b'{"state":"ready"}', {"Content-Type": "text/plain"}, 415, 415),
+        (b'{"state":"' + b"x" * (1 << 20) + b'"}', {}, 413, 413),
+    ],
+)
+async def test_a_body_the_framework_refuses(
+    body: object, headers: dict[str, str], status: int, code: int, tmp_path: Path
+) -> None:
+    async with running_node(tmp_path) as node:
+        got = await node.ask("PUT", "/v1/endpoint/cilium-local:0", body, headers=headers)
+    assert (got.status, got.body["code"]) == (status, code)
+
+
+async def test_a_handler_that_fails_is_answered_and_logged(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        node.endpoints.all = None  # type: ignore[method-assign,assignment]
+        got = await node.ask("GET", "/v1/endpoint")
+    assert (got.status, got.raw) == (500, b"Internal error occurred, check Cilium logs for details.")
+
+
+def test_only_root_and_the_agents_own_user_may_change_the_node() -> None:
+    assert may_change(0)
+    assert may_change(os.geteuid())
+    assert not may_change(65534)
+
+
+async def test_others_may_look_but_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cells.api.server.may_change", lambda _: False)
+    async with running_node(tmp_path) as node:
+        for method, path in (
+            ("PUT", "/v1/endpoint/cilium-local:0"),
+            ("DELETE", "/v1/endpoint"),
+            ("DELETE", "/v1/endpoint/1"),
+            ("PATCH", "/v1/config"),
+            ("POST", "/v1/ipam"),
+            ("POST", "/v1/ipam/10.0.1.9"),
+            ("DELETE", "/v1/ipam/10.0.1.9"),
+        ):
+            got = await node.ask(method, path, {})
+            assert got.status == 403
+            assert f"the caller has uid {os.getuid()}" in got.raw.decode()
+        assert node.ipam.dump() == {}
+        assert (await node.ask("GET", "/v1/config")).status == 200
+
+
+async def test_the_socket_is_there_while_the_hive_runs(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        assert stat.S_IMODE(node.socket.stat().st_mode) == 0o660
+    assert not node.socket.exists()
+
+
+async def test_a_second_agent_does_not_take_the_socket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "cilium.sock"))
+        other.listen()
+        with pytest.raises(StartError, match="another process serves"):
+            async with running_node(tmp_path):
+                pass
+        assert (tmp_path / "cilium.sock").exists()

@@ -1,0 +1,80 @@
+"""The port that probes ask: 200 or 503, nothing else, and one line when it cannot be had."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from cells import health
+from lifecycle import Hive, StartError, supply
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+        return number
+
+
+@asynccontextmanager
+async def running(port: int) -> AsyncIterator[Hive]:
+    """A hive of the health cell."""
+    ready = supply(health.AgentReady())
+    async with Hive(health.cell, ready, settings={"agent-health-port": port}).started() as hive:
+        yield hive
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+async def test_a_healthy_agent_answers_200_without_a_body(method: str, port: int) -> None:
+    async with running(port), aiohttp.ClientSession() as session:
+        headers = {"brief": "false", "require-k8s-connectivity": "nonsense"}
+        async with session.request(method, f"http://127.0.0.1:{port}/healthz", headers=headers) as got:
+            assert (got.status, await got.read()) == (200, b"")
+
+
+async def test_an_agent_that_cannot_serve_pods_answers_503(port: int) -> None:
+    async with running(port) as hive, aiohttp.ClientSession() as session:
+        for level, status in (("degraded", 503), ("ok", 200)):
+            hive.health.report("agent.cni-config", level, "")  # type: ignore[arg-type]
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as got:
+                assert (got.status, await got.read()) == (status, b"")
+
+
+async def test_there_is_nothing_else(port: int) -> None:
+    address = f"http://127.0.0.1:{port}/"
+    async with running(port), aiohttp.ClientSession() as session, session.get(address) as got:
+        assert got.status == 404
+
+
+async def test_it_listens_on_loopback_only_and_not_after_the_stop(port: int) -> None:
+    async with running(port):
+        with pytest.raises(ConnectionRefusedError), socket.socket() as client:
+            client.connect(("127.0.0.2", port))
+    with pytest.raises(ConnectionRefusedError), socket.socket() as client:
+        client.connect(("127.0.0.1", port))
+
+
+async def test_a_port_that_is_taken_is_told_in_one_line(port: int) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(StartError) as refused:
+            async with running(port):
+                pass
+    told = str(refused.value.exceptions[0])
+    assert told.startswith(f"agent-health-port: 127.0.0.1:{port} cannot be served (")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("number", [0, -1, 65536])
+def test_what_is_no_port_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="expected a TCP port"):
+        health.HealthServerSettings(agent_health_port=number).validate()

@@ -1,0 +1,43 @@
+"""The verdict over the agent, from what its modules say."""
+
+import pytest
+
+from cells.health import agent_status, agent_version
+from lifecycle import HealthTree
+
+
+def tree(**levels: str) -> HealthTree:
+    """Modules ``agent.<name>`` with these levels."""
+    health = HealthTree(clock=lambda: 1000.0)
+    health.reporter("agent.quiet")
+    for name, level in levels.items():
+        health.report(f"agent.{name.replace('__', '.').replace('_', '-')}", level, f"{name} says so")  # type: ignore[arg-type]
+    return health
+
+
+def test_an_agent_whose_modules_are_well_is_ok() -> None:
+    status = agent_status(tree(ipam="ok", datapath="stopped", cni_config="ok").snapshot())
+    assert (status.state, status.message, status.serves, status.degraded) == ("Ok", "", True, ())
+    assert status.cni_config is not None
+    assert status.cni_config.message == "cni_config says so"
+
+
+def test_an_agent_with_a_degraded_module_still_serves_and_names_it() -> None:
+    status = agent_status(tree(ipam="degraded").snapshot())
+    assert (status.state, status.serves) == ("Ok", True)
+    assert [module.module for module in status.degraded] == ["agent.ipam"]
+
+
+@pytest.mark.parametrize("module", ["cni_config", "cni_config__write"])
+def test_a_node_that_gets_no_cni_configuration_fails(module: str) -> None:
+    status = agent_status(tree(**{module: "degraded"}).snapshot())
+    assert (status.state, status.serves) == ("Failure", False)
+    assert status.message == f"Could not write CNI config file: {module} says so"
+
+
+def test_an_agent_that_writes_no_cni_configuration_says_nothing_of_it() -> None:
+    assert agent_status(tree(ipam="ok").snapshot()).cni_config is None
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert agent_version()[0].isdigit()
