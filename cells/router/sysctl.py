@@ -14,16 +14,12 @@ PROC = Path("/proc/sys")
 
 def router_settings() -> dict[str, str]:
     """Names and values: packets of pods come in on links that have no route back to them."""
-    settings = {"net/ipv4/conf/all/rp_filter": "0"}
-    for device in (HOST, NET):
-        for name, value in (
-            ("rp_filter", "0"),
-            ("forwarding", "1"),
-            ("accept_local", "1"),
-            ("send_redirects", "0"),
-        ):
-            settings[f"net/ipv4/conf/{device}/{name}"] = value
-    return settings
+    device_settings = {"rp_filter": "0", "forwarding": "1", "accept_local": "1", "send_redirects": "0"}
+    return {"net/ipv4/conf/all/rp_filter": "0"} | {
+        f"net/ipv4/conf/{device}/{name}": value
+        for device in (HOST, NET)
+        for name, value in device_settings.items()
+    }
 
 
 def ensure(settings: dict[str, str], root: Path = PROC) -> None:

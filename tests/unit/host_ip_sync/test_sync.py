@@ -1,18 +1,21 @@
 """Host addresses reach the maps, and only what is the node's is ever taken out."""
 
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from types import MappingProxyType
 
 import anyio
 import pytest
 import structlog
 
 from cells.devices import Device
-from cells.host_ip_sync import HostIPSync, HostMaps, cell
+from cells.host_ip_sync import HostIPSync, HostMaps
 from cells.host_ip_sync.sync import sync, wanted
 from cells.router import Router
 from lifecycle import HealthTree, Hive, StartError, Table, invoke, module, provide
 
 ROUTER = IPv4Address("10.0.1.5")
+NONE: Mapping[str, bool] = MappingProxyType({})
 
 
 def device(ifindex: int, *addresses: str) -> Device:
@@ -30,11 +33,9 @@ def device(ifindex: int, *addresses: str) -> Device:
 class FakeMaps:
     """Both maps as dicts; ``broken`` makes every write fail."""
 
-    def __init__(
-        self, local: dict[str, bool] | None = None, identities: dict[str, int] | None = None
-    ) -> None:
-        self.lxc = {IPv4Address(ip): host for ip, host in (local or {}).items()}
-        self.ipcache = {IPv4Network(prefix): number for prefix, number in (identities or {}).items()}
+    def __init__(self, local: Mapping[str, bool] = NONE, identities: Mapping[str, int] = NONE) -> None:
+        self.lxc = {IPv4Address(ip): host for ip, host in local.items()}
+        self.ipcache = {IPv4Network(prefix): number for prefix, number in identities.items()}
         self.writes = 0
         self.broken = False
 
@@ -191,9 +192,8 @@ async def test_a_later_failure_degrades_and_is_retried() -> None:
     async with hive(table, maps).started() as started:
 
         def level() -> str:
-            return {each.module: each.level for each in started.get(HealthTree).snapshot()}[
-                "host-ip-sync.sync"
-            ]
+            snapshot = started.get(HealthTree).snapshot()
+            return {each.module: each.level for each in snapshot}["host-ip-sync.sync"]
 
         maps.broken = True
         with table.txn() as txn:
@@ -224,7 +224,3 @@ async def test_nothing_is_taken_out_before_devices_are_known() -> None:
         with table.txn() as txn:
             txn.put(device(1, "192.0.2.1/24"))
         source.done()
-
-
-def test_the_cell_is_a_whole() -> None:
-    assert cell is not None

@@ -23,9 +23,7 @@ class FakeAddresses:
 
     def allocate(self, ip: IPv4Address, owner: str, pool: str) -> Allocation:
         if ip not in self.range:
-            raise IpamError(
-                500, f"provided IP is not in the valid range. The range of valid IPs is {self.range}"
-            )
+            raise IpamError(500, "provided IP is not in the valid range")
         if ip in self.taken:
             raise IpamError(500, "provided IP is already allocated")
         self.taken[ip] = owner
@@ -64,13 +62,14 @@ def test_a_lost_address_is_warned_about() -> None:
     assert ip == "10.0.1.77"
     assert warnings == [
         "Unable to restore router IP from filesystem 10.0.1.5",
-        "Router IP could not be re-allocated. Need to re-allocate. This will cause brief network disruption",
+        "Router IP could not be re-allocated: a new one will cause brief network disruption",
     ]
 
 
 def test_a_full_range_ends_the_start_in_one_line() -> None:
-    with pytest.raises(
-        HiveError, match="Unable to allocate router IP for family ipv4: range is full; "
-    ) as caught:
+    with pytest.raises(HiveError) as caught:
         choose(FakeAddresses(free=None))
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) == (
+        "Unable to allocate router IP for family ipv4: range is full; "
+        "every address of 10.0.1.0/24 is taken, choose a larger ipv4-range"
+    )

@@ -51,9 +51,9 @@ class FakeLinks:
     def create_veth(self, pair: VethPair) -> CreatedLink:
         assert not {pair.host_name, pair.pod_name} & self.found.keys()
         self.done.append("create")
-        new = {"mtu": pair.mtu, "up": False, "arp": True}
-        self.found[pair.host_name] = replace(link(12, pair.host_name, 13), mac=pair.host_mac, **new)
-        self.found[pair.pod_name] = replace(link(13, pair.pod_name, 12), mac=pair.pod_mac, **new)
+        host, net = link(12, pair.host_name, 13), link(13, pair.pod_name, 12)
+        for end, mac in ((host, pair.host_mac), (net, pair.pod_mac)):
+            self.found[end.name] = replace(end, mac=mac, mtu=pair.mtu, up=False, arp=True)
         return CreatedLink(12, 13)
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
