@@ -51,10 +51,11 @@ class Constants:
         """Read them back; None if these are not ours."""
         if len(data) != _CONSTANTS.size:
             return None
-        magic, *numbers, build, tag = _CONSTANTS.unpack(data)
+        magic, generation, tcp, syn, other, closed, build, tag = _CONSTANTS.unpack(data)
         if magic != MAGIC:
             return None
-        return cls(*numbers, build.rstrip(b"\0").decode(), tag.rstrip(b"\0").decode())
+        texts = (text.rstrip(b"\0").decode() for text in (build, tag))
+        return cls(generation, tcp, syn, other, closed, *texts)
 
     def configured(self, settings: DatapathSettings) -> Self:
         """The same with the lifetimes of the settings."""

@@ -170,7 +170,6 @@ def captured_log() -> Iterator[list[str]]:
     format_text = ctypes.CDLL(None).vsnprintf
     format_text.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
 
-    @_LOG_FUNCTION
     def hear(level: int, template: int, arguments: int) -> int:
         if level < LOG_DEBUG:
             text = ctypes.create_string_buffer(LOG_LINE)
@@ -178,8 +177,9 @@ def captured_log() -> Iterator[list[str]]:
             said.append(text.value.decode(errors="replace"))
         return 0
 
+    callback = _LOG_FUNCTION(hear)
     with _capture:
-        previous = library().libbpf_set_print(ctypes.cast(hear, ctypes.c_void_p))
+        previous = library().libbpf_set_print(ctypes.cast(callback, ctypes.c_void_p))
         try:
             yield said
         finally:

@@ -1,0 +1,131 @@
+"""A node with real links: the datapath's hive, cilium_host and cilium_net, and pods in their own namespaces.
+
+Needs: root, inside a node's namespaces (fixture ``in_node``).   Gives: running(), LiveNode, LivePod.
+What other cells will do is done here by hand, as briefly as it goes.
+"""
+
+import os
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from cells import config, datapath, maps, netlink
+from cells.datapath import Datapath
+from cells.maps import (
+    EndpointConfig,
+    IpcacheKey,
+    IpcacheValue,
+    LxcKey,
+    LxcValue,
+    Maps,
+    MetricsKey,
+    MetricsValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+    create_map,
+)
+from cells.maps.specs import policy_spec
+from cells.netlink import HostLinks, PodLink, VethPair, parse_mac
+from cells.netlink.connection import open_socket
+from lifecycle import Hive, invoke
+from tests.support.namespaces import Namespaces, inside, new_netns
+
+ROUTER = IPv4Address("10.1.0.1")
+PODS = IPv4Network("10.1.0.0/16")
+STATE = Path("/run/cilium")
+
+
+@dataclass(frozen=True, slots=True)
+class LivePod:
+    """A pod with its link up."""
+
+    net: Namespaces
+    ip: IPv4Address
+    ifindex: int
+    link: str
+    policy: maps.Map
+
+    def sent_by_link(self) -> int:
+        """Packets that left through the host's end of its link."""
+        return int(Path(f"/sys/class/net/{self.link}/statistics/tx_packets").read_text(encoding="ascii"))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNode:
+    """The parts of a started hive that tests use."""
+
+    datapath: Datapath
+    maps: Maps
+    links: HostLinks
+
+    def add_host(self) -> None:
+        """cilium_host with the router's address, cilium_net, the route to pods, programs on both."""
+        for command in (
+            "link add cilium_host type veth peer name cilium_net",
+            "link set cilium_host arp off up",
+            "link set cilium_net arp off up",
+            f"address add {ROUTER}/32 dev cilium_host",
+            f"route add {PODS} dev cilium_host src {ROUTER}",
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+        for device in ("all", "cilium_host", "cilium_net"):
+            Path(f"/proc/sys/net/ipv4/conf/{device}/rp_filter").write_text("0", encoding="ascii")
+        host, net = self.links.find("cilium_host"), self.links.find("cilium_net")
+        assert host is not None
+        assert net is not None
+        self.datapath.set_node(NodeConfig(ROUTER, host.ifindex, host.mac, net.ifindex, net.mac, PODS))
+        self.datapath.attach_host(host.ifindex, net.ifindex)
+        self.maps.lxc.update(LxcKey(ROUTER).pack(), LxcValue(flags=maps.LXC_HOST).pack())
+        self.maps.ipcache.update(IpcacheKey.host(ROUTER).pack(), IpcacheValue(1).pack())
+
+    def add_pod(self, number: int) -> LivePod:
+        """A pod that may do everything."""
+        ip, identity = PODS[number], 1000 + number
+        host_mac, pod_mac = (parse_mac(f"0a:00:00:00:{end:02x}:{number:02x}") for end in (1, 2))
+        net, name = new_netns(), f"lxc{number:012x}"
+        link = self.links.create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, net.net))
+        with inside(net):
+            fd = open_socket()
+        PodLink(fd).configure(link.pod_ifindex, "eth0", ip, ROUTER, 1500)
+        os.close(fd)
+        policy = create_map(policy_spec(number, 16384))
+        self.maps.policies.update(struct.pack("<I", number), struct.pack("<I", policy.fd))
+        for egress in (False, True):
+            key = PolicyKey(0, egress)
+            policy.update(key.pack(), PolicyEntry().pack(key))
+        row = EndpointConfig(ip, number, identity, host_mac, pod_mac)
+        self.maps.endpoints.update(struct.pack("<I", link.host_ifindex), row.pack())
+        address = LxcValue(link.host_ifindex, number, pod_mac, host_mac, identity)
+        self.maps.lxc.update(LxcKey(ip).pack(), address.pack())
+        self.maps.ipcache.update(IpcacheKey.host(ip).pack(), IpcacheValue(identity).pack())
+        self.datapath.attach_endpoint(link.host_ifindex)
+        self.links.activate(link.host_ifindex, f"hive endpoint {number}")
+        return LivePod(net, ip, link.host_ifindex, name, policy)
+
+    def drops(self) -> dict[int, int]:
+        """Packets dropped, by reason; IPv6 that a pod's kernel sends of itself left out."""
+        rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps.metrics.items()}
+        return {key.reason: value.packets for key, value in rows.items() if key.reason not in {0, 139}}
+
+
+def root(_datapath: Datapath) -> None:
+    """What the tests need of the hive."""
+
+
+@asynccontextmanager
+async def running(**settings: object) -> AsyncIterator[LiveNode]:
+    """The datapath's hive, started; its programs and maps stay in the kernel afterwards."""
+    small: dict[str, object] = {
+        "bpf-ct-global-tcp-max": 4096,
+        "bpf-ct-global-any-max": 4096,
+        "state-dir": STATE,
+    }
+    given = {name.replace("_", "-"): value for name, value in settings.items()}
+    hive = Hive(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(root), settings=small | given)
+    async with hive.started():
+        yield LiveNode(hive.get(Datapath), hive.get(Maps), hive.get(HostLinks))

@@ -1,0 +1,241 @@
+"""One build after another on a node that keeps forwarding: the maps stay, the programs change."""
+
+import json
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cells.datapath import LoadError
+from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
+from cells.datapath.generation import in_force
+from cells.maps import open_map, open_program, program_by_id, program_info
+from cells.maps import test_run as run
+from lifecycle import HiveError, StartError
+from tests.kernel.datapath.node import LiveNode, LivePod, running
+from tests.support.namespaces import in_node, inside
+from tests.support.waiting import eventually
+
+__all__ = ["in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+PINS = Path("/sys/fs/bpf")
+DISPATCHERS = {"cil_from_container", "cil_from_host", "cil_to_host"}
+GENERATION = {"hive_from_pod", "hive_from_host", "hive_to_host"}
+
+
+@pytest.fixture(scope="module")
+def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another build of the same source."""
+    return compile_objects(tmp_path_factory.mktemp("other"), build_tag="other")[1]
+
+
+def map_ids(node: LiveNode) -> dict[str, int]:
+    return {table.spec.name: table.id for table in node.maps.all()}
+
+
+def entries() -> dict[int, int]:
+    """Program ids in hive_entry, by slot."""
+    with open_map(PINS / "tc/globals/hive_entry") as entry:
+        found = {struct.unpack("<I", k)[0]: struct.unpack("<I", v)[0] for k, v in entry.items()}
+    return {slot: program for slot, program in found.items() if program}
+
+
+def attached(device: str) -> set[int]:
+    """Ids of the programs on a device's clsact, as tc shows them."""
+    ids = set()
+    for hook in ("ingress", "egress"):
+        shown = subprocess.run(
+            ["tc", "-json", "filter", "show", "dev", device, hook], check=True, capture_output=True
+        )
+        ids |= {row["options"]["prog"]["id"] for row in json.loads(shown.stdout) if "options" in row}
+    return ids
+
+
+async def test_the_first_start_makes_the_first_generation(in_node: None) -> None:
+    async with running() as node:
+        assert node.datapath.generation == 1
+        assert node.datapath.programs.keys() == DISPATCHERS | GENERATION
+        programs = node.datapath.programs
+        assert entries() == {
+            0: programs["hive_from_pod"],
+            1: programs["hive_to_host"],
+            2: programs["hive_from_host"],
+        }
+        for name in DISPATCHERS:
+            assert program_info(open_program(PINS / "cilium/dispatch" / name)).id == programs[name]
+
+
+async def test_another_build_replaces_programs_and_nothing_else(in_node: None, other_build: Path) -> None:
+    async with running() as node:
+        node.add_host()
+        pod = node.add_pod(10)
+        before, maps_before, build = dict(node.datapath.programs), map_ids(node), node.datapath.build
+        on_pod, on_host = attached(pod.link), attached("cilium_host")
+    async with running(datapath_object=other_build) as node:
+        after = node.datapath.programs
+        assert (node.datapath.generation, map_ids(node)) == (2, maps_before)
+        assert node.datapath.build != build
+        assert {name: after[name] for name in DISPATCHERS} == {name: before[name] for name in DISPATCHERS}
+        assert not {after[name] for name in GENERATION} & set(before.values())
+        assert set(entries().values()) == {after[name] for name in GENERATION}
+        assert (attached(pod.link), attached("cilium_host")) == (on_pod, on_host)
+        with open_map(PINS / "tc/globals/hive_entry") as entry:
+            constants = in_force(entry)
+        assert constants is not None
+        assert (constants.tag, constants.build, constants.generation) == ("other", node.datapath.build, 2)
+        eventually(lambda: all(gone(before[name]) for name in GENERATION))
+
+
+def gone(program: int) -> bool:
+    try:
+        program_by_id(program)
+    except OSError:
+        return True
+    return False
+
+
+async def test_no_packet_is_lost_while_generations_change(in_node: None, other_build: Path) -> None:
+    async with running() as node:
+        one, two = node.add_pod(10), node.add_pod(11)
+    with flow(one, two) as (sent, received):
+        eventually(lambda: len(received) > 100)
+        for step in range(6):
+            settings = {"datapath_object": other_build} if step % 2 else {}
+            async with running(**settings):
+                pass
+        so_far = len(sent)
+        eventually(lambda: len(sent) > so_far + 100)
+    first = min(received)
+    assert set(range(first, len(sent))) - received == set()
+
+
+@contextmanager
+def flow(one: LivePod, two: LivePod) -> Iterator[tuple[list[int], set[int]]]:
+    """A thousand numbered datagrams a second from one pod to the other: those sent, those received."""
+    with inside(two.net):
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.bind(("0.0.0.0", 9000))
+    with inside(one.net):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver.settimeout(1)
+    sent: list[int] = []
+    received: set[int] = set()
+    done = threading.Event()
+
+    def send() -> None:
+        due = time.monotonic()
+        while not done.is_set():
+            sender.sendto(struct.pack("<I", len(sent)), (str(two.ip), 9000))
+            sent.append(len(sent))
+            due += 0.001
+            done.wait(max(0.0, due - time.monotonic()))
+
+    def receive() -> None:
+        while not done.is_set() or len(sent) - 1 not in received:
+            try:
+                received.add(struct.unpack("<I", receiver.recv(4))[0])
+            except TimeoutError:
+                return
+
+    threads = [threading.Thread(target=send), threading.Thread(target=receive)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sent, received
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        receiver.close()
+        sender.close()
+
+
+def broken(path: Path, fault: tuple[str, str]) -> Path:
+    """An object of changed source, compiled with the same flags."""
+    file = path / "broken.c"
+    text = (SOURCES / "datapath.c").read_text(encoding="ascii")
+    file.write_text(text.replace('#include "', f'#include "{SOURCES}/').replace(*fault))
+    return compile_one(find_clang(), file, path / "broken.o", "")
+
+
+UNBOUNDED = ("skb->queue_mapping = 0;", "skb->queue_mapping = *(__u32 *)packet_start(skb);")
+OPEN = ("return DROP(EGRESS, DROP_INVALID_SOURCE);", "{}")
+RENAMED = ("int hive_to_host", "int hive_elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (UNBOUNDED, "refused by the kernel: Permission denied: .*outside of the packet"),
+        (OPEN, "hive_from_pod fails its self-check, a source that is not the pod's: .*expected .132."),
+        (RENAMED, "has no program hive_to_host"),
+    ],
+    ids=["verifier", "self-check", "missing program"],
+)
+async def test_a_build_that_fails_leaves_the_former_in_force(
+    in_node: None, tmp_path: Path, fault: tuple[str, str], complaint: str
+) -> None:
+    async with running():
+        before = entries()
+    with pytest.raises(StartError) as caught:
+        async with running(datapath_object=broken(tmp_path, fault)):
+            pass
+    (error,) = caught.value.exceptions
+    assert isinstance(error, LoadError)
+    assert caught.group_contains(LoadError, match=complaint)
+    assert "\n" not in str(error)
+    assert entries() == before
+    async with running() as node:
+        assert node.datapath.generation == 2
+
+
+async def test_a_file_that_is_no_object_is_refused(in_node: None, tmp_path: Path) -> None:
+    file = tmp_path / "text.o"
+    file.write_text("not an object")
+    with pytest.raises(StartError) as caught:
+        async with running(datapath_object=file):
+            pass
+    assert caught.group_contains(HiveError, match="text.o is not an eBPF object libbpf can read")
+    with pytest.raises(StartError) as caught:
+        async with running(datapath_object=tmp_path / "absent.o"):
+            pass
+    assert caught.group_contains(
+        HiveError, match="datapath-object=.*absent.o: No such file or directory; expected"
+    )
+
+
+async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
+    async with running() as node:
+        node.add_host()
+        one, two = node.add_pod(10), node.add_pod(11)
+        before = dict(node.datapath.programs)
+    for name in DISPATCHERS:  # as after an upgrade that changed them: the pins no longer vouch for them
+        (PINS / "cilium/dispatch" / name).unlink()
+    with flow(one, two) as (sent, received):
+        eventually(lambda: len(received) > 100)
+        async with running() as node:
+            after = node.datapath.programs
+            assert not {after[name] for name in DISPATCHERS} & set(before.values())
+            assert attached(one.link) == attached(two.link) == {after["cil_from_container"]}
+            assert attached("cilium_host") == {after["cil_to_host"], after["cil_from_host"]}
+            assert attached("cilium_net") == {after["cil_to_host"]}
+    assert set(range(min(received), len(sent))) - received == set()
+
+
+async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_host(in_node: None) -> None:
+    async with running() as node:
+        for slot in range(3):
+            node.maps.entry.delete(struct.pack("<I", slot))
+        frame = bytes(12) + b"\x86\xdd" + bytes(60)
+        verdicts = {
+            name: run(program_by_id(node.datapath.programs[name]), frame).retval for name in DISPATCHERS
+        }
+        assert verdicts == {"cil_from_container": 2, "cil_from_host": 0, "cil_to_host": 0}
+        assert node.drops() == {140: 1}
