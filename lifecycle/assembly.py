@@ -123,7 +123,7 @@ def _unreadable(struct: type[Settings]) -> Iterator[str]:
         return
     for option in options:
         if not known(option.kind):
-            yield f"field {option.field!r}: settings of type {type_name(option.kind)} cannot be read from text"
+            yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
 
 
 def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:

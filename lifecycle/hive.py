@@ -23,6 +23,7 @@ from lifecycle.errors import (
     HiveError,
     NotStartedError,
     SettingsError,
+    ShutdownRequestedError,
     StartError,
     StopError,
 )
@@ -182,12 +183,10 @@ class Hive:
         supervisor.stop()
         await self._over()
         self._supervisor = None
-        if supervisor.failures:
-            crashed = any(failure.phase is State.STARTED for failure in supervisor.failures)
-            raise StopError(
-                _sentence(f"{self.name} {'ended' if crashed else 'did not stop well'}", supervisor.failures),
-                [failure.error for failure in supervisor.failures],
-            )
+        if failures := supervisor.failures:
+            crashed = any(failure.phase is State.STARTED for failure in failures)
+            beginning = f"{self.name} {'ended' if crashed else 'did not stop well'}"
+            raise StopError(_sentence(beginning, list(map(str, failures))), [one.error for one in failures])
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator["Hive"]:
@@ -302,19 +301,17 @@ class Hive:
         self._supervision.result()
 
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
-        errors = [failure.error for failure in failures]
-        text = _sentence(f"{self.name} did not start", failures)
+        errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]
         if not errors:
-            reason = self.shutdown.error
-            asked = (
-                reason if isinstance(reason, Exception) else HiveError("a shutdown was requested meanwhile")
-            )
-            errors, text = [asked], f"{self.name} did not start: {asked}"
-        raise StartError(text, errors) from errors[0]
+            asked = self.shutdown.error
+            errors = [
+                asked if isinstance(asked, Exception) else ShutdownRequestedError("asked to end meanwhile")
+            ]
+            told = [str(errors[0])]
+        raise StartError(_sentence(f"{self.name} did not start", told), errors) from errors[0]
 
 
-def _sentence(beginning: str, failures: list[HookFailure]) -> str:
-    told = [str(failure) for failure in failures]
+def _sentence(beginning: str, told: list[str]) -> str:
     return f"{beginning}: {told[0]}" if len(told) == 1 else "\n- ".join((f"{beginning}:", *told))
 
 

@@ -5,6 +5,7 @@ Gives:  await_stack().
 """
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import types
@@ -15,12 +16,14 @@ from lifecycle.places import Place
 __all__ = ["await_stack"]
 
 
-def await_stack(task: "asyncio.Task[object]", *, skip: frozenset[str] = frozenset()) -> list[str]:
-    """The task's frames, outermost first, as ``name at file:line``; those in files `skip` are left out."""
+def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
+    """The task's frames, outermost first, as ``name at file:line``: those called by code of files `below`."""
+    frames = list(_frames(task.get_coro()))
+    ours = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
     return [
         f"{frame.f_code.co_qualname} at {Place(frame.f_code.co_filename, frame.f_lineno)}"
-        for frame in _frames(task.get_coro())
-        if frame.f_code.co_filename not in skip
+        for frame in frames[ours[-1] + 1 if ours else 0 :]
+        if frame.f_code.co_filename != contextlib.__file__
     ]
 
 

@@ -9,7 +9,6 @@ their own: whatever is cancelled outside, every stop body runs.
 """
 
 import asyncio
-import contextlib
 import enum
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ DEFAULT_STOP_TIMEOUT = 10.0
 """Seconds a hook may take to start and to stop when neither it nor its hive says otherwise."""
 
 
-_OURS = frozenset({__file__, hooks.__file__, contextlib.__file__})  # frames that say nothing about a hook
+_OURS = frozenset({__file__, hooks.__file__})  # frames that say nothing about a hook
 
 
 class State(enum.Enum):
@@ -224,7 +223,7 @@ class Supervisor:
 
     def _pending(self, node: HookNode) -> list[str]:
         if node.task is not None and node.state in {State.STARTING, State.STOPPING}:
-            stack = await_stack(node.task, skip=_OURS)
+            stack = await_stack(node.task, below=_OURS)
             return [f"    {node} is {node.state.value}", *(f"        in {frame}" for frame in stack)]
         if node.state is State.WAITING and not self.stopping:
             waits = [str(need) for need in node.needs if need.state is not State.STARTED]
