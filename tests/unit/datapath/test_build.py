@@ -1,0 +1,82 @@
+"""Compiling the eBPF objects: reproducible, told apart by a tag, and clear about what is missing."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cells.datapath import build
+from cells.datapath.build import BuildError, compile_objects, explain, find_clang
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_build_depends_on_its_source_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = compile_objects(tmp_path / "here")
+    elsewhere = tmp_path / "elsewhere" / "bpf"
+    shutil.copytree(build.SOURCES, elsewhere)
+    monkeypatch.setattr(build, "SOURCES", elsewhere)
+    monkeypatch.chdir(tmp_path)
+    there = compile_objects(tmp_path / "there")
+    assert [path.name for path in here] == ["dispatch.o", "datapath.o"]
+    assert [digest(path) for path in here] == [digest(path) for path in there]
+
+
+def test_a_tag_makes_another_build_of_the_same_source_but_not_of_the_dispatchers(tmp_path: Path) -> None:
+    plain = compile_objects(tmp_path / "plain")
+    tagged = compile_objects(tmp_path / "tagged", build_tag="next-1.0_x+y")
+    assert digest(plain[0]) == digest(tagged[0])
+    assert digest(plain[1]) != digest(tagged[1])
+    assert b"next-1.0_x+y" in tagged[1].read_bytes()
+
+
+@pytest.mark.parametrize("tag", ["x" * 32, 'a"b', "a b", "ä"])
+def test_a_tag_that_would_not_fit_is_refused(tmp_path: Path, tag: str) -> None:
+    with pytest.raises(BuildError, match="expected at most 31 of the characters"):
+        compile_objects(tmp_path, build_tag=tag)
+
+
+def test_without_a_compiler_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(BuildError, match="apt-get install clang"):
+        find_clang()
+
+
+def test_the_newest_versioned_compiler_serves_when_there_is_no_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"clang-14", "clang-19"}
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
+    assert find_clang() == "/usr/bin/clang-19"
+
+
+@pytest.mark.parametrize(
+    ("header", "package"), [("bpf/bpf_helpers.h", "libbpf-dev"), ("asm/types.h", "linux-libc-dev")]
+)
+def test_without_a_header_the_package_to_install_is_named(header: str, package: str) -> None:
+    complaint = f"bpf.h:5:10: fatal error: '{header}' file not found"
+    assert explain(complaint, Path("dispatch.c")) == f"dispatch.c needs <{header}>: apt-get install {package}"
+
+
+def test_what_does_not_compile_leaves_the_former_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    before = [digest(path) for path in compile_objects(out)]
+    source = tmp_path / "bpf"
+    shutil.copytree(build.SOURCES, source)
+    (source / "dispatch.c").write_text("int x = y;\n")
+    monkeypatch.setattr(build, "SOURCES", source)
+    with pytest.raises(BuildError, match=r"(?s)dispatch.c does not compile:.*undeclared"):
+        compile_objects(out)
+    assert [digest(out / name) for name in ("dispatch.o", "datapath.o")] == before
+
+
+def test_building_needs_nothing_but_the_standard_library() -> None:
+    script = f"import runpy; runpy.run_path({str(Path(build.__file__))!r})"
+    subprocess.run([sys.executable, "-I", "-S", "-W", "error", "-c", script], check=True)

@@ -1,0 +1,96 @@
+"""Constants of a generation, and entries replaced all or not at all."""
+
+import os
+import struct
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from cells.datapath import generation
+from cells.datapath.generation import SLOTS, Constants, build_of, publish
+from cells.datapath.settings import DatapathSettings
+from cells.maps import Map
+from lifecycle import Duration
+
+CONSTANTS = Constants(7, 8000, 60, 61, 10, "0123456789ab", "next")
+
+
+def test_constants_survive_the_kernel() -> None:
+    assert Constants.unpack(CONSTANTS.pack()) == CONSTANTS
+
+
+def test_other_programs_constants_are_not_ours() -> None:
+    assert Constants.unpack(bytes(72)) is None
+    assert Constants.unpack(CONSTANTS.pack() + bytes(8)) is None
+
+
+def test_the_settings_decide_the_lifetimes() -> None:
+    settings = DatapathSettings(
+        bpf_ct_timeout_regular_tcp=Duration(21600), bpf_ct_timeout_regular_any=Duration(30)
+    )
+    assert CONSTANTS.configured(settings) == replace(
+        CONSTANTS, lifetime_tcp=21600, lifetime_syn=60, lifetime_any=30, lifetime_closed=10
+    )
+
+
+@pytest.mark.parametrize("wrong", [Duration(0), Duration(0.5), Duration(-3), Duration(1 << 31)])
+def test_a_lifetime_conntrack_cannot_keep_is_refused(wrong: Duration) -> None:
+    with pytest.raises(ValueError, match=r"bpf-ct-timeout-regular-tcp-fin=.*expected whole seconds, from 1s"):
+        DatapathSettings(bpf_ct_timeout_regular_tcp_fin=wrong).validate()
+
+
+def test_a_build_is_named_by_its_contents() -> None:
+    assert build_of(b"") == "e3b0c44298fc"
+
+
+class FakeEntry:
+    """hive_entry with programs as numbers: a descriptor stands for the program of the same id."""
+
+    def __init__(self, programs: dict[int, int], refuse: int | None = None) -> None:
+        self.programs = programs
+        self.refuse = refuse
+
+    def lookup(self, key: bytes) -> bytes | None:
+        value = self.programs.get(*struct.unpack("<I", key))
+        return None if value is None else struct.pack("<I", value)
+
+    def update(self, key: bytes, value: bytes) -> None:
+        (program,) = struct.unpack("<I", value)
+        if program == self.refuse:
+            raise OSError(22, "refused")
+        self.programs[struct.unpack("<I", key)[0]] = program
+
+    def delete(self, key: bytes) -> bool:
+        return self.programs.pop(struct.unpack("<I", key)[0], None) is not None
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Descriptors that were given up."""
+    gone: list[int] = []
+    monkeypatch.setattr(generation, "program_by_id", lambda program: program)
+    monkeypatch.setattr(os, "close", gone.append)
+    return gone
+
+
+NEW = {name: 1000 + slot for name, slot in SLOTS.items()}
+
+
+def test_publishing_replaces_every_entry(closed: list[int]) -> None:
+    entry = FakeEntry({0: 500, 1: 501, 2: 502})
+    publish(cast("Map", entry), NEW)
+    assert entry.programs == {0: 1000, 1: 1001, 2: 1002}
+    assert sorted(closed) == [500, 501, 502]
+
+
+@pytest.mark.parametrize("before", [{0: 500, 1: 501, 2: 502}, {}, {0: 500}])
+@pytest.mark.parametrize("refuse", [1000, 1001, 1002])
+def test_a_refused_entry_puts_the_former_ones_back(
+    closed: list[int], before: dict[int, int], refuse: int
+) -> None:
+    entry = FakeEntry(dict(before), refuse)
+    with pytest.raises(OSError, match="refused"):
+        publish(cast("Map", entry), NEW)
+    assert entry.programs == before
+    assert sorted(closed) == sorted(before.values())[: len(closed)]
