@@ -24,7 +24,13 @@ GLOBALS = Path("/sys/fs/bpf/tc/globals")
 STATE = Path("/run/cilium/state")
 
 
-def _needed(_: ExposedEndpoints) -> None:
+CELLS = (
+    *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
+    *(endpoint.cell, endpoint_restore.cell),
+)
+
+
+def needed(_: ExposedEndpoints) -> None:
     """Ask for restore, and so for everything before it."""
 
 
@@ -32,9 +38,7 @@ def _needed(_: ExposedEndpoints) -> None:
 async def agent(**settings: object) -> AsyncIterator[Hive]:
     """An agent without servers, until the block ends."""
     given = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
-    cells = (config, netlink, maps, devices, datapath, ipam, endpoint, endpoint_restore)
-    hive = Hive(*(each.cell for each in cells), invoke(_needed), settings=given)
-    async with hive.started():
+    async with Hive(*CELLS, invoke(needed), settings=given).started() as hive:
         yield hive
 
 

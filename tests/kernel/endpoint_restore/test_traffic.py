@@ -1,0 +1,118 @@
+"""Pods talk on while the agent is away and while it comes back."""
+
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from cells import host_ip_sync, router
+from cells.endpoint import Endpoint, Endpoints, State
+from cells.host_ip_sync import HostIPSync
+from cells.netlink import PodLink
+from cells.netlink.connection import open_socket
+from cells.router import Router
+from lifecycle import Hive, invoke
+from tests.kernel.endpoint.nodes import CELLS, SETTINGS, add_pod, address_of, needed, pods
+from tests.support.namespaces import Namespaces, in_node, inside
+from tests.support.waiting import eventually
+
+__all__ = ["in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+PORT = 7000
+INTERVAL = 0.001
+
+
+def _synced(_: HostIPSync) -> None:
+    """Ask for it."""
+
+
+def forwarding_agent() -> Hive:
+    """All that a packet between two pods needs."""
+    extra = (router.cell, host_ip_sync.cell)
+    return Hive(*CELLS, *extra, invoke(needed, _synced), settings=SETTINGS)
+
+
+def connect(hive: Hive, number: int, pod: Namespaces) -> Endpoint:
+    """Add the pod and configure its end, as ADD does."""
+    made = add_pod(hive, number, pod)
+    with inside(pod):
+        fd = open_socket()
+        index = socket.if_nametoindex("eth0")
+    try:
+        PodLink(fd).configure(index, "eth0", address_of(made), hive.get(Router).ip, 1500)
+    finally:
+        os.close(fd)
+    return made
+
+
+@dataclass
+class Flow:
+    """Numbered datagrams, one a millisecond, from one pod to another."""
+
+    source: socket.socket
+    sink: socket.socket
+    target: tuple[str, int]
+    sent: int = 0
+    received: set[int] = field(default_factory=set)
+    threads: list[threading.Thread] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self) -> None:
+        """Send and receive from now on."""
+        self.threads = [threading.Thread(target=each, daemon=True) for each in (self._send, self._receive)]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop sending, receive what is still under way."""
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+        self.source.close()
+        self.sink.close()
+
+    def _send(self) -> None:
+        due = time.monotonic()
+        while not self.over.is_set():
+            self.source.sendto(self.sent.to_bytes(4, "little"), self.target)
+            self.sent += 1
+            due += INTERVAL
+            self.over.wait(max(0.0, due - time.monotonic()))
+
+    def _receive(self) -> None:
+        self.sink.settimeout(0.2)
+        while True:
+            try:
+                self.received.add(int.from_bytes(self.sink.recv(16), "little"))
+            except TimeoutError:
+                if self.over.is_set():
+                    return
+
+
+def udp(pod: Namespaces) -> socket.socket:
+    """A socket in the pod."""
+    with inside(pod):
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+@pytest.mark.usefixtures("in_node")
+async def test_a_flow_loses_nothing_over_a_restart() -> None:
+    with pods(2) as (one, two):
+        async with forwarding_agent().started() as hive:
+            connect(hive, 1, one)
+            target = str(address_of(connect(hive, 2, two)))
+            sink = udp(two)
+            sink.bind((target, PORT))
+            flow = Flow(udp(one), sink, (target, PORT))
+            flow.begin()
+            eventually(lambda: len(flow.received) > 50)
+        async with forwarding_agent().started() as hive:
+            assert [each.state for each in hive.get(Endpoints).all()] == [State.READY, State.READY]
+            seen = len(flow.received)
+            eventually(lambda: len(flow.received) > seen + 50)
+        flow.end()
+    assert set(range(flow.sent)) - flow.received == set()
