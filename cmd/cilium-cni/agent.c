@@ -95,7 +95,7 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 		// unix(7): a peer closed with our packet unread, accepted or not, resets the connection.
 		if (errno == ECONNRESET)
 			return NOT_DELIVERED;
-		return errno == EAGAIN ? TIMED_OUT : NO_ANSWER;
+		return errno == EAGAIN || errno == EINTR ? TIMED_OUT : NO_ANSWER;
 	}
 	if (length == 0)
 		return NO_ANSWER;
@@ -123,7 +123,9 @@ enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin
 	union {
 		struct cmsghdr header;
 		char bytes[CMSG_SPACE(2 * sizeof(int))];
-	} rights = { .header = { CMSG_LEN(2 * sizeof(int)), SOL_SOCKET, SCM_RIGHTS } };
+	} rights = { .header = { .cmsg_len = CMSG_LEN(2 * sizeof(int)),
+				 .cmsg_level = SOL_SOCKET,
+				 .cmsg_type = SCM_RIGHTS } };
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 3 };
 	if (netns->netlink >= 0) {
 		int fds[] = { netns->fd, netns->netlink };
@@ -137,7 +139,10 @@ enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin
 	if (sendmsg(fd, &message, MSG_NOSIGNAL) >= 0)
 		result = receive(fd, reply);
 	else
-		result = errno == EMSGSIZE ? TOO_LONG : errno == EAGAIN ? TIMED_OUT : NOT_DELIVERED;
+		result = errno == EPIPE || errno == ECONNRESET ? NOT_DELIVERED
+			: errno == EMSGSIZE			? TOO_LONG
+			: errno == EAGAIN			? TIMED_OUT
+								: NOT_SENT;
 	int why = errno;
 	close(fd);
 	errno = why;

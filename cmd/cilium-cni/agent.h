@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CNI_PROTOCOL = 1, DEFAULT_PATIENCE_MS = 30000 };
+enum { CNI_PROTOCOL = 1 };
 #define DEFAULT_AGENT_SOCKET "/var/run/cilium/cni.sock"
 
 struct agent_reply {
@@ -25,6 +25,7 @@ enum exchange {
 	NOT_DELIVERED, // the agent never read the request (errno): sending it again is safe
 	NO_ANSWER,     // the agent read it and went away: what it did is unknown
 	TIMED_OUT,     // the agent is there and silent
+	NOT_SENT,      // this side's kernel refused (errno)
 	TOO_LONG,      // the request does not fit in a packet
 	MALFORMED,     // not an agent, or one with another framing
 };

@@ -95,6 +95,10 @@ static int fail_exchange(const struct invocation *call, enum exchange result, co
 	case TOO_LONG:
 		add(&message, ": the request is too long for one packet: shorten CNI_ARGS or the network configuration");
 		return fail(CNI_INVALID_CONFIG, words(&message), "");
+	case NOT_SENT:
+		add(&message, ": the request cannot be sent: ");
+		add(&message, reason(errno));
+		return fail(CNI_INTERNAL, words(&message), "");
 	case MALFORMED:
 		add(&message, " gave no proper answer: is something else listening there?");
 		return fail(CNI_INTERNAL, words(&message), "");
