@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from cells.cni_server.attach import Attacher
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
-from cells.netlink import HostLinks, PodLink, mac_text
+from cells.netlink import HostLinks, NetlinkError, PodLink, mac_text
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 from tests.unit.cni_server.fakes import FakeNode
@@ -36,6 +37,16 @@ SOCKET = Path("/run/cilium/cni.sock")
 
 def root(_links: HostLinks) -> None:
     """What the tests need of the hive."""
+
+
+class Stubborn(PodLink):
+    """A pod that takes everything and then says no."""
+
+    def configure(
+        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+    ) -> None:
+        super().configure(ifindex, name, address, gateway, mtu)
+        raise NetlinkError(errno.EPERM, f"add route to {name}")
 
 
 @dataclass
@@ -54,7 +65,7 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(gateway: IPv4Address = GATEWAY) -> AsyncIterator[Node]:
+async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
     async with Hive(netlink.cell, invoke(root)).started() as hive:
         links, fakes, lifecycle, log = (
             hive.get(HostLinks),
@@ -63,9 +74,9 @@ async def serving(gateway: IPv4Address = GATEWAY) -> AsyncIterator[Node]:
             structlog.get_logger(),
         )
         departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
-        attacher = Attacher(links, fakes, fakes, departures, gateway=lambda: gateway, mtu=lambda: 1400)
+        attacher = Attacher(links, fakes, fakes, departures, gateway=lambda: GATEWAY, mtu=lambda: 1400)
         detacher = Detacher(fakes, departures, log)
-        server = CniServer(SOCKET, attacher, detacher, fakes, PodLink, lifecycle=lifecycle, log=log)
+        server = CniServer(SOCKET, attacher, detacher, fakes, open_pod, lifecycle=lifecycle, log=log)
         async with departures.running(), server.serving():
             yield Node(fakes, links)
 
@@ -166,7 +177,7 @@ async def test_a_pod_that_cannot_be_configured_is_taken_back(
     in_node: None,
 ) -> None:
     with new_netns() as pod:
-        async with serving(gateway=IPv4Address("224.0.0.1")) as node:
+        async with serving(open_pod=Stubborn) as node:
             ended = await node.call("ADD", pod)
             assert ended.json["msg"].startswith(
                 "unable to configure interfaces in container namespace: error configuring IPv4: "
@@ -187,7 +198,7 @@ async def test_a_burst_of_pods_is_attached_and_detached(in_node: None) -> None:
     pods = [new_netns() for _ in range(20)]
     async with serving() as node:
         for command in ("ADD", "DEL"):
-            codes = []
+            codes: list[int] = []
 
             async def one(number: int, pod: Namespaces, command: str, codes: list[int]) -> None:
                 codes.append((await node.call(command, pod, f"cid{number}")).code)
