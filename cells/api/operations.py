@@ -251,7 +251,7 @@ class Operations:
         return empty(200)
 
     async def delete_ipam_address(self, request: web.Request) -> web.Response:
-        """DELETE /ipam/{ip}: free it again, unless an endpoint has it."""
+        """DELETE /ipam/{ip}: free it again, unless an endpoint or the router has it."""
         try:
             address = IPv4Address(request.match_info["ip"])
         except ValueError:
@@ -259,5 +259,7 @@ class Operations:
         user = next((e for e in self._endpoints.all() if e.ipv4 == address), None)
         if user is not None:
             return answer(500, f"IP is in use by endpoint {user.id}")
+        if address == self._facts.node().router_ip:
+            return answer(500, "IP is in use by router")
         self._ipam.release(address, request.query.get("pool", ""))
         return empty(200)

@@ -58,15 +58,21 @@ def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Stat
 def controller(module: HealthStatus) -> wire.ControllerStatus:
     """One supervised module, as clients show it under "Controller Status"."""
     if module.level == "degraded":
-        told = f"{module.message}: {module.error}" if module.error else module.message
         counts = wire.ControllerCounts(
             consecutive_failure_count=1,
-            last_failure_msg=told,
+            last_failure_msg=trouble(module),
             last_failure_timestamp=rfc3339(module.since),
         )
     else:
         counts = wire.ControllerCounts(last_success_timestamp=rfc3339(module.since))
     return wire.ControllerStatus(name=module.module, status=counts)
+
+
+def trouble(module: HealthStatus) -> str:
+    """What a degraded module says, and the error behind it where that is not said already."""
+    if not module.error or module.error.partition(": ")[2] in module.message:
+        return module.message or module.error or ""
+    return f"{module.message}: {module.error}" if module.message else module.error
 
 
 def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:

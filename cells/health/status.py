@@ -53,7 +53,7 @@ def agent_status(modules: Iterable[HealthStatus]) -> AgentStatus:
     cni = [module for module in told if CNI_CONFIG_MODULE in module.module.split(".")]
     for module in cni:
         if module.level == "degraded":
-            reason = module.error or module.message
+            reason = module.message or module.error
             return AgentStatus("Failure", f"Could not write CNI config file: {reason}", told, module)
     spoken = next((module for module in cni if module.level != "unknown"), None)
     return AgentStatus("Ok", "", told, spoken)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.node import Node, running_node
+from tests.unit.api.node import ROUTER, Node, running_node
 
 pytestmark = pytest.mark.anyio
 
@@ -266,6 +266,14 @@ async def test_addresses_one_by_one(tmp_path: Path) -> None:
         assert (await node.ask("DELETE", "/v1/ipam/10.0.1.2?pool=default")).status == 200
         bad = await node.ask("DELETE", "/v1/ipam/nonsense?pool=default")
         assert (bad.status, bad.raw) == (400, b"")
+
+
+async def test_the_routers_address_is_not_given_away(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        node.ipam.allocate(ROUTER, "router", "default")
+        got = await node.ask("DELETE", f"/v1/ipam/{ROUTER}?pool=default")
+        assert (got.status, got.body) == (500, "IP is in use by router")
+        assert node.ipam.owner(ROUTER) == "router"
 
 
 async def test_families_this_node_has_not_got(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from cells.api.server import may_change
+from cells.api.server import SHUTDOWN_SECONDS, may_change
 from lifecycle import StartError
 from tests.unit.api.node import running_node
 
@@ -104,6 +105,15 @@ async def test_the_socket_is_there_while_the_hive_runs(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         assert stat.S_IMODE(node.socket.stat().st_mode) == 0o660
     assert not node.socket.exists()
+
+
+async def test_a_client_that_stays_connected_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as idle:
+        async with running_node(tmp_path) as node:
+            idle.connect(str(node.socket))
+            assert (await node.ask("GET", "/v1/config")).status == 200
+            stopping = time.monotonic()
+        assert time.monotonic() - stopping < SHUTDOWN_SECONDS / 2
 
 
 async def test_a_second_agent_does_not_take_the_socket(tmp_path: Path) -> None:
