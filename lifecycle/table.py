@@ -136,10 +136,13 @@ class Table(Generic[Row]):
             )
         watcher: Changes[Row] = Changes(self._rows)
         if since:
-            newer = (item for item in self._deleted.items() if item[1][1] > since)
-            watcher.pending.update((key, row) for key, (row, _) in newer)
-        watcher.pending.update((key, None) for key, (_, revision) in self._rows.items() if revision > since)
-        watcher.revision = self.revision
+            for key, (row, revision) in self._deleted.items():
+                if revision > since:
+                    watcher.tell({key: row}, revision)
+        newer: dict[Hashable, Row | None] = {
+            key: None for key, (_, revision) in self._rows.items() if revision > since
+        }
+        watcher.tell(newer, self.revision)
         self._watchers.add(watcher)
         return watcher
 
@@ -208,11 +211,10 @@ class Changes(Generic[Row]):
     def __init__(self, rows: dict[Hashable, tuple[Row, int]]) -> None:
         self._rows = rows
         self._event: anyio.Event | None = None
-        self.pending: dict[Hashable, Row | None] = {}
-        """Keys that may have changed, with the row as last seen."""
+        self._pending: dict[Hashable, tuple[Row | None, int]] = {}
+        """Keys that may have changed, with the row as last seen and the revision of the last change."""
         self.revision = 0
-        """The newest revision this watcher knows of, once it has fetched what is pending."""
-        self._told: dict[Hashable, int] = {}
+        """The table's revision as of the batch to come: where to resume with ``changes(since)``."""
 
     def __aiter__(self) -> "Changes[Row]":
         return self
@@ -226,22 +228,19 @@ class Changes(Generic[Row]):
     def take(self) -> list[Change[Row]]:
         """What has changed since the last time, at once; empty when nothing has."""
         batch = []
-        for key, old in self.pending.items():
-            found = self._rows.get(key)
-            row = found[0] if found else None
+        for key, (old, revision) in self._pending.items():
+            row, at = self._rows.get(key, (None, revision))
             if old != row:
-                revision = found[1] if found else self._told.get(key, self.revision)
-                batch.append(Change(key, old, row, revision))
-        self.pending.clear()
-        self._told.clear()
+                batch.append(Change(key, old, row, at))
+        self._pending.clear()
         batch.sort(key=lambda change: change.revision)
         return batch
 
     def tell(self, changed: dict[Hashable, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
         for key, old in changed.items():
-            self.pending.setdefault(key, old)
-            self._told[key] = revision
+            seen = self._pending[key][0] if key in self._pending else old
+            self._pending[key] = (seen, revision)
         self.revision = revision
         if self._event is not None:
             self._event.set()
