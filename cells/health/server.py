@@ -5,6 +5,7 @@ Needs: HealthServerSettings, StatusCollector, AgentReady, WebFramework.   Gives:
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,8 +72,9 @@ class HealthServer:
             await web.TCPSite(self._runner, HOST, self._port).start()
         except OSError as error:
             await self._stop()
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise HiveError(
-                f"agent-health-port: {HOST}:{self._port} cannot be served ({error.strerror or error}): "
+                f"agent-health-port: {HOST}:{self._port} cannot be served ({reason}): "
                 "stop what listens there, or choose another port"
             ) from error
         self._log.info("health served", address=f"{HOST}:{self._port}")

@@ -70,7 +70,7 @@ async def test_a_port_that_is_taken_is_told_in_one_line(port: int) -> None:
             async with running(port):
                 pass
     told = str(refused.value.exceptions[0])
-    assert told.startswith(f"agent-health-port: 127.0.0.1:{port} cannot be served (")
+    assert told.startswith(f"agent-health-port: 127.0.0.1:{port} cannot be served (Address already in use): ")
     assert "\n" not in told
 
 
