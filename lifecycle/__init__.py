@@ -4,7 +4,9 @@ Needs:  nothing of networks; dependency-injector, anyio, structlog, msgspec.
 Gives:  the names below. Compose cells (module, provide, invoke, ...) and run them with Hive.
 """
 
-from lifecycle.logs import Logger, configure_logging  # first: it keeps rich from being imported by structlog
+from typing import TYPE_CHECKING
+
+from lifecycle.logs import Logger, configure_logging  # first: it imports structlog without rich
 
 # isort: split
 from lifecycle.cells import (
@@ -33,7 +35,6 @@ from lifecycle.errors import (
     exit_code,
     explain,
 )
-from lifecycle.graph import Graph
 from lifecycle.health import Health, HealthStatus, HealthTree
 from lifecycle.hive import Hive
 from lifecycle.hooks import Hook, Lifecycle
@@ -44,6 +45,9 @@ from lifecycle.settings import Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
 from lifecycle.table import Change, Initializer, Table
+
+if TYPE_CHECKING:
+    from lifecycle.graph import Graph
 
 __all__ = [
     "BuildError",
@@ -94,3 +98,12 @@ __all__ = [
     "seconds",
     "supply",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Graph, when asked for: an agent that starts has no use for it."""
+    if name == "Graph":
+        from lifecycle.graph import Graph
+
+        return Graph
+    raise AttributeError(f"module 'lifecycle' has no attribute {name!r}")

@@ -6,8 +6,9 @@ Gives:  Assembly, the list of everything a hive is made of, before anything is r
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NewType, get_origin
+
+import msgspec
 
 from lifecycle.cells import (
     Cell,
@@ -31,17 +32,16 @@ __all__ = ["Assembly", "assemble"]
 _MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 
 
-@dataclass(slots=True)
-class Assembly:
+class Assembly(msgspec.Struct):
     """Everything the cells say, in the order they say it."""
 
     root: Scope
-    scopes: list[Scope] = field(default_factory=list)
-    constructors: list[Constructor] = field(default_factory=list)
+    scopes: list[Scope] = msgspec.field(default_factory=list)
+    constructors: list[Constructor] = msgspec.field(default_factory=list)
     """Those provided, supplied and configured."""
-    invokes: list[Constructor] = field(default_factory=list)
-    replaces: list[Constructor] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    invokes: list[Constructor] = msgspec.field(default_factory=list)
+    replaces: list[Constructor] = msgspec.field(default_factory=list)
+    faults: list[Fault] = msgspec.field(default_factory=list)
 
 
 def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:

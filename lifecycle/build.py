@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from dependency_injector.containers import DynamicContainer
-from dependency_injector.providers import Callable as CallableProvider
-from dependency_injector.providers import Object, Provider, Singleton
-
+from lifecycle.absent import absent
 from lifecycle.constructors import Constructor, Scope
 from lifecycle.cycles import order
 from lifecycle.errors import BuildError
@@ -23,6 +20,11 @@ from lifecycle.keys import Key, type_name
 from lifecycle.profile import Profile, Step
 from lifecycle.resolve import Resolution
 from lifecycle.settings import Settings
+
+with absent("yaml", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
+    from dependency_injector.containers import DynamicContainer
+    from dependency_injector.providers import Callable as CallableProvider
+    from dependency_injector.providers import Object, Provider, Singleton
 
 __all__ = ["Build"]
 

@@ -7,8 +7,9 @@ A cell only says what is there. Nothing is looked at, let alone called, before a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from lifecycle.keys import Key
 from lifecycle.places import Place, caller
@@ -27,15 +28,13 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, eq=False):
     """A part of a hive. Made by the functions of this module, given to module(), group() or Hive()."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModuleCell(Cell):
+class ModuleCell(Cell, frozen=True, eq=False):
     """A named scope around cells."""
 
     id: str
@@ -43,45 +42,39 @@ class ModuleCell(Cell):
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupCell(Cell):
+class GroupCell(Cell, frozen=True, eq=False):
     """Cells as one, without a scope."""
 
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProvideCell(Cell):
+class ProvideCell(Cell, frozen=True, eq=False):
     """Constructors of the graph."""
 
     constructors: tuple[Callable[..., object], ...]
     private: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConfigCell(Cell):
+class ConfigCell(Cell, frozen=True, eq=False):
     """Structs of settings."""
 
     structs: tuple[type[Settings], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InvokeCell(Cell):
+class InvokeCell(Cell, frozen=True, eq=False):
     """Functions to call once: the roots of what is built."""
 
     functions: tuple[Callable[..., object], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SupplyCell(Cell):
+class SupplyCell(Cell, frozen=True, eq=False):
     """A value that is there already."""
 
     value: object
     key: Key
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplaceCell(Cell):
+class ReplaceCell(Cell, frozen=True, eq=False):
     """A value in place of whatever provides the key."""
 
     key: Key

@@ -7,8 +7,9 @@ Gives:  Scope, Parameter, Constructor and describe(), which reads hints and tell
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from lifecycle.keys import Key, is_awaitable_hint, is_union, split_optional, type_name
 from lifecycle.places import Place, has_place, place_of
@@ -21,8 +22,7 @@ SELF = "self"
 Kind = Literal["provide", "supply", "config", "replace", "invoke"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scope:
+class Scope(msgspec.Struct, frozen=True, eq=False):
     """A module of the hive; the hive itself is the root."""
 
     id: str
@@ -40,8 +40,7 @@ class Scope:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """Something a constructor asks for."""
 
     name: str
@@ -52,8 +51,7 @@ class Parameter:
     positional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """What a constructor needs and gives."""
 
     parameters: tuple[Parameter, ...]
@@ -62,8 +60,7 @@ class Signature:
     faults: tuple[str, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Constructor:
+class Constructor(msgspec.Struct, eq=False):
     """One node of the graph: something that is called once, or a value that is there already."""
 
     kind: Kind
@@ -75,9 +72,9 @@ class Constructor:
     private: bool = False
     parameters: tuple[Parameter, ...] = ()
     faults: tuple[str, ...] = ()
-    needs: "dict[str, Constructor]" = field(default_factory=dict)
+    needs: "dict[str, Constructor]" = msgspec.field(default_factory=dict)
     """By parameter name; filled when the graph is resolved."""
-    injected: dict[str, Key] = field(default_factory=dict)
+    injected: dict[str, Key] = msgspec.field(default_factory=dict)
     """Parameters the hive itself fills, bound to this constructor."""
     replaced: bool = False
     cell_place: Place | None = None

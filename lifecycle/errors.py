@@ -6,8 +6,9 @@ Gives:  HiveError and its kinds (one clear line, an exit code), StartError and S
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Self
+
+import msgspec
 
 __all__ = [
     "BuildError",
@@ -51,8 +52,7 @@ class BuildError(HiveError):
     """A constructor or invoked function raised, or returned what it must not. The original is `__cause__`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """One thing wrong with a hive: what, and below it where and what would help."""
 
     kind: str

@@ -4,7 +4,6 @@ Needs:  a built resolution.
 Gives:  Graph with tree(), dot(), json(); graph_of() makes it.
 """
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,8 +34,7 @@ VERSION = 1
 """Of the JSON form; raised when a field changes its meaning or goes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleInfo:
+class ModuleInfo(msgspec.Struct, frozen=True):
     """A module; the hive itself is the one without a parent."""
 
     id: str
@@ -44,8 +42,7 @@ class ModuleInfo:
     parent: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ConstructorInfo:
+class ConstructorInfo(msgspec.Struct, frozen=True):
     """Something that provides a type."""
 
     id: str
@@ -62,8 +59,7 @@ class ConstructorInfo:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class InvokeInfo:
+class InvokeInfo(msgspec.Struct, frozen=True):
     """A function that is invoked."""
 
     id: str
@@ -73,17 +69,15 @@ class InvokeInfo:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(msgspec.Struct, frozen=True):
     """`source` needs `target`, both ids. In JSON: from, to."""
 
-    source: str = field()
-    target: str = field()
-    parameter: str = field()
+    source: str
+    target: str
+    parameter: str
 
 
-@dataclass(frozen=True, slots=True)
-class SettingInfo:
+class SettingInfo(msgspec.Struct, frozen=True):
     """An option with its value."""
 
     name: str
@@ -94,8 +88,7 @@ class SettingInfo:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class HookInfo:
+class HookInfo(msgspec.Struct, frozen=True):
     """A hook, in starting order."""
 
     id: str
@@ -107,8 +100,7 @@ class HookInfo:
     """Ids of the hooks it waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True):
     """The graph of a hive."""
 
     name: str

@@ -6,16 +6,16 @@ Gives:  Health to report with (injectable, module scoped) and HealthTree to look
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 __all__ = ["Health", "HealthStatus", "HealthTree", "Level"]
 
 Level = Literal["ok", "degraded", "stopped", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class HealthStatus:
+class HealthStatus(msgspec.Struct, frozen=True):
     """What one reporter said last."""
 
     module: str

@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import anyio
 
@@ -27,7 +27,6 @@ from lifecycle.errors import (
     StartError,
     StopError,
 )
-from lifecycle.graph import Graph, graph_of
 from lifecycle.health import Health, HealthTree
 from lifecycle.hooks import HookSpec, Lifecycle
 from lifecycle.jobs import Backoff, Jobs
@@ -47,6 +46,9 @@ from lifecycle.supervisor import (
     State,
     Supervisor,
 )
+
+if TYPE_CHECKING:
+    from lifecycle.graph import Graph
 
 __all__ = ["Hive"]
 
@@ -96,11 +98,13 @@ class Hive:
             kind = GraphError if self._faults else SettingsError
             raise kind(self.name, faults)
 
-    def graph(self) -> Graph:
+    def graph(self) -> "Graph":
         """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
 
         Raises what check() raises, and BuildError.
         """
+        from lifecycle.graph import graph_of  # who only runs a hive never asks
+
         build = self._construct()
         return graph_of(self._resolution, build, self._hooks(build), self._loaded.settings)
 

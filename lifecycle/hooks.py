@@ -7,14 +7,14 @@ Gives:  Hook, Lifecycle (injectable, bound to the constructor that asked for it)
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
 
 __all__ = ["Hook", "HookSpec", "Lifecycle"]
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
+class Hook(msgspec.Struct, frozen=True):
     """A start, a stop, or both. Each is awaited in one and the same task."""
 
     name: str
@@ -26,8 +26,7 @@ class Hook:
     stop_timeout: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HookSpec:
+class HookSpec(msgspec.Struct, frozen=True):
     """A hook as the supervisor sees it: a context to enter at start and leave at stop."""
 
     name: str

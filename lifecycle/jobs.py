@@ -11,11 +11,11 @@ marked fatal ends the hive.
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
+import msgspec
 
 from lifecycle.health import Health
 from lifecycle.logs import Logger
@@ -27,8 +27,7 @@ Item = TypeVar("Item")
 Work = Callable[[], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True):
     """Pauses between tries, in seconds: growing, with a jitter of half, up to a maximum."""
 
     first: float = 0.1

@@ -8,15 +8,10 @@ import logging
 import sys
 from typing import Literal, TextIO
 
-_RICH_IS_IN = "rich" in sys.modules
-if not _RICH_IS_IN:
-    # structlog imports rich when it can, only to draw tracebacks: 30 ms of every start that we do not spend
-    sys.modules["rich"] = None  # type: ignore[assignment]  # the documented way to make an import fail
-try:
+from lifecycle.absent import absent
+
+with absent("rich"):
     import structlog
-finally:
-    if not _RICH_IS_IN:
-        del sys.modules["rich"]
 
 __all__ = ["Format", "Logger", "configure_logging", "logger_for"]
 

@@ -9,14 +9,14 @@ import inspect
 import linecache
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 __all__ = ["Place", "caller", "has_place", "place_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A file and a line; the text is relative to the working directory where that is shorter."""
 
     file: str

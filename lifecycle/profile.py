@@ -5,16 +5,16 @@ Gives:  Profile and its Timings, filled while a hive starts and stops.
 """
 
 import time
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 __all__ = ["Profile", "Step", "Timing"]
 
 Step = Literal["construct", "invoke", "start", "stop"]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """One span. Times are in seconds; `began` counts from the making of the Hive."""
 
     kind: Step
@@ -24,12 +24,11 @@ class Timing:
     took: float
 
 
-@dataclass(slots=True)
-class Profile:
+class Profile(msgspec.Struct):
     """The timings of one hive, in the order they ended."""
 
-    timings: list[Timing] = field(default_factory=list)
-    origin: float = field(default_factory=time.perf_counter)
+    timings: list[Timing] = msgspec.field(default_factory=list)
+    origin: float = msgspec.field(default_factory=time.perf_counter)
 
     def record(self, kind: Step, name: str, module: str, began: float) -> None:
         """Record a span that began at perf_counter() time `began` and ends now."""

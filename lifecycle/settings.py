@@ -14,7 +14,6 @@ is the flag ``--neighbour-refresh``, the variable ``CILIUM_NEIGHBOUR_REFRESH`` a
 import functools
 import inspect
 import textwrap
-from dataclasses import dataclass
 
 import msgspec
 
@@ -32,8 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         """Raise ValueError("one line") when the values do not fit each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One field of a struct of settings."""
 
     name: str

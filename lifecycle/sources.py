@@ -10,8 +10,9 @@ are other programs' business and accepted silently; an unknown flag is a mistake
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from lifecycle import values
 from lifecycle.durations import Duration
@@ -23,8 +24,7 @@ __all__ = ["Loaded", "Setting", "Sources", "load"]
 CONFIG_DIR = "config-dir"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One option with its value and where that came from."""
 
     option: Option
@@ -33,14 +33,13 @@ class Setting:
     """In words: ``flag --mtu``, ``CILIUM_MTU``, ``file /etc/hive/mtu``, ``default``, ``code``."""
 
 
-@dataclass(slots=True)
-class Loaded:
+class Loaded(msgspec.Struct):
     """What the sources gave."""
 
-    structs: dict[type[Settings], Settings] = field(default_factory=dict)
-    settings: list[Setting] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    structs: dict[type[Settings], Settings] = msgspec.field(default_factory=dict)
+    settings: list[Setting] = msgspec.field(default_factory=list)
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class Sources:
@@ -58,8 +57,7 @@ class Sources:
         self.config_dir = Path(config_dir) if config_dir is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(msgspec.Struct, frozen=True):
     """A value as some place gave it, not yet read."""
 
     raw: object

@@ -50,6 +50,8 @@ class HookNode:
         "began", "leave", "limits", "module", "name", "needs", "owner", "ready", "scope", "spec", "starting",
         "state", "task", "unstarted_needs", "users", "users_left",
     )  # fmt: skip
+    starting: anyio.CancelScope
+    scope: anyio.CancelScope
 
     def __init__(
         self, spec: HookSpec, owner: Constructor, needs: Sequence["HookNode"], limits: tuple[float, float]
@@ -70,8 +72,6 @@ class HookNode:
         self.began = 0.0
         self.ready = anyio.Event()
         self.leave = anyio.Event()
-        self.starting = anyio.CancelScope()
-        self.scope = anyio.CancelScope()
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:
             need.users.append(self)
@@ -150,6 +150,7 @@ class Supervisor:
         await node.ready.wait()
         if not self.stopping:
             node.task = asyncio.current_task()
+            node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
             node.state = State.STARTING
             node.began = time.perf_counter()
             # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps

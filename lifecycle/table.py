@@ -8,11 +8,11 @@ Everything runs on one event loop, so reads between awaits are consistent and no
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
 import anyio
+import msgspec
 
 __all__ = ["Change", "Changes", "Initializer", "Table", "Transaction"]
 
@@ -22,8 +22,7 @@ REMEMBERED_DELETIONS = 1024
 """How many deletions a table can still tell someone who comes back with a revision."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[Row]):
+class Change(msgspec.Struct, Generic[Row], frozen=True):
     """What happened to one key since the watcher was last told."""
 
     key: Hashable

@@ -1,0 +1,227 @@
+"""A hive as a process: signals, exit codes, what is on standard error; logging; what importing costs."""
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from lifecycle import HiveError, UsageError, configure_logging, exit_code, explain
+
+ROOT = Path(__file__).resolve().parents[3]
+
+DAEMON = """
+import sys
+import anyio
+from lifecycle import *
+
+configure_logging("info", "logfmt")
+
+class Port(Settings, frozen=True):
+    port: int = 80
+    def validate(self):
+        if self.port > 65535:
+            raise ValueError(f"port {self.port}: expected 1 to 65535")
+
+class Server:
+    def __init__(self, port: Port, lifecycle: Lifecycle, shutdown: Shutdown, jobs: Jobs) -> None:
+        self.shutdown, self.jobs = shutdown, jobs
+        lifecycle.append(Hook("listen", self.start, self.stop))
+    async def start(self):
+        DO_START
+        print("up", flush=True)
+    async def job(self):
+        DO_JOB
+    async def stop(self):
+        DO_STOP
+        print("down", flush=True)
+
+cell = module("server", "Server", config(Port), provide(Server), invoke(Server))
+sys.exit(anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon").run))
+"""
+
+
+def daemon(*argv: str, start: str = "pass", stop: str = "pass", job: str = "pass") -> "subprocess.Popen[str]":
+    source = DAEMON.replace("DO_START", start).replace("DO_STOP", stop).replace("DO_JOB", job)
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *argv],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_in_order(number: signal.Signals) -> None:
+    with daemon() as process:
+        assert line(process) == "up"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert (out.strip(), process.returncode) == ("down", 0)
+    assert "msg=stopped module=daemon" in err
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with daemon(stop="print('stopping', flush=True); await anyio.sleep_forever()") as process:
+        assert line(process) == "up"
+        process.terminate()
+        assert line(process) == "stopping"
+        process.terminate()
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", 1)
+    assert "daemon: second signal, leaving at once" in err
+
+
+def test_a_signal_while_starting_rolls_back_and_is_no_failure() -> None:
+    with daemon(start="print('starting', flush=True); await anyio.sleep_forever()") as process:
+        assert line(process) == "starting"
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "start", "code", "told"),
+    [
+        (["--prot=1"], "pass", 2, "setting: --prot: no such setting; did you mean --port?"),
+        (["--port=70000"], "pass", 2, "setting: port 70000: expected 1 to 65535"),
+        ([], "raise UsageError('no privileges: run as root')", 2, "daemon: no privileges: run as root"),
+        ([], "raise HiveError('/run/x.sock is taken')", 1, "daemon: /run/x.sock is taken"),
+        ([], "self.shutdown.request(HiveError('lost the lock'))", 1, "daemon: lost the lock"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_an_exit_code(
+    argv: list[str], start: str, code: int, told: str
+) -> None:
+    with daemon(*argv, start=start) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert told in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_our_own_bugs_come_with_a_traceback() -> None:
+    with daemon(start="{}['key']") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "KeyError: 'key'" in err
+    assert "Traceback" in err
+    assert "hook 'listen' (server) failed to start" in err
+
+
+def test_a_fatal_job_ends_the_process_in_order_with_its_code() -> None:
+    with daemon(
+        start="self.jobs.one_shot('job', self.job, fatal=True)", job="raise UsageError('no')"
+    ) as process:
+        out, err = process.communicate(timeout=20)
+    assert (out.split(), process.returncode) == (["up", "down"], 2)
+    assert err.splitlines()[-1] == "daemon: no"
+
+
+def test_exit_codes_and_texts_of_errors() -> None:
+    group = ExceptionGroup("several", [HiveError("first"), UsageError("second")])
+    assert [exit_code(error) for error in (UsageError("x"), HiveError("x"), OSError("x"), group)] == [
+        2,
+        1,
+        1,
+        1,
+    ]
+    assert explain(group) == "first\nsecond"
+    assert explain(ExceptionGroup("mixed", [HiveError("first"), KeyError("bug")])) is None
+
+
+@pytest.fixture
+def _logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    logging.getLogger().handlers = [
+        handler for handler in logging.getLogger().handlers if type(handler).__name__ != "_ToStructlog"
+    ]
+
+
+@pytest.mark.usefixtures("_logging")
+def test_logs_are_structured_lines() -> None:
+    out = io.StringIO()
+    configure_logging("info", "json", out)
+    structlog.get_logger(module="agent.ipam").info("allocated", ip="10.0.0.1", pool=None)
+    structlog.get_logger().debug("not shown")
+    logging.getLogger("aiohttp").warning("lost %s", "it")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert (first["msg"], first["level"], first["module"], first["ip"]) == (
+        "allocated",
+        "info",
+        "agent.ipam",
+        "10.0.0.1",
+    )
+    assert (second["msg"], second["module"], second["level"]) == ("lost it", "aiohttp", "warning")
+
+
+@pytest.mark.usefixtures("_logging")
+def test_logs_off_a_terminal_are_logfmt_and_on_one_text() -> None:
+    out = io.StringIO()
+    configure_logging("debug", "auto", out)
+    structlog.get_logger(module="agent").debug("pod added", endpoint=12)
+    assert out.getvalue().partition(" ")[2] == 'level=debug msg="pod added" module=agent endpoint=12\n'
+    text = io.StringIO()
+    configure_logging("debug", "text", text)
+    structlog.get_logger(module="agent").info("pod added", endpoint=12)
+    assert "pod added" in text.getvalue()
+    assert "endpoint=12" in text.getvalue()
+
+
+def test_unknown_levels_and_formats_are_refused() -> None:
+    with pytest.raises(ValueError, match="log level 'loud': expected one of debug, info"):
+        configure_logging("loud")
+    with pytest.raises(ValueError, match="log format 'xml': expected one of auto, text, logfmt, json"):
+        configure_logging("info", "xml")  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_importing_it_brings_nothing_heavy() -> None:
+    program = "import sys, lifecycle; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    unwanted = {
+        "rich",
+        "pyroute2",
+        "aiohttp",
+        "click",
+        "cells",
+        "hive",
+        "cffi",
+        "difflib",
+        "pydantic_settings",
+    }
+    assert unwanted & set(done.stdout.split()) == set()
+
+
+def test_it_imports_only_what_it_stands_on() -> None:
+    allowed = {"lifecycle", "dependency_injector", "anyio", "structlog", "yaml", "msgspec", "immutables"}
+    for path in (ROOT / "lifecycle").glob("*.py"):
+        import ast
+
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in allowed | set(sys.stdlib_module_names), f"{path.name} imports {name}"
