@@ -14,11 +14,11 @@ import anyio.to_thread
 
 from cells.config import AgentConfig
 from cells.datapath.dispatchers import Dispatchers
-from cells.datapath.generation import in_force, load, publish
+from cells.datapath.generation import Constants, build_of, ids_in_force, in_force, load, publish, serves
 from cells.datapath.libbpf import LoadError
 from cells.datapath.selfcheck import self_check
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import Map, Maps, NodeConfig, map_by_id, program_info
+from cells.maps import BpfError, Map, Maps, NodeConfig, map_by_id
 from cells.netlink import HostLinks, NetlinkError
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
@@ -39,11 +39,12 @@ class InForce:
 class Datapath:
     """The node's eBPF programs: one set for all endpoints, replaced as a whole.
 
-    The hook loads a new generation beside the one in force, tries it on packets, and replaces the entries the
-    attached programs jump to. If any of that fails, HiveError, and the former generation forwards on.
+    If the object, its settings or the maps are others than those of the generation in force, the hook loads a
+    new one beside it, tries it on packets, and replaces the entries the attached programs jump to. If any of
+    that fails, HiveError, and the former generation forwards on.
     """
 
-    def __init__(  # noqa: PLR0917  (the parameters are the dependency graph)
+    def __init__(
         self,
         settings: DatapathSettings,
         agent: AgentConfig,
@@ -63,7 +64,7 @@ class Datapath:
 
     @property
     def generation(self) -> int:
-        """Counts up with every load on this node."""
+        """Counts the builds loaded on this node since it booted."""
         return self._started().generation
 
     @property
@@ -113,6 +114,8 @@ class Datapath:
             if error.log:
                 self._log.error("libbpf", log=error.log)
             raise
+        except BpfError as error:
+            raise HiveError(f"the datapath could not be put in force: {error}") from error
         if self._dispatchers is not None and self._dispatchers.stale:
             self._attach_everywhere()
             self._dispatchers.settle(self._pins)
@@ -125,22 +128,30 @@ class Datapath:
         self._in_force = None
 
     def _load(self) -> InForce:
-        """Load, check and publish, in a worker thread: the verifier takes milliseconds."""
-        path = self._settings.datapath_object
+        """Bring the wanted generation about, in a worker thread: the verifier takes tens of milliseconds."""
+        path, tables = self._settings.datapath_object, self._maps.all()
         data = read_object(path)
-        tables = self._maps.all()
-        self_check(data, path.name, tables, self._settings)
         with map_by_id(self._maps.entry.id) as entry:  # this thread's own
-            former = in_force(entry)
-            generation = former.generation + 1 if former else 1
-            loaded, constants = load(data, path.name, tables, generation, self._settings)
-            with loaded:
-                self._dispatchers = self._load_dispatchers(tables)
-                programs = loaded.programs()
-                publish(entry, programs)
-                ids = {name: program_info(descriptor).id for name, descriptor in programs.items()}
+            constants = in_force(entry)
+            if constants is None or not self._fits(constants, data) or not serves(entry, tables):
+                constants = self._replace(entry, constants, data, path.name)
+            self._dispatchers = self._load_dispatchers(tables)
+            ids = ids_in_force(entry)
         ids |= {name: info.id for name, info in self._dispatchers.describe().items()}
         return InForce(constants.generation, constants.build, MappingProxyType(ids))
+
+    def _fits(self, constants: Constants, data: bytes) -> bool:
+        """Whether what is in force was made from this object and these settings."""
+        return constants.build == build_of(data) and constants == constants.configured(self._settings)
+
+    def _replace(self, entry: Map, former: Constants | None, data: bytes, name: str) -> Constants:
+        tables = self._maps.all()
+        self_check(data, name, tables, self._settings)
+        generation = former.generation + 1 if former else 1
+        loaded, constants = load(data, name, tables, generation, self._settings)
+        with loaded:
+            publish(entry, loaded.programs())
+        return constants
 
     def _load_dispatchers(self, tables: tuple[Map, ...]) -> Dispatchers:
         path = PACKAGED_OBJECTS / "dispatch.o"

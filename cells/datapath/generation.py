@@ -1,7 +1,7 @@
 """One generation of the datapath: an object loaded onto the node's maps and put in force.
 
 For:    Datapath, and the self-check, which loads onto maps of its own. Needs: libbpf, cells.maps.
-Gives:  Constants, load(), publish(), in_force().
+Gives:  Constants, load(), publish(), in_force(), serves().
 
 The programs in force are the entries of hive_entry, and nothing else: no file says so, no attachment changes.
 Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import DatapathSettings
-from cells.maps import BpfError, Map, MapType, map_by_id, program_by_id, program_info
+from cells.maps import BpfError, Map, MapType, ProgramInfo, map_by_id, program_by_id, program_info
 
 SECTION: Final = ".rodata.cfg"
 MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/config.h
@@ -132,16 +132,40 @@ def descriptor_in(entry: Map, slot: int) -> int:
 
 def in_force(entry: Map) -> Constants | None:
     """The constants of the programs that forward now, read from them; None if there are none of ours."""
-    descriptor = descriptor_in(entry, SLOTS["hive_from_pod"])
+    info = program_in(entry, SLOTS["hive_from_pod"])
+    for map_id in info.map_ids if info else ():
+        if constants := read_constants(map_id):
+            return constants
+    return None
+
+
+def serves(entry: Map, tables: Iterable[Map]) -> bool:
+    """Whether every entry holds its program, and all of them work on these very maps."""
+    known = {table.id for table in tables}
+    for name, slot in SLOTS.items():
+        info = program_in(entry, slot)
+        if info is None or info.name != name:
+            return False
+        if any(not read_constants(map_id) for map_id in set(info.map_ids) - known):
+            return False
+    return True
+
+
+def ids_in_force(entry: Map) -> dict[str, int]:
+    """Kernel ids of the programs in the entries, by name."""
+    found = {name: program_in(entry, slot) for name, slot in SLOTS.items()}
+    return {name: info.id for name, info in found.items() if info}
+
+
+def program_in(entry: Map, slot: int) -> ProgramInfo | None:
+    """The program in an entry, or None."""
+    descriptor = descriptor_in(entry, slot)
     if descriptor < 0:
         return None
     try:
-        for map_id in program_info(descriptor).map_ids:
-            if constants := read_constants(map_id):
-                return constants
+        return program_info(descriptor)
     finally:
         os.close(descriptor)
-    return None
 
 
 def read_constants(map_id: int) -> Constants | None:

@@ -101,6 +101,36 @@ def gone(program: int) -> bool:
     return False
 
 
+async def test_the_same_build_on_the_same_maps_is_left_alone(in_node: None) -> None:
+    async with running() as node:
+        before = dict(node.datapath.programs)
+    async with running() as node:
+        assert (node.datapath.generation, dict(node.datapath.programs)) == (1, before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bpf_ct_timeout_regular_any": "90s"}, {"bpf_ct_global_any_max": 2048}],
+    ids=["constants", "a map made anew"],
+)
+async def test_other_settings_need_another_generation(in_node: None, settings: dict[str, object]) -> None:
+    async with running() as node:
+        before, build = dict(node.datapath.programs), node.datapath.build
+    async with running(**settings) as node:
+        assert (node.datapath.generation, node.datapath.build) == (2, build)
+        assert node.datapath.programs["hive_from_pod"] != before["hive_from_pod"]
+        in_use = program_info(program_by_id(node.datapath.programs["hive_from_pod"])).map_ids
+        assert node.maps.ct4_any.id in in_use
+
+
+async def test_a_missing_entry_is_made_good(in_node: None) -> None:
+    async with running() as node:
+        node.maps.entry.delete(struct.pack("<I", 2))
+    async with running() as node:
+        assert node.datapath.generation == 2
+        assert entries().keys() == {0, 1, 2}
+
+
 async def test_no_packet_is_lost_while_generations_change(in_node: None, other_build: Path) -> None:
     async with running() as node:
         one, two = node.add_pod(10), node.add_pod(11)
@@ -192,8 +222,6 @@ async def test_a_build_that_fails_leaves_the_former_in_force(
     assert caught.group_contains(LoadError, match=complaint)
     assert "\n" not in str(error)
     assert entries() == before
-    async with running() as node:
-        assert node.datapath.generation == 2
 
 
 async def test_a_file_that_is_no_object_is_refused(in_node: None, tmp_path: Path) -> None:
