@@ -128,9 +128,15 @@ def exit_code(error: BaseException) -> int:
     return codes[0] if codes else 1
 
 
-def explain(error: BaseException) -> str | None:
-    """The text for the user when every error behind `error` is one they can act on; None for our own bugs."""
-    found = list(leaves(error))
-    if not all(isinstance(leaf, HiveError | HookTimeoutError) for leaf in found):
-        return None
-    return "\n".join(dict.fromkeys(map(str, found)))
+def explain(error: BaseException) -> list[str]:
+    """What to tell the user, one text for each fault they can act on; nothing when it is a bug of our own.
+
+    A text is one line, but for a graph at fault and an overdue hook: those have lines below.
+    """
+    texts: dict[str, None] = {}
+    for leaf in leaves(error):
+        if not isinstance(leaf, HiveError | HookTimeoutError):
+            return []
+        faults = leaf.faults if isinstance(leaf, SettingsError) else ()
+        texts |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
+    return list(texts)

@@ -158,7 +158,7 @@ class Hive:
             raise RuntimeError(f"{self.name} was started before: a hive starts once")
         build = self._construct()
         for warning in self._loaded.warnings:
-            self.log.warning("setting", text=warning)
+            self.log.warning(warning)
         for lifecycle in self._lifecycles.values():
             lifecycle.seal()
         supervisor = Supervisor(
@@ -256,7 +256,7 @@ class Hive:
         return self._lifecycles.setdefault(node, Lifecycle(node.name))
 
     def _jobs_of(self, node: Constructor) -> Jobs:
-        health, log = self.health.reporter(node.scope.id), self._logger(node)
+        health, log = Health(self.health, node.scope.id), self._logger(node)
         return self._jobs.setdefault(node, Jobs(node.name, health, log, self.shutdown, Backoff()))
 
     def _logger(self, node: Constructor) -> Logger:
@@ -264,7 +264,7 @@ class Hive:
 
     def _hooks(self, build: Build) -> list[HookNode]:
         """One node per hook, in the order of construction, each with what it waits for."""
-        nodes: list[HookNode] = []
+        nodes: dict[HookNode, int] = {}  # with their number
         last: dict[Constructor, frozenset[HookNode]] = {}  # the hooks that end what a constructor stands for
         for owner in build.instances:
             specs = list(self._lifecycles[owner].specs) if owner in self._lifecycles else []
@@ -274,12 +274,12 @@ class Hive:
             needs = below[0] if len(below) == 1 else frozenset().union(*below)
             for spec in specs:
                 if self._sequential:
-                    needs = frozenset(nodes[-1:])
-                node = HookNode(spec, owner, sorted(needs, key=nodes.index), self._limits)
-                nodes.append(node)
+                    needs = frozenset([next(reversed(nodes))] if nodes else [])
+                node = HookNode(spec, owner, sorted(needs, key=nodes.__getitem__), self._limits)
+                nodes[node] = len(nodes)
                 needs = frozenset({node})
             last[owner] = needs
-        return nodes
+        return list(nodes)
 
     def _on_crash(self, failure: HookFailure) -> None:
         self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)

@@ -22,7 +22,7 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "cri
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
-    """The logger of a module. Without a base it follows configure_logging(), even a later one."""
+    """The logger of a module. Without a base it is as configure_logging() says when it is first used."""
     if base is not None:
         return base.bind(module=module)
     logger: Logger = structlog.get_logger(module=module)
@@ -52,7 +52,7 @@ def configure_logging(
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
-        cache_logger_on_first_use=False,
+        cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _ToStructlog)]:

@@ -26,7 +26,8 @@ def tree(graph: "Graph") -> str:
         module, depth = pending.pop()
         title = f"  {module.title}" if module.title != module.id else ""
         lines.append(f"{'  ' * depth}{module.id.rpartition('.')[2]}{title}")
-        lines += [f"{'  ' * (depth + 1)}{line}" for line in _contents(graph, module)]
+        for line in _contents(graph, module):
+            lines += _wrapped(line, "  " * (depth + 1))
         pending += [(child, depth + 1) for child in reversed(children[module.id])]
     return "\n".join(lines) + "\n"
 
@@ -58,6 +59,21 @@ def _contents(graph: "Graph", module: "ModuleInfo") -> Iterator[str]:
     for hook in graph.hooks:
         if hook.module == module.id:
             yield f"· hook    {hook.name}"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """At 80 columns; what does not fit goes on below the name of the thing."""
+    import textwrap  # who draws no tree does not need it
+
+    below = indent + " " * len("· provide ")
+    return textwrap.wrap(
+        line,
+        80,
+        initial_indent=indent,
+        subsequent_indent=below,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _needs(types: list[str]) -> str:

@@ -50,11 +50,9 @@ async def run(hive: "Hive") -> int:
 
 
 def _told(name: str, error: Exception) -> str:
-    """One line for what the user can act on, the whole traceback for what only we can."""
-    text = explain(error)
-    if text is None:
-        return "".join(traceback.format_exception(error))
-    return f"{name}: {text}\n"
+    """A line for each fault the user can act on; the whole traceback for what only we can."""
+    texts = explain(error)
+    return "".join(f"{name}: {text}\n" for text in texts) or "".join(traceback.format_exception(error))
 
 
 def _on_signal(hive: "Hive", number: signal.Signals) -> None:

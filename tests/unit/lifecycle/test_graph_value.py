@@ -91,8 +91,13 @@ def test_the_json_has_an_array_of_each_kind() -> None:
     ]
     assert [node["id"] for node in data["invokes"]] == ["agent.server/Server.serve"]
     assert data["settings"][0] == {
-        "name": "mtu", "module": "agent.store", "struct": "Sizes", "type": "int", "value": "0", "origin": "default",
-    }  # fmt: skip
+        "name": "mtu",
+        "module": "agent.store",
+        "struct": "Sizes",
+        "type": "int",
+        "value": "0",
+        "origin": "default",
+    }
     assert [(hook["name"], hook["constructor"], hook["after"]) for hook in data["hooks"]] == [
         ("listen", "agent.server/Server", []),
         ("jobs of Server", "agent.server/Server", ["agent.server/Server:0"]),
