@@ -34,8 +34,9 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a file named like the setting in the
     config-dir, else its default.
     """
-    from lifecycle import GraphError
+    from lifecycle import GraphError, configure_logging
 
+    configure_logging()
     hive = build(settings)
     try:
         if HELP & set(settings):

@@ -1,6 +1,6 @@
 """The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
 
-Needs: a made node (hive.lab.node).   Gives: start, wait_ready, running, terminate, crash.
+Needs: a made node (hive.lab.node).   Gives: start, wait_ready, api_socket, running, terminate, crash.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from hive.client import DEFAULT_SOCKET, ask
+from hive.client import ask
 from hive.lab.node import Lab, LabError, wait_gone
 
 READY_WITHIN = 30.0
@@ -55,7 +55,7 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
     Raises LabError, with the end of the agent's log, when it ends instead or takes too long.
     """
     began = time.monotonic()
-    agent_socket = Path(f"/proc/{pid}/root{DEFAULT_SOCKET}")
+    agent_socket = api_socket(pid)
     while not (_serves(agent_socket) and lab.cni_conf.exists()):
         if wait_gone(pid, _SETTLE):
             _collect(pid)
@@ -63,6 +63,14 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
         if time.monotonic() - began > within:
             raise LabError(f"the agent of node {lab.name} did not serve within {within:g} s:\n{log_end(lab)}")
     return time.monotonic() - began
+
+
+def api_socket(pid: int) -> Path:
+    """The API socket of an agent, as seen from outside its node.
+
+    Without /var/run: an absolute symbolic link leads out of /proc/<pid>/root again.
+    """
+    return Path(f"/proc/{pid}/root/run/cilium/cilium.sock")
 
 
 def running(lab: Lab) -> int | None:

@@ -5,13 +5,12 @@ Needs: root, clang, the compiled plugin and objects.   Gives: make_room, run.
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hive import endpoint
-from hive.client import DEFAULT_SOCKET, ask
+from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.aftermath import clear_away, settled
 from hive.lab.flows import tcp_listener
@@ -217,7 +216,7 @@ class Demo:
 
     def _endpoints(self) -> list[dict[str, Any]]:
         pid = agent_process.running(self._lab)
-        found: list[dict[str, Any]] = ask("/v1/endpoint", Path(f"/proc/{pid}/root{DEFAULT_SOCKET}"))
+        found: list[dict[str, Any]] = ask("/v1/endpoint", agent_process.api_socket(pid))
         return sorted(found, key=lambda one: one["id"])
 
     def _inside(self, pod: Attached) -> None:
