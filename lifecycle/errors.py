@@ -25,6 +25,7 @@ __all__ = [
     "exit_code",
     "explain",
     "leaves",
+    "texts",
 ]
 
 
@@ -128,15 +129,20 @@ def exit_code(error: BaseException) -> int:
     return codes[0] if codes else 1
 
 
-def explain(error: BaseException) -> list[str]:
-    """What to tell the user, one text for each fault they can act on; nothing when it is a bug of our own.
+def explain(error: BaseException) -> str | None:
+    """What to tell the user when every error behind `error` is one they can act on; None for our own bugs.
 
-    A text is one line, but for a graph at fault and an overdue hook: those have lines below.
+    A line for each fault; below a graph at fault or an overdue hook more lines, indented.
     """
-    texts: dict[str, None] = {}
+    return "\n".join(texts(error)) or None
+
+
+def texts(error: BaseException) -> list[str]:
+    """As explain(), a text for each fault; none for our own bugs."""
+    found: dict[str, None] = {}
     for leaf in leaves(error):
         if not isinstance(leaf, HiveError | HookTimeoutError):
             return []
         faults = leaf.faults if isinstance(leaf, SettingsError) else ()
-        texts |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
-    return list(texts)
+        found |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
+    return list(found)

@@ -6,7 +6,7 @@ Gives:  Logger (injectable, bound with the module's id), logger_for(), configure
 
 import logging
 import sys
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 from lifecycle.absent import absent
 
@@ -41,7 +41,7 @@ def configure_logging(
     """
     if level not in _LEVELS:
         raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
-    stream = sys.stderr if stream is None else stream
+    stream = cast("TextIO", _StandardError()) if stream is None else stream
     if format == "auto":
         format = "text" if stream.isatty() else "logfmt"  # noqa: A001
     structlog.configure(
@@ -77,6 +77,19 @@ def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processo
         order = ["time", "level", "msg", "module"]
         return [*shared, structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True)]
     raise ValueError(f"log format {format!r}: expected one of auto, text, logfmt, json")
+
+
+class _StandardError:
+    """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
 
 
 class _ToStructlog(logging.Handler):

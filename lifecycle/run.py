@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from lifecycle.errors import ShutdownRequestedError, exit_code, explain, leaves
+from lifecycle.errors import ShutdownRequestedError, exit_code, leaves, texts
 
 if TYPE_CHECKING:
     from lifecycle.hive import Hive
@@ -51,8 +51,8 @@ async def run(hive: "Hive") -> int:
 
 def _told(name: str, error: Exception) -> str:
     """A line for each fault the user can act on; the whole traceback for what only we can."""
-    texts = explain(error)
-    return "".join(f"{name}: {text}\n" for text in texts) or "".join(traceback.format_exception(error))
+    lines = (f"{name}: {text}\n" for text in texts(error))
+    return "".join(lines) or "".join(traceback.format_exception(error))
 
 
 def _on_signal(hive: "Hive", number: signal.Signals) -> None:

@@ -140,8 +140,8 @@ def test_exit_codes_and_texts_of_errors() -> None:
         1,
         1,
     ]
-    assert explain(group) == ["first", "second"]
-    assert explain(ExceptionGroup("mixed", [HiveError("first"), KeyError("bug")])) == []
+    assert explain(group) == "first\nsecond"
+    assert explain(ExceptionGroup("mixed", [HiveError("first"), KeyError("bug")])) is None
 
 
 @pytest.fixture
@@ -181,6 +181,18 @@ def test_logs_off_a_terminal_are_logfmt_and_on_one_text() -> None:
     structlog.get_logger(module="agent").info("pod added", endpoint=12)
     assert "pod added" in text.getvalue()
     assert "endpoint=12" in text.getvalue()
+
+
+@pytest.mark.usefixtures("_logging")
+def test_logs_follow_standard_error_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logging("info", "logfmt")
+    logger = structlog.get_logger()
+    for text in ("first", "second"):
+        replaced = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", replaced)
+        logger.info(text)
+        assert f"msg={text}" in replaced.getvalue()
+        replaced.close()
 
 
 def test_unknown_levels_and_formats_are_refused() -> None:

@@ -1,0 +1,141 @@
+"""Hooks that are contexts, that crash, that are overdue."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+import pytest
+
+from lifecycle import Cell, Hive, Hook, Lifecycle, StartError, StopError, group, invoke, module, provide
+
+pytestmark = pytest.mark.anyio
+
+HERE = "test_an_overdue_start_is_told_with_what_every_pending_hook_awaits.<locals>."
+log: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    log.clear()
+
+
+class Base:
+    """What the hooks under test stand on: it must be stopped whatever happens above."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("base", self.start, self.stop))
+
+    async def start(self) -> None:
+        log.append("base +")
+
+    async def stop(self) -> None:
+        log.append("base -")
+
+
+async def boom() -> None:
+    raise OSError("boom")
+
+
+async def test_a_context_is_entered_and_left_in_one_task_and_may_hold_a_task_group() -> None:
+    tasks = []
+
+    class Group:
+        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
+            lifecycle.enter("group", self.live)
+
+        @asynccontextmanager
+        async def live(self) -> AsyncIterator[None]:
+            tasks.append(asyncio.current_task())
+            async with anyio.create_task_group() as group:
+                group.start_soon(anyio.sleep_forever)
+                yield
+                tasks.append(asyncio.current_task())
+                group.cancel_scope.cancel()
+            log.append("left the group")
+
+    async with Hive(provide(Base, Group), invoke(Group)).started():
+        assert log == ["base +"]
+    assert log == ["base +", "left the group", "base -"]
+    assert tasks[0] is tasks[1]
+
+
+def crashing(context: Callable[[], AbstractAsyncContextManager[object]]) -> Cell:
+    class Crashing:
+        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
+            lifecycle.enter("crashing", context)
+
+    return group(provide(Base, Crashing), invoke(Crashing))
+
+
+async def test_a_crash_inside_a_context_ends_the_hive_and_the_block() -> None:
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(boom)
+            yield
+
+    with pytest.raises(StopError, match=r"^hive ended: hook 'crashing' \(hive\) crashed: ExceptionGroup: "):
+        async with Hive(crashing(context)).started():
+            await anyio.sleep_forever()
+    assert log == ["base +", "base -"]
+
+
+async def test_a_context_that_ends_by_itself_is_a_crash() -> None:
+    @asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            yield_scope = tasks.cancel_scope
+            asyncio.get_running_loop().call_soon(yield_scope.cancel)
+            yield
+
+    with pytest.raises(
+        StopError, match="crashed: RuntimeError: its context ended while the hive was running"
+    ):
+        async with Hive(crashing(context)).started():
+            await anyio.sleep_forever()
+
+
+async def test_an_overdue_start_is_told_with_what_every_pending_hook_awaits() -> None:
+    async def wait_for_the_kernel() -> None:
+        await asyncio.sleep(60)
+
+    @asynccontextmanager
+    async def inner() -> AsyncIterator[None]:
+        await wait_for_the_kernel()
+        yield
+
+    class Slow:
+        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
+            lifecycle.enter("slow", inner, start_timeout=0.05)
+
+    class User:
+        def __init__(self, slow: Slow, lifecycle: Lifecycle) -> None:
+            lifecycle.append(Hook("user"))
+
+    with pytest.raises(StartError) as caught:
+        await Hive(module("m", "M", provide(Base, Slow, User), invoke(User))).start()
+    message = re.sub(r"\S*?([\w.]+\.py):\d+", r"\1:N", str(caught.value)).replace(HERE, "")
+    assert message.splitlines() == [
+        "hive did not start: hook 'slow' (m) did not start within 0.05 s; pending hooks:",
+        "    hook 'slow' (m) is starting",
+        "        in inner at test_hooks.py:N",
+        "        in wait_for_the_kernel at test_hooks.py:N",
+        "        in sleep at tasks.py:N",
+        "    hook 'user' (m) waits for hook 'slow' (m)",
+    ]
+    assert log == ["base +", "base -"]
+
+
+async def test_an_overdue_stop_is_cancelled_and_told_and_the_rest_stops() -> None:
+    class Stuck:
+        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
+            lifecycle.append(Hook("stuck", None, anyio.sleep_forever, stop_timeout=0.05))
+
+    hive = Hive(provide(Base, Stuck), invoke(Stuck))
+    await hive.start()
+    with pytest.raises(StopError, match=r"hook 'stuck' \(hive\) did not stop within 0\.05 s") as caught:
+        await hive.stop()
+    assert "hook 'base' (hive) waits for hook 'stuck' (hive)" in str(caught.value)
+    assert log == ["base +", "base -"]
