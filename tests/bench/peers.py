@@ -99,7 +99,7 @@ def routed(prefix: str = "bench-routed") -> Iterator[Pair]:
 
 # The same work as ours: a source check on every packet, conntrack, per-pod rules for what is new.
 RULES = """
-table ip policy {
+table ip pods {
     chain forward {
         type filter hook forward priority filter; policy drop;
         iifname "veth-a" ip saddr != 10.201.0.11 drop

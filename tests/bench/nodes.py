@@ -1,0 +1,164 @@
+"""The nodes the benchmark runs plugins on: one with our agent, one for the Go reference plugins.
+
+Needs: the lab, the compiled plugin, Debian's containernetworking-plugins.   Gives: our_node, ptp_node, our_pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hive.client import ask
+from hive.lab import agent_process, pods
+from hive.lab.namespaces import Namespaces
+from hive.lab.node import PODS, Lab, create, destroy
+from hive.lab.probe import interfaces
+from tests.bench.peers import Pair
+from tests.support.waiting import eventually
+
+PTP = Path("/usr/lib/cni/ptp")
+LOOKED_INTO = 5  # pods of a round whose inside is looked at; their number and state is checked for all
+
+
+class BenchPod(NamedTuple):
+    """A pod that a plugin is called for."""
+
+    container: str
+    netns: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PluginNode:
+    """A node with pods' namespaces, a plugin and its configuration."""
+
+    name: str
+    lab: Lab
+    namespaces: Namespaces
+    plugin: Path
+    netconf: Path
+    pods: tuple[BenchPod, ...]
+    links: str  # what the names of the pods' host links begin with
+    agent: int | None = None
+
+    def agent_cpu(self) -> int:
+        """ns the agent's threads have spent on a processor, user and kernel."""
+        if self.agent is None:
+            return 0
+        tasks = Path(f"/proc/{self.agent}/task").glob("*/schedstat")
+        return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks)
+
+    def verify_added(self, count: int) -> None:
+        """Raise AssertionError unless ``count`` pods are wholly there."""
+        links = self.host_links()
+        if len(links) != count or not all("UP" in link["flags"] for link in links):
+            raise AssertionError(f"{self.name}: {len(links)} links instead of {count}, or not all up")
+        for pod in self.pods[:count : max(1, count // LOOKED_INTO)]:
+            with self.lab.open_pod(pod.netns.name) as inside:
+                eth0 = next(link for link in inside.run(interfaces) if link.name == "eth0")
+            if not eth0.up or not eth0.addresses:
+                raise AssertionError(f"{self.name}: {pod.container} has no address: {eth0}")
+        if self.agent is None:
+            return
+        root = Path(f"/proc/{self.agent}/root")
+        endpoints = ask("/v1/endpoint", agent_process.api_socket(self.agent))
+        ready = [one for one in endpoints if one["status"]["state"] == "ready"]
+        saved = list((root / "run/cilium/state").glob("*/ep_config.json"))
+        policies = list((root / "sys/fs/bpf/tc/globals").glob("cilium_policy_*"))
+        programs = self.attached(links)
+        if not len(ready) == len(saved) == len(policies) == programs == count:
+            raise AssertionError(
+                f"{self.name}: {len(ready)} ready, {len(saved)} saved, {len(policies)} policy maps,"
+                f" {programs} programs instead of {count}"
+            )
+
+    def verify_deleted(self) -> None:
+        """Raise AssertionError unless every link is gone soon: a DEL may answer before that."""
+        eventually(lambda: not self.host_links(), within=20)
+
+    def host_links(self) -> list[dict[str, Any]]:
+        """The pods' links on the node."""
+        listed = json.loads(self.output("ip", "-json", "link", "show"))
+        return [link for link in listed if link["ifname"].startswith(self.links)]
+
+    def attached(self, links: list[dict[str, Any]]) -> int:
+        """How many of the links have our program at their ingress."""
+        batch = "".join(f"filter show dev {link['ifname']} ingress\n" for link in links)
+        return self.output("tc", "-batch", "-", text=batch).count("cil_from_container")
+
+    def output(self, *command: str, text: str | None = None) -> str:
+        """What a command prints inside the node."""
+        return subprocess.run(
+            command,
+            preexec_fn=self.namespaces.enter,
+            input=text,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+
+
+@contextlib.contextmanager
+def lab(name: str) -> Iterator[Lab]:
+    """A lab node for the time of the block."""
+    made = Lab(name)
+    destroy(made)
+    create(made)
+    try:
+        yield made
+    finally:
+        destroy(made)
+
+
+@contextlib.contextmanager
+def our_lab(name: str) -> Iterator[tuple[Lab, int]]:
+    """A lab node whose agent serves."""
+    with lab(name) as made:
+        pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16")
+        agent_process.wait_ready(made, pid)
+        yield made, pid
+
+
+@contextlib.contextmanager
+def our_pair() -> Iterator[Pair]:
+    """Two pods on our datapath."""
+    with our_lab("bench-traffic") as (made, _):
+        pods.add(made, "a")
+        address = pods.add(made, "b").ipv4
+        with made.open_pod("a") as client, made.open_pod("b") as server:
+            yield Pair(client, server, address)
+
+
+@contextlib.contextmanager
+def our_node(folder: Path, count: int) -> Iterator[PluginNode]:
+    """A node with our agent and plugin."""
+    with our_lab("bench-ours") as (made, pid), made.open() as namespaces:
+        netconf = folder / "ours.json"
+        netconf.write_bytes(pods.network_configuration(made))
+        yield PluginNode("ours", made, namespaces, pods.PLUGIN, netconf, hold(made, count), "lxc", pid)
+
+
+@contextlib.contextmanager
+def ptp_node(folder: Path, count: int) -> Iterator[PluginNode]:
+    """A node with Debian's ptp and host-local."""
+    with lab("bench-ptp") as made, made.open() as namespaces:
+        ipam = {"type": "host-local", "subnet": "10.202.0.0/16", "dataDir": str(made.directory / "host-local")}
+        network = {"cniVersion": "0.3.1", "name": "bench", "type": "ptp", "ipam": ipam}
+        netconf = folder / "ptp.json"
+        netconf.write_text(json.dumps(network), encoding="ascii")
+        yield PluginNode("ptp + host-local", made, namespaces, PTP, netconf, hold(made, count), "veth")
+
+
+def hold(made: Lab, count: int) -> tuple[BenchPod, ...]:
+    """Namespaces for ``count`` pods of the node."""
+    names = [f"pod-{number}" for number in range(count)]
+    for name in names:
+        made.hold_pod(name)
+    return tuple(BenchPod(f"{made.name}-{name}", PODS / name) for name in names)
+
+
