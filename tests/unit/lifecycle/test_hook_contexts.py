@@ -120,8 +120,8 @@ async def test_an_overdue_start_is_told_with_what_every_pending_hook_awaits() ->
     assert message.splitlines() == [
         "hive did not start: hook 'slow' (m) did not start within 0.05 s; pending hooks:",
         "    hook 'slow' (m) is starting",
-        "        in inner at test_hooks.py:N",
-        "        in wait_for_the_kernel at test_hooks.py:N",
+        "        in inner at test_hook_contexts.py:N",
+        "        in wait_for_the_kernel at test_hook_contexts.py:N",
         "        in sleep at tasks.py:N",
         "    hook 'user' (m) waits for hook 'slow' (m)",
     ]
