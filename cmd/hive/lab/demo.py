@@ -216,6 +216,8 @@ class Demo:
 
     def _endpoints(self) -> list[dict[str, Any]]:
         pid = agent_process.running(self._lab)
+        if pid is None:
+            raise LabError(f"the agent has ended:\n{agent_process.log_end(self._lab)}")
         found: list[dict[str, Any]] = ask("/v1/endpoint", agent_process.api_socket(pid))
         return sorted(found, key=lambda one: one["id"])
 

@@ -1,21 +1,20 @@
 """What the kernel holds of a node: maps, programs, rows, links; and whether it is really gone.
 
 For forked children inside a node (look, belongings) and for the machine itself (alive).
-Needs: root, cells.maps.   Gives: Kernel, look, Belongings, belongings, alive, machine_links.
+Needs: root, cells.maps, libbpf.   Gives: Kernel, look, Belongings, belongings, alive, machine_links.
 """
 
+import ctypes
 import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cells.maps import (
-    BpfError,
     MapType,
-    map_by_id,
     open_map,
     open_program,
     program_by_id,
@@ -120,25 +119,25 @@ def machine_links() -> frozenset[str]:
 
 
 def alive(maps: Iterable[int], programs: Iterable[int]) -> list[str]:
-    """Those of these ids that still exist anywhere on the machine, in words."""
-    found = []
-    for id_ in sorted(maps):
-        try:
-            map_by_id(id_).close()
-        except BpfError as error:
-            if error.errno != errno.ENOENT:
-                raise
-        else:
-            found.append(f"map {id_}")
-    for id_ in sorted(programs):
-        try:
-            os.close(program_by_id(id_))
-        except BpfError as error:
-            if error.errno != errno.ENOENT:
-                raise
-        else:
-            found.append(f"program {id_}")
-    return found
+    """Those of these ids that still exist anywhere on the machine, in words.
+
+    Only ids are listed, nothing is opened: a prog array that somebody opens and closes while the kernel is
+    clearing it is leaked for good (kernel/bpf/arraymap.c: prog_array_map_clear() takes a reference for work
+    that may be queued already).
+    """
+    libbpf = ctypes.CDLL("libbpf.so.1")
+    return [
+        *(f"map {id_}" for id_ in sorted(maps) if _exists(libbpf.bpf_map_get_next_id, id_)),
+        *(f"program {id_}" for id_ in sorted(programs) if _exists(libbpf.bpf_prog_get_next_id, id_)),
+    ]
+
+
+def _exists(get_next_id: Callable[..., int], id_: int) -> bool:
+    following = ctypes.c_uint32()
+    error = get_next_id(ctypes.c_uint32(id_ - 1), ctypes.byref(following))
+    if error not in {0, -errno.ENOENT}:
+        raise OSError(-error, f"cannot list BPF ids: {os.strerror(-error)}")
+    return error == 0 and following.value == id_
 
 
 def _pins(root: Path) -> Iterator[tuple[Path, str]]:
