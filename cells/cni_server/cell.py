@@ -12,7 +12,7 @@ from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
 from cells.config import AgentConfig
-from cells.devices import Device
+from cells.devices import Device, pod_mtu
 from cells.endpoint import Endpoints
 from cells.endpoint_restore import ExposedEndpoints
 from cells.ipam import Ipam
@@ -20,25 +20,6 @@ from cells.maps import PolicyMaps
 from cells.netlink import HostLinks, PodLink
 from cells.router import Router
 from lifecycle import Health, Lifecycle, Logger, Table, invoke, module, provide, provide_private
-
-DEFAULT_MTU = 1500
-
-
-def pod_mtu(configured: int, devices: Table[Device]) -> int:
-    """MTU of pod links in bytes: the setting, else the smallest of the uplinks, else 1500.
-
-    An uplink is up and has an address that is not of the host alone.
-    """
-    if configured:
-        return configured
-    uplinks = (
-        device.mtu
-        for device in devices.all()
-        if device.up
-        and any(not address.ip.is_loopback for address in device.addresses)
-        and not device.name.startswith("cilium_")
-    )
-    return min(uplinks, default=DEFAULT_MTU)
 
 
 def departures(links: HostLinks, ipam: Ipam, lifecycle: Lifecycle, health: Health, log: Logger) -> Departures:
@@ -63,7 +44,7 @@ def attacher(
         endpoints,
         leaving,
         gateway=lambda: router.ip,
-        mtu=lambda: pod_mtu(config.mtu, devices),
+        mtu=lambda: pod_mtu(config.mtu, devices.all()),
     )
 
 
