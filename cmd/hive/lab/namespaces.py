@@ -39,6 +39,7 @@ class Namespaces:
     def enter(self) -> None:
         """Move the calling thread inside; with a mount namespace, the working directory becomes ``/``."""
         if self.mnt is not None:
+            syscalls.unshare(syscalls.CLONE_FS)  # setns(2): not with a root directory other threads share
             syscalls.setns(self.mnt, syscalls.CLONE_NEWNS)
         syscalls.setns(self.net, syscalls.CLONE_NEWNET)
 
@@ -102,7 +103,8 @@ def furnish(share: Path | None = None) -> None:
     """Make the caller's fresh namespaces a node: ``lo`` up, an own /run, /sys and bpffs.
 
     ``/run`` becomes an empty tmpfs with ``cilium`` and ``netns`` in it, so default paths are private
-    without leaving a directory on the machine. `share`, a directory below /run, stays visible.
+    without leaving a directory on the machine. `share`, a directory below /run, and the machine's cgroups
+    stay visible.
     """
     syscalls.set_loopback_up()
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -121,7 +123,10 @@ def furnish(share: Path | None = None) -> None:
     if Path("/var/run").resolve() != Path("/run"):
         syscalls.mount("/run", "/var/run", flags=syscalls.MS_BIND | syscalls.MS_REC)
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    cgroups = os.open("/sys/fs/cgroup", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     syscalls.mount("sysfs", "/sys", "sysfs", flags)
+    syscalls.mount(f"/proc/self/fd/{cgroups}", "/sys/fs/cgroup", flags=syscalls.MS_BIND | syscalls.MS_REC)
+    os.close(cgroups)
     syscalls.mount("bpf", "/sys/fs/bpf", "bpf", flags, "mode=0700")
 
 

@@ -12,6 +12,7 @@ import struct
 from functools import cache
 from pathlib import Path
 
+CLONE_FS = 0x0000_0200
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWNET = 0x4000_0000
 
