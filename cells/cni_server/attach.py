@@ -1,15 +1,15 @@
-"""The ADD of a pod: address, pair, endpoint, pod configured, link up; or nothing at all.
+"""The ADD of a pod: address, pair, endpoint, link up, pod configured; or nothing at all.
 
 Needs: the edges (Links, Addresses, EndpointBook), Departures.   Gives: Attacher, Obstructed.
-Source: spec cni.md §3.3 and §6.5; the order is architecture.md §4's: the link comes up last, when every map
-row is there and the pod is ready for packets.
+Source: the CNI specification, section 4 (ADD). The link comes up last, when every map row is there.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -65,6 +65,15 @@ def netns_cookie(netlink_fd: int) -> int:
             borrowed.detach()
 
 
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Tell the runtime what could not be done, in its words, and what the kernel said."""
+    try:
+        yield
+    except NetlinkError as error:
+        raise CniError(f"{what}: {error}") from error
+
+
 class Attacher:
     """Attaches pods. :meth:`attach` is one synchronous piece of work, so no two of them ever mix."""
 
@@ -109,16 +118,14 @@ class Attacher:
         endpoint = self._register(
             call, pod, pair, created, allocation=allocation, cookie=pod_side.cookie, undo=undo
         )
-        try:
-            pod_side.link.configure(created.pod_ifindex, call.ifname, allocation.ip, gateway, mtu)
-        except NetlinkError as error:
-            raise CniError(
-                f"unable to configure interfaces in container namespace: error configuring IPv4: {error}"
-            ) from error
-        try:
+        # Neither end may lose the pod's first packets, since a lost first ARP costs it a second. The pod's end
+        # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told to.
+        with explained("unable to set up veth on host side"):
             self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
-        except NetlinkError as error:
-            raise CniError(f"unable to set up veth on host side: {error}") from error
+        with explained("unable to configure interfaces in container namespace: error configuring IPv4"):
+            pod_side.link.configure(created.pod_ifindex, call.ifname, allocation.ip, gateway, mtu)
+        with explained("unable to set up veth on host side"):
+            self._links.sync_carrier(created.host_ifindex)
         attached = Attached(
             pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, allocation.ip, gateway
         )

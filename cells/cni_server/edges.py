@@ -25,6 +25,10 @@ class Links(Protocol):
         """Alias and up."""
         ...
 
+    def sync_carrier(self, ifindex: int) -> None:
+        """Let the link send at once after its other end came up."""
+        ...
+
     def find(self, name: str) -> LinkInfo | None:
         """The link of that name."""
         ...

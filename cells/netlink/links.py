@@ -68,6 +68,14 @@ class HostLinks:
         """Turn reverse path filtering off, set the alias and bring the link up, in one message."""
         self._connection.run(m.activate_link(ifindex, alias))
 
+    def sync_carrier(self, ifindex: int) -> None:
+        """Let the link send from now on, when its other end has just come up.
+
+        The kernel gives a link its queue some time after its carrier, from a work queue, and drops what is
+        sent until then; being asked for the link, it does so first (net/core/link_watch.c, since 6.8).
+        """
+        self._connection.run(m.sync_carrier(ifindex))
+
     def attach_clsact(
         self,
         ifindex: int,

@@ -120,6 +120,12 @@ def get_link(name: str) -> Request:
     return Request(f"look up link {name}", RTM_GETLINK, 0, body)
 
 
+def sync_carrier(ifindex: int) -> Request:
+    """Ask for one link by number: the kernel carries a pending change of carrier out before it answers."""
+    body = LINK.pack(0, 0, ifindex, 0, 0) + _SKIP_STATISTICS
+    return Request(f"sync carrier of link {ifindex}", RTM_GETLINK, 0, body)
+
+
 def dump_links() -> Request:
     """Ask for every link, without statistics."""
     return Request("list links", RTM_GETLINK, NLM_F_DUMP, _NO_LINK + _SKIP_STATISTICS)

@@ -2,6 +2,7 @@
 /* Answers a pod's ARP: every address it asks for is behind the host's end of its link. */
 #pragma once
 
+#include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 
 #include "maps.h"
@@ -73,5 +74,9 @@ static __always_inline int arp_respond(struct __sk_buff *skb, const struct endpo
 	move(asker, packet->sender_ip, 2);
 	move(packet->sender_ip, packet->target_ip, 2);
 	move(packet->target_ip, asker, 2);
-	return bpf_redirect(skb->ifindex, 0);
+	/* Straight to the pod's end: a link that has only just come up has no queue to leave by yet, and a
+	 * first ARP that is lost is asked again a second later.
+	 */
+	bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect_peer(skb->ifindex, 0);
 }

@@ -84,6 +84,10 @@ class FakeNode:
             raise NetlinkError(errno.EPERM, "activate link")
         self.links[ifindex].alias, self.links[ifindex].up = alias, True
 
+    def sync_carrier(self, ifindex: int) -> None:
+        if self._step("sync carrier"):
+            raise NetlinkError(errno.ENODEV, f"sync carrier of link {ifindex}")
+
     def find(self, name: str) -> LinkInfo | None:
         for index, link in self.links.items():
             if link.host_name == name:

@@ -22,7 +22,14 @@ async def test_a_pod_is_attached_with_its_link_up_last(served: Harness) -> None:
     reply = await served.call("ADD")
     node = served.node
     assert reply.code == 0
-    assert node.steps == ["allocate", "create_veth", "create endpoint", "configure", "activate"]
+    assert node.steps == [
+        "allocate",
+        "create_veth",
+        "create endpoint",
+        "activate",
+        "configure",
+        "sync carrier",
+    ]
     ((index, link),) = node.links.items()
     ((number, endpoint),) = node.book.items()
     assert (link.host_name, link.up, link.alias, link.mtu) == (
@@ -66,6 +73,7 @@ async def test_without_kubernetes_the_address_belongs_to_nobody(served: Harness)
         ("create endpoint", "unable to create endpoint: build failed"),
         ("configure", "unable to configure interfaces in container namespace: error configuring IPv4: "),
         ("activate", "unable to set up veth on host side: "),
+        ("sync carrier", "unable to set up veth on host side: "),
     ],
 )
 async def test_a_failure_at_any_step_leaves_nothing(served: Harness, step: str, message: str) -> None:

@@ -96,6 +96,10 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.get_link("cilium_host"),
         lambda: link(18, REQUEST | ACK, {}, [("IFLA_IFNAME", "cilium_host"), ("IFLA_EXT_MASK", 8)]),
     ),
+    "sync carrier": (
+        messages.sync_carrier(12),
+        lambda: link(18, REQUEST | ACK, {"index": 12}, [("IFLA_EXT_MASK", 8)]),
+    ),
     "list links": (
         messages.dump_links(),
         lambda: link(18, REQUEST | ACK | DUMP, {}, [("IFLA_EXT_MASK", 8)]),
@@ -204,8 +208,8 @@ def test_every_packer_is_compared() -> None:
         if callable(value) and getattr(value, "__annotations__", {}).get("return") is Request
     }
     compared = {
-        "create_veth", "get_link", "dump_links", "activate_link", "link_up", "set_device", "set_group",
-        "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address", "dump_addresses",
+        "create_veth", "get_link", "sync_carrier", "dump_links", "activate_link", "link_up", "set_device",
+        "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address", "dump_addresses",
         "add_route", "delete_route", "add_clsact", "replace_filter",
     }  # fmt: skip
     assert packers == compared
