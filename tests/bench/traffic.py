@@ -45,7 +45,7 @@ def server(program: Path, pods: Pair) -> Iterator[None]:
 
 def run(program: Path, kind: str, pods: Pair, count: int) -> float:
     """The median of one round trip (rr) or connection (crr), in µs."""
-    command = [program, kind, "1", pods.address, str(PORT), str(count)]
+    command = [str(program), kind, "1", pods.address, str(PORT), str(count)]
     result = subprocess.run(
         command, preexec_fn=pods.client.enter, check=True, capture_output=True, text=True, timeout=120
     )
