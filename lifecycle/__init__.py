@@ -45,6 +45,7 @@ from lifecycle.settings import Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
 from lifecycle.table import Change, Initializer, Table
+from lifecycle.view import HiveView
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph
@@ -62,6 +63,7 @@ __all__ = [
     "HealthTree",
     "Hive",
     "HiveError",
+    "HiveView",
     "Hook",
     "HookTimeoutError",
     "Initializer",

@@ -1,7 +1,8 @@
 """The graph as a value: what there is, who needs whom, what it sets and what it runs.
 
 Needs:  a built resolution.
-Gives:  Graph with tree(), dot(), json(); graph_of() makes it.
+Gives:  Graph with tree(), dot(), mermaid(), json(), html(), only(); graph_of() makes it, read_graph() reads
+        it from JSON.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from lifecycle.values import show
 
 if TYPE_CHECKING:
     from lifecycle.build import Build
+    from lifecycle.graph_timeline import Timeline
     from lifecycle.supervisor import HookNode
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "ModuleInfo",
     "SettingInfo",
     "graph_of",
+    "read_graph",
 ]
 
 VERSION = 1
@@ -57,6 +60,8 @@ class ConstructorInfo(msgspec.Struct, frozen=True):
     replaced: bool
     file: str
     line: int
+    injected: tuple[str, ...] = ()
+    """What the hive itself gives it: Lifecycle, Logger, ..."""
 
 
 class InvokeInfo(msgspec.Struct, frozen=True):
@@ -67,9 +72,10 @@ class InvokeInfo(msgspec.Struct, frozen=True):
     module: str
     file: str
     line: int
+    injected: tuple[str, ...] = ()
 
 
-class Edge(msgspec.Struct, frozen=True):
+class Edge(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
     """`source` needs `target`, both ids. In JSON: from, to."""
 
     source: str
@@ -86,6 +92,7 @@ class SettingInfo(msgspec.Struct, frozen=True):
     type: str
     value: str
     origin: str
+    help: str = ""
 
 
 class HookInfo(msgspec.Struct, frozen=True):
@@ -98,11 +105,15 @@ class HookInfo(msgspec.Struct, frozen=True):
     """Id of the constructor or invoked function that registered it."""
     after: tuple[str, ...]
     """Ids of the hooks it waits for."""
+    start_timeout: float | None = None
+    """Seconds it may take."""
+    stop_timeout: float | None = None
 
 
-class Graph(msgspec.Struct, frozen=True):
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """The graph of a hive."""
 
+    version: int = VERSION
     name: str
     modules: tuple[ModuleInfo, ...]
     constructors: tuple[ConstructorInfo, ...]
@@ -111,23 +122,70 @@ class Graph(msgspec.Struct, frozen=True):
     settings: tuple[SettingInfo, ...]
     hooks: tuple[HookInfo, ...]
 
-    def json(self) -> str:
-        """One JSON object: version, name and an array of each kind."""
-        data: dict[str, Any] = {"version": VERSION, **msgspec.to_builtins(self)}
-        data["edges"] = [{"from": e.source, "to": e.target, "parameter": e.parameter} for e in self.edges]
-        return msgspec.json.format(msgspec.json.encode(data).decode(), indent=2)
+    @property
+    def nodes(self) -> "tuple[ConstructorInfo | InvokeInfo, ...]":
+        """What an edge may begin or end at."""
+        return (*self.constructors, *self.invokes)
 
-    def tree(self) -> str:
-        """Modules as an indented text, with what each provides, sets, invokes and runs."""
+    def json(self) -> str:
+        """One JSON object: version, name and an array of each kind. docs/graph-schema.json describes it."""
+        return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)
+
+    def tree(self, module: str | None = None) -> str:
+        """Modules as an indented text, with what each provides, sets, invokes and runs.
+
+        With `module`, the full id of one: it and those below.
+        """
         from lifecycle.render import tree
 
-        return tree(self)
+        return tree(self, module)
 
     def dot(self) -> str:
         """Graphviz: a cluster per module, an arrow from who needs to what is needed."""
         from lifecycle.render import dot
 
         return dot(self)
+
+    def mermaid(self) -> str:
+        """A Mermaid flowchart: a subgraph per module, an arrow from who needs to what is needed."""
+        from lifecycle.render import mermaid
+
+        return mermaid(self)
+
+    def html(self, timeline: "Timeline | None" = None) -> str:
+        """One page that needs no network: pan, zoom, search, click; with `timeline`, the start as a chart."""
+        from lifecycle.graph_page import page
+
+        return page(self, timeline)
+
+    def only(self, module: str) -> "Graph":
+        """The module of this full id and those below it, with the constructors directly around them.
+
+        Raises ValueError when there is none.
+        """
+        from lifecycle.graph_query import only
+
+        return only(self, module)
+
+
+def read_graph(data: bytes | str) -> Graph:
+    """The graph that Graph.json() wrote.
+
+    Raises ValueError("one line") when it is none, or of another version.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != VERSION:
+            raise ValueError(
+                f"it is of version {version} of the graph's JSON; this hive reads version {VERSION}"
+            )
+        return msgspec.json.decode(data, type=Graph)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no graph ({error}): expected the output of --format json") from None
+
+
+class _Versioned(msgspec.Struct):
+    version: int
 
 
 def graph_of(
@@ -156,6 +214,7 @@ def graph_of(
                 node.replaced,
                 node.place.file,
                 node.place.line,
+                _injected(node),
             )
             for node in (*resolution.assembly.constructors, *resolution.assembly.replaces)
         ),
@@ -166,7 +225,7 @@ def graph_of(
             if provider in by_provider
         ),
         invokes=tuple(
-            InvokeInfo(ids[node], node.name, node.scope.id, node.place.file, node.place.line)
+            InvokeInfo(ids[node], node.name, node.scope.id, node.place.file, node.place.line, _injected(node))
             for node in resolution.assembly.invokes
         ),
         settings=tuple(
@@ -177,6 +236,7 @@ def graph_of(
                 setting.option.type_text,
                 show(setting.value),
                 setting.origin,
+                setting.option.help,
             )
             for setting in settings
         ),
@@ -187,10 +247,15 @@ def graph_of(
                 hook.module,
                 ids[hook.owner],
                 tuple(hook_ids[need] for need in hook.needs),
+                *hook.limits,
             )
             for hook in hooks
         ),
     )
+
+
+def _injected(node: Constructor) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(type_name, node.injected.values())))
 
 
 def _arguments(node: Constructor, build: "Build") -> list[tuple[str, Any]]:

@@ -46,6 +46,7 @@ from lifecycle.supervisor import (
     State,
     Supervisor,
 )
+from lifecycle.view import HiveView
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph
@@ -324,6 +325,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Jobs: Hive._jobs_of,  # noqa: SLF001
     Health: lambda hive, node: hive.health.reporter(node.scope.id),
     HealthTree: lambda hive, _: hive.health,
+    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
     Logger: Hive._logger,  # noqa: SLF001
     Shutdown: lambda hive, _: hive.shutdown,
 }

@@ -22,6 +22,8 @@ class Timing(msgspec.Struct, frozen=True):
     module: str
     began: float
     took: float
+    owner: str = ""
+    """Of a hook: the name of the constructor or invoked function that registered it."""
 
 
 class Profile(msgspec.Struct):
@@ -30,6 +32,7 @@ class Profile(msgspec.Struct):
     timings: list[Timing] = msgspec.field(default_factory=list)
     origin: float = msgspec.field(default_factory=time.perf_counter)
 
-    def record(self, kind: Step, name: str, module: str, began: float) -> None:
+    def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
         """Record a span that began at perf_counter() time `began` and ends now."""
-        self.timings.append(Timing(kind, name, module, began - self.origin, time.perf_counter() - began))
+        took = time.perf_counter() - began
+        self.timings.append(Timing(kind, name, module, began - self.origin, took, owner))

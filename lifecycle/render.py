@@ -1,7 +1,7 @@
-"""The graph for eyes: a text tree and Graphviz.
+"""The graph for eyes: a text tree, Graphviz, Mermaid.
 
 Needs:  a Graph.
-Gives:  tree(), dot().
+Gives:  tree(), dot(), mermaid().
 """
 
 import json
@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lifecycle.graph import Graph, ModuleInfo
 
-__all__ = ["dot", "tree"]
+__all__ = ["dot", "mermaid", "tree"]
 
 
-def tree(graph: "Graph") -> str:
-    """Modules indented, below each what it sets, provides, invokes and runs."""
+def tree(graph: "Graph", top: str | None = None) -> str:
+    """Modules indented, below each what it sets, provides, invokes and runs; all, or `top` and below."""
     children = defaultdict(list)
     for module in graph.modules:
         children[module.parent].append(module)
     lines: list[str] = []
-    pending = [(module, 0) for module in reversed(children[None])]
+    first = children[None] if top is None else [module for module in graph.modules if module.id == top]
+    pending = [(module, 0) for module in reversed(first)]
     while pending:
         module, depth = pending.pop()
         title = f"  {module.title}" if module.title != module.id else ""
-        lines.append(f"{'  ' * depth}{module.id.rpartition('.')[2]}{title}")
+        name = module.id if module.id == top else module.id.rpartition(".")[2]
+        lines.append(f"{'  ' * depth}{name}{title}")
         for line in _contents(graph, module):
             lines += _wrapped(line, "  " * (depth + 1))
         pending += [(child, depth + 1) for child in reversed(children[module.id])]
@@ -110,6 +112,42 @@ def dot(graph: "Graph") -> str:
         cluster(module, "  ")
     lines += [f"  {_quoted(edge.source)} -> {_quoted(edge.target)};" for edge in graph.edges]
     return "\n".join((*lines, "}", ""))
+
+
+def mermaid(graph: "Graph") -> str:
+    """A subgraph per module; invoked functions are round, private constructors have cut corners."""
+    children = defaultdict(list)
+    for module in graph.modules:
+        children[module.parent].append(module)
+    shown = [node for node in graph.constructors if not node.replaced]
+    # ids of ours may hold anything, those of Mermaid letters and digits
+    short = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
+    scopes = {module.id: f"m{number}" for number, module in enumerate(graph.modules)}
+    lines = ["flowchart LR"]
+
+    def subgraph(module: "ModuleInfo", indent: str) -> None:
+        lines.append(f"{indent}subgraph {scopes[module.id]}[{_mermaid(module.title)}]")
+        for node in shown:
+            if node.module == module.id:
+                left, right = ("{{", "}}") if node.private else ("[", "]")
+                lines.append(f"{indent}  {short[node.id]}{left}{_mermaid(node.provides)}{right}")
+        for root in graph.invokes:
+            if root.module == module.id:
+                lines.append(f"{indent}  {short[root.id]}([{_mermaid(root.name)}])")
+        for child in children[module.id]:
+            subgraph(child, indent + "  ")
+        lines.append(f"{indent}end")
+
+    for module in children[None]:
+        subgraph(module, "  ")
+    lines += [f"  {short[edge.source]} --> {short[edge.target]}" for edge in graph.edges]
+    return "\n".join((*lines, ""))
+
+
+def _mermaid(text: str) -> str:
+    """In double quotes, with Mermaid's entities for what it would read as its own."""
+    entities = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;"}
+    return '"' + "".join(entities.get(letter, letter) for letter in text) + '"'
 
 
 def _quoted(text: str) -> str:

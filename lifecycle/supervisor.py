@@ -184,7 +184,7 @@ class Supervisor:
 
     def _started(self, node: HookNode) -> None:
         node.state = State.STARTED
-        self._profile.record("start", node.name, node.module, node.began)
+        self._profile.record("start", node.name, node.module, node.began, node.owner.name)
         self._log.debug("hook started", hook=node.name, of=node.module)
         if self.stopping:
             return
@@ -198,7 +198,7 @@ class Supervisor:
     def _stopped(self, node: HookNode) -> None:
         if node.state is not State.STOPPING:  # its context swallowed the cancellation by one of its own tasks
             raise RuntimeError("its context ended while the hive was running")
-        self._profile.record("stop", node.name, node.module, node.began)
+        self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
         self._log.debug("hook stopped", hook=node.name, of=node.module)
 
     def _settle_if_started(self) -> None:

@@ -97,6 +97,7 @@ def test_the_json_has_an_array_of_each_kind() -> None:
         "type": "int",
         "value": "0",
         "origin": "default",
+        "help": "Bytes.",
     }
     assert [(hook["name"], hook["constructor"], hook["after"]) for hook in data["hooks"]] == [
         ("listen", "agent.server/Server", []),

@@ -1,0 +1,36 @@
+"""A hive as it shows itself to those inside it who answer questions about it.
+
+Needs:  the hive.
+Gives:  HiveView, injectable: the graph and the timeline of the hive one is part of.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lifecycle.profile import Profile
+
+if TYPE_CHECKING:
+    from lifecycle.graph import Graph
+    from lifecycle.graph_timeline import Timeline
+
+__all__ = ["HiveView"]
+
+
+class HiveView:
+    """What the hive is made of and how its start went. Reading it starts and changes nothing."""
+
+    __slots__ = ("_graph", "_profile")
+
+    def __init__(self, graph: "Callable[[], Graph]", profile: Profile) -> None:
+        self._graph = graph
+        self._profile = profile
+
+    def graph(self) -> "Graph":
+        """The graph; read from the source files too, so some 10 ms of work: not for a busy event loop."""
+        return self._graph()
+
+    def timeline(self, graph: "Graph") -> "Timeline":
+        """What every constructor and hook of `graph`, as graph() gave it, has taken so far."""
+        from lifecycle.graph_timeline import timeline_of  # who only runs a hive never asks
+
+        return timeline_of(graph, self._profile)
