@@ -1,0 +1,75 @@
+"""Fakes made from the members a test cares for.
+
+Needs:  nothing.
+Gives:  fake().
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, overload
+
+from lifecycle.fakes import members, unlike
+from lifecycle.keys import origin_class, type_name
+
+__all__ = ["fake"]
+
+T = TypeVar("T")
+
+
+@overload
+def fake(kind: type[T], /, **given: object) -> T: ...
+@overload
+def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # what a Protocol is to a type checker
+def fake(kind: object, /, **given: object) -> object:
+    """A stand-in for a type that has these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
+
+    Give it to replace(). A function stands for a method, an asynchronous one as well. Methods not given raise
+    AssertionError when called, attributes not given are None. Raises TypeError when the type has no member
+    of a name, or calls it otherwise.
+    """
+    cls, name = origin_class(kind), type_name(kind)
+    if cls is None:
+        raise TypeError(f"{name} is no class: there is nothing a fake of it could do")
+    promised = members(cls)
+    if unknown := [member for member in given if member not in promised]:
+        raise TypeError(f"{name} has no {' and no '.join(unknown)}")
+    made = type(f"Fake{name}", (), {"__module__": __name__})()
+    for member, wanted in promised.items():
+        function = getattr(wanted, "__func__", wanted)
+        if member in given:
+            value = given[member]
+            setattr(made, member, _as_async(value) if _needs_async(function, value) else value)
+        elif inspect.isfunction(function):
+            setattr(made, member, _refusing(f"{name}.{member}", function))
+        else:
+            setattr(made, member, None)
+    if faults := list(unlike(made, kind)):
+        raise TypeError(f"the fake is not like {name}: {'; '.join(faults)}")
+    return made
+
+
+def _needs_async(wanted: object, given: object) -> bool:
+    return (
+        inspect.iscoroutinefunction(wanted)
+        and inspect.isroutine(given)
+        and not inspect.iscoroutinefunction(given)
+    )
+
+
+def _as_async(given: Any) -> Callable[..., Any]:
+    @functools.wraps(given)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return given(*args, **kwargs)
+
+    return call
+
+
+def _refusing(name: str, wanted: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError(f"{name} was called, which this fake was not given")
+
+    async def refuse_later(*_: Any, **__: Any) -> NoReturn:
+        refuse()
+
+    return refuse_later if inspect.iscoroutinefunction(wanted) else refuse

@@ -1,0 +1,95 @@
+"""What a block leaves behind: tasks, file descriptors, threads.
+
+Needs:  an event loop; Linux's /proc for descriptors.
+Gives:  no_leaks(), LeakError.
+"""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+
+from lifecycle.stacks import await_stack
+
+__all__ = ["LeakError", "no_leaks"]
+
+_TURNS = 10
+"""Turns of the loop that what has just ended gets to go away."""
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+class LeakError(AssertionError):
+    """Something was left behind; the text names each thing."""
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    """Everything there is at a moment."""
+
+    tasks: "frozenset[asyncio.Task[object]]"
+    threads: frozenset[threading.Thread]
+    busy: int
+    """Workers of anyio that are at work. Idle ones stay for the next, so they count for nothing."""
+    descriptors: dict[int, str]
+
+
+@asynccontextmanager
+async def no_leaks() -> AsyncIterator[None]:
+    """Raise LeakError when the block leaves a task, a descriptor, a thread or a busy worker behind.
+
+    What was there before may go. A block that raises is not looked at: its own error says more.
+    """
+    before = _snapshot()
+    yield
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+    if not list(_left(before)):
+        return
+    gc.collect()  # what only a cycle still holds is no leak
+    await asyncio.sleep(0)
+    if left := list(_left(before)):
+        raise LeakError("\n- ".join(("left behind:", *left)))
+
+
+def _snapshot() -> _Snapshot:
+    return _Snapshot(
+        frozenset(asyncio.all_tasks()),
+        frozenset(filter(_counts, threading.enumerate())),
+        anyio.to_thread.current_default_thread_limiter().borrowed_tokens,
+        dict(_descriptors()),
+    )
+
+
+def _left(before: _Snapshot) -> Iterator[str]:
+    now = _snapshot()
+    for task in now.tasks - before.tasks:
+        stack = await_stack(task, below=frozenset())
+        yield f"task {task.get_name()!r}{f', in {stack[-1]}' if stack else ''}"
+    for number, target in now.descriptors.items():
+        if before.descriptors.get(number) != target:
+            yield f"descriptor {number}, {target}"
+    for thread in now.threads - before.threads:
+        yield f"thread {thread.name!r}"
+    if (busy := now.busy - before.busy) > 0:
+        yield "a call in a worker thread" if busy == 1 else f"{busy} calls in worker threads"
+
+
+def _counts(thread: threading.Thread) -> bool:
+    """Not a worker of anyio or of the loop's executor: those are pooled, and end with the loop."""
+    return not type(thread).__module__.startswith("anyio") and not thread.name.startswith("asyncio_")
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    try:
+        paths = list(_DESCRIPTORS.iterdir())
+    except FileNotFoundError:  # no Linux: nothing to look at
+        return
+    for path in paths:
+        try:
+            yield int(path.name), str(path.readlink())
+        except FileNotFoundError:  # the one this listing was read through
+            continue

@@ -1,0 +1,57 @@
+"""Hives for tests: started and looked after, and with hooks that pass through someone else's hands.
+
+Needs:  Hive.
+Gives:  started(), Observed and Around.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from lifecycle.build import Build
+from lifecycle.cells import Cell
+from lifecycle.hive import Hive
+from lifecycle.sources import Sources
+from lifecycle.supervisor import HookNode
+from lifecycle.testing.leaks import no_leaks
+
+__all__ = ["Around", "Context", "Observed", "started"]
+
+Context = Callable[[], AbstractAsyncContextManager[object]]
+Around = Callable[[HookNode, Context], AbstractAsyncContextManager[object]]
+"""Makes the context that is entered instead of a hook's own, which it is given."""
+
+
+@asynccontextmanager
+async def started(
+    *cells: Cell, settings: Sources | Mapping[str, object] | None = None, **options: Any
+) -> AsyncIterator[Hive]:
+    """A hive of the cells, started, and stopped at the end of the block; `options` are those of Hive.
+
+    A hook has five seconds, unless told otherwise: a test that hangs should say so soon. Raises LeakError
+    when tasks, descriptors or threads are left at the end, the test's own included.
+    """
+    limits = {"start_timeout": 5.0, "stop_timeout": 5.0}
+    async with no_leaks(), Hive(*cells, settings=settings, **(limits | options)).started() as hive:
+        yield hive
+
+
+class Observed(Hive):
+    """A hive with every hook wrapped by `around`."""
+
+    def __init__(self, *cells: Cell, around: Around, **options: Any) -> None:
+        super().__init__(*cells, **options)
+        self._around = around
+        self.hooks: list[HookNode] = []
+        """In the order of construction; there once the hive has begun to start."""
+
+    def _hooks(self, build: Build) -> list[HookNode]:
+        nodes = super()._hooks(build)
+        for node in nodes:
+            context = partial(self._around, node, node.spec.context)
+            node.spec = msgspec.structs.replace(node.spec, context=context)
+        self.hooks = nodes
+        return nodes

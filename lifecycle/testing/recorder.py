@@ -1,0 +1,188 @@
+"""What happened before what: a record of hooks starting and stopping.
+
+Needs:  Hive.
+Gives:  Recorder, Event.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+import anyio
+import msgspec
+
+from lifecycle.cells import Cell
+from lifecycle.hive import Hive
+from lifecycle.keys import type_name
+from lifecycle.sources import Sources
+from lifecycle.supervisor import HookNode
+from lifecycle.testing.leaks import no_leaks
+from lifecycle.testing.observed import Context, Observed
+
+__all__ = ["Event", "Phase", "Recorder"]
+
+Phase = Literal["start", "started", "failed", "stop", "stopped", "mark"]
+
+_TURNS = 64
+"""A seed lets each hook wait for up to so many turns of the loop."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, in the order it did."""
+
+    phase: Phase
+    hook: str
+    """Its name; or the name of a mark."""
+    node: HookNode | None = None
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.hook!r}{f' ({self.node.module})' if self.node else ''}"
+
+
+class Recorder:
+    """Records when hooks begin and end to start and to stop, and answers what came before what.
+
+    A `seed` shuffles hooks that do not depend on each other: each waits a number of turns of the event loop
+    that the seed says before it starts, and before it stops. Another seed is another order; the same seed
+    the same waits. An order that holds for several is one the graph makes, not luck.
+
+    Where a hook is asked for it may be its name, the id of its module, the type its constructor provides, or
+    the constructor or invoked function itself: then it stands for all hooks that fit.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.events: list[Event] = []
+        self._seed = seed
+
+    @asynccontextmanager
+    async def started(
+        self, *cells: Cell, settings: Sources | Mapping[str, object] | None = None, **options: Any
+    ) -> AsyncIterator[Hive]:
+        """A hive that is recorded, started; stopped at the end of the block. Raises LeakError."""
+        async with (
+            no_leaks(),
+            Observed(*cells, settings=settings, around=self.around, **options).started() as hive,
+        ):
+            yield hive
+
+    def mark(self, name: str) -> None:
+        """Record something of one's own: a request answered, a row written by a fake."""
+        self.events.append(Event("mark", name))
+
+    def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:
+        """The context of a hook, recorded."""
+        return _Recorded(self, node, context)
+
+    def assert_before(self, *pairs: tuple[object, object]) -> None:
+        """For each pair: the first had started, or was marked, before the second began.
+
+        Raises AssertionError with every pair that was not so, or that names what was never there.
+        """
+        if wrong := [text for first, then in pairs if (text := self._wrong(first, then))]:
+            raise AssertionError("\n- ".join((f"not in order (seed {self._seed}):", *wrong)))
+
+    def assert_clean(self) -> None:
+        """Every hook that started was stopped, once, and only when all that need it had stopped.
+
+        Raises AssertionError with every one that was not.
+        """
+        first: dict[tuple[HookNode, Phase], int] = {}
+        wrong = []
+        for number, event in enumerate(self.events):
+            if event.node is not None and first.setdefault((event.node, event.phase), number) != number:
+                wrong.append(f"twice: {event}")
+        for node, phase in first:
+            if phase == "started":
+                wrong += _unclean(node, first)
+        if wrong:
+            raise AssertionError("\n- ".join(("not clean:", *wrong)))
+
+    def order(self, phase: Phase = "started") -> list[str]:
+        """The names of the hooks in the order they reached a phase."""
+        return [event.hook for event in self.events if event.phase == phase]
+
+    async def shuffle(self, node: HookNode, phase: Phase) -> None:
+        """Wait as many turns of the loop as the seed says for this hook and phase."""
+        if self._seed is not None:
+            turns = random.Random(f"{self._seed}/{phase}/{node.module}/{node.name}").randrange(_TURNS)  # noqa: S311  # an order, no secret
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    def note(self, node: HookNode, phase: Phase) -> None:
+        """Record a phase of a hook."""
+        self.events.append(Event(phase, node.name, node))
+
+    def _wrong(self, first: object, then: object) -> str | None:
+        ends = self._numbers(first, {"started", "mark"})
+        begins = self._numbers(then, {"start", "mark"})
+        for thing, found in ((first, ends), (then, begins)):
+            if not found:
+                return f"{_name(thing)} never started; what did: {', '.join(self.order()) or 'nothing'}"
+        if max(ends) < min(begins):
+            return None
+        early, late = self.events[min(begins)], self.events[max(ends)]
+        return f"{_name(first)} before {_name(then)}: {early} came before {late}"
+
+    def _numbers(self, thing: object, phases: set[Phase]) -> list[int]:
+        return [
+            number
+            for number, event in enumerate(self.events)
+            if event.phase in phases and _fits(event, thing)
+        ]
+
+
+def _unclean(node: HookNode, first: dict[tuple[HookNode, Phase], int]) -> Iterator[str]:
+    """What is wrong with a hook that started, by the numbers of its first events."""
+    if (node, "stopped") not in first:
+        yield f"{node} was not stopped"
+    for user in node.users:
+        if first.get((user, "start"), math.inf) < first[node, "started"]:
+            yield f"{user} began to start before {node}, which it needs"
+        if first.get((user, "stopped"), 0) > first.get((node, "stop"), 0):
+            yield f"{node} stopped before {user}, which needs it"
+
+
+def _fits(event: Event, thing: object) -> bool:
+    if event.node is None:
+        return thing == event.hook
+    owner = event.node.owner
+    return thing in (event.hook, event.node.module, owner.key) or thing is owner.call
+
+
+def _name(thing: object) -> str:
+    return repr(thing) if isinstance(thing, str) else type_name(thing)
+
+
+class _Recorded:
+    """A hook's context between two notes."""
+
+    def __init__(self, recorder: Recorder, node: HookNode, context: Context) -> None:
+        self._recorder = recorder
+        self._node = node
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        await self._recorder.shuffle(self._node, "start")
+        self._recorder.note(self._node, "start")
+        self._entered = self._context()
+        try:
+            await self._entered.__aenter__()
+        except BaseException:
+            self._recorder.note(self._node, "failed")
+            raise
+        self._recorder.note(self._node, "started")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        with anyio.CancelScope(shield=True):
+            await self._recorder.shuffle(self._node, "stop")
+        self._recorder.note(self._node, "stop")
+        try:
+            return await self._entered.__aexit__(kind, error, trace)
+        finally:
+            self._recorder.note(self._node, "stopped")

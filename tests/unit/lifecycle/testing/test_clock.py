@@ -1,0 +1,130 @@
+"""The virtual clock: hours in milliseconds, the same every time."""
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+
+from lifecycle import Hook, HookTimeoutError, Jobs, Lifecycle, StartError, Timer, invoke, module, provide
+from lifecycle.testing import VirtualClock, started
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_timers_run_in_order_each_at_its_own_time() -> None:
+    seen: list[tuple[str, float]] = []
+
+    async def every(seconds: float, name: str) -> None:
+        while True:
+            await anyio.sleep(seconds)
+            seen.append((name, anyio.current_time() - began))
+
+    with VirtualClock() as clock:
+        began = clock.now
+        async with anyio.create_task_group() as group:
+            group.start_soon(every, 20.0, "slow")
+            group.start_soon(every, 15.0, "fast")
+            await clock.advance(45)
+            group.cancel_scope.cancel()
+    assert [(name, round(at)) for name, at in seen] == [
+        ("fast", 15),
+        ("slow", 20),
+        ("fast", 30),
+        ("slow", 40),
+        ("fast", 45),
+    ]
+
+
+async def test_no_time_passes_by_itself() -> None:
+    with VirtualClock() as clock:
+        task = asyncio.create_task(anyio.sleep(0.001))
+        await clock.settle()
+        assert not task.done()
+        await clock.advance(0.001)
+        assert task.done()
+
+
+async def test_real_time_is_back_after_the_block() -> None:
+    with VirtualClock() as clock:
+        await clock.advance(1e6)
+    await anyio.sleep(0.001)
+    assert anyio.current_time() < clock.now
+
+
+class Poll:
+    """Runs once an hour, and fails as often as it is told."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.runs = 0
+        self.failures = 0
+        self.timer: Timer = jobs.timer("poll", self.poll, 3600)
+
+    async def poll(self) -> None:
+        self.runs += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError("no answer")
+
+
+poll = module("poll", "Polls", provide(Poll), invoke(Poll))
+
+
+async def test_a_job_runs_by_the_clock() -> None:
+    with VirtualClock() as clock:
+        async with started(poll) as hive:
+            await clock.advance(3599)
+            assert hive.get(Poll).runs == 0
+            await clock.advance(1)
+            assert hive.get(Poll).runs == 1
+            await clock.advance(24 * 3600)
+            assert hive.get(Poll).runs == 25
+
+
+async def test_a_job_that_fails_is_tried_again_soon() -> None:
+    with VirtualClock() as clock:
+        async with started(poll) as hive:
+            job = hive.get(Poll)
+            job.failures = 3
+            job.timer.trigger()
+            assert await clock.until(lambda: job.runs == 4) < 1
+
+
+async def test_a_hook_that_hangs_is_overdue_at_once() -> None:
+    def hang(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("hang", anyio.sleep_forever, start_timeout=300))
+
+    with VirtualClock() as clock:
+        task = asyncio.create_task(started(invoke(hang)).__aenter__())
+        await clock.until(task.done)
+        with pytest.raises(StartError) as caught:
+            await task
+    assert isinstance(caught.value.exceptions[0], HookTimeoutError)
+
+
+async def test_what_runs_in_a_thread_is_waited_for() -> None:
+    go, seen = threading.Event(), []
+
+    async def work() -> None:
+        await anyio.to_thread.run_sync(go.wait)
+        seen.append("done")
+
+    with VirtualClock() as clock:
+        task = asyncio.create_task(work())
+        threading.Timer(0.02, go.set).start()
+        await clock.settle()
+        assert seen == ["done"]
+        await task
+
+
+async def test_a_condition_that_no_timer_can_make_true_is_told() -> None:
+    with VirtualClock() as clock, pytest.raises(AssertionError, match="does not hold: no timer runs"):
+        await clock.until(lambda: False)
+
+
+async def test_a_condition_is_not_waited_for_beyond_its_deadline() -> None:
+    with VirtualClock() as clock:
+        task = asyncio.create_task(anyio.sleep(100))
+        with pytest.raises(AssertionError, match="did not hold within 60 s"):
+            await clock.until(task.done, within=60)
+        task.cancel()

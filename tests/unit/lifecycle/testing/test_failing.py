@@ -1,0 +1,144 @@
+"""Failing each hook in turn: a sound hive passes, and each kind of unsound one is found out."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from lifecycle import Cell, Hook, Jobs, Lifecycle, invoke, module, provide, replace
+from lifecycle.testing import fail_each_hook, fake
+
+pytestmark = pytest.mark.anyio
+
+
+class Store:
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        lifecycle.enter("open the store", self.opened)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            yield
+            group.cancel_scope.cancel()
+
+
+class Feed:
+    def __init__(self, store: Store, lifecycle: Lifecycle, jobs: Jobs) -> None:
+        lifecycle.append(Hook("subscribe", anyio.lowlevel.checkpoint, anyio.lowlevel.checkpoint))
+        jobs.one_shot("read", anyio.sleep_forever)
+
+
+class Server:
+    def __init__(self, store: Store, feed: Feed, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("serve", anyio.lowlevel.checkpoint))
+
+
+sound = module("sound", "As it should be", provide(Store, Feed, Server), invoke(Server))
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+async def test_a_sound_hive_ends_cleanly_whichever_hook_fails(seed: int | None) -> None:
+    failed = await fail_each_hook(sound, seed=seed)
+    assert [(one.hook, one.phase) for one in failed if not one.sequential] == [
+        ("open the store", "start"),
+        ("open the store", "stop"),
+        ("subscribe", "start"),
+        ("subscribe", "stop"),
+        ("jobs of Feed", "start"),
+        ("jobs of Feed", "stop"),
+        ("serve", "start"),
+        ("serve", "stop"),
+    ]
+    assert len(failed) == 16
+    assert {one.module for one in failed} == {"sound"}
+
+
+async def test_every_run_gets_fresh_fakes() -> None:
+    made = []
+
+    def fakes() -> list[Cell]:
+        made.append(fake(Store))
+        return [replace(Store, made[-1])]
+
+    failed = await fail_each_hook(sound, fakes=fakes)
+    assert len(made) == len(failed) + 2
+    assert "open the store" not in {one.hook for one in failed}
+
+
+def with_hook(start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]) -> Cell:
+    def extra(server: Server, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("extra", start, stop))
+
+    return invoke(extra)
+
+
+async def nothing() -> None:
+    """As a hook that has nothing to do."""
+
+
+async def told(cell: Cell, within: float = 10.0) -> str:
+    """What is said of a hive with one more hook."""
+    with pytest.raises(AssertionError) as caught:
+        await fail_each_hook(sound, cell, within=within)
+    return str(caught.value)
+
+
+async def test_a_task_that_is_left_behind_is_told_with_the_run() -> None:
+    tasks = []
+
+    async def start() -> None:
+        tasks.append(asyncio.create_task(anyio.sleep_forever(), name="forgotten"))
+
+    text = await told(with_hook(start, nothing))
+    assert text.startswith("1 of 1 runs were not clean:\n- with no hook failing: LeakError: left behind:")
+    assert "task 'forgotten'" in text
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_descriptor_kept_only_when_something_fails_is_told() -> None:
+    kept: list[int] = []
+
+    async def stop() -> None:
+        await anyio.lowlevel.checkpoint()
+
+    class Keeps:
+        """Opens at start, and closes only in the stop of another hook, which may not have started."""
+
+        def __init__(self, store: Store, lifecycle: Lifecycle) -> None:
+            lifecycle.append(Hook("open", self.open))
+            lifecycle.append(Hook("close", nothing, self.close))
+
+        async def open(self) -> None:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+
+        async def close(self) -> None:
+            os.close(kept.pop())
+
+    text = await told(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
+    assert "hook 'close' (keeps) failing to start, parallel: LeakError: left behind:" in text
+    assert "hook 'close' (keeps) failing to stop" not in text
+    for descriptor in kept:
+        os.close(descriptor)
+
+
+async def test_a_stop_that_fails_only_because_another_did_is_told() -> None:
+    class Fragile:
+        def __init__(self, store: Store, lifecycle: Lifecycle) -> None:
+            self.ready = False
+            lifecycle.append(Hook("prepare", nothing, self.clean))
+            lifecycle.append(Hook("go", self.go))
+
+        async def go(self) -> None:
+            self.ready = True
+
+        async def clean(self) -> None:
+            assert self.ready, "was not ready"
+
+    text = await told(module("fragile", "Fragile", provide(Fragile), invoke(Fragile)))
+    assert "hook 'go' (fragile) failing to start, parallel: AssertionError: other errors came with it" in text
+    assert "was not ready" in text
