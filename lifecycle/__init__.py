@@ -20,6 +20,7 @@ from lifecycle.cells import (
     replace,
     supply,
 )
+from lifecycle.derived import Derived
 from lifecycle.durations import Duration, milliseconds, minutes, seconds
 from lifecycle.errors import (
     BuildError,
@@ -39,23 +40,29 @@ from lifecycle.health import Health, HealthStatus, HealthTree
 from lifecycle.hive import Hive
 from lifecycle.hooks import Hook, Lifecycle
 from lifecycle.jobs import Jobs, Timer
+from lifecycle.macs import MAC
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
-from lifecycle.settings import Option, Settings
+from lifecycle.quantities import Quantity
+from lifecycle.secrets import Secret
+from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
-from lifecycle.table import Change, Initializer, Table
+from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
 from lifecycle.view import HiveView
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph
 
 __all__ = [
+    "MAC",
     "BuildError",
     "Cell",
     "Change",
+    "Derived",
     "Duration",
     "Fault",
+    "Formerly",
     "Graph",
     "GraphError",
     "Health",
@@ -74,10 +81,14 @@ __all__ = [
     "Option",
     "Profile",
     "Promise",
+    "Quantity",
+    "Secret",
+    "ReadTable",
     "Setting",
     "Settings",
     "SettingsError",
     "Shutdown",
+    "Snapshot",
     "Sources",
     "StartError",
     "StopError",

@@ -5,7 +5,7 @@ Gives:  Assembly, the list of everything a hive is made of, before anything is r
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NewType, get_origin
 
 import msgspec
@@ -24,8 +24,7 @@ from lifecycle.constructors import Constructor, Parameter, Scope, describe
 from lifecycle.errors import Fault
 from lifecycle.keys import type_name
 from lifecycle.places import has_place
-from lifecycle.settings import Settings, options_of
-from lifecycle.values import known
+from lifecycle.settings import Settings, unreadable
 
 __all__ = ["Assembly", "assemble"]
 
@@ -107,23 +106,8 @@ def _provided(call: Callable[..., object], scope: Scope, cell: ProvideCell) -> C
 
 
 def _configured(struct: type[Settings], scope: Scope) -> Constructor:
-    faults: tuple[str, ...]
-    if not (isinstance(struct, type) and issubclass(struct, Settings)):
-        faults = ("it is no Settings struct",)
-    else:
-        faults = tuple(_unreadable(struct))
+    faults = tuple(unreadable(struct))
     return Constructor("config", struct, type_name(struct), struct, scope, faults=faults)
-
-
-def _unreadable(struct: type[Settings]) -> Iterator[str]:
-    try:
-        options = options_of(struct)
-    except NameError as error:
-        yield f"its type hint names {error.name}, which is not defined where it is written"
-        return
-    for option in options:
-        if not known(option.kind):
-            yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
 
 
 def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:

@@ -76,11 +76,12 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
     structs = {node.key: node for node in resolution.active if node.kind == "config" and not node.faults}
     for node in structs.values():
         for option in options_of(node.call):
-            if option.name in seen:
-                places = (f"in {seen[option.name][1]}", f"in {node}")
-                yield Fault("duplicate", f"setting {option.name} is declared twice", places)
-            else:
-                seen[option.name] = (option, node)
+            for name in option.names:
+                if name in seen:
+                    places = (f"in {seen[name][1]}", f"in {node}")
+                    yield Fault("duplicate", f"setting {name} is declared twice", places)
+                else:
+                    seen[name] = (option, node)
 
 
 def _missing(resolution: Resolution) -> Iterator[Fault]:

@@ -1,7 +1,8 @@
 """Settings: frozen typed structs whose fields are options.
 
 Needs:  values.
-Gives:  Settings to derive from, and the options of a struct with their defaults and help.
+Gives:  Settings to derive from, Formerly for what had another name, and the options of a struct with their
+        defaults and help.
 
     class NeighbourSettings(Settings):
         neighbour_refresh: Duration = seconds(30)
@@ -14,21 +15,41 @@ is the flag ``--neighbour-refresh``, the variable ``CILIUM_NEIGHBOUR_REFRESH`` a
 import functools
 import inspect
 import textwrap
+import typing
+from collections.abc import Iterator
 
 import msgspec
 
 from lifecycle import values
+from lifecycle.keys import type_name
+from lifecycle.secrets import Secret
 
-__all__ = ["ENV_PREFIX", "Option", "Settings", "options_of"]
+__all__ = ["CONFIG_DIR", "Formerly", "Option", "Settings", "env_name", "options_of", "unreadable"]
 
-ENV_PREFIX = "CILIUM_"
+CONFIG_DIR = "config-dir"
+"""Names the directory of settings, so no option can have this name."""
+
+
+def env_name(name: str) -> str:
+    """The environment variable of an option: ``CILIUM_NEIGHBOUR_REFRESH``."""
+    return "CILIUM_" + name.upper().replace("-", "_")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """Base of all structs of settings: frozen, options in kebab-case."""
 
     def validate(self) -> None:
-        """Raise ValueError("one line") when the values do not fit each other."""
+        """Raise ValueError("one line") when the values do not fit each other, or a group of them."""
+
+
+class Formerly:
+    """The names an option had: ``Annotated[int, Formerly("old-name")]``.
+
+    An old name still sets the option wherever the new one is absent, and the user is told to rename it.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -41,17 +62,39 @@ class Option(msgspec.Struct, frozen=True):
     """The type."""
     struct: type[Settings]
     required: bool
+    formerly: tuple[str, ...] = ()
+    """Old names that still count."""
 
     @property
     def env(self) -> str:
         """The environment variable: ``CILIUM_NEIGHBOUR_REFRESH``."""
-        return ENV_PREFIX + self.name.upper().replace("-", "_")
+        return env_name(self.name)
+
+    @property
+    def secret(self) -> bool:
+        """Whether its value must never be shown."""
+        return values.is_secret(self.kind)
+
+    @property
+    def file_name(self) -> str | None:
+        """What names a file to read the value from (``token-file``): only a Secret has it."""
+        return f"{self.name}-file" if values.bare(self.kind)[0] is Secret else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that sets it, its own name first."""
+        return (self.name, *([self.file_name] if self.file_name else []), *self.formerly)
 
     @property
     def default(self) -> object:
         """The value when nothing sets it. Only for options that are not required."""
         info = _fields(self.struct)[self.field]
         return info.default_factory() if info.default is msgspec.NODEFAULT else info.default
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is written; empty without one."""
+        return "" if self.required else values.show(self.default)
 
     @property
     def type_text(self) -> str:
@@ -67,10 +110,34 @@ class Option(msgspec.Struct, frozen=True):
 @functools.cache
 def options_of(struct: type[Settings]) -> tuple[Option, ...]:
     """The options of a struct, in the order of its fields."""
-    return tuple(
-        Option(info.encode_name, name, info.type, struct, info.required)
-        for name, info in _fields(struct).items()
-    )
+    return tuple(_option(info, struct) for info in _fields(struct).values())
+
+
+def _option(info: msgspec.structs.FieldInfo, struct: type[Settings]) -> Option:
+    kind, *notes = typing.get_args(info.type) if _is_annotated(info.type) else (info.type,)
+    formerly = tuple(name for note in notes if isinstance(note, Formerly) for name in note.names)
+    return Option(info.encode_name, info.name, kind, struct, info.required, formerly)
+
+
+def _is_annotated(hint: object) -> bool:
+    return typing.get_origin(hint) is typing.Annotated
+
+
+def unreadable(struct: object) -> Iterator[str]:
+    """What keeps a struct from being filled from texts."""
+    if not (isinstance(struct, type) and issubclass(struct, Settings)):
+        yield "it is no Settings struct"
+        return
+    try:
+        options = options_of(struct)
+    except NameError as error:
+        yield f"its type hint names {error.name}, which is not defined where it is written"
+        return
+    for option in options:
+        if not values.known(option.kind):
+            yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
+        if CONFIG_DIR in option.names:
+            yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
 
 
 @functools.cache

@@ -98,7 +98,7 @@ def test_a_signal_while_starting_rolls_back_and_is_no_failure() -> None:
     ("argv", "start", "code", "told"),
     [
         (["--prot=1"], "pass", 2, "daemon: --prot: no such setting; did you mean --port?"),
-        (["--port=70000"], "pass", 2, "daemon: port 70000: expected 1 to 65535"),
+        (["--port=70000"], "pass", 2, "daemon: port 70000: expected 1 to 65535 (from flag --port)"),
         ([], "raise UsageError('no privileges: run as root')", 2, "daemon: no privileges: run as root"),
         ([], "raise HiveError('/run/x.sock is taken')", 1, "daemon: /run/x.sock is taken"),
         ([], "self.shutdown.request(HiveError('lost the lock'))", 1, "daemon: lost the lock"),

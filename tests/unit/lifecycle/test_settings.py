@@ -256,7 +256,7 @@ def test_help_is_the_docstring_under_the_field() -> None:
         "path, optional",
         "none|full",
         "red|green",
-        "tuple[str, ...]",
+        "list of str",
     ]
 
 

@@ -1,0 +1,193 @@
+"""What each place says of settings: flags, environment, config-dir, code.
+
+Needs:  the options there are.
+Gives:  Given, a value as some place gave it, and one function per place. Nothing is raised: what is wrong
+        goes into Findings.
+
+Keys of a config-dir and variables that no option knows are other programs' business and accepted silently;
+an unknown flag is a mistake. Values of secrets are never part of what is told.
+"""
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lifecycle import values
+from lifecycle.errors import Fault
+from lifecycle.secrets import HIDDEN
+from lifecycle.settings import CONFIG_DIR, Option, env_name
+
+__all__ = ["Findings", "Given", "Layer", "by_name", "code", "environment", "files", "flags", "settled"]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A value as some place gave it, not yet read."""
+
+    raw: object
+    """A text, the texts of a flag given several times, or in code any value."""
+    name: str
+    """As which it was given: an option has old names too, a secret the name of its file."""
+    place: str
+    """For origins."""
+    shown: str
+    """For errors: place and value as the user wrote them."""
+    unitless: bool = False
+    """Whether a bare whole number is a duration in nanoseconds, as Cilium reads files and variables."""
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+class Findings(msgspec.Struct):
+    """What is wrong, and what is only odd."""
+
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
+
+    def fault(self, text: str) -> None:
+        """Note a mistake in the settings."""
+        self.faults.append(Fault("setting", text))
+
+
+Layer = dict[str, Given]
+"""What one place gave: by the name it was given as, or once settled() by option."""
+
+
+def by_name(options: Iterable[Option]) -> dict[str, Option]:
+    """The options by every name they have."""
+    return {name: option for option in options for name in option.names}
+
+
+def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) -> Layer:
+    """``--name=value``, ``--name value``, ``--name`` for a boolean. Also the config-dir, which is no option."""
+    found: Layer = {}
+    words: Iterator[str] = iter(argv)
+    for word in words:
+        name, equals, text = word[2:].partition("=")
+        name = name.lower()
+        option = names.get(name)
+        if not word.startswith("--") or word == "--":
+            findings.fault(_stray(word, names))
+            continue
+        if option is None and name != CONFIG_DIR:
+            findings.fault(_unknown(f"--{name}", name, names, "--"))
+            if not equals:  # its value, if the next word is one, is no mistake of its own
+                words = _skip_value(words)
+            continue
+        if not equals and option is not None and values.bare(option.kind)[0] is bool:
+            text = "true"
+        elif not equals:
+            value = next(words, None)
+            if value is None:
+                findings.fault(f"--{name}: needs a value, as in --{name}=VALUE")
+                continue
+            text = value
+        raw: object = text
+        if option is not None and (values.is_list(option.kind) or values.is_map(option.kind)):
+            before = found[name].raw if name in found else []
+            raw = [*before, text]  # type: ignore[misc]  # lists are only ever put here as lists
+        found[name] = Given(raw, name, f"flag --{name}", f"--{name}={_masked(text, name, option)}")
+    return found
+
+
+def environment(env: Mapping[str, str], names: Mapping[str, Option]) -> Layer:
+    """``CILIUM_NAME``; the variables are in upper case here, and none is empty."""
+    found: Layer = {}
+    for name, option in names.items():
+        variable = env_name(name)
+        if (text := env.get(variable)) is not None:
+            shown = f"{variable}={_masked(text, name, option)}"
+            found[name] = Given(text, name, variable, shown, unitless=True)
+    return found
+
+
+def files(directory: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
+    """The files of a config-dir that options know; others and directories (``..data``) are left alone."""
+    try:
+        entries = sorted(os.listdir(directory))  # noqa: PTH208  # names only: half the time of iterdir
+    except OSError as error:
+        text = (error.strerror or str(error)).lower()
+        findings.fault(f"{CONFIG_DIR} {directory}: {text}; expected a directory")
+        return {}
+    found: Layer = {}
+    for entry in entries:
+        name = entry.lower()
+        if name not in names:
+            continue
+        path = directory / entry
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except IsADirectoryError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            findings.warnings.append(f"{path}: cannot be read and is skipped: {reason}")
+            continue
+        shown = f"{path}: {_masked(text, name, names[name])!r}"
+        found[name] = Given(text, name, f"file {path}", shown, unitless=True)
+    return found
+
+
+def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: Findings) -> Layer:
+    """Values given in code, by the names of options."""
+    found: Layer = {}
+    for name, value in settings.items():
+        if (option := names.get(name)) is None:
+            findings.fault(_unknown(name, name, names))
+        else:
+            shown = f"{name}={HIDDEN if _hides(name, option) else repr(value)}"
+            found[name] = Given(value, name, "code", shown)
+    return found
+
+
+def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
+    """What the place gave, by option: an old name counts only where the new one is absent."""
+    found: Layer = {}
+    for option in options:
+        given = [layer[name] for name in option.names if name in layer]
+        if len(given) > 1 and given[1].name == option.file_name:
+            findings.fault(f"{given[0].shown} and {given[1].shown}: give one of them")
+        if given:
+            found[option.name] = given[0]
+    return found
+
+
+def _hides(name: str, option: Option | None) -> bool:
+    """Whether what is given under that name must not be shown; the path of a secret's file may be."""
+    return option is not None and option.secret and name != option.file_name
+
+
+def _masked(text: str, name: str, option: Option | None) -> str:
+    return HIDDEN if _hides(name, option) else text
+
+
+def _skip_value(words: Iterable[str]) -> Iterator[str]:
+    """The words without the first, unless that is a flag."""
+    rest = list(words)
+    return iter(rest if not rest or rest[0].startswith("--") else rest[1:])
+
+
+def _stray(word: str, names: Mapping[str, Option]) -> str:
+    """Without its value, which might be a secret."""
+    shown = word.partition("=")[0] or word
+    name = shown.lstrip("-").lower()
+    hint = f"; did you mean --{name}?" if name in names else ""
+    return f"{shown}: not expected here; settings are --name=value{hint}"
+
+
+def _unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> str:
+    current = (known for known, option in names.items() if known not in option.formerly)
+    near = _nearest(name.replace("_", "-"), tuple(current))
+    hint = f"; did you mean {prefix}{near}?" if near else ""
+    return f"{shown}: no such setting{hint}"
+
+
+@functools.cache
+def _nearest(name: str, names: tuple[str, ...]) -> str | None:
+    import difflib  # only mistakes need it
+
+    found = difflib.get_close_matches(name, (*names, CONFIG_DIR), 1)
+    return found[0] if found else None

@@ -1,0 +1,39 @@
+"""MAC addresses in settings.
+
+Needs:  nothing.
+Gives:  MAC.
+"""
+
+import re
+from typing import Self
+
+__all__ = ["MAC"]
+
+_TEXT = re.compile(
+    r"[0-9a-f]{2}(?P<mark>[:-])(?:[0-9a-f]{2}(?P=mark)){4}[0-9a-f]{2}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class MAC(bytes):
+    """A 48-bit MAC address: its six bytes, printed as lower-case pairs with colons."""
+
+    __slots__ = ()
+
+    def __new__(cls, six: bytes) -> Self:
+        """The address of six bytes. Raises ValueError for any other number of them."""
+        if len(six) != 6:
+            raise ValueError(f"expected 6 bytes, not {len(six)}")
+        return super().__new__(cls, six)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``02:00:00:00:00:01``, ``02-00-00-00-00-01`` or ``0200.0000.0001``; else raises ValueError."""
+        if _TEXT.fullmatch(text) is None:
+            raise ValueError("expected a MAC address such as 02:00:00:00:00:01")
+        return cls(bytes.fromhex(re.sub("[:.-]", "", text)))
+
+    def __str__(self) -> str:
+        return self.hex(":")
+
+    __repr__ = __str__

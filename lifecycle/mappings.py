@@ -1,0 +1,47 @@
+"""Maps as settings write them: ``key=value,key1=value1``, or a JSON object.
+
+Needs:  nothing.
+Gives:  split() and join(). The syntax is that of Cilium's map options: a comma divides only where another
+        key follows, so values may hold commas.
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+__all__ = ["join", "split"]
+
+_KEY = r"[\w\-:;./@]+="
+_DIVIDER = re.compile(rf",(?=\s*{_KEY})", re.ASCII)
+_STARTS_WITH_KEY = re.compile(_KEY, re.ASCII)
+
+
+def split(text: str) -> dict[str, object]:
+    """The pairs of a text; values are texts, or what JSON makes of them. Else raises ValueError."""
+    text = text.strip()
+    if text.startswith(("{", "[")):
+        try:
+            return msgspec.json.decode(text, type=dict[str, object])
+        except (msgspec.MsgspecError, RecursionError):
+            raise ValueError("no JSON object") from None
+    if not text:
+        return {}
+    found: dict[str, object] = {}
+    for pair in _DIVIDER.split(text):
+        if _STARTS_WITH_KEY.match(stripped := pair.strip()) is None:
+            raise ValueError("no key=value")
+        key, _, value = stripped.partition("=")
+        found[key] = value
+    return found
+
+
+def join(pairs: Mapping[str, str]) -> str:
+    """The text that split() reads back: plain where that is possible, else JSON."""
+    plain = ",".join(f"{key}={value}" for key, value in pairs.items())
+    try:
+        if split(plain) == pairs:
+            return plain
+    except ValueError:
+        pass
+    return msgspec.json.encode(pairs).decode()

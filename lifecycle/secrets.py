@@ -1,0 +1,50 @@
+"""Settings that nobody must read by chance: passwords, tokens, keys.
+
+Needs:  nothing.
+Gives:  Secret.
+"""
+
+from typing import NoReturn
+
+__all__ = ["HIDDEN", "Secret"]
+
+HIDDEN = "(hidden)"
+"""What stands wherever a secret would."""
+
+
+class Secret:
+    """A text that prints as ``(hidden)`` in logs, errors and graphs, and cannot be made JSON or pickled.
+
+    Only reveal() gives it. As a setting ``token`` it may also be named by a file: ``--token-file=PATH``.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself: hand it to who needs it, and to nobody else."""
+        return self._text
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    __repr__ = __str__
+
+    def __bool__(self) -> bool:
+        """Whether there is a text at all."""
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        import hmac  # in a time that tells nothing; few compare
+
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is not pickled: it would be readable")
