@@ -1,4 +1,4 @@
-"""Tables: what watchers are told, against a model of what they must know."""
+"""Tables: what they hold, and what watchers are told; test_table_model.py has the whole of it at random."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from lifecycle import Change, Promise, Table
 from lifecycle import table as table_module
-from lifecycle.table import Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,89 @@ def test_a_table_has_one_writer() -> None:
     table = rows()
     with table.txn(), pytest.raises(RuntimeError, match="table rows: a transaction is open already"):
         table.txn().__enter__()
+
+
+def test_a_transaction_is_of_no_use_once_it_is_over() -> None:
+    table = rows()
+    with table.txn() as txn:
+        txn.put(Row("a"))
+    with pytest.raises(RuntimeError, match="table rows: this transaction is over; open another one"):
+        txn.put(Row("b"))
+    with pytest.raises(RuntimeError, match="this transaction is over"):
+        txn.delete("a")
+    assert table.all() == [Row("a")]
+
+
+def test_all_rows_may_be_replaced_at_once() -> None:
+    table = rows()
+    put(table, Row("a", 1), Row("b", 1))
+    watcher = table.changes()
+    watcher.take()
+    with table.txn() as txn:
+        txn.put(Row("c", 1))
+        txn.replace_all([Row("b", 1), Row("d", 1)])
+        assert txn.get("c") is None
+    assert {row.key for row in table.all()} == {"b", "d"}
+    assert [(change.key, change.deleted) for change in watcher.take()] == [("a", True), ("d", False)]
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    table = rows()
+    put(table, Row("a", 1), Row("b", 1))
+    before = table.snapshot()
+    assert before is table.snapshot()
+    put(table, Row("a", 2))
+    delete(table, "b")
+    after = table.snapshot()
+    assert before.items() == [("a", Row("a", 1), 1), ("b", Row("b", 1), 1)]
+    assert (before.get("a"), before.get("c"), "b" in before, len(before)) == (Row("a", 1), None, True, 2)
+    assert (after.all(), after.revision, before.revision) == ([Row("a", 2)], 3, 1)
+
+
+def test_rows_are_found_by_an_index() -> None:
+    table: Table[Row] = Table("rows", key=lambda row: row.key, indexes={"value": lambda row: [row.value]})
+    put(table, Row("a", 1), Row("b", 1), Row("c", 2))
+    by_value = table.by("value")
+    assert by_value.get(1) == [Row("a", 1), Row("b", 1)]
+    assert by_value.one(2) == Row("c", 2)
+    assert by_value.one(3) is None
+    put(table, Row("a", 2))
+    delete(table, "b")
+    assert (by_value.get(1), by_value.values(), 1 in by_value, 2 in by_value) == ([], [2], False, True)
+    with pytest.raises(LookupError, match="table rows: 2 rows have value 2, not one"):
+        by_value.one(2)
+    with pytest.raises(LookupError, match="table rows has no index 'valu'; it has: value"):
+        table.by("valu")
+
+
+def test_a_write_that_an_index_refuses_changes_nothing() -> None:
+    table: Table[Row] = Table(
+        "rows", key=lambda row: row.key, indexes={"share": lambda row: [6 // row.value]}
+    )
+    put(table, Row("a", 2))
+    watcher = table.changes()
+    watcher.take()
+    with pytest.raises(ZeroDivisionError):
+        put(table, Row("a", 3), Row("b", 0))
+    assert table.all() == [Row("a", 2)]
+    assert table.by("share").values() == [3]
+    assert (table.revision, watcher.take()) == (1, [])
+
+
+def test_a_watcher_that_never_looks_is_not_told_of_what_came_and_went() -> None:
+    table = rows()
+    watcher = table.changes()
+    for number in range(100):
+        put(table, Row(str(number)))
+        delete(table, str(number))
+    assert len(watcher._pending) == 0
+
+
+def test_a_revision_of_another_life_is_refused() -> None:
+    table = rows()
+    put(table, Row("a"))
+    with pytest.raises(LookupError, match="table rows: revision 2 is yet to come \\(now 1\\); start from 0"):
+        table.changes(since=2)
 
 
 def test_a_watcher_is_told_everything_first_and_then_what_changes() -> None:
@@ -133,9 +214,9 @@ def test_who_comes_back_too_late_starts_again(monkeypatch: pytest.MonkeyPatch) -
 def test_a_dropped_watcher_is_told_no_more() -> None:
     table = rows()
     watcher = table.changes()
-    assert len(table._watchers) == 1
+    assert len(table._listeners) == 1
     del watcher
-    assert len(table._watchers) == 0
+    assert len(table._listeners) == 0
 
 
 @pytest.mark.anyio
@@ -189,60 +270,6 @@ async def test_a_table_is_initialized_when_every_source_is_done() -> None:
 async def test_a_table_without_sources_is_initialized() -> None:
     with anyio.fail_after(1):
         await rows().wait_initialized()
-
-
-class Watched(RuleBasedStateMachine):
-    """Watchers that come, fetch and go while a table is written: what they were told adds up to the table."""
-
-    watchers = Bundle("watchers")
-    keys = st.sampled_from("abc")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = rows()
-        self.known: dict[Changes[Row], dict[Hashable, Row]] = {}
-
-    @rule(target=watchers)
-    def come(self) -> Changes[Row]:
-        watcher = self.table.changes()
-        self.known[watcher] = {}
-        return watcher
-
-    @rule(watcher=consumes(watchers))
-    def go(self, watcher: Changes[Row]) -> None:
-        del self.known[watcher]
-
-    @rule(writes=st.lists(st.tuples(keys, st.none() | st.integers(0, 1)), max_size=4))
-    def write(self, writes: list[tuple[str, int | None]]) -> None:
-        with self.table.txn() as txn:
-            for key, value in writes:
-                if value is None:
-                    txn.delete(key)
-                else:
-                    txn.put(Row(key, value))
-
-    @rule(watcher=watchers)
-    def fetch(self, watcher: Changes[Row]) -> None:
-        known = self.known[watcher]
-        batch = watcher.take()
-        assert len({change.key for change in batch}) == len(batch)
-        for change in batch:
-            assert change.old == known.get(change.key), "what it saw last"
-            assert change.row != change.old, "nothing told twice"
-            if change.row is None:
-                del known[change.key]
-            else:
-                known[change.key] = change.row
-        assert [change.revision for change in batch] == sorted(change.revision for change in batch)
-        assert known == {row.key: row for row in self.table.all()}, "nothing lost"
-
-    @invariant()
-    def rows_are_ordered_by_revision(self) -> None:
-        revisions = [revision for _, revision in self.table._rows.values()]
-        assert revisions == sorted(revisions)
-
-
-TestWatched = Watched.TestCase
 
 
 @given(
