@@ -32,6 +32,7 @@ from lifecycle.hooks import HookSpec, Lifecycle
 from lifecycle.jobs import Backoff, Jobs
 from lifecycle.keys import Key, type_name
 from lifecycle.logs import Logger, logger_for
+from lifecycle.pending import awaiting
 from lifecycle.places import caller
 from lifecycle.profile import Profile
 from lifecycle.resolve import Resolution
@@ -40,6 +41,7 @@ from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Loaded, Setting, Sources, load
 from lifecycle.supervisor import (
     DEFAULT_START_TIMEOUT,
+    DEFAULT_STOP_BUDGET,
     DEFAULT_STOP_TIMEOUT,
     HookFailure,
     HookNode,
@@ -61,7 +63,8 @@ class Hive:
 
     `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential`
     starts one hook after the other, in a fixed order, instead of siblings at the same time. The time-outs,
-    in seconds, are those of hooks that name none.
+    in seconds, are those of hooks that name none; the stop budget is for all stops together: after it hooks
+    are cancelled, and those that run on (a worker thread cannot be cancelled) are named and left behind.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Hive:
         sequential: bool = False,
         start_timeout: float = DEFAULT_START_TIMEOUT,
         stop_timeout: float = DEFAULT_STOP_TIMEOUT,
+        stop_budget: float = DEFAULT_STOP_BUDGET,
     ) -> None:
         self.name = name
         self.profile = Profile()
@@ -86,8 +90,11 @@ class Hive:
         self._base_log = log
         self._sequential = sequential
         self._limits = (start_timeout, stop_timeout)
+        self._stop_budget = stop_budget
         self._lifecycles: dict[Constructor, Lifecycle] = {}
         self._jobs: dict[Constructor, Jobs] = {}
+        self.left_behind: list[str] = []
+        """Hooks that ran on, cancelled as they were, when the hive had stopped."""
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._body: anyio.CancelScope | None = None
@@ -163,21 +170,26 @@ class Hive:
         for lifecycle in self._lifecycles.values():
             lifecycle.seal()
         supervisor = Supervisor(
-            self._hooks(build), profile=self.profile, log=self.log, on_crash=self._on_crash
+            self._hooks(build),
+            profile=self.profile,
+            log=self.log,
+            on_crash=self._on_crash,
+            stop_budget=self._stop_budget,
         )
         self._supervisor = supervisor
         self.shutdown.listen(self._on_shutdown)
         # a task of its own, so that no cancel scope around the caller reaches it
         self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
         try:
-            await supervisor.settled.wait()
+            with awaiting(supervisor.pending):
+                await supervisor.first.settled.wait()
         except BaseException:
             supervisor.stop()
-            await self._over()
+            await self._over(supervisor)
             raise
-        if supervisor.all_started and not supervisor.stopping:
+        if not supervisor.stopping:
             return
-        await self._over()
+        await self._over(supervisor)
         self._raise_start_error(supervisor.failures)
 
     async def stop(self) -> None:
@@ -186,7 +198,7 @@ class Hive:
             return
         supervisor = self._supervisor
         supervisor.stop()
-        await self._over()
+        await self._over(supervisor)
         self._supervisor = None
         if failures := supervisor.failures:
             crashed = any(failure.phase is State.STARTED for failure in failures)
@@ -286,24 +298,27 @@ class Hive:
         self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)
         if self._body is not None:
             self._body.cancel()
-        elif self._supervisor is not None and self._supervisor.all_started:
+        elif self._supervisor is not None and self._supervisor.first.started:
             self.shutdown.request(failure.error)
 
     def _on_shutdown(self) -> None:
         supervisor = self._supervisor
         if supervisor is None:
             return
-        if not supervisor.all_started:
+        if not supervisor.first.started:
             supervisor.stop()
         elif self.shutdown.error is not None and self._body is not None:
             self._body.cancel()
 
-    async def _over(self) -> None:
-        """Until every hook is over, whatever is cancelled meanwhile."""
+    async def _over(self, supervisor: Supervisor) -> None:
+        """Until every hook is over or left behind, whatever is cancelled meanwhile."""
         assert self._supervision is not None  # noqa: S101  # only called once started
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({self._supervision})
-        self._supervision.result()
+        with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
+            await supervisor.over.wait()
+            self.left_behind = [str(node) for node in supervisor.left]
+            if not supervisor.left:
+                await asyncio.wait({self._supervision})
+                self._supervision.result()
 
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
         errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
@@ -42,6 +42,8 @@ async def run(hive: "Hive") -> int:
             hive.log.info("stopped before it had started")
             return 0
         sys.stderr.write(_told(hive.name, error))
+        if hive.left_behind:
+            _leave(hive.name, f"leaving with {', '.join(hive.left_behind)} running", exit_code(error))
         return exit_code(error)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -57,8 +59,14 @@ def _told(name: str, error: Exception) -> str:
 
 def _on_signal(hive: "Hive", number: signal.Signals) -> None:
     if hive.shutdown.requested:
-        sys.stderr.write(f"{hive.name}: second signal, leaving at once\n")
-        sys.stderr.flush()
-        os._exit(1)
+        _leave(hive.name, "second signal, leaving at once", 1)
     hive.log.info("signal: stopping; once more to leave at once", signal=number.name)
     hive.shutdown.request()
+
+
+def _leave(name: str, why: str, code: int) -> NoReturn:
+    """End the process without waiting for its threads."""
+    sys.stderr.write(f"{name}: {why}\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(code)

@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 
 from lifecycle.places import Place
 
@@ -17,14 +20,35 @@ __all__ = ["await_stack"]
 
 
 def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
-    """The task's frames, outermost first, as ``name at file:line``: those called by code of files `below`."""
+    """The task's frames, outermost first, as ``name at file:line``: those called by code of files `below`.
+
+    When it awaits a worker thread, what that thread does stands below, outermost first too.
+    """
     frames = list(_frames(task.get_coro()))
     ours = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
-    return [
-        f"{frame.f_code.co_qualname} at {Place(frame.f_code.co_filename, frame.f_lineno)}"
+    found = [
+        _line(frame)
         for frame in frames[ours[-1] + 1 if ours else 0 :]
         if frame.f_code.co_filename != contextlib.__file__
     ]
+    return found + [f"{line} (worker thread)" for line in _thread(frames)]
+
+
+def _line(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_qualname} at {Place(frame.f_code.co_filename, frame.f_lineno)}"
+
+
+def _thread(frames: Sequence[types.FrameType]) -> list[str]:
+    """What the worker thread does that the innermost frame holds, below the machinery of threads."""
+    held = frames[-1].f_locals.values() if frames else ()
+    worker = next((thread for thread in held if isinstance(thread, threading.Thread)), None)
+    frame = sys._current_frames().get(worker.ident or 0) if worker else None  # noqa: SLF001  # the documented way
+    running: list[types.FrameType] = []
+    while frame is not None:
+        running.insert(0, frame)
+        frame = frame.f_back
+    machinery = {threading.__file__, getattr(sys.modules[type(worker).__module__], "__file__", None)}
+    return [*map(_line, dropwhile(lambda frame: frame.f_code.co_filename in machinery, running))]
 
 
 def _frames(awaited: object) -> Iterator[types.FrameType]:

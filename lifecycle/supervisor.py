@@ -1,101 +1,73 @@
 """Runs hooks: one task each, in dependency order, and backwards.
 
 Needs:  the hooks with what each waits for.
-Gives:  HookNode, Supervisor.
+Gives:  Supervisor; Wave, hooks that start together or not at all.
 
 A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
 enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of
 their own: whatever is cancelled outside, every stop body runs.
+
+Every stop is bounded: a hook past its deadline is cancelled, one that runs on all the same (a worker thread
+cannot be cancelled) is named, left behind, and what it uses is stopped; the whole has a budget.
 """
 
 import asyncio
-import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
+import anyio.abc
 
-from lifecycle import hooks
-from lifecycle.constructors import Constructor
 from lifecycle.errors import HookTimeoutError
-from lifecycle.hooks import HookSpec
+from lifecycle.hook_nodes import HookFailure, HookNode, State
 from lifecycle.logs import Logger
+from lifecycle.pending import hook_stack, pending_tree
 from lifecycle.profile import Profile
-from lifecycle.stacks import await_stack
 
-__all__ = ["DEFAULT_START_TIMEOUT", "DEFAULT_STOP_TIMEOUT", "HookFailure", "HookNode", "State", "Supervisor"]
+__all__ = [
+    "DEFAULT_START_TIMEOUT",
+    "DEFAULT_STOP_BUDGET",
+    "DEFAULT_STOP_TIMEOUT",
+    "HookFailure",
+    "HookNode",
+    "State",
+    "Supervisor",
+    "Wave",
+]
 
 DEFAULT_START_TIMEOUT = 60.0
 DEFAULT_STOP_TIMEOUT = 10.0
 """Seconds a hook may take to start and to stop when neither it nor its hive says otherwise."""
+DEFAULT_STOP_BUDGET = 30.0
+"""Seconds all hooks together may take to stop: what Kubernetes gives a pod to end."""
+
+GRACE = 1.0
+"""Seconds a cancelled stop has to end before it is left behind."""
 
 
-_OURS = frozenset({__file__, hooks.__file__})  # frames that say nothing about a hook
+class Wave:
+    """Hooks that start together, or not at all."""
 
+    def __init__(self, nodes: Sequence[HookNode], failures: list[HookFailure]) -> None:
+        self.nodes = nodes
+        self.failures = failures
+        self.unstarted = self.alive = len(nodes)
+        self.settled = anyio.Event()
+        """Set when every hook has started, or all are over."""
+        for node in nodes:
+            node.wave, node.failures = self, failures
+            node.unstarted_needs = sum(need.state is not State.STARTED for need in node.needs)
+        self.settle()
 
-class State(enum.Enum):
-    """Where a hook is in its life."""
+    @property
+    def started(self) -> bool:
+        """Whether every hook has started."""
+        return self.unstarted == 0
 
-    WAITING = "waiting"
-    STARTING = "starting"
-    STARTED = "started"
-    STOPPING = "stopping"
-    DONE = "done"
-
-
-class HookNode:
-    """One hook and its place among the others."""
-
-    __slots__ = (
-        "began", "leave", "limits", "module", "name", "needs", "owner", "ready", "scope", "spec", "starting",
-        "state", "task", "unstarted_needs", "users", "users_left",
-    )  # fmt: skip
-    starting: anyio.CancelScope
-    scope: anyio.CancelScope
-
-    def __init__(
-        self, spec: HookSpec, owner: Constructor, needs: Sequence["HookNode"], limits: tuple[float, float]
-    ) -> None:
-        self.spec = spec
-        self.name = spec.name
-        self.owner = owner
-        self.module = owner.scope.id
-        self.limits = (
-            limits[0] if spec.start_timeout is None else spec.start_timeout,
-            limits[1] if spec.stop_timeout is None else spec.stop_timeout,
-        )
-        self.needs = tuple(needs)
-        self.users: list[HookNode] = []
-        self.unstarted_needs = len(self.needs)
-        self.users_left = 0
-        self.state = State.WAITING
-        self.began = 0.0
-        self.ready = anyio.Event()
-        self.leave = anyio.Event()
-        self.task: asyncio.Task[object] | None = None
-        for need in self.needs:
-            need.users.append(self)
-            need.users_left += 1
-
-    def __str__(self) -> str:
-        return f"hook {self.name!r} ({self.module})"
-
-
-class HookFailure:
-    """A hook that failed, and when in its life."""
-
-    __slots__ = ("error", "node", "phase")
-
-    def __init__(self, node: HookNode, phase: State, error: Exception) -> None:
-        self.node = node
-        self.phase = phase
-        self.error = error
-
-    def __str__(self) -> str:
-        verb = {State.STARTING: "failed to start", State.STARTED: "crashed"}.get(self.phase, "failed to stop")
-        if isinstance(self.error, HookTimeoutError):
-            return str(self.error)
-        return f"{self.node} {verb}: {type(self.error).__name__}: {self.error}"
+    def settle(self) -> None:
+        """Tell those who wait, when there is nothing more to wait for."""
+        if self.unstarted == 0 or self.alive == 0:
+            self.settled.set()
 
 
 class Supervisor:
@@ -108,47 +80,82 @@ class Supervisor:
         profile: Profile,
         log: Logger,
         on_crash: Callable[[HookFailure], None],
+        stop_budget: float = DEFAULT_STOP_BUDGET,
     ) -> None:
-        self._nodes = nodes
         self._profile = profile
         self._log = log
         self._on_crash = on_crash
-        self._unstarted = len(nodes)
-        self.stopping = False
+        self._stop_budget = stop_budget
+        self._budget: asyncio.TimerHandle | None = None
+        self._out_of_time = False
+        self._alive = dict.fromkeys(nodes)
+        self._group: anyio.abc.TaskGroup
         self.failures: list[HookFailure] = []
         """In the order they happened, whatever the phase."""
-        self.settled = anyio.Event()
-        """Set when every hook has started, or all is over."""
-        self.all_started = False
+        self.first = Wave(nodes, self.failures)
+        """The hooks the hive starts with."""
+        self.stopping = False
+        self.over = anyio.Event()
+        """Set after stop(), when every hook is over or left behind."""
+        self.left: list[HookNode] = []
+        """Hooks that run on, cancelled as they are."""
 
     async def run(self) -> None:
-        """Start every hook, wait for stop(), stop every hook. Never raises what a hook raises."""
+        """Start every hook, wait for stop(), stop every hook. Never raises what a hook raises.
+
+        Lasts longer than `over` when hooks are left behind.
+        """
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as group:
-                for node in self._nodes:
-                    if node.unstarted_needs == 0:
-                        node.ready.set()
-                    group.start_soon(self._live, node, name=str(node))
-                self._settle_if_started()
-        self.settled.set()
+            async with anyio.create_task_group() as self._group:
+                self._begin(self.first)
+                await self.over.wait()
+
+    def start_more(self, nodes: Sequence[HookNode]) -> Wave:
+        """Start hooks beside those that run. When one fails, those that started with it are stopped."""
+        wave = Wave(nodes, [])
+        self._alive |= dict.fromkeys(nodes)
+        self._begin(wave)
+        return wave
 
     def stop(self) -> None:
         """Begin to stop, against the arrows. Hooks still starting are cancelled, waiting ones never start."""
         if self.stopping:
             return
         self.stopping = True
-        for node in self._nodes:
+        self._budget = asyncio.get_running_loop().call_later(self._stop_budget, self._budget_spent)
+        self.end(self._alive, self.failures)
+        self._end_if_over()
+
+    def end(self, nodes: Iterable[HookNode], failures: list[HookFailure]) -> None:
+        """As stop(), for some hooks with all that need them. Failures go to the list as they happen."""
+        nodes = list(nodes)
+        for node in nodes:
+            if node.ending:
+                continue
+            node.ending, node.failures = True, failures
             if node.state is State.WAITING:
                 node.ready.set()
             elif node.state is State.STARTING:
                 node.starting.cancel()
-            if node.users_left == 0:
+                self._time(node, node.limits[1], self._leave_behind)
+        for node in nodes:
+            if not node.live:
                 node.leave.set()
+
+    def pending(self) -> list[str]:
+        """Who waits for whom, indented as a part of a message."""
+        return [f"    {line}" for line in pending_tree(self._alive)]
+
+    def _begin(self, wave: Wave) -> None:
+        for node in wave.nodes:
+            if node.unstarted_needs == 0 or self.stopping:
+                node.ready.set()
+            self._group.start_soon(self._live, node, name=str(node))
 
     async def _live(self, node: HookNode) -> None:
         """The life of a hook."""
         await node.ready.wait()
-        if not self.stopping:
+        if not node.ending:
             node.task = asyncio.current_task()
             node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
             node.state = State.STARTING
@@ -160,76 +167,119 @@ class Supervisor:
                     await self._enter_and_leave(node)
                 except Exception as error:  # noqa: BLE001  # reported by name, with the others
                     self._fail(node, error)
-        node.state = State.DONE
-        for need in node.needs:
-            need.users_left -= 1
-            if self.stopping and need.users_left == 0:
-                need.leave.set()
+        if node.state is not State.LEFT:
+            self._gone(node, State.DONE)
 
     async def _enter_and_leave(self, node: HookNode) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(node.limits[0], self._overdue, node)
+        self._time(node, node.limits[0], self._overdue)
         try:
             async with node.spec.context():
-                deadline.cancel()
+                node.deadline.cancel()
                 node.scope.shield = True
                 self._started(node)
                 await node.leave.wait()
                 node.state = State.STOPPING
                 node.began = time.perf_counter()
-                deadline = loop.call_later(node.limits[1], self._overdue, node)
+                self._time(node, node.limits[1], self._overdue)
+                if self._out_of_time:  # it is still reached, and may do what needs no waiting
+                    node.scope.cancel()
             self._stopped(node)
         finally:
-            deadline.cancel()
+            node.deadline.cancel()
 
     def _started(self, node: HookNode) -> None:
         node.state = State.STARTED
         self._profile.record("start", node.name, node.module, node.began, node.owner.name)
         self._log.debug("hook started", hook=node.name, of=node.module)
-        if self.stopping:
+        if node.ending:
             return
-        for user in node.users:
+        for user in node.live:
             user.unstarted_needs -= 1
             if user.unstarted_needs == 0:
                 user.ready.set()
-        self._unstarted -= 1
-        self._settle_if_started()
+        node.wave.unstarted -= 1
+        node.wave.settle()
 
     def _stopped(self, node: HookNode) -> None:
-        if node.state is not State.STOPPING:  # its context swallowed the cancellation by one of its own tasks
+        if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
             raise RuntimeError("its context ended while the hive was running")
         self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
         self._log.debug("hook stopped", hook=node.name, of=node.module)
 
-    def _settle_if_started(self) -> None:
-        if self._unstarted == 0:
-            self.all_started = True
-            self.settled.set()
+    def _gone(self, node: HookNode, state: State) -> None:
+        """It is over, or nobody waits for it any more: those it needs may stop."""
+        node.state = state
+        self._alive.pop(node, None)
+        for need in node.needs:
+            need.live.pop(node, None)
+            if need.ending and not need.live:
+                need.leave.set()
+        node.gone.set()
+        node.wave.alive -= 1
+        node.wave.settle()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._budget is not None and not self._alive:
+            self._budget.cancel()
+            self.over.set()
 
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
-        self.failures.append(failure)
-        if node.state is State.STARTED and not self.stopping:
+        if node.state is State.LEFT:
+            self._log.error("hook left behind has failed", hook=node.name, of=node.module, exc_info=error)
+        elif node.ending:
+            node.failures.append(failure)
+        elif node.state is State.STARTED:
+            self.failures.append(failure)
             self._on_crash(failure)
-        self.stop()
+            self.stop()
+        else:
+            node.failures.append(failure)
+            if node.wave is self.first:
+                self.stop()
+            else:
+                self.end(node.wave.nodes, node.failures)
+
+    def _time(self, node: HookNode, limit: float, then: Callable[[HookNode], None]) -> None:
+        if node.state is not State.STARTING or node.ending:
+            node.deadline.cancel()
+        node.deadline = asyncio.get_running_loop().call_later(limit, then, node)
 
     def _overdue(self, node: HookNode) -> None:
         """A deadline has passed: say who is pending and what they await, then cancel the hook."""
         starting = node.state is State.STARTING
         verb, limit = ("start", node.limits[0]) if starting else ("stop", node.limits[1])
-        lines = [f"{node} did not {verb} within {limit:g} s; pending hooks:"]
-        lines += [line for pending in self._nodes for line in self._pending(pending)]
-        self._fail(node, HookTimeoutError("\n".join(lines)))
-        (node.starting if starting else node.scope).cancel()
+        beginning = f"{node} did not {verb} within {limit:g} s; pending hooks:"
+        self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
+        if not starting:  # the failed start has been cancelled with its wave
+            node.scope.cancel()
+            self._time(node, GRACE, self._leave_behind)
 
-    def _pending(self, node: HookNode) -> list[str]:
-        if node.task is not None and node.state in {State.STARTING, State.STOPPING}:
-            stack = await_stack(node.task, below=_OURS)
-            return [f"    {node} is {node.state.value}", *(f"        in {frame}" for frame in stack)]
-        if node.state is State.WAITING and not self.stopping:
-            waits = [str(need) for need in node.needs if need.state is not State.STARTED]
-            return [f"    {node} waits for {', '.join(waits)}"]
-        if node.state is State.STARTED and self.stopping:
-            waits = [str(user) for user in node.users if user.state is not State.DONE]
-            return [f"    {node} waits for {', '.join(waits)}"] if waits else []
-        return []
+    def _leave_behind(self, node: HookNode) -> None:
+        """It was cancelled and runs on: name it, and go on without it."""
+        when = "starting" if node.state is State.STARTING else "stopping"
+        lines = [f"{node} was cancelled while {when} and runs on: it is left behind"]
+        lines += [f"        {line}" for line in hook_stack(node)]
+        node.failures.append(HookFailure(node, node.state, HookTimeoutError("\n".join(lines))))
+        self.left.append(node)
+        self._gone(node, State.LEFT)
+
+    def _budget_spent(self) -> None:
+        """No hook has time left: cancel what runs; what is reached from now on may not wait."""
+        self._out_of_time = True
+        text = f"the stop budget of {self._stop_budget:g} s is spent; pending hooks:"
+        error = HookTimeoutError("\n".join([text, *self.pending()]))
+        self.failures.append(HookFailure(next(iter(self._alive)), State.STOPPING, error))
+        for node in self._alive:
+            if node.state is State.STOPPING:
+                node.scope.cancel()
+                node.deadline.cancel()
+        asyncio.get_running_loop().call_later(GRACE, self._leave_all_behind)
+
+    def _leave_all_behind(self) -> None:
+        for node in [node for node in self._alive if node.running]:
+            node.deadline.cancel()
+            self._leave_behind(node)
+        if not self.over.is_set():  # those that waited for them are reached now
+            asyncio.get_running_loop().call_later(GRACE / 10, self._leave_all_behind)

@@ -1,18 +1,16 @@
-"""Hooks that are contexts, that crash, that are overdue."""
+"""Hooks that are contexts, and that crash."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import pytest
 
-from lifecycle import Cell, Hive, Hook, Lifecycle, StartError, StopError, group, invoke, module, provide
+from lifecycle import Cell, Hive, Hook, Lifecycle, StopError, group, invoke, provide
 
 pytestmark = pytest.mark.anyio
 
-HERE = "test_an_overdue_start_is_told_with_what_every_pending_hook_awaits.<locals>."
 log: list[str] = []
 
 
@@ -95,47 +93,3 @@ async def test_a_context_that_ends_by_itself_is_a_crash() -> None:
     ):
         async with Hive(crashing(context)).started():
             await anyio.sleep_forever()
-
-
-async def test_an_overdue_start_is_told_with_what_every_pending_hook_awaits() -> None:
-    async def wait_for_the_kernel() -> None:
-        await asyncio.sleep(60)
-
-    @asynccontextmanager
-    async def inner() -> AsyncIterator[None]:
-        await wait_for_the_kernel()
-        yield
-
-    class Slow:
-        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
-            lifecycle.enter("slow", inner, start_timeout=0.05)
-
-    class User:
-        def __init__(self, slow: Slow, lifecycle: Lifecycle) -> None:
-            lifecycle.append(Hook("user"))
-
-    with pytest.raises(StartError) as caught:
-        await Hive(module("m", "M", provide(Base, Slow, User), invoke(User))).start()
-    message = re.sub(r"\S*?([\w.]+\.py):\d+", r"\1:N", str(caught.value)).replace(HERE, "")
-    assert message.splitlines() == [
-        "hive did not start: hook 'slow' (m) did not start within 0.05 s; pending hooks:",
-        "    hook 'slow' (m) is starting",
-        "        in inner at test_hook_contexts.py:N",
-        "        in wait_for_the_kernel at test_hook_contexts.py:N",
-        "        in sleep at tasks.py:N",
-        "    hook 'user' (m) waits for hook 'slow' (m)",
-    ]
-    assert log == ["base +", "base -"]
-
-
-async def test_an_overdue_stop_is_cancelled_and_told_and_the_rest_stops() -> None:
-    class Stuck:
-        def __init__(self, base: Base, lifecycle: Lifecycle) -> None:
-            lifecycle.append(Hook("stuck", None, anyio.sleep_forever, stop_timeout=0.05))
-
-    hive = Hive(provide(Base, Stuck), invoke(Stuck))
-    await hive.start()
-    with pytest.raises(StopError, match=r"hook 'stuck' \(hive\) did not stop within 0\.05 s") as caught:
-        await hive.stop()
-    assert "hook 'base' (hive) waits for hook 'stuck' (hive)" in str(caught.value)
-    assert log == ["base +", "base -"]

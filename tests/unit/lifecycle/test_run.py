@@ -44,12 +44,15 @@ class Server:
         print("down", flush=True)
 
 cell = module("server", "Server", config(Port), provide(Server), invoke(Server))
-sys.exit(anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon").run))
+sys.exit(anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon", OPTIONS).run))
 """
 
 
-def daemon(*argv: str, start: str = "pass", stop: str = "pass", job: str = "pass") -> "subprocess.Popen[str]":
+def daemon(
+    *argv: str, start: str = "pass", stop: str = "pass", job: str = "pass", options: str = ""
+) -> "subprocess.Popen[str]":
     source = DAEMON.replace("DO_START", start).replace("DO_STOP", stop).replace("DO_JOB", job)
+    source = source.replace(", OPTIONS", f", {options}" if options else "")
     return subprocess.Popen(
         [sys.executable, "-c", source, *argv],
         cwd=ROOT,
@@ -84,6 +87,18 @@ def test_a_second_signal_ends_at_once() -> None:
         out, err = process.communicate(timeout=20)
     assert (out, process.returncode) == ("", 1)
     assert "daemon: second signal, leaving at once" in err
+
+
+def test_a_stop_stuck_in_a_thread_ends_with_the_budget_by_name() -> None:
+    stop = "print('stopping', flush=True); await anyio.to_thread.run_sync(__import__('time').sleep, 60)"
+    with daemon(stop=stop, options="stop_timeout=0.05, stop_budget=0.1") as process:
+        assert line(process) == "up"
+        process.terminate()
+        assert line(process) == "stopping"
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", 1)
+    assert "hook 'listen' (server) did not stop within 0.05 s; pending hooks:" in err
+    assert err.splitlines()[-1] == "daemon: leaving with hook 'listen' (server) running"
 
 
 def test_a_signal_while_starting_rolls_back_and_is_no_failure() -> None:

@@ -1,0 +1,125 @@
+"""A hook among the others: what it waits for, who waits for it, where in its life it is.
+
+Needs:  what a constructor registered.
+Gives:  HookNode, State, HookFailure, for the supervisor and whoever looks at it.
+"""
+
+import asyncio
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from lifecycle.constructors import Constructor
+from lifecycle.errors import HookTimeoutError
+from lifecycle.hooks import HookSpec
+
+if TYPE_CHECKING:
+    from lifecycle.supervisor import Wave
+
+__all__ = ["HookFailure", "HookNode", "State"]
+
+
+class State(enum.Enum):
+    """Where a hook is in its life."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    STARTED = "started"
+    STOPPING = "stopping"
+    DONE = "done"
+    LEFT = "left behind"
+    """Cancelled, and running on all the same: nobody waits for it any more."""
+
+
+class HookNode:
+    """One hook and its place among the others."""
+
+    __slots__ = (
+        "began", "deadline", "ending", "failures", "gone", "leave", "limits", "live", "module", "name",
+        "needs", "owner", "ready", "scope", "spec", "starting", "state", "task", "unstarted_needs", "users",
+        "wave",
+    )  # fmt: skip
+    starting: anyio.CancelScope
+    scope: anyio.CancelScope
+    deadline: asyncio.TimerHandle
+    """Of the start or the stop that is going on."""
+    wave: "Wave"
+    failures: "list[HookFailure]"
+    """Where its failures go: to those who wait for its start, or its end."""
+
+    def __init__(
+        self, spec: HookSpec, owner: Constructor, needs: Sequence["HookNode"], limits: tuple[float, float]
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.owner = owner
+        self.module = owner.scope.id
+        self.limits = (
+            limits[0] if spec.start_timeout is None else spec.start_timeout,
+            limits[1] if spec.stop_timeout is None else spec.stop_timeout,
+        )
+        self.needs = tuple(needs)
+        self.users: list[HookNode] = []
+        self.live: dict[HookNode, None] = {}
+        """Users that are not over yet, in order."""
+        self.unstarted_needs = len(self.needs)
+        self.state = State.WAITING
+        self.ending = False
+        """Whether it has been asked to end."""
+        self.began = 0.0
+        self.ready = anyio.Event()
+        self.leave = anyio.Event()
+        self.gone = anyio.Event()
+        """Set when it is over, or left behind."""
+        self.task: asyncio.Task[object] | None = None
+        for need in self.needs:
+            need.used_by(self)
+
+    def __str__(self) -> str:
+        return f"hook {self.name!r} ({self.module})"
+
+    @property
+    def running(self) -> bool:
+        """Whether its start or its stop is going on."""
+        return self.state in {State.STARTING, State.STOPPING}
+
+    @property
+    def held_up_by(self) -> list["HookNode"]:
+        """What it waits for: to have started, or to have stopped."""
+        if self.state is State.WAITING and not self.ending:
+            return [need for need in self.needs if need.state is not State.STARTED]
+        if self.state is State.STARTED and self.ending:
+            return list(self.live)
+        return []
+
+    def used_by(self, user: "HookNode") -> None:
+        """Remember who needs it."""
+        self.users.append(user)
+        self.live[user] = None
+
+    def bypass(self, user: "HookNode") -> None:
+        """Let a user that has started follow on what this one needs instead of on this one."""
+        del self.live[user]
+        gained = [need for need in self.needs if need not in user.needs]
+        user.needs = (*(need for need in user.needs if need is not self), *gained)
+        for need in gained:
+            need.used_by(user)
+
+
+class HookFailure:
+    """A hook that failed, and when in its life."""
+
+    __slots__ = ("error", "node", "phase")
+
+    def __init__(self, node: HookNode, phase: State, error: Exception) -> None:
+        self.node = node
+        self.phase = phase
+        self.error = error
+
+    def __str__(self) -> str:
+        verb = {State.STARTING: "failed to start", State.STARTED: "crashed"}.get(self.phase, "failed to stop")
+        if isinstance(self.error, HookTimeoutError):
+            return str(self.error)
+        return f"{self.node} {verb}: {type(self.error).__name__}: {self.error}"
