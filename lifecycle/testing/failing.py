@@ -4,7 +4,7 @@ Needs:  Hive.
 Gives:  fail_each_hook(), Failure, InjectedError.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from lifecycle.cells import Cell
-from lifecycle.errors import StartError, StopError, leaves
+from lifecycle.errors import ShutdownRequestedError, StartError, StopError, leaves
 from lifecycle.sources import Sources
 from lifecycle.supervisor import HookNode
 from lifecycle.testing.leaks import no_leaks
@@ -22,7 +22,10 @@ from lifecycle.testing.recorder import Recorder
 
 __all__ = ["Failure", "InjectedError", "fail_each_hook"]
 
-Phase = Literal["start", "stop"]
+Phase = Literal["start", "interrupt", "stop"]
+
+MOST_INTERRUPTS = 8
+"""At so many places a start that suspends often is interrupted, the first ones."""
 
 
 class InjectedError(Exception):
@@ -35,11 +38,16 @@ class Failure(msgspec.Struct, frozen=True):
     hook: str
     module: str
     phase: Phase
-    sequential: bool
+    sequential: bool = False
+    suspension: int = 0
+    """Interrupted when it suspended for the so-manieth time."""
 
     def __str__(self) -> str:
         mode = "sequential" if self.sequential else "parallel"
-        return f"hook {self.hook!r} ({self.module}) failing to {self.phase}, {mode}"
+        how = f"failing to {self.phase}, {mode}"
+        if self.phase == "interrupt":
+            how = f"interrupted while starting, where it awaits for time {self.suspension}"
+        return f"hook {self.hook!r} ({self.module}) {how}"
 
 
 async def fail_each_hook(
@@ -49,107 +57,158 @@ async def fail_each_hook(
     seed: int | None = None,
     within: float = 10.0,
 ) -> list[Failure]:
-    """Start and stop the cells once for each of their hooks at start and at stop, parallel and sequential.
+    """Start and stop the cells again and again, each time with one hook that fails in one way.
 
-    At start the hook raises instead of starting; at stop once its own stop is done. Each time the hive must
-    raise that error and no other, start nothing that needs the failed hook, stop all that had started, users
-    first, and leave no task, descriptor or thread, all of it within so many seconds. `fakes` gives the
-    replacements, anew for every run. Returns what was made to fail; raises AssertionError with every run
-    that was not clean.
+    At start it raises instead of starting; at stop once its own stop is done; both with siblings parallel
+    and sequential. And its start is interrupted, as by a signal, where it awaits: the hive is asked to end.
+    Each time the hive must raise just that error, start nothing that needs the failed hook, stop all that
+    had started, users first, and leave no task, descriptor or thread, all of it within so many seconds.
+    `fakes` gives the replacements, anew for every run. Returns what was made to fail; raises AssertionError
+    with every run that was not clean.
     """
     made: list[Failure] = []
     wrong: list[str] = []
+
+    async def run(failure: Failure | None, number: int | None, *, sequential: bool) -> _Trial:
+        trial = _Trial(failure, number, Recorder(seed))
+        trial.hive = Observed(*cells, *fakes(), settings=settings, around=trial.around, sequential=sequential)
+        try:
+            async with no_leaks():
+                with anyio.fail_after(within):
+                    await trial.run()
+            trial.recorder.assert_clean()
+        except Exception as error:  # noqa: BLE001  # each run is reported
+            wrong.append(f"- {failure or 'with no hook failing'}: {type(error).__name__}: {error}")
+        if failure is not None and trial.reached:
+            made.append(failure)
+        return trial
+
     for sequential in (False, True):
-        trial = _Trial(None, "start", Recorder(seed))
-        hive = Observed(*cells, *fakes(), settings=settings, around=trial.around, sequential=sequential)
-        await _checked(hive, trial, within, "with no hook failing", wrong)
+        hooks = (await run(None, None, sequential=sequential)).hive.hooks
         if wrong:
             break
-        for number, node in enumerate(hive.hooks):
-            for phase in ("start", "stop"):
-                failure = Failure(node.name, node.module, phase, sequential)
-                made.append(failure)
-                trial = _Trial(number, phase, Recorder(seed))
-                again = Observed(
-                    *cells, *fakes(), settings=settings, around=trial.around, sequential=sequential
-                )
-                await _checked(again, trial, within, str(failure), wrong)
+        for number, node in enumerate(hooks):
+            for failure in _failures(node, sequential):
+                trial = await run(failure, number, sequential=sequential)
+                if not trial.reached:  # it has started by then: it suspends no more often
+                    break
     if wrong:
         raise AssertionError("\n".join((f"{len(wrong)} of {len(made) or 1} runs were not clean:", *wrong)))
     return made
 
 
-async def _checked(hive: Observed, trial: "_Trial", within: float, what: str, wrong: list[str]) -> None:
-    """Run once; what is not as it should be goes to `wrong`."""
-    try:
-        async with no_leaks():
-            with anyio.fail_after(within):
-                await _run(hive, trial)
-        trial.recorder.assert_clean()
-    except (AssertionError, TimeoutError, Exception) as error:  # noqa: BLE001  # each run is reported
-        wrong.append(f"- {what}: {type(error).__name__}: {error}")
-
-
-async def _run(hive: Observed, trial: "_Trial") -> None:
-    trial.hive = hive
-    raised: StartError | StopError | None = None
-    try:
-        await hive.start()
-        try:
-            await hive.stop()
-        except StopError as error:
-            raised = error
-    except StartError as error:
-        raised = error
-    if trial.failing is None:
-        if raised is not None:
-            raise raised
-        return
-    if raised is None:
-        raise AssertionError("nothing was raised")
-    if isinstance(raised, StartError) != (trial.phase == "start"):
-        raise AssertionError(
-            f"it failed to {'start' if isinstance(raised, StartError) else 'stop'}: {raised}"
-        )
-    if list(leaves(raised)) != [trial.error]:
-        raise AssertionError(f"other errors came with it: {raised}") from raised
-    failed = hive.hooks[trial.failing]
-    begun = {event.node for event in trial.recorder.events if event.phase == "start"}
-    if trial.phase == "start" and (users := begun & set(failed.users)):
-        raise AssertionError(f"started all the same, though they need it: {', '.join(map(str, users))}")
+def _failures(node: HookNode, sequential: bool) -> Iterator[Failure]:
+    """The ways a hook is made to fail; interrupts last, as there may be fewer."""
+    for phase in ("start", "stop"):
+        yield Failure(node.name, node.module, phase, sequential)
+    for suspension in range(1, 1 if sequential else MOST_INTERRUPTS + 1):
+        yield Failure(node.name, node.module, "interrupt", suspension=suspension)
 
 
 class _Trial:
-    """One run: which hook fails, and when."""
+    """One run: which hook fails, and how."""
 
-    def __init__(self, failing: int | None, phase: Phase, recorder: Recorder) -> None:
-        self.failing = failing
-        self.phase: Phase = phase
+    hive: Observed
+
+    def __init__(self, failure: Failure | None, number: int | None, recorder: Recorder) -> None:
+        self.failure = failure
+        self.number = number
         self.recorder = recorder
-        self.error = InjectedError("made to fail")
-        self.hive: Observed | None = None
+        self.error: Exception = InjectedError("made to fail")
+        self.reached = False
+        """Whether it came to the failure."""
+
+    async def run(self) -> None:
+        """Start and stop; raises AssertionError unless exactly the failure was raised."""
+        raised: StartError | StopError | None = None
+        try:
+            await self.hive.start()
+            await self.hive.stop()
+        except (StartError, StopError) as error:
+            raised = error
+        if not self.reached:
+            if raised is not None:
+                raise raised
+            return
+        self._look_at(raised)
+
+    def _look_at(self, raised: StartError | StopError | None) -> None:
+        if raised is None:
+            raise AssertionError("nothing was raised")
+        phase = self.failure.phase if self.failure is not None else None
+        if isinstance(raised, StopError) != (phase == "stop"):
+            raise AssertionError(
+                f"it failed to {'stop' if phase == 'start' else 'start'}: {raised}"
+            ) from raised
+        found = list(leaves(raised))
+        asked = phase == "interrupt" and all(isinstance(one, ShutdownRequestedError) for one in found)
+        if found != [self.error] and not asked:
+            raise AssertionError(f"other errors came with it: {raised}") from raised
+        begun = {event.node for event in self.recorder.events if event.phase == "start"}
+        if phase == "start" and self.number is not None:
+            users = begun & set(self.hive.hooks[self.number].users)
+            if users:
+                raise AssertionError(f"started all the same, needing it: {', '.join(map(str, users))}")
 
     def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:
         """The hook's own context, or for the one whose turn it is one that fails."""
-        failing = self.failing is not None and self.hive is not None and self.hive.hooks[self.failing] is node
-        return self.recorder.around(node, (lambda: _Failing(context, self)) if failing else context)
+        if self.number is None or self.hive.hooks[self.number] is not node:
+            return self.recorder.around(node, context)
+        return self.recorder.around(node, lambda: _Failing(context, self))
 
 
 class _Failing:
-    """A hook's context that fails in one phase."""
+    """A hook's context that fails in one way."""
 
     def __init__(self, context: Context, trial: _Trial) -> None:
         self._context = context
         self._trial = trial
+        self._failure = trial.failure
 
     async def __aenter__(self) -> Any:
-        if self._trial.phase == "start":
-            raise self._trial.error
+        trial, failure = self._trial, self._failure
+        if failure is not None and failure.phase == "start":
+            trial.reached = True
+            raise trial.error
         self._entered = self._context()
+        if failure is not None and failure.phase == "interrupt":
+            return await _Interrupted(self._entered.__aenter__(), failure.suspension, self._interrupt)
         return await self._entered.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._entered.__aexit__(kind, error, trace)
-        raise self._trial.error
+    ) -> bool | None:
+        swallowed = await self._entered.__aexit__(kind, error, trace)
+        if self._failure is not None and self._failure.phase == "stop":
+            self._trial.reached = True
+            raise self._trial.error
+        return swallowed
+
+    def _interrupt(self) -> None:
+        self._trial.reached = True
+        self._trial.hive.shutdown.request()
+
+
+class _Interrupted:
+    """Awaits, and calls back when that suspends for the so-manieth time."""
+
+    def __init__(self, awaited: Awaitable[object], suspension: int, call: Callable[[], None]) -> None:
+        self._awaited = awaited
+        self._left = suspension
+        self._call = call
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner: Any = self._awaited.__await__()
+        step, value = inner.send, None
+        while True:
+            try:
+                waits_for = step(value)
+            except StopIteration as done:
+                return done.value
+            self._left -= 1
+            if self._left == 0:
+                self._call()
+            try:
+                step, value = inner.send, (yield waits_for)
+            except BaseException as error:  # noqa: BLE001  # as `yield from` would hand it on
+                step, value = inner.throw, error

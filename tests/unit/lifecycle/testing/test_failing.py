@@ -48,12 +48,14 @@ async def test_a_sound_hive_ends_cleanly_whichever_hook_fails(seed: int | None) 
         ("open the store", "stop"),
         ("subscribe", "start"),
         ("subscribe", "stop"),
+        ("subscribe", "interrupt"),
         ("jobs of Feed", "start"),
         ("jobs of Feed", "stop"),
         ("serve", "start"),
         ("serve", "stop"),
+        ("serve", "interrupt"),
     ]
-    assert len(failed) == 16
+    assert len([one for one in failed if one.sequential]) == 8
     assert {one.module for one in failed} == {"sound"}
 
 
@@ -65,7 +67,10 @@ async def test_every_run_gets_fresh_fakes() -> None:
         return [replace(Store, made[-1])]
 
     failed = await fail_each_hook(sound, fakes=fakes)
-    assert len(made) == len(failed) + 2
+    interrupted = {one.hook for one in failed if one.phase == "interrupt"}
+    tried_in_vain = len({one.hook for one in failed})  # to interrupt once more than a hook suspends
+    assert len(made) == len(failed) + tried_in_vain + 2
+    assert interrupted == {"subscribe", "serve"}
     assert "open the store" not in {one.hook for one in failed}
 
 
@@ -122,6 +127,24 @@ async def test_a_descriptor_kept_only_when_something_fails_is_told() -> None:
     text = await told(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
     assert "hook 'close' (keeps) failing to start, parallel: LeakError: left behind:" in text
     assert "hook 'close' (keeps) failing to stop" not in text
+    for descriptor in kept:
+        os.close(descriptor)
+
+
+async def test_what_an_interrupted_start_keeps_is_told() -> None:
+    kept: list[int] = []
+
+    async def start() -> None:
+        await anyio.lowlevel.checkpoint()
+        kept.append(os.open("/dev/null", os.O_RDONLY))
+        await anyio.lowlevel.checkpoint()
+
+    async def stop() -> None:
+        os.close(kept.pop())
+
+    text = await told(with_hook(start, stop))
+    assert text.startswith("1 of ")
+    assert "hook 'extra' (hive) interrupted while starting, where it awaits for time 2: LeakError: " in text
     for descriptor in kept:
         os.close(descriptor)
 
