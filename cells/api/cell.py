@@ -1,11 +1,12 @@
 """How the API is put together from the other cells.
 
 Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector,
-WebFramework; starts after ExposedEndpoints and DeleteQueue.   Gives: cell.
+WebFramework; starts after ExposedEndpoints, DeleteQueue and HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
 
+from cells.api.inspection import Inspection
 from cells.api.node_view import NodeView
 from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
@@ -15,6 +16,7 @@ from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints
 from cells.health import WebFramework
+from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings, PolicyMaps
 from cells.router import Router
@@ -46,12 +48,16 @@ def api(
     *,
     exposed: ExposedEndpoints,
     drained: DeleteQueue,
+    synced: HostIPSync,
     framework: WebFramework,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API: whoever can connect sees every endpoint of before, and no deletion is pending."""
-    del exposed, drained, framework
+    """The node's API: whoever can connect sees every endpoint of before, and no deletion is pending.
+
+    The datapath knows the node's own addresses by then, so that the first pod reaches them.
+    """
+    del exposed, drained, synced, framework
     return Api(config.api_socket, operations, lifecycle, log)
 
 
@@ -59,6 +65,6 @@ cell = module(
     "api",
     "REST API on cilium.sock",
     provide(api),
-    provide_private(Operations, facts, policy_pool),
+    provide_private(Inspection, Operations, facts, policy_pool),
     invoke(Api),
 )

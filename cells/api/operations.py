@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Protocol
 
 from cells.api import config_mapping, endpoint_mapping, models, status_mapping
+from cells.api.inspection import Inspection
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
@@ -76,13 +77,20 @@ class Operations:
     """The handlers. Only reading a body awaits: each operation acts in one piece."""
 
     def __init__(
-        self, endpoints: Endpoints, pool: PolicyPool, ipam: Ipam, collector: StatusCollector, facts: Facts
+        self,
+        endpoints: Endpoints,
+        pool: PolicyPool,
+        ipam: Ipam,
+        collector: StatusCollector,
+        facts: Facts,
+        inspection: Inspection,
     ) -> None:
         self._endpoints = endpoints
         self._pool = pool
         self._ipam = ipam
         self._collector = collector
         self._facts = facts
+        self._inspection = inspection
 
     def routes(self) -> list[Route]:
         """All operations; what is not here is answered 404 or 405."""
@@ -105,6 +113,8 @@ class Operations:
             Route("POST", "/v1/ipam", self.post_ipam),
             Route("POST", "/v1/ipam/{ip}", self.post_ipam_address, texts=failed),
             Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
+            Route("GET", "/hive/graph", self._inspection.get_graph),
+            Route("GET", "/hive/timeline", self._inspection.get_timeline),
         ]
 
     # --- the daemon ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The wire rules of the REST API: bodies in, bodies out, and the errors of the framework itself.
 
-Needs: nothing.   Gives: answer, error_text, empty, read_body, FrameworkError, the middleware.
+Needs: nothing.   Gives: answer, json_answer, empty, read_body, FrameworkError, the middleware.
 An error of an operation is a JSON string, or nothing where the operation's schema has no body; an error
 of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """
@@ -41,6 +41,13 @@ def answer(status: int, body: object) -> web.Response:
     from aiohttp import web
 
     return web.Response(status=status, body=msgspec.json.encode(body) + b"\n", content_type=JSON)
+
+
+def json_answer(text: str) -> web.Response:
+    """A 200 whose body is JSON already."""
+    from aiohttp import web
+
+    return web.Response(text=text, content_type=JSON)
 
 
 def empty(status: int) -> web.Response:
