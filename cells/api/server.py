@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+
 from cells.api.app import application
 from cells.api.operations import Operations
 from cells.api.unix_socket import listen
@@ -35,12 +37,14 @@ class Api:
 
         app = application(self._operations.routes(), may_change, self._log)
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listen(self.path)).start()
-        except BaseException:
-            await runner.cleanup()
-            raise
+        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        with anyio.CancelScope(shield=True):
+            await runner.setup()
+            try:
+                await web.SockSite(runner, listen(self.path)).start()
+            except BaseException:
+                await runner.cleanup()
+                raise
         self._runner = runner
         self._log.info("API served", socket=str(self.path))
 

@@ -1,6 +1,7 @@
 """How the CNI server is put together from the other cells.
 
-Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints.
+Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device]; starts after
+ExposedEndpoints and HostIPSync.
 Gives: cell, and the constructors of Departures, Attacher, Detacher, DeleteQueue, CniServer.
 """
 
@@ -15,6 +16,7 @@ from cells.config import AgentConfig
 from cells.devices import Device, pod_mtu
 from cells.endpoint import Endpoints
 from cells.endpoint_restore import ExposedEndpoints
+from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import PolicyMaps
 from cells.netlink import HostLinks, PodLink
@@ -68,11 +70,12 @@ def cni_server(
     detach: Detacher,
     pool: PolicyMaps,
     *,
+    synced: HostIPSync,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> CniServer:
-    """This node's cni.sock, served once the queue is drained."""
-    del queue
+    """This node's cni.sock, served once the queue is drained and the node's addresses are in the maps."""
+    del queue, synced
     return CniServer(config.cni_socket, attach, detach, pool, PodLink, lifecycle=lifecycle, log=log)
 
 

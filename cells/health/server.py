@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
+
 from cells.health.status import StatusCollector
 from cells.health.web import WebFramework
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings
@@ -67,9 +69,11 @@ class HealthServer:
         app = web.Application()
         app.router.add_route("*", "/healthz", self._healthz)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, HOST, self._port).start()
+            # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+            with anyio.CancelScope(shield=True):
+                await self._runner.setup()
+                await web.TCPSite(self._runner, HOST, self._port).start()
         except OSError as error:
             await self._stop()
             reason = os.strerror(error.errno) if error.errno else str(error)

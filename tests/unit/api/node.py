@@ -26,6 +26,7 @@ from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
 from cells.health import StatusCollector, WebFramework
+from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import PoolEmpty
 from lifecycle import HealthTree, Hive, Table, provide, replace, supply
@@ -208,6 +209,7 @@ async def running_node(directory: Path, cidr: str = str(POD_CIDR)) -> AsyncItera
         replace(api.Facts, facts),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         replace(DeleteQueue, untouched(DeleteQueue)),
+        replace(HostIPSync, untouched(HostIPSync)),
         settings={"ipv4-range": cidr},
     )
     async with (
