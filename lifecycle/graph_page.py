@@ -25,7 +25,9 @@ def page(graph: "Graph", timeline: "Timeline | None" = None) -> str:
     from lifecycle.graph_timeline import critical_path, held_by
 
     folder = files("lifecycle") / "page"
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)}
+    parts = {
+        name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
+    }
     data = {
         "graph": json.loads(graph.json()),
         "timeline": json.loads(timeline.json()) if timeline else None,
