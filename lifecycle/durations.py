@@ -10,8 +10,13 @@ from typing import Self
 
 __all__ = ["Duration", "milliseconds", "minutes", "seconds"]
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TERM = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_US, _MS, _S = 10**3, 10**6, 10**9
+_UNITS = {"ns": 1, "us": _US, "µs": _US, "μs": _US, "ms": _MS, "s": _S, "m": 60 * _S, "h": 3600 * _S}
+"""In nanoseconds: sums of whole numbers are exact."""
+
+_TERM = re.compile(r"(?:(\d+)(?:\.(\d*))?|\.(\d+))(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_LONGEST = 2**63 - 1
+"""Go's, in nanoseconds: 292 years."""
 
 
 class Duration(float):
@@ -22,18 +27,17 @@ class Duration(float):
     @classmethod
     def parse(cls, text: str) -> Self:
         """The duration in Go's syntax: ``1h30m``, ``1.5s``, ``-2ms``, ``0``. Raises ValueError for others."""
-        sign, body = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+        sign, body = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
         if body == "0":
             return cls(0)
-        total, end = 0.0, 0
-        for term in _TERM.finditer(body):
-            if term.start() != end:
-                break
-            total += float(term[1]) * _UNITS[term[2]]
+        total, end = 0, 0
+        while (term := _TERM.match(body, end)) is not None:
+            part = term[2] or term[3] or ""
+            total += int((term[1] or "") + part) * _UNITS[term[4]] // 10 ** len(part)
             end = term.end()
-        if not body or end != len(body):
+        if not body or end != len(body) or total > _LONGEST:
             raise ValueError("expected a duration such as 15s, 2m0s or 100ms")
-        return cls(sign * total)
+        return cls(sign * total / _S)
 
     def __str__(self) -> str:
         if not math.isfinite(self):
@@ -42,10 +46,10 @@ class Duration(float):
         if rest == 0:
             return "0s"
         for unit in ("s", "ms", "us", "ns"):
-            if rest >= _UNITS[unit] or unit == "ns":
+            if rest * _S >= _UNITS[unit] or unit == "ns":
                 break
         if unit != "s":
-            return f"{sign}{_trim(rest / _UNITS[unit])}{unit}"
+            return f"{sign}{_trim(rest * _S / _UNITS[unit])}{unit}"
         whole, second = divmod(round(rest, 9), 60)
         hour, minute = divmod(int(whole), 60)
         parts = (f"{hour}h" if hour else "", f"{minute}m" if hour or minute else "", f"{_trim(second)}s")

@@ -62,7 +62,7 @@ def by_name(options: Iterable[Option]) -> dict[str, Option]:
 
 
 def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) -> Layer:
-    """``--name=value``, ``--name value``, ``--name`` for a boolean. Also the config-dir, which is no option."""
+    """``--name=value``, ``--name value``, ``--name`` for a boolean; the config-dir, no option, too."""
     found: Layer = {}
     words: Iterator[str] = iter(argv)
     for word in words:
@@ -126,7 +126,7 @@ def files(directory: Path, names: Mapping[str, Option], findings: Findings) -> L
             reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
             findings.warnings.append(f"{path}: cannot be read and is skipped: {reason}")
             continue
-        shown = f"{path}: {_masked(text, name, names[name])!r}"
+        shown = f"{path}: {HIDDEN if _hides(name, names[name]) else repr(text)}"
         found[name] = Given(text, name, f"file {path}", shown, unitless=True)
     return found
 
@@ -161,7 +161,9 @@ def _hides(name: str, option: Option | None) -> bool:
 
 
 def _masked(text: str, name: str, option: Option | None) -> str:
-    return HIDDEN if _hides(name, option) else text
+    if _hides(name, option):
+        return HIDDEN
+    return text if text.isprintable() else repr(text)
 
 
 def _skip_value(words: Iterable[str]) -> Iterator[str]:

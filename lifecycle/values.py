@@ -128,7 +128,8 @@ def accept(value: object, kind: object) -> object:
     if value is None and optional:
         return None
     for choice in choices(wanted):
-        if type(choice) is type(value) and choice == value:
+        spellings = (choice, choice.value) if isinstance(choice, enum.Enum) else (choice,)
+        if any(type(one) is type(value) and one == value for one in spellings):
             return choice
     if isinstance(value, str) and wanted is not str:
         return parse(value, kind)
@@ -157,7 +158,7 @@ def _accept_map(value: Mapping[object, object], kind: object) -> dict[object, ob
         try:
             found[accept(key, key_kind)] = accept(part, item)
         except ValueError as error:
-            raise ValueError(f"key {key}: {error}") from None
+            raise ValueError(f"key {key!r}: {error}") from None
     return found
 
 
@@ -183,7 +184,7 @@ def known(kind: object) -> bool:
         return known(item) and not is_list(item) and not is_map(item)
     if is_map(wanted):
         key, item = _pair(wanted)
-        return known(key) and known(item) and not is_list(key) and not is_map(key)
+        return known(key) and known(item) and not (is_list(key) or is_map(key) or is_secret(key))
     return wanted in _PARSERS or bool(choices(wanted))
 
 

@@ -129,7 +129,8 @@ class Datapath:
 
     def _load(self) -> InForce:
         """Bring the wanted generation about, in a worker thread: the verifier takes tens of milliseconds."""
-        path, tables = self._settings.datapath_object, self._maps.all()
+        path = self._settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
+        tables = self._maps.all()
         data = read_object(path)
         with map_by_id(self._maps.entry.id) as entry:  # this thread's own
             constants = in_force(entry)

@@ -5,9 +5,9 @@ Names, defaults, limits and the rule of shares are Cilium's.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from lifecycle import Settings
+from lifecycle import Formerly, Settings
 
 LOWEST: Final = 1 << 10
 HIGHEST: Final = 1 << 24
@@ -38,10 +38,10 @@ class MapSettings(Settings, frozen=True):
     bpf_map_dynamic_size_ratio: float = 0.0025
     """Share of the node's memory, up to 1, for the maps that grow with traffic; 0: their default sizes."""
 
-    bpf_ct_global_tcp_max: int | None = None
+    bpf_ct_global_tcp_max: Annotated[int | None, Formerly("ct-global-max-entries-tcp")] = None
     """Entries of the TCP conntrack map (1024 to 16777216); unset: by bpf-map-dynamic-size-ratio."""
 
-    bpf_ct_global_any_max: int | None = None
+    bpf_ct_global_any_max: Annotated[int | None, Formerly("ct-global-max-entries-other")] = None
     """Entries of the conntrack map of other protocols (1024 to 16777216); unset: by the ratio."""
 
     bpf_policy_map_max: int = 16384

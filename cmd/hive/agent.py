@@ -12,7 +12,7 @@ import click
 from hive.output import QUIET
 
 if TYPE_CHECKING:
-    from lifecycle import GraphError, Hive
+    from lifecycle import GraphError, Hive, Option
 
 HELP = {"--help", "-h"}
 USAGE, BROKEN = 2, 2
@@ -78,7 +78,7 @@ def settings_help(hive: "Hive") -> str:
     with formatter.section("Settings"):
         formatter.write_dl(
             [
-                (f"--{option.name} {option.type_text}", f"{option.help} {_default(option.default)}".strip())
+                (f"--{option.name} {option.type_text}", f"{option.help} {_default(option)}".strip())
                 for option in sorted(hive.options(), key=lambda option: option.name)
             ],
             col_max=26,
@@ -86,6 +86,6 @@ def settings_help(hive: "Hive") -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-def _default(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return click.style(f"[{text}]" if text else "[none]", fg=QUIET)
+def _default(option: "Option") -> str:
+    text = "required" if option.required else option.default_text or "none"
+    return click.style(f"[{text}]", fg=QUIET)

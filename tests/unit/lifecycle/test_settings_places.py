@@ -1,0 +1,171 @@
+"""Which place a setting comes from: order, old names, what is told of mistakes. The order by a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lifecycle import Duration, Formerly, GraphError, Hive, Settings, SettingsError, Sources, config, module
+from lifecycle.sources import Loaded, load
+
+
+class Maps(Settings, frozen=True):
+    tcp_max: Annotated[int, Formerly("ct-tcp", "conntrack-tcp")] = 1
+    """Entries of the TCP map."""
+
+    any_max: int = 2
+    """Entries of the other map."""
+
+    wait: Duration | None = None
+    verbose: bool | None = None
+    opt: dict[str, str] = {}  # noqa: RUF012  # copied for every struct
+
+    def validate(self) -> None:
+        """Refuse, all at once, what is not positive."""
+        wrong = [
+            ValueError(f"{name}={value}: expected more than 0")
+            for name, value in (("tcp-max", self.tcp_max), ("any-max", self.any_max))
+            if value < 1
+        ]
+        if wrong:
+            raise ExceptionGroup("maps", wrong)
+        if self.tcp_max < self.any_max and self.verbose:
+            raise ValueError("tcp-max is below any-max; expected it to be at least as much")
+
+
+def read(*argv: str, env: dict[str, str] | None = None, config_dir: Path | None = None) -> Loaded:
+    return load([Maps], Sources(argv, env, config_dir))
+
+
+def maps(*argv: str, env: dict[str, str] | None = None, config_dir: Path | None = None) -> Maps:
+    loaded = read(*argv, env=env, config_dir=config_dir)
+    assert loaded.faults == []
+    found = loaded.structs[Maps]
+    assert isinstance(found, Maps)
+    return found
+
+
+def faults(*argv: str, env: dict[str, str] | None = None, config_dir: Path | None = None) -> list[str]:
+    return [fault.text for fault in read(*argv, env=env, config_dir=config_dir).faults]
+
+
+NAMES = ("tcp-max", "ct-tcp", "conntrack-tcp", "any-max")
+LAYER = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 99))
+
+
+@given(flags=LAYER, env=LAYER, files=LAYER)
+def test_each_option_has_the_value_of_the_first_place_and_there_of_its_newest_name(
+    tmp_path_factory: pytest.TempPathFactory,
+    flags: dict[str, int],
+    env: dict[str, int],
+    files: dict[str, int],
+) -> None:
+    directory = tmp_path_factory.mktemp("config")
+    for name, value in files.items():
+        (directory / name).write_text(f"{value}\n")
+    loaded = read(
+        *(f"--{name}={value}" for name, value in flags.items()),
+        env={f"CILIUM_{name.upper().replace('-', '_')}": str(value) for name, value in env.items()},
+        config_dir=directory,
+    )
+    found = {setting.option.name: (setting.value, setting.origin) for setting in loaded.settings}
+    for option, names, default in (("tcp-max", NAMES[:3], 1), ("any-max", NAMES[3:], 2)):
+        places = [(flags, "flag --{}"), (env, "CILIUM_{}"), (files, f"file {directory}/{{}}")]
+        given_in = [(layer, origin, name) for layer, origin in places for name in names if name in layer]
+        if not given_in:
+            assert found[option] == (default, "default")
+            continue
+        layer, origin, name = given_in[0]
+        spelled = name.upper().replace("-", "_") if origin.startswith("CILIUM") else name
+        assert found[option] == (layer[name], origin.format(spelled))
+        warned = [warning for warning in loaded.warnings if f"called {option} now" in warning]
+        assert len(warned) == (name != option)
+
+
+def test_an_old_name_is_warned_about_when_it_counts(tmp_path: Path) -> None:
+    old = tmp_path / "ct-tcp"
+    old.write_text("2000")
+    loaded = read(config_dir=tmp_path)
+    assert loaded.warnings == [f"{old}: '2000': this setting is called tcp-max now; rename it"]
+    assert loaded.structs[Maps] == Maps(tcp_max=2000)
+    assert read("--tcp-max=5", config_dir=tmp_path).warnings == []
+    (tmp_path / "tcp-max").write_text("3000")
+    loaded = read(config_dir=tmp_path)
+    assert (loaded.warnings, loaded.structs[Maps]) == ([], Maps(tcp_max=3000))
+
+
+def test_old_names_count_in_code_too() -> None:
+    loaded = load([Maps], {"ct-tcp": 7})
+    assert loaded.structs[Maps] == Maps(tcp_max=7)
+    assert loaded.warnings == ["ct-tcp=7: this setting is called tcp-max now; rename it"]
+
+
+class Other(Settings, frozen=True):
+    ct_tcp: int = 0
+
+
+def test_an_option_with_an_old_name_of_another_is_a_duplicate() -> None:
+    with pytest.raises(GraphError, match="setting ct-tcp is declared twice"):
+        Hive(module("m", "M", config(Maps, Other))).check()
+
+
+def test_every_refusal_of_a_struct_is_told_with_where_its_values_come_from(tmp_path: Path) -> None:
+    (tmp_path / "any-max").write_text("0")
+    assert faults(env={"CILIUM_TCP_MAX": "-1"}, config_dir=tmp_path) == [
+        "tcp-max=-1: expected more than 0 (from CILIUM_TCP_MAX)",
+        f"any-max=0: expected more than 0 (from file {tmp_path}/any-max)",
+    ]
+    (tmp_path / "any-max").write_text("10")
+    assert "\n".join(faults("--tcp-max=9", "--verbose", config_dir=tmp_path)) == (
+        "tcp-max is below any-max; expected it to be at least as much"
+        f" (tcp-max from flag --tcp-max; any-max from file {tmp_path}/any-max)"
+    )
+    with pytest.raises(SettingsError) as caught:
+        Hive(config(Maps), settings={"tcp-max": 0, "any-max": 1}).check()
+    assert [fault.text for fault in caught.value.faults] == ["tcp-max=0: expected more than 0"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--tcp_max=1", "--tcp_max: no such setting; did you mean --tcp-max?"),
+        ("--any-mx=1", "--any-mx: no such setting; did you mean --any-max?"),
+        ("--confg-dir=/x", "--confg-dir: no such setting; did you mean --config-dir?"),
+        ("--ct-tpc=1", "--ct-tpc: no such setting"),
+        ("-any-max=1", "-any-max: not expected here; settings are --name=value; did you mean --any-max?"),
+        ("any-max=1", "any-max: not expected here; settings are --name=value; did you mean --any-max?"),
+        ("--any-max", "--any-max: needs a value, as in --any-max=VALUE"),
+        ("--any-max=a\nb", r"--any-max='a\nb': expected a whole number"),
+        ("--", "--: not expected here; settings are --name=value"),
+    ],
+)
+def test_a_mistaken_flag_is_told_with_what_was_meant(argument: str, told: str) -> None:
+    assert faults(argument) == [told]
+
+
+def test_optional_booleans_and_durations_are_written_as_plain_ones() -> None:
+    assert maps("--verbose", "--tcp-max=9").verbose is True
+    assert maps("--verbose=").verbose is None
+    loaded = read(env={"CILIUM_WAIT": "1000000000"})
+    assert loaded.structs[Maps] == Maps(wait=Duration(1))
+    assert loaded.warnings == ["CILIUM_WAIT=1000000000: a duration without a unit is read as nanoseconds"]
+
+
+def test_a_map_flag_may_be_given_several_times() -> None:
+    assert maps("--opt=a=1,b=2", '--opt={"b": "3"}').opt == {"a": "1", "b": "3"}
+    assert maps(env={"CILIUM_OPT": "etcd.config=/x"}).opt == {"etcd.config": "/x"}
+
+
+def test_an_empty_config_dir_flag_means_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "any-max").write_text("7")
+    monkeypatch.chdir(tmp_path)
+    assert maps("--config-dir=", config_dir=tmp_path).any_max == 2
+
+
+def test_a_file_that_is_no_text_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "any-max").write_bytes(b"\xff")
+    loaded = read(config_dir=tmp_path)
+    assert loaded.warnings == [f"{tmp_path}/any-max: cannot be read and is skipped: it is no UTF-8 text"]
+    assert loaded.structs[Maps] == Maps()
