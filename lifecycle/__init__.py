@@ -39,7 +39,8 @@ from lifecycle.errors import (
 from lifecycle.health import Health, HealthStatus, HealthTree
 from lifecycle.hive import Hive
 from lifecycle.hooks import Hook, Lifecycle
-from lifecycle.jobs import Jobs, Timer
+from lifecycle.job_metrics import JobMetrics, JobStats
+from lifecycle.jobs import Backoff, Jobs, Observer, Timer
 from lifecycle.macs import MAC
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAC",
+    "Backoff",
     "BuildError",
     "Cell",
     "Change",
@@ -74,10 +76,13 @@ __all__ = [
     "Hook",
     "HookTimeoutError",
     "Initializer",
+    "JobMetrics",
+    "JobStats",
     "Jobs",
     "Lifecycle",
     "Logger",
     "NotStartedError",
+    "Observer",
     "Option",
     "Profile",
     "Promise",

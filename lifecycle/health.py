@@ -6,7 +6,8 @@ Gives:  Health to report with (injectable, module scoped) and HealthTree to look
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
 import msgspec
 
@@ -34,14 +35,20 @@ class HealthTree:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._statuses: dict[str, HealthStatus] = {}
+        self._below: dict[str, dict[str, None]] = {}  # an id -> the ids of its children, reporting or not
 
-    def snapshot(self) -> list[HealthStatus]:
-        """Every status, sorted by module."""
-        return sorted(self._statuses.values(), key=lambda status: status.module)
+    def snapshot(self, under: str = "") -> list[HealthStatus]:
+        """Every status, or that of one id and all below it, sorted by module."""
+        found = self._inside(under) if under else self._statuses
+        return sorted(
+            (self._statuses[module] for module in found if module in self._statuses),
+            key=lambda status: status.module,
+        )
 
     def reporter(self, module: str) -> "Health":
         """The Health that reports as `module`; its status is unknown until it does."""
-        self._statuses.setdefault(module, HealthStatus(module, "unknown", "", self._clock()))
+        if module not in self._statuses:
+            self._put(HealthStatus(module, "unknown", "", self._clock()))
         return Health(self, module)
 
     def report(self, module: str, level: Level, message: str, error: BaseException | None = None) -> None:
@@ -49,7 +56,40 @@ class HealthTree:
         before = self._statuses.get(module)
         since = before.since if before is not None and before.level == level else self._clock()
         text = None if error is None else f"{type(error).__name__}: {error}"
-        self._statuses[module] = HealthStatus(module, level, message, since, text)
+        self._put(HealthStatus(module, level, message, since, text))
+
+    def forget(self, module: str) -> None:
+        """Take out the status of this id and of all below it."""
+        for gone in self._inside(module):
+            self._statuses.pop(gone, None)
+            self._below.pop(gone, None)
+        while module:
+            parent = module.rpartition(".")[0]
+            siblings = self._below.get(parent, {})
+            siblings.pop(module, None)
+            if siblings:
+                return
+            self._below.pop(parent, None)
+            if parent in self._statuses:
+                return
+            module = parent  # a name that only stood for what was below it goes too
+
+    def _put(self, status: HealthStatus) -> None:
+        module = status.module
+        known = module in self._statuses
+        self._statuses[module] = status
+        while not known and module:
+            parent = module.rpartition(".")[0]
+            children = self._below.setdefault(parent, {})
+            known = module in children
+            children[module] = None
+            module = parent
+
+    def _inside(self, module: str) -> list[str]:
+        found = [module]
+        for one in found:
+            found.extend(self._below.get(one, ()))
+        return found
 
 
 class Health:
@@ -74,5 +114,20 @@ class Health:
         self._tree.report(self._module, "stopped", message)
 
     def child(self, name: str) -> "Health":
-        """Health of a part, reported under this one's name."""
+        """Health of a part, reported under this one's name until it is removed.
+
+        For parts that come and go, such as one for each endpoint, remove() it, or use it in a ``with`` block.
+        """
         return self._tree.reporter(f"{self._module}.{name}")
+
+    def remove(self) -> None:
+        """The part is no more: nothing is told of it, nor of what is below it."""
+        self._tree.forget(self._module)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()

@@ -29,6 +29,7 @@ from lifecycle.errors import (
 )
 from lifecycle.health import Health, HealthTree
 from lifecycle.hooks import HookSpec, Lifecycle
+from lifecycle.job_metrics import JobMetrics
 from lifecycle.jobs import Backoff, Jobs
 from lifecycle.keys import Key, type_name
 from lifecycle.logs import Logger, logger_for
@@ -82,6 +83,8 @@ class Hive:
         self.profile = Profile()
         """How long every constructor and hook took."""
         self.health = HealthTree()
+        self.jobs = JobMetrics()
+        """Runs, failures and durations of every job."""
         self.shutdown = Shutdown()
         self.log = logger_for(name, log)
         self._cells = cells
@@ -138,6 +141,8 @@ class Hive:
         """
         if kind is HealthTree:
             return self.health
+        if kind is JobMetrics:
+            return self.jobs
         if kind is Shutdown:
             return self.shutdown
         found = [node for node in self._resolution.by_key.get(kind, ()) if not node.replaced]
@@ -269,8 +274,13 @@ class Hive:
         return self._lifecycles.setdefault(node, Lifecycle(node.name))
 
     def _jobs_of(self, node: Constructor) -> Jobs:
-        health, log = Health(self.health, node.scope.id), self._logger(node)
-        return self._jobs.setdefault(node, Jobs(node.name, health, log, self.shutdown, Backoff()))
+        if node not in self._jobs:
+            module = node.scope.id
+            health, log = Health(self.health, module), self._logger(node)
+            self._jobs[node] = Jobs(
+                node.name, health, log, self.shutdown, Backoff(), metrics=self.jobs, module=module
+            )
+        return self._jobs[node]
 
     def _logger(self, node: Constructor) -> Logger:
         return logger_for(node.scope.id, self._base_log)
@@ -340,6 +350,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Jobs: Hive._jobs_of,  # noqa: SLF001
     Health: lambda hive, node: hive.health.reporter(node.scope.id),
     HealthTree: lambda hive, _: hive.health,
+    JobMetrics: lambda hive, _: hive.jobs,
     HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
     Logger: Hive._logger,  # noqa: SLF001
     Shutdown: lambda hive, _: hive.shutdown,

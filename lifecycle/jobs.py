@@ -1,30 +1,44 @@
 """Jobs: work in the background that may fail and is tried again.
 
 Needs:  Health of the module.
-Gives:  Jobs (injectable, module scoped), Timer.
+Gives:  Jobs (injectable, module scoped), Timer, Backoff, Observer.
 
 A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
 stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. Only one
 marked fatal ends the hive.
 """
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from lifecycle.health import Health
+from lifecycle.job_metrics import JobKind, JobMetrics, JobStats, Meter
 from lifecycle.logs import Logger
 from lifecycle.shutdown import Shutdown
 
-__all__ = ["Backoff", "Jobs", "Timer"]
+__all__ = ["Backoff", "JobCancelledError", "Jobs", "Observer", "Timer"]
 
 Item = TypeVar("Item")
 Work = Callable[[], Awaitable[object]]
+
+
+class Observer(Protocol):
+    """What watches something by itself, and reports how it is; a Reconciler, for one."""
+
+    async def run(self, health: Health, /) -> None:
+        """Watch, until there is nothing more to watch. After an error it is run again."""
+
+
+class JobCancelledError(Exception):
+    """A job awaited something that was cancelled, while nobody had cancelled the job."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -43,34 +57,64 @@ class Backoff(msgspec.Struct, frozen=True):
 class Timer:
     """A job that runs again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, debounce: float = 0.0) -> None:
+        self._debounce = debounce
         self._triggered = anyio.Event()
 
     def trigger(self) -> None:
-        """Run now instead of at the end of the interval; while it runs, once more right after."""
+        """Run soon instead of at the end of the interval; while it runs, once more afterwards.
+
+        Soon is at once, or after the debounce pause: triggers within it are one.
+        """
         self._triggered.set()
 
     async def wait(self, interval: float) -> None:
         """Until the interval is over or someone triggers."""
         with anyio.move_on_after(interval):
             await self._triggered.wait()
+            if self._debounce:
+                await anyio.sleep(self._debounce)
         self._triggered = anyio.Event()
 
 
 class Jobs:
-    """Starts jobs. Those added before the hive runs begin with it, later ones at once."""
+    """Starts jobs. Those added before the hive runs begin with it, later ones at once.
 
-    def __init__(self, owner: str, health: Health, log: Logger, shutdown: Shutdown, backoff: Backoff) -> None:
+    The health of each is reported under its name. Of jobs added later the health and the metrics go when they
+    are done, so that they may be many, with names of their own: one for each endpoint, say.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        health: Health,
+        log: Logger,
+        shutdown: Shutdown,
+        backoff: Backoff,
+        metrics: JobMetrics | None = None,
+        module: str = "",
+    ) -> None:
         self._owner = owner
         self._health = health
         self._log = log
         self._shutdown = shutdown
         self._backoff = backoff
-        self._queued: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
+        self._metrics = metrics or JobMetrics()
+        self._module = module
+        self._queued: list[Job] = []
+        self._known: dict[Job, None] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
 
-    def one_shot(self, name: str, work: Work, *, retries: int | None = None, fatal: bool = False) -> None:
+    def one_shot(
+        self,
+        name: str,
+        work: Work,
+        *,
+        retries: int | None = None,
+        fatal: bool = False,
+        backoff: Backoff | None = None,
+    ) -> None:
         """Run `work` until it returns once.
 
         It is tried again after every failure, at most `retries` times; None is without end, or not at all
@@ -78,93 +122,113 @@ class Jobs:
         """
         tries = 0 if retries is None and fatal else retries
 
-        async def run() -> None:
-            health = self._health.child(name)
-            health.ok("running")
-            failures = 0
-            while True:
-                try:
-                    await work()
-                except Exception as error:  # noqa: BLE001  # containing them is what a job is for
-                    failures += 1
-                    if tries is not None and failures > tries:
-                        health.degraded("failed for good", error)
-                        self._log.error("job failed for good", job=name, tries=failures, exc_info=error)
-                        if fatal:
-                            self._shutdown.request(error)
-                        return
-                    await self._contain(name, health, error, failures)
-                else:
-                    health.stopped("done")
+        async def run(job: Job) -> None:
+            job.health.ok("running")
+            while (error := await job.attempt(work)) is not None:
+                if tries is not None and job.failures > tries:
+                    job.health.degraded("failed for good", error)
+                    self._log.error("job failed for good", job=name, tries=job.failures, exc_info=error)
+                    if fatal:
+                        self._shutdown.request(error)
                     return
+                await job.pause(error)
+            job.done("done")
 
-        self._add(name, run)
+        self._add("one_shot", name, run, backoff)
 
-    def timer(self, name: str, work: Work, interval: float) -> Timer:
+    def timer(
+        self,
+        name: str,
+        work: Work,
+        interval: float,
+        *,
+        debounce: float = 0.0,
+        jitter: float = 0.0,
+        backoff: Backoff | None = None,
+    ) -> Timer:
         """Run `work` every `interval` seconds, the first time after one interval or when triggered.
 
-        The interval counts from the end of a run. After a failure the pause grows up to the interval.
-        `math.inf` runs it on triggers only.
+        The interval counts from the end of a run; each is lengthened at random by up to `jitter` times
+        itself, so that many do not run at the same time. `math.inf` runs it on triggers only. A trigger runs
+        it after `debounce` seconds, together with those that follow meanwhile. After a failure the pause
+        grows up to the interval.
         """
-        timer = Timer()
+        timer = Timer(debounce)
 
-        async def run() -> None:
-            health = self._health.child(name)
-            health.ok("waiting")
-            failures = 0
+        async def run(job: Job) -> None:
+            job.health.ok("waiting")
             pause = interval
             while True:
-                await timer.wait(pause)
+                await timer.wait(pause * (1 + jitter * random.random()))  # noqa: S311  # spreads load
                 pause = interval
-                try:
-                    await work()
-                except Exception as error:  # noqa: BLE001  # containing them is what a job is for
-                    failures += 1
-                    pause = min(interval, self._backoff.pause(failures))
-                    self._report(name, health, error, failures)
+                if (error := await job.attempt(work)) is not None:
+                    job.report(error)
+                    pause = min(interval, job.backoff.pause(job.failures))
                 else:
-                    failures = 0
-                    health.ok()
+                    job.health.ok()
 
-        self._add(name, run)
+        self._add("timer", name, run, backoff)
         return timer
 
+    @overload
+    def observe(self, name: str, items: Observer, /, *, backoff: Backoff | None = None) -> None: ...
+    @overload
     def observe(
-        self, name: str, items: Callable[[], AsyncIterable[Item]], work: Callable[[Item], Awaitable[object]]
+        self,
+        name: str,
+        items: Callable[[], AsyncIterable[Item]],
+        work: Callable[[Item], Awaitable[object]],
+        *,
+        backoff: Backoff | None = None,
+    ) -> None: ...
+    def observe(
+        self,
+        name: str,
+        items: Callable[[], AsyncIterable[Item]] | Observer,
+        work: Callable[[Item], Awaitable[object]] | None = None,
+        *,
+        backoff: Backoff | None = None,
     ) -> None:
         """Await `work(item)` for each item of the iteration that `items()` makes.
 
         When the iteration or the work fails, a new iteration is made after a pause: let it begin with
-        everything there is, as Table.changes does. The job ends when the iteration does.
+        everything there is, as Table.changes does. The job ends when the iteration does. An Observer, such as
+        a Reconciler, brings its own work.
         """
 
-        async def run() -> None:
-            health = self._health.child(name)
-            health.ok("watching")
-            failures = 0
-            while True:
-                try:
-                    async with _closing(items()) as found:
-                        async for item in found:
-                            await work(item)
-                            failures = 0
-                            health.ok()
-                except Exception as error:  # noqa: BLE001  # containing them is what a job is for
-                    failures += 1
-                    await self._contain(name, health, error, failures)
-                else:
-                    health.stopped("nothing more to watch")
-                    return
+        async def iterate(job: Job) -> None:
+            async with _closing(cast("Callable[[], AsyncIterable[Item]]", items)()) as found:
+                async for item in found:
+                    assert work is not None  # noqa: S101  # the overloads say so
+                    with job.meter:
+                        await work(item)
+                    job.failures = 0
+                    job.health.ok()
 
-        self._add(name, run)
+        async def run(job: Job) -> None:
+            job.health.ok("watching")
+            if work is None:
+                observer = cast("Observer", items)
+                watch: Work = lambda: observer.run(job.health)  # noqa: E731  # as short as it is
+            else:
+                watch = lambda: iterate(job)  # noqa: E731
+            while (error := await job.attempt(watch, metered=work is None)) is not None:
+                await job.pause(error)
+            job.done("nothing more to watch")
+
+        self._add("observe", name, run, backoff)
+
+    def metrics(self) -> list[JobStats]:
+        """Runs, failures and durations of these jobs; JobMetrics, injectable, tells those of the hive."""
+        return [job.meter.stats() for job in self._known]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The hook of the jobs: begins them, and cancels them at the end."""
         async with anyio.create_task_group() as group:
             self._group = group
-            for name, run in self._queued:
-                group.start_soon(run, name=f"{self._owner}: {name}")
+            for job in self._queued:
+                group.start_soon(job.run, name=f"{self._owner}: {job.name}")
             self._queued.clear()
             try:
                 yield
@@ -173,21 +237,112 @@ class Jobs:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    def _add(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def forget(self) -> None:
+        """Take their health and metrics out: the hive goes on without them."""
+        for job in list(self._known):
+            self._remove(job)
+
+    def _add(
+        self,
+        kind: JobKind,
+        name: str,
+        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        backoff: Backoff | None,
+    ) -> None:
         if self._over:
             raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
+        late = self._group is not None
+        meter = self._metrics.meter(self._module, name, kind)
+        forget = self._remove if late else None
+        job = Job(name, run, meter, self._health, self._log, backoff or self._backoff, forget)
+        self._known[job] = None
         if self._group is None:
-            self._queued.append((name, run))
+            self._queued.append(job)
         else:
-            self._group.start_soon(run, name=f"{self._owner}: {name}")
+            self._group.start_soon(job.run, name=f"{self._owner}: {name}")
 
-    async def _contain(self, name: str, health: Health, error: Exception, failures: int) -> None:
-        self._report(name, health, error, failures)
-        await anyio.sleep(self._backoff.pause(failures))
+    def _remove(self, job: "Job") -> None:
+        del self._known[job]
+        self._metrics.forget(job.meter)
+        if job.begun and not any(other.name == job.name for other in self._known):
+            job.health.remove()
 
-    def _report(self, name: str, health: Health, error: Exception, failures: int) -> None:
-        health.degraded("failed, will be tried again", error)
-        self._log.warning("job failed, will be tried again", job=name, failures=failures, exc_info=error)
+
+class Job:
+    """One job: its tries, counted, and how it is."""
+
+    health: Health
+    """There once it has begun."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        meter: Meter,
+        health: Health,
+        log: Logger,
+        backoff: Backoff,
+        forget: Callable[["Job"], None] | None,
+    ) -> None:
+        self.name = name
+        self.meter = meter
+        self.backoff = backoff
+        self.failures = 0
+        """In a row."""
+        self.begun = False
+        self._run = run
+        self._parent = health
+        self._log = log
+        self._forget = forget
+
+    async def run(self) -> None:
+        """All its life."""
+        self.health, self.begun = self._parent.child(self.name), True
+        await self._run(self)
+
+    async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
+        """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
+        counted = self.meter.failures
+        try:
+            if metered:
+                with self.meter:
+                    await work()
+            else:
+                await work()
+        except Exception as error:  # noqa: BLE001  # containing them is what a job is for
+            failure = error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            failure = JobCancelledError("it awaited something that was cancelled")
+            failure.__cause__ = error
+        else:
+            self.failures = 0
+            return None
+        self.failures += 1
+        if self.meter.failures == counted:
+            self.meter.failed()
+        await anyio.lowlevel.checkpoint()
+        return failure
+
+    async def pause(self, error: Exception) -> None:
+        """Tell of the failure, and wait before the next try."""
+        self.report(error)
+        await anyio.sleep(self.backoff.pause(self.failures))
+
+    def report(self, error: Exception) -> None:
+        """Tell of a failure that will be followed by another try."""
+        self.health.degraded("failed, will be tried again", error)
+        self._log.warning(
+            "job failed, will be tried again", job=self.name, failures=self.failures, exc_info=error
+        )
+
+    def done(self, message: str) -> None:
+        """It has ended, as it should."""
+        self.health.stopped(message)
+        if self._forget is not None:
+            self._forget(self)
 
 
 @asynccontextmanager
