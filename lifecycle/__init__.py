@@ -12,6 +12,7 @@ from lifecycle.logs import Logger, configure_logging  # first: it imports struct
 from lifecycle.cells import (
     Cell,
     config,
+    decorate,
     group,
     invoke,
     module,
@@ -42,6 +43,7 @@ from lifecycle.hooks import Hook, Lifecycle
 from lifecycle.job_metrics import JobMetrics, JobStats
 from lifecycle.jobs import Backoff, Jobs, Observer, Timer
 from lifecycle.macs import MAC
+from lifecycle.named import Member, Named, results
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
 from lifecycle.quantities import Quantity
@@ -81,6 +83,8 @@ __all__ = [
     "Jobs",
     "Lifecycle",
     "Logger",
+    "Member",
+    "Named",
     "NotStartedError",
     "Observer",
     "Option",
@@ -103,6 +107,7 @@ __all__ = [
     "UsageError",
     "config",
     "configure_logging",
+    "decorate",
     "exit_code",
     "explain",
     "group",
@@ -113,6 +118,7 @@ __all__ = [
     "provide",
     "provide_private",
     "replace",
+    "results",
     "seconds",
     "supply",
 ]

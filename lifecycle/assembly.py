@@ -5,14 +5,15 @@ Gives:  Assembly, the list of everything a hive is made of, before anything is r
 """
 
 import re
-from collections.abc import Callable, Iterable
-from typing import NewType, get_origin
+import typing
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from lifecycle.cells import (
     Cell,
     ConfigCell,
+    DecorateCell,
     GroupCell,
     InvokeCell,
     ModuleCell,
@@ -20,52 +21,75 @@ from lifecycle.cells import (
     ReplaceCell,
     SupplyCell,
 )
-from lifecycle.constructors import Constructor, Parameter, Scope, describe
+from lifecycle.constructors import Constructor, Frame, Kind, Parameter, Scope
 from lifecycle.errors import Fault
-from lifecycle.keys import type_name
-from lifecycle.places import has_place
+from lifecycle.keys import type_name, wanted
+from lifecycle.places import Place, has_place
 from lifecycle.settings import Settings, unreadable
+from lifecycle.signatures import Signature, describe
 
 __all__ = ["Assembly", "assemble"]
 
 _MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_END = object()
+
+Level = tuple[Iterator[Cell], Scope, Frame]
+"""Cells still to lay out, with the module they are in and what is decorated around them."""
 
 
 class Assembly(msgspec.Struct):
     """Everything the cells say, in the order they say it."""
 
     root: Scope
-    scopes: list[Scope] = msgspec.field(default_factory=list)
+    frame: Frame
+    """Of the hive itself."""
+    scopes: list[Scope]
     constructors: list[Constructor] = msgspec.field(default_factory=list)
-    """Those provided, supplied and configured."""
-    invokes: list[Constructor] = msgspec.field(default_factory=list)
+    """Those provided (with the parts of their results), supplied and configured."""
+    decorators: list[Constructor] = msgspec.field(default_factory=list)
+    """Those that decorate, with the parts of their results."""
+    frames: list[Frame] = msgspec.field(default_factory=list)
+    """Those in which something is decorated."""
     replaces: list[Constructor] = msgspec.field(default_factory=list)
+    invokes: list[Constructor] = msgspec.field(default_factory=list)
     faults: list[Fault] = msgspec.field(default_factory=list)
+
+    @property
+    def providers(self) -> list[Constructor]:
+        """All that gives something: constructors, decorators, fakes."""
+        return [*self.constructors, *self.decorators, *self.replaces]
 
 
 def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:
-    """Walk the cells and read the hints of every function in them."""
-    assembly = Assembly(root, [root])
-    for cell in cells:
-        _add(cell, root, assembly)
+    """Walk the cells, however deep they nest, and read the hints of every function in them."""
+    assembly = Assembly(root, Frame(), [root])
+    levels: list[Level] = [(iter(cells), root, assembly.frame)]
+    while levels:
+        cell = next(levels[-1][0], _END)
+        if cell is _END:
+            levels.pop()
+        elif (inner := _add(cell, *levels[-1][1:], assembly)) is not None:
+            levels.append(inner)
+    assembly.faults += _twins(assembly.scopes)
     return assembly
 
 
-def _add(cell: Cell, scope: Scope, assembly: Assembly) -> None:
+def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level | None:
+    """Lay out one cell; the cells in it are for the caller."""
     match cell:
         case ModuleCell():
-            inner = _scope(cell, scope, assembly)
-            for part in cell.cells:
-                _add(part, inner, assembly)
+            return iter(cell.cells), _scope(cell, scope, assembly), Frame(frame)
         case GroupCell():
-            for part in cell.cells:
-                _add(part, scope, assembly)
+            return iter(cell.cells), scope, frame
+        case DecorateCell():
+            return iter(cell.cells), scope, _decorated(cell, scope, frame, assembly)
         case ProvideCell():
-            assembly.constructors.extend(_provided(call, scope, cell) for call in cell.constructors)
+            for call in cell.constructors:
+                assembly.constructors += _made("provide", call, scope, frame, cell)
         case ConfigCell():
-            assembly.constructors.extend(_configured(struct, scope) for struct in cell.structs)
+            assembly.constructors += [_configured(struct, scope) for struct in cell.structs]
         case InvokeCell():
-            assembly.invokes.extend(_invoked(call, scope, cell) for call in cell.functions)
+            assembly.invokes += [_invoked(call, scope, frame, cell.place) for call in cell.functions]
         case SupplyCell():
             assembly.constructors.append(_supplied(cell, scope))
         case ReplaceCell():
@@ -74,6 +98,19 @@ def _add(cell: Cell, scope: Scope, assembly: Assembly) -> None:
             assembly.replaces.append(fake)
         case _:
             raise TypeError(f"{cell!r} is not a cell: use module(), provide(), invoke() and their like")
+    return None
+
+
+def _decorated(cell: DecorateCell, scope: Scope, frame: Frame, assembly: Assembly) -> Frame:
+    """The frame around what is decorated: one of its own, or without cells the one it stands in."""
+    around = Frame(frame) if cell.cells else frame
+    if not around.decorators:
+        assembly.frames.append(around)
+    for node in _made("decorate", cell.function, scope, around.parent, cell):
+        assembly.decorators.append(node)
+        if node.key is not None:
+            around.decorators.setdefault(node.key, []).append(node)
+    return around
 
 
 def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
@@ -82,27 +119,50 @@ def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
     if _MODULE_ID.fullmatch(cell.id) is None:
         text = f"module id {cell.id!r} at {cell.place}: expected kebab-case such as host-ip-sync"
         assembly.faults.append(Fault("module", text))
-    same = [other for other in assembly.scopes if other.id == full_id]
-    if same:
-        places = tuple(f"at {one.place}" for one in (*same, scope))
-        assembly.faults.append(Fault("module", f"two modules have the id {full_id}", places))
     assembly.scopes.append(scope)
     return scope
 
 
-def _provided(call: Callable[..., object], scope: Scope, cell: ProvideCell) -> Constructor:
-    signature = describe(call)
-    return Constructor(
-        "provide",
+def _twins(scopes: list[Scope]) -> Iterator[Fault]:
+    by_id: dict[str, list[Scope]] = {}
+    for scope in scopes:
+        by_id.setdefault(scope.id, []).append(scope)
+    for full_id, same in by_id.items():
+        if len(same) > 1:
+            count = "two" if len(same) == 2 else len(same)
+            places = tuple(f"at {scope.place}" for scope in same)
+            yield Fault("module", f"{count} modules have the id {full_id}", places)
+
+
+def _made(
+    kind: Kind,
+    call: Callable[..., object],
+    scope: Scope,
+    frame: Frame | None,
+    cell: ProvideCell | DecorateCell,
+) -> Iterator[Constructor]:
+    """The node of a constructor, and one for each of its results when they are several."""
+    signature = describe(call, decorates=kind == "decorate")
+    name, private = type_name(call), isinstance(cell, ProvideCell) and cell.private
+    whole = Constructor(
+        kind,
         call,
-        type_name(call),
+        name,
         signature.result,
         scope,
-        cell.private,
+        private,
         parameters=signature.parameters,
         faults=signature.faults,
         cell_place=None if has_place(call) else cell.place,
+        parts=signature.parts,
+        frame=frame,
     )
+    yield whole
+    for part in signature.parts:
+        shown = f"{name}[{part.at}]" if isinstance(part.at, int) else f"{name}.{part.at}"
+        yield Constructor(
+            "part", call, shown, part.key, scope, private, needs={"result": whole}, whole=whole, part=part
+        )
 
 
 def _configured(struct: type[Settings], scope: Scope) -> Constructor:
@@ -119,33 +179,31 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
     )
 
 
-def _invoked(call: Callable[..., object], scope: Scope, cell: InvokeCell) -> Constructor:
-    if (
-        isinstance(call, type | NewType) or get_origin(call) is not None
-    ):  # stands for its instance in the graph
-        return Constructor(
-            "invoke",
-            _instance,
-            type_name(call),
-            None,
-            scope,
-            private=True,
-            parameters=(Parameter("instance", call),),
-            cell_place=cell.place,
-        )
-    signature = describe(call, invoked=True)
+def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
+    function: object = call
+    if _is_type(call):  # stands for its instance in the graph
+        asked = wanted(call)
+        parameter = Parameter("instance", asked.key, not asked.collect, collect=asked.collect)
+        function, signature = _instance, Signature((parameter,), None)
+    else:
+        signature = describe(call, invoked=True)
     return Constructor(
         "invoke",
-        call,
+        function,
         type_name(call),
         None,
         scope,
         private=True,
         parameters=signature.parameters,
         faults=signature.faults,
-        cell_place=None if has_place(call) else cell.place,
+        cell_place=None if function is call and has_place(call) else place,
+        frame=frame,
     )
 
 
+def _is_type(call: object) -> bool:
+    return isinstance(call, type | typing.NewType) or typing.get_origin(call) is not None
+
+
 def _instance(instance: object) -> None:
-    """Invoked for a class: building the instance is all there is to do."""
+    """Invoked for a type: building the instance is all there is to do."""

@@ -7,13 +7,14 @@ Everything is built in topological order, so that a chain of any depth never rec
 put in place before anything is built.
 """
 
+import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from lifecycle.absent import absent
-from lifecycle.constructors import Constructor, Scope
+from lifecycle.constructors import Constructor, Parameter, Part, Scope
 from lifecycle.cycles import order
 from lifecycle.errors import BuildError
 from lifecycle.keys import Key, type_name
@@ -24,7 +25,7 @@ from lifecycle.settings import Settings
 with absent("yaml", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Callable as CallableProvider
-    from dependency_injector.providers import Object, Provider, Singleton
+    from dependency_injector.providers import List, Object, Provider, Singleton
 
 __all__ = ["Build"]
 
@@ -60,6 +61,28 @@ class Build:
             if node not in self.instances:
                 self.instances[node] = self.providers[node]()
 
+    def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
+        """What a node is called with, read from its provider: parameters with what fills them.
+
+        A group is a parameter with many; what is no constructor (a default, a Lifecycle) is left out.
+        """
+        provider: Any = self.providers[node]
+        if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
+            return
+        names = ["result"] if node.part else [each.name for each in node.parameters if each.positional]
+        for name, value in (*zip(names, provider.args, strict=True), *provider.kwargs.items()):
+            pending = [value]
+            while pending:
+                one = pending.pop()
+                if one in self._nodes:
+                    yield name, self._nodes[one]
+                elif isinstance(one, List | CallableProvider):
+                    pending += reversed(one.args)
+
+    @functools.cached_property
+    def _nodes(self) -> dict[Provider[Any], Constructor]:
+        return {provider: node for node, provider in self.providers.items()}
+
     def _provider(self, node: Constructor) -> Provider[Any]:
         if node.kind == "supply":
             return Object(node.call)
@@ -67,21 +90,33 @@ class Build:
             return Object(self._settings[node.call])  # type: ignore[index]  # a config node holds its struct
         if node.kind == "replace":
             return self._overridden(node)
+        if node.part is not None:
+            return Singleton(_Take(node, node.part), self.providers[node.needs["result"]])
         args, kwargs = [], {}
         for parameter in node.parameters:
-            value: Provider[Any]
-            if (need := node.needs.get(parameter.name)) is not None:
-                value = self.providers[need]
-            elif (key := node.injected.get(parameter.name)) is not None:
-                value = CallableProvider(self._inject, Object(key), Object(node))
-            else:
-                value = Object(parameter.default)
+            value = self._argument(node, parameter)
             if parameter.positional:
                 args.append(value)
             else:
                 kwargs[parameter.name] = value
         kind = CallableProvider if node.kind == "invoke" else Singleton
         return kind(_Call(node, self._profile), *args, **kwargs)
+
+    def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any]:
+        value: Provider[Any]
+        if (need := node.needs.get(parameter.name)) is not None:
+            value = self.providers[need]
+            if parameter.collect is not None:  # a whole group, decorated or put in as a fake
+                value = CallableProvider(parameter.collect, value)
+        elif parameter.collect is not None and (node.groups[parameter.name] or parameter.default is None):
+            value = List(*(self.providers[member] for member in node.groups[parameter.name]))
+            if parameter.collect is tuple:
+                value = CallableProvider(tuple, value)
+        elif (key := node.injected.get(parameter.name)) is not None:
+            value = CallableProvider(self._inject, Object(key), Object(node))
+        else:
+            value = Object(parameter.default)
+        return value
 
     def _overridden(self, fake: Constructor) -> Provider[Any]:
         replaced = [node for node in self._resolution.by_key[fake.key] if node.replaced]
@@ -117,5 +152,37 @@ class _Call:
                 result.close()
             raise BuildError(f"{node} returned something to await: do the work in a hook (Lifecycle.append)")
         if result is None and node.kind != "invoke":
-            raise BuildError(f"{node} returned None instead of {type_name(node.key)}")
+            raise BuildError(f"{node} returned None instead of {node.provides}")
+        if node.parts and not _has_parts(result, node.parts):
+            raise BuildError(f"{node} returned {_shape(result)} instead of {node.provides}")
         return result
+
+
+class _Take:
+    """One of several results."""
+
+    __slots__ = ("_node", "_part")
+
+    def __init__(self, node: Constructor, part: Part) -> None:
+        self._node = node
+        self._part = part
+
+    def __call__(self, whole: Any) -> object:
+        at = self._part.at
+        result: object = whole[at] if isinstance(at, int) else getattr(whole, at)
+        if result is None or inspect.isawaitable(result):
+            what = "None" if result is None else "something to await"
+            raise BuildError(f"{self._node} is {what} instead of {type_name(self._part.key)}")
+        return result
+
+
+def _has_parts(result: object, parts: tuple[Part, ...]) -> bool:
+    if isinstance(parts[0].at, int):
+        return isinstance(result, tuple) and len(result) == len(parts)
+    return all(hasattr(result, str(part.at)) for part in parts)
+
+
+def _shape(result: object) -> str:
+    if isinstance(result, tuple):
+        return f"{len(result)} results"
+    return f"one {type_name(type(result))}"

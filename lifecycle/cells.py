@@ -1,7 +1,7 @@
 """Cells: the values a hive is composed of.
 
 Needs:  nothing.
-Gives:  module, group, provide, provide_private, config, invoke, supply, replace.
+Gives:  module, group, provide, provide_private, config, decorate, invoke, supply, replace.
 
 A cell only says what is there. Nothing is looked at, let alone called, before a Hive is asked to.
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.keys import Key
+from lifecycle.keys import Key, key_of, wanted
 from lifecycle.places import Place, caller
 from lifecycle.settings import Settings
 
 __all__ = [
     "Cell",
     "config",
+    "decorate",
     "group",
     "invoke",
     "module",
@@ -61,6 +62,13 @@ class ConfigCell(Cell, frozen=True, eq=False):
     structs: tuple[type[Settings], ...]
 
 
+class DecorateCell(Cell, frozen=True, eq=False):
+    """A function around what is provided, for the cells in it; for the whole module when there are none."""
+
+    function: Callable[..., object]
+    cells: tuple[Cell, ...]
+
+
 class InvokeCell(Cell, frozen=True, eq=False):
     """Functions to call once: the roots of what is built."""
 
@@ -100,6 +108,10 @@ def provide(*constructors: Callable[..., object]) -> Cell:
     A constructor is a class, or a function with a result type. Its parameters' type hints say what it needs.
     It is called at most once, and only when something invoked needs its result. It must be pure: build
     objects, touch nothing outside; work happens in hooks.
+
+    ``T | None`` and a default are for when nothing provides T; what is private elsewhere counts as nothing.
+    ``Annotated[T, Named("x")]`` is another key than T; ``Member[T]`` contributes to ``list[Member[T]]``. A
+    result ``tuple[A, B]``, or a dataclass marked with @results, provides each of its types.
     """
     return ProvideCell(caller(), constructors, private=False)
 
@@ -117,6 +129,17 @@ def config(*structs: type[Settings]) -> Cell:
     return ConfigCell(caller(), structs)
 
 
+def decorate(function: Callable[..., object], *cells: Cell) -> Cell:
+    """`function` around what it returns, wherever one of `cells` asks for that type.
+
+    It takes the value and returns what to use in its place (``def traced(client: Client) -> Client``); it may
+    ask for more. Everyone else gets the value as it is, and so does the function. Decorations nest, the
+    innermost is applied last. Without cells it holds for the whole module, or hive, it stands in and for what
+    is below. What replace() puts in is used as it is.
+    """
+    return DecorateCell(caller(), function, cells)
+
+
 def invoke(*functions: Callable[..., object]) -> Cell:
     """The roots: each is called once with what it asks for, in the order given, and only that gets built.
 
@@ -128,14 +151,14 @@ def invoke(*functions: Callable[..., object]) -> Cell:
 
 def supply(value: object, type: Any = None) -> Cell:  # noqa: A002  # reads as it is meant: supply(x, type=Clock)
     """A value as it is, provided under its own type or under `type`."""
-    key: Key = value.__class__ if type is None else type
-    return SupplyCell(caller(), value, key)
+    return SupplyCell(caller(), value, value.__class__ if type is None else key_of(type))
 
 
 def replace(type: Any, fake: object) -> Cell:  # noqa: A002  # the type to replace
     """`fake` wherever `type` is asked for, whether or not something provides it: for tests.
 
     The constructor it stands in for is not called, nor is what only that one needed. A fake that lacks a
-    method of the type, or has it with other parameters, is a fault of the graph.
+    method of the type, or has it with other parameters, is a fault of the graph. A fake ``Member[T]`` is the
+    only member left, a fake ``list[Member[T]]`` is the whole group.
     """
-    return ReplaceCell(caller(), type, fake)
+    return ReplaceCell(caller(), wanted(type).key, fake)

@@ -4,14 +4,16 @@ Needs:  a resolution.
 Gives:  check(), the faults: what is wrong, whom it concerns (constructor, module, file:line), what to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from lifecycle.constructors import Constructor, Parameter
+from lifecycle.constructors import Constructor, Parameter, Scope
 from lifecycle.cycles import cycles
+from lifecycle.decorated import decorations
 from lifecycle.errors import Fault
 from lifecycle.fakes import unlike
-from lifecycle.keys import type_name
-from lifecycle.near import near
+from lifecycle.keys import is_member, type_name
+from lifecycle.near import Nearby
+from lifecycle.optionals import optionals
 from lifecycle.resolve import Resolution
 from lifecycle.settings import Option, options_of
 
@@ -19,18 +21,23 @@ __all__ = ["check"]
 
 SHOWN = 5
 """How many of a kind a message lists before it only counts."""
+CYCLES = 20
+"""How many cycles are told; a knot has more than anyone wants to read."""
 
 
 def check(resolution: Resolution) -> list[Fault]:
     """Every fault, also of constructors that nothing invokes. Replaced constructors have none."""
+    nearby = Nearby(node for node in resolution.active if (node.whole or node).kind != "decorate")
     return [
         *resolution.assembly.faults,
         *_signatures(resolution),
         *_duplicates(resolution),
-        *_missing(resolution),
+        *_missing(resolution, nearby),
         *_private(resolution),
+        *optionals(resolution),
         *_cycles(resolution),
-        *_replaces(resolution),
+        *decorations(resolution, nearby),
+        *_replaces(resolution, nearby),
     ]
 
 
@@ -45,25 +52,39 @@ def _duplicates(resolution: Resolution) -> Iterator[Fault]:
     """Two that are visible from one place: public ones always, private ones when one is above the other."""
     for key, found in resolution.by_key.items():
         if key in resolution.injected:
-            places = tuple(f"provided by {node}" for node in found)
-            yield Fault("duplicate", f"{type_name(key)} comes from the hive itself", places)
+            places = tuple(f"provided by {node}" for node in found if node.kind != "replace")
+            if places:
+                yield Fault("duplicate", f"{type_name(key)} comes from the hive itself", places)
             continue
-        clashing = [node for node in found if any(_clash(node, other) for other in found)]
-        if clashing:
+        if len(found) == 1 or is_member(key):
+            continue
+        fakes = [node for node in found if node.kind == "replace"]
+        active = [node for node in found if not node.replaced and node.kind != "replace"]
+        if clashing := [*_clashing(active), *_clashing(fakes)]:
             places = tuple(f"provided by {node}{' (private)' if node.private else ''}" for node in clashing)
-            advice = "keep one, or give them types of their own (NewType)"
+            advice = "keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
             yield Fault(
                 "duplicate", f"{type_name(key)} is provided {_times(len(clashing))}", (*places, advice)
             )
     yield from _options(resolution)
 
 
-def _clash(node: Constructor, other: Constructor) -> bool:
-    if node is other or (node.kind == "replace") != (other.kind == "replace") or node.replaced:
-        return False
-    if not node.private or not other.private:
-        return True
-    return node.scope.is_inside(other.scope) or other.scope.is_inside(node.scope)
+def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:
+    if len(nodes) < 2:
+        return ()
+    if not all(node.private for node in nodes):
+        return nodes
+    by_scope: dict[Scope, list[Constructor]] = {}
+    for node in nodes:
+        by_scope.setdefault(node.scope, []).append(node)
+    clashing: set[Constructor] = set()
+    for node in nodes:
+        scope: Scope | None = node.scope
+        while scope is not None:
+            above = [other for other in by_scope.get(scope, ()) if other is not node]
+            clashing.update((node, *above) if above else ())
+            scope = scope.parent
+    return [node for node in nodes if node in clashing]
 
 
 def _times(count: int) -> str:
@@ -84,13 +105,11 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
                     seen[name] = (option, node)
 
 
-def _missing(resolution: Resolution) -> Iterator[Fault]:
+def _missing(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
     users = _users(resolution)
     for key, found in resolution.missing.items():
-        details = [*_needed_by(found)]
-        details += _chain(found[0][0], users)
-        provided = (node for node in resolution.active if node.key is not None)
-        details += (f"near: {line}" for line in near(key, provided))
+        details = [*_needed_by(found), *_chain(found[0][0], users)]
+        details += (f"near: {line}" for line in nearby.lines(key))
         details.append(
             f"do: add a cell that provides it, or in a test supply() or replace({type_name(key)}, ...)"
         )
@@ -98,10 +117,12 @@ def _missing(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _private(resolution: Resolution) -> Iterator[Fault]:
+    users = _users(resolution)
     for key, found in resolution.hidden.items():
         owners = [node for node in resolution.by_key[key] if not node.replaced]
-        modules = " and ".join(dict.fromkeys(node.scope.id for node in owners))
-        details = [*_needed_by(found), *(f"provided privately by {node}" for node in owners)]
+        modules = " and ".join(_shortened(dict.fromkeys(node.scope.id for node in owners)))
+        details = [*_needed_by(found), *_chain(found[0][0], users)]
+        details += _shortened(f"provided privately by {node}" for node in owners)
         details.append(f"do: provide() instead of provide_private(), or move who needs it into {modules}")
         yield Fault("private", f"{type_name(key)} is private to {modules}", tuple(details))
 
@@ -122,30 +143,47 @@ def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
     return users
 
 
-def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> Iterator[str]:
+def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str]:
     """Who needs that one, up to the function that is invoked."""
-    seen = {node}
-    while (user := users.get(node)) is not None and user not in seen:
-        yield f"  which {'is invoked as' if user.kind == 'invoke' else 'is needed by'} {user}"
-        seen.add(user)
+    chain = {node: None}
+    while (user := users.get(node)) is not None and user not in chain:
+        chain[user] = None
         node = user
-    if node.kind != "invoke":
-        yield "  which nothing invokes"
+    above = [user for user in list(chain)[1:] if user.kind != "part"]  # its whole is told
+    lines = _shortened(
+        f"  which {'is invoked as' if user.kind == 'invoke' else 'is needed by'} {user}" for user in above
+    )
+    return lines if node.kind == "invoke" else [*lines, "  which nothing invokes"]
+
+
+def _shortened(lines: Iterable[str]) -> list[str]:
+    """The first and the last when there are many."""
+    every = list(lines)
+    left_out = len(every) - 2 * SHOWN
+    if left_out <= 1:
+        return every
+    return [*every[:SHOWN], f"  ... and {left_out} more ...", *every[-SHOWN:]]
 
 
 def _cycles(resolution: Resolution) -> Iterator[Fault]:
-    for cycle in cycles(resolution.active):
-        edges = [
-            f"{node} needs {type_name(need.key)}"
+    for number, cycle in enumerate(cycles(resolution.active)):
+        if number == CYCLES:
+            yield Fault("cycle", f"there are more than these {CYCLES}: mend them first")
+            return
+        steps = [  # a part of a result stands for the whole
+            (node, type_name(need.key))
             for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
+            if node.kind != "part"
         ]
+        names = [steps[-1][1], *(name for _, name in steps)]
+        edges = (f"{node} needs {name}" for node, name in steps)
         advice = "do: give what both need to a third, or hand one over in a hook (a Promise)"
-        yield Fault(
-            "cycle", " -> ".join(type_name(node.key) for node in (*cycle, cycle[0])), (*edges, advice)
-        )
+        yield Fault("cycle", " -> ".join(_shortened(names)), (*edges, advice))
 
 
-def _replaces(resolution: Resolution) -> Iterator[Fault]:
+def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+    needed = {need for node in resolution.nodes for need in node.needs.values() if need.kind == "replace"}
+    stood_in = {node.key for node in resolution.assembly.providers if node.replaced}
     for fake in resolution.assembly.replaces:
         where = (f"replaced at {fake.place}",)
         if fake.key in resolution.injected:
@@ -153,16 +191,6 @@ def _replaces(resolution: Resolution) -> Iterator[Fault]:
             continue
         if faults := tuple(unlike(fake.call, fake.key)):
             yield Fault("replace", f"the fake is not like {fake.name}", (*faults, *where))
-        if not _wanted(fake, resolution):
-            lines = (f"near: {line}" for line in near(fake.key, _replaceable(fake, resolution)))
+        if fake not in needed and fake.key not in stood_in:
+            lines = (f"near: {line}" for line in nearby.lines(fake.key, without=fake))
             yield Fault("replace", f"nothing provides or needs {fake.name}", (*where, *lines))
-
-
-def _wanted(fake: Constructor, resolution: Resolution) -> bool:
-    if any(node.replaced for node in resolution.by_key[fake.key]):
-        return True
-    return any(fake in node.needs.values() for node in resolution.nodes)
-
-
-def _replaceable(fake: Constructor, resolution: Resolution) -> list[Constructor]:
-    return [node for node in resolution.active if node is not fake and node.key is not None]

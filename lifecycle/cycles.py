@@ -4,8 +4,8 @@ Needs:  constructors whose needs are connected.
 Gives:  order() and cycles().
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from lifecycle.constructors import Constructor
 
@@ -37,61 +37,58 @@ def order(roots: Iterable[Constructor]) -> list[Constructor]:
 
 
 def cycles(nodes: Iterable[Constructor]) -> Iterator[list[Constructor]]:
-    """Cycles that share no constructor, short ones: each needs the next, the last needs the first.
+    """Short cycles, until every arrow of every cycle is on one: each needs the next, the last the first.
 
-    A cycle that shares a constructor with one given is not told: it may be gone when that one is mended.
+    A constructor may be on several of them. Each begins with the one that comes first in `nodes`.
     """
-    left: Left = dict.fromkeys(nodes)
-    needs = {node: list(node.needs.values()) for node in left}
-    users: dict[Constructor, list[Constructor]] = defaultdict(list)
-    for node, needed in needs.items():
-        for need in needed:
-            users[need].append(node)
-    while left:
-        _drop_ends(left, needs, users)
-        _drop_ends(left, users, needs)
-        for start in list(left):
-            cycle = _shortest(start, left)
-            for node in cycle or [start]:
-                del left[node]
-            if cycle:
-                yield cycle
-                break
-
-
-def _drop_ends(
-    left: Left,
-    ahead: Mapping[Constructor, list[Constructor]],
-    behind: Mapping[Constructor, list[Constructor]],
-) -> None:
-    """Take away, again and again, whatever has no arrow ahead: it is on no cycle."""
-    counts = {node: sum(other in left for other in ahead.get(node, ())) for node in left}
-    ends = [node for node, count in counts.items() if count == 0]
-    while ends:
-        node = ends.pop()
-        del left[node]
-        for other in behind.get(node, ()):
-            if other in left:
-                counts[other] -= 1
-                if counts[other] == 0:
-                    ends.append(other)
-
-
-def _shortest(start: Constructor, left: Left) -> list[Constructor]:
-    """The shortest way from `start` back to it, breadth first; empty when there is none."""
-    came_from: dict[Constructor, Constructor] = {}
-    frontier = [start]
-    while frontier:
-        following: list[Constructor] = []
-        for node in frontier:
+    rank = {node: number for number, node in enumerate(nodes)}
+    for knot in sorted(_knots(rank), key=lambda knot: min(map(rank.__getitem__, knot))):
+        told: set[tuple[Constructor, Constructor]] = set()
+        for node in sorted(knot, key=rank.__getitem__):
             for need in node.needs.values():
-                if need is start:
-                    way = [node]
-                    while way[-1] is not start:
-                        way.append(came_from[way[-1]])
-                    return way[::-1]
-                if need in left and need not in came_from:
-                    came_from[need] = node
-                    following.append(need)
-        frontier = following
-    return []
+                if need not in knot or (node, need) in told:
+                    continue
+                cycle = [node, *_way(need, node, knot)]
+                first = cycle.index(min(cycle, key=rank.__getitem__))
+                cycle = cycle[first:] + cycle[:first]
+                told |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+                yield cycle
+
+
+def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
+    """Sets of constructors that all need each other (strongly connected components, after Kosaraju)."""
+    users: dict[Constructor, list[Constructor]] = defaultdict(list)
+    for node in nodes:
+        for need in node.needs.values():
+            users[need].append(node)
+    left: Left = dict.fromkeys(node for node in reversed(order(nodes)) if node in nodes)
+    while left:
+        first = next(iter(left))
+        del left[first]
+        knot, frontier = {first}, [first]
+        while frontier:
+            for user in users.get(frontier.pop(), ()):
+                if user in left:
+                    del left[user]
+                    knot.add(user)
+                    frontier.append(user)
+        if len(knot) > 1 or first in first.needs.values():
+            yield knot
+
+
+def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) -> list[Constructor]:
+    """The shortest way from `start` up to `end`, without it, breadth first; there is one within a knot."""
+    came_from: dict[Constructor, Constructor] = {}
+    frontier = deque([start])
+    while frontier[0] is not end:
+        node = frontier.popleft()
+        for need in node.needs.values():
+            if need in knot and need not in came_from:
+                came_from[need] = node
+                frontier.append(need)
+    way: list[Constructor] = []
+    node = end
+    while node is not start:
+        node = came_from[node]
+        way.append(node)
+    return way[::-1]

@@ -5,7 +5,7 @@ Gives:  Graph with tree(), dot(), mermaid(), json(), html(), only(); graph_of() 
         it from JSON.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -51,7 +51,7 @@ class ConstructorInfo(msgspec.Struct, frozen=True):
     id: str
     name: str
     kind: str
-    """provide, supply, config or replace."""
+    """provide, part (one of several results), supply, config, decorate or replace."""
     module: str
     provides: str
     private: bool
@@ -193,8 +193,7 @@ def graph_of(
 ) -> Graph:
     """The graph of what was built: edges are read from the very providers that ran."""
     ids = _ids(resolution)
-    by_provider = {provider: node for node, provider in build.providers.items()}
-    hook_ids = {hook: f"{ids[hook.owner]}:{number}" for number, hook in enumerate(hooks)}
+    hook_ids = _hook_ids(hooks, ids)
     structs = {node.call: node for node in resolution.active if node.kind == "config"}
     return Graph(
         name=resolution.assembly.root.id,
@@ -208,7 +207,7 @@ def graph_of(
                 node.name,
                 node.kind,
                 node.scope.id,
-                type_name(node.key),
+                node.provides,
                 node.private,
                 node in build.instances,
                 node.replaced,
@@ -216,13 +215,12 @@ def graph_of(
                 node.place.line,
                 _injected(node),
             )
-            for node in (*resolution.assembly.constructors, *resolution.assembly.replaces)
+            for node in resolution.assembly.providers
         ),
         edges=tuple(
-            Edge(ids[node], ids[by_provider[provider]], name)
+            Edge(ids[node], ids[need], name)
             for node in resolution.nodes
-            for name, provider in _arguments(node, build)
-            if provider in by_provider
+            for name, need in build.arguments(node)
         ),
         invokes=tuple(
             InvokeInfo(ids[node], node.name, node.scope.id, node.place.file, node.place.line, _injected(node))
@@ -254,16 +252,18 @@ def graph_of(
     )
 
 
+def _hook_ids(hooks: "list[HookNode]", ids: dict[Constructor, str]) -> dict["HookNode", str]:
+    """Numbered by owner, so that a hook keeps its id whatever others register."""
+    counts: dict[Constructor, int] = {}
+    found = {}
+    for hook in hooks:
+        number = counts[hook.owner] = counts.get(hook.owner, -1) + 1
+        found[hook] = f"{ids[hook.owner]}:{number}"
+    return found
+
+
 def _injected(node: Constructor) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(type_name, node.injected.values())))
-
-
-def _arguments(node: Constructor, build: "Build") -> list[tuple[str, Any]]:
-    provider: Any = build.providers[node]
-    positional = [parameter.name for parameter in node.parameters if parameter.positional]
-    if node.kind not in {"provide", "invoke"}:
-        return []
-    return [*zip(positional, provider.args, strict=True), *provider.kwargs.items()]
 
 
 def _ids(resolution: Resolution) -> dict[Constructor, str]:
@@ -271,7 +271,7 @@ def _ids(resolution: Resolution) -> dict[Constructor, str]:
     ids: dict[Constructor, str] = {}
     taken: set[str] = set()
     assembly = resolution.assembly
-    for node in (*assembly.constructors, *assembly.replaces, *assembly.invokes):
+    for node in (*assembly.providers, *assembly.invokes):
         plain = new = f"{node.scope.id}/{node.name}"
         number = 2
         while new in taken:

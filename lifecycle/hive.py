@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
@@ -31,7 +31,7 @@ from lifecycle.health import Health, HealthTree
 from lifecycle.hooks import HookSpec, Lifecycle
 from lifecycle.job_metrics import JobMetrics
 from lifecycle.jobs import Backoff, Jobs
-from lifecycle.keys import Key, type_name
+from lifecycle.keys import Key, is_member, type_name, wanted
 from lifecycle.logs import Logger, logger_for
 from lifecycle.pending import awaiting
 from lifecycle.places import caller
@@ -134,8 +134,13 @@ class Hive:
     def get(self, kind: type[T]) -> T: ...
     @overload
     def get(self, kind: Callable[..., T]) -> T: ...  # what a Protocol or a NewType is to a type checker
+    @overload
+    def get(self, kind: object) -> Any: ...  # Annotated with a name
     def get(self, kind: object) -> object:
         """What the graph holds for a type, private ones too when there is only one. Builds nothing.
+
+        ``list[Member[T]]`` is every member that was built. What is decorated in a part of the hive only is
+        given as it is, what is decorated in all of it with the decoration.
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
@@ -145,9 +150,13 @@ class Hive:
             return self.jobs
         if kind is Shutdown:
             return self.shutdown
-        found = [node for node in self._resolution.by_key.get(kind, ()) if not node.replaced]
+        asked = wanted(kind)
+        found = self._resolution.held(asked.key)
         built = self._build.instances if "_build" in self.__dict__ else {}
         held = [node for node in found if node in built]
+        if asked.collect is not None and built and (held or not found):
+            grouped = len(held) != 1 or is_member(held[0].key)
+            return asked.collect([built[node] for node in held] if grouped else built[held[0]])
         if len(held) == 1:
             return built[held[0]]
         name = type_name(kind)

@@ -1,28 +1,118 @@
 """The keys of the graph: types as they stand in hints.
 
-Needs:  nothing.
-Gives:  a name for any key, and what is special about some hints (optional, awaitable, not usable at all).
+Needs:  named.
+Gives:  the key a hint stands for, a name for any key, and what is special about some hints (optional, one of
+        many, awaitable, not usable at all).
 
-A key is a class (Protocols included), a generic such as ``Table[Device]``, or a NewType: anything hashable
-that a type hint may be. Two keys are the same when they compare equal.
+A key is a class (Protocols included), a generic such as ``Table[Device]``, a NewType, or one of these with a
+name or as a member: anything hashable that a type hint may be. Two keys are the same when they compare equal.
 """
 
 import types
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Sequence
+from typing import Annotated, Any
 
-__all__ = ["Key", "full_name", "is_awaitable_hint", "is_union", "origin_class", "split_optional", "type_name"]
+import msgspec
+
+from lifecycle.named import MEMBER, Mark, Named
+
+__all__ = [
+    "Key",
+    "Wanted",
+    "full_name",
+    "hint_text",
+    "is_awaitable_hint",
+    "is_member",
+    "is_union",
+    "key_of",
+    "member_of",
+    "origin_class",
+    "plain",
+    "split_optional",
+    "type_name",
+    "wanted",
+]
 
 Key = object
 """What stands in a hint; hashable, which describe() checks."""
 
+_COLLECTIONS = {list, tuple, Sequence, Collection, Iterable}
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a parameter's hint asks for."""
+
+    key: Key
+    """For members ``list[Member[T]]``, however the hint has it."""
+    optional: bool = False
+    collect: type | None = None
+    """What the members are handed over in: list or tuple; None for one value."""
+
+
+def key_of(hint: object) -> Key:
+    """The key a hint stands for: names and membership kept, other annotations dropped, spelt one way."""
+    if isinstance(hint, type):  # nearly always
+        return hint
+    args = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        marks = sorted((arg for arg in args[1:] if isinstance(arg, Mark)), key=lambda mark: mark is MEMBER)
+        return _annotated(key_of(args[0]), marks)
+    if not isinstance(origin, type) or is_union(hint):
+        return hint
+    if not args:
+        return hint if isinstance(hint, types.GenericAlias) else origin  # tuple[()]; List, which is list
+    try:  # List[int] is list[int]
+        return origin[tuple(map(key_of, args))]  # type: ignore[index]  # generic, as it has arguments
+    except TypeError:  # a hint that only typing can subscript
+        return hint
+
+
+def wanted(hint: object) -> Wanted:
+    """Read the hint of a parameter."""
+    inner, optional = split_optional(hint)
+    if typing.get_origin(inner) is Annotated:  # Annotated[X | None, Named(...)]
+        bare, inside = split_optional(typing.get_args(inner)[0])
+        inner, optional = _annotated(bare, typing.get_args(inner)[1:]), optional or inside
+    key = key_of(inner)
+    args = typing.get_args(key)
+    if args and is_member(args[0]) and typing.get_origin(key) in _COLLECTIONS and args[1:] in {(), (...,)}:
+        collect = list if typing.get_origin(key) is list else tuple
+        return Wanted(list[args[0]], optional, collect)  # type: ignore[valid-type]  # made at run time
+    return Wanted(key, optional)
+
+
+def _annotated(key: Key, marks: Iterable[object]) -> Key:
+    for mark in marks:
+        key = Annotated[key, mark]
+    return key
+
+
+def plain(key: Key) -> Key:
+    """The key without its name and membership."""
+    return typing.get_args(key)[0] if typing.get_origin(key) is Annotated else key
+
+
+def is_member(key: Key) -> bool:
+    """Whether the key is ``Member[T]``: one of many."""
+    return typing.get_origin(key) is Annotated and MEMBER in typing.get_args(key)[1:]
+
+
+def member_of(key: Key) -> Key | None:
+    """``Member[T]`` for the key ``list[Member[T]]``; None for any other key."""
+    args = typing.get_args(key) if typing.get_origin(key) is list else ()
+    return args[0] if args and is_member(args[0]) else None
+
 
 def type_name(key: object) -> str:
-    """The short name of a key as a person would write it: ``Table[Device]``."""
+    """The short name of a key as a person would say it: ``Table[Device]``, ``int named 'http'``."""
     args = typing.get_args(key)
     if is_union(key):
         return " | ".join(map(type_name, args))
-    if (origin := typing.get_origin(key)) is not None:
+    if (origin := typing.get_origin(key)) is not None and origin is not key:
+        if origin is Annotated:
+            return _marked(type_name(args[0]), args[1:], "{} named {!r}")
         inner = map(repr, args) if origin is typing.Literal else map(type_name, args)
         return f"{type_name(origin)}[{', '.join(inner)}]"
     if isinstance(key, list):  # the parameters of a Callable
@@ -33,6 +123,23 @@ def type_name(key: object) -> str:
     return str(name).rpartition("<locals>.")[2] if name else str(key)
 
 
+def hint_text(key: Key) -> str:
+    """A key as it is written in a hint: ``Annotated[int, Named('http')]``."""
+    if typing.get_origin(key) is not Annotated:
+        return type_name(key)
+    args = typing.get_args(key)
+    return _marked(type_name(args[0]), args[1:], "Annotated[{}, Named({!r})]")
+
+
+def _marked(text: str, marks: Iterable[object], form: str) -> str:
+    for mark in marks:
+        if isinstance(mark, Named):
+            text = form.format(text, mark.name)
+        elif mark is MEMBER:
+            text = f"Member[{text}]"
+    return text
+
+
 def full_name(key: object) -> str:
     """The name of a key with its module: for telling two types of one name apart."""
     module = getattr(origin_class(key) or key, "__module__", None)
@@ -41,13 +148,14 @@ def full_name(key: object) -> str:
 
 def origin_class(key: object) -> type | None:
     """The class behind a key: Table for ``Table[Device]``; None when there is none (a NewType)."""
+    key = plain(key)
     origin = typing.get_origin(key) or key
     return origin if isinstance(origin, type) else None
 
 
 def is_union(hint: object) -> bool:
     """Whether the hint is ``A | B`` or Optional."""
-    return typing.get_origin(hint) in {typing.Union, types.UnionType}
+    return not isinstance(hint, type) and typing.get_origin(hint) in {typing.Union, types.UnionType}
 
 
 def split_optional(hint: object) -> tuple[object, bool]:
@@ -61,4 +169,5 @@ def split_optional(hint: object) -> tuple[object, bool]:
 
 def is_awaitable_hint(hint: object) -> bool:
     """Whether a result of this type would have to be awaited or iterated asynchronously."""
-    return origin_class(hint) in {Awaitable, Coroutine, AsyncGenerator, AsyncIterator}
+    kind: Any = origin_class(hint)
+    return kind in {AsyncGenerator, AsyncIterator} or hasattr(kind, "__await__")

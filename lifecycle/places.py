@@ -9,6 +9,7 @@ import inspect
 import linecache
 import re
 import sys
+import typing
 from pathlib import Path
 
 import msgspec
@@ -36,12 +37,13 @@ def caller(depth: int = 2) -> Place:
 
 
 def has_place(thing: object) -> bool:
-    """Whether it is a function or class, so that place_of() finds where it is written."""
-    return inspect.isroutine(thing) or isinstance(thing, type)
+    """Whether it is a function or class (or ``Box[int]``), so that place_of() finds where it is written."""
+    return inspect.isroutine(thing) or isinstance(typing.get_origin(thing) or thing, type)
 
 
 def place_of(thing: object) -> Place:
     """Where a function or class is written; a class by its own line, not that of a method."""
+    thing = typing.get_origin(thing) or thing
     function = inspect.unwrap(thing) if callable(thing) else thing
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None:

@@ -130,11 +130,15 @@ class Entrance:
 
 def test_a_cycle_is_one_line_per_edge_and_ends_where_it_began() -> None:
     assert told(module("knot", "Knot", provide(Entrance, A, B, C, Selfish))) == text("""
-        hive cannot be built: 2 faults
+        hive cannot be built: 3 faults
         cycle: A -> B -> C -> A
             A (knot) at FILE:N needs B
             B (knot) at FILE:N needs C
             C (knot) at FILE:N needs A
+            do: give what both need to a third, or hand one over in a hook (a Promise)
+        cycle: B -> C -> B
+            B (knot) at FILE:N needs C
+            C (knot) at FILE:N needs B
             do: give what both need to a third, or hand one over in a hook (a Promise)
         cycle: Selfish -> Selfish
             Selfish (knot) at FILE:N needs Selfish
@@ -152,7 +156,7 @@ def test_duplicates_name_both_places() -> None:
         duplicate: Device is provided twice
             provided by Device (one) at FILE:N
             provided by device (two) at FILE:N (private)
-            keep one, or give them types of their own (NewType)
+            keep one, or tell them apart: a type of its own (NewType), or Annotated with Named
     """)
 
 

@@ -1,0 +1,60 @@
+"""Generics: what the type variables of a class stand for.
+
+Needs:  nothing.
+Gives:  class_of(), open_variables(), filled_in().
+
+``provide(Box[int])`` builds a Box whose parameters of type T are ints; so does a class that derives from
+``Box[int]`` and inherits the constructor.
+"""
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["class_of", "filled_in", "open_variables"]
+
+Meaning = Mapping[object, object]
+
+
+def class_of(call: object) -> type | None:
+    """The class that a call makes an instance of: Box for ``Box`` and ``Box[int]``; None for a function."""
+    kind = call if isinstance(call, type) else typing.get_origin(call)
+    return kind if isinstance(kind, type) else None
+
+
+def open_variables(key: object) -> tuple[object, ...]:
+    """The type variables in a key that nothing fills in."""
+    if isinstance(key, typing.TypeVar):
+        return (key,)
+    return () if isinstance(key, type) else getattr(key, "__parameters__", ())
+
+
+def filled_in(hints: dict[str, Any], call: object, owner: type) -> dict[str, Any]:
+    """The hints of a method of `owner`, as they are when it is called for `call`."""
+    if not any(map(open_variables, hints.values())):
+        return hints
+    meaning = _meanings(call).get(owner, {})
+    return {name: _fill(hint, meaning) for name, hint in hints.items()}
+
+
+def _meanings(call: object) -> dict[type, Meaning]:
+    """What the type variables mean in a class and in each of its bases."""
+    meanings: dict[type, Meaning] = {}
+    pending: list[tuple[object, Meaning]] = [(call, {})]
+    while pending:
+        alias, around = pending.pop()
+        kind = class_of(alias)
+        if kind is None or kind in meanings:
+            continue
+        args = (_fill(arg, around) for arg in typing.get_args(alias))
+        meanings[kind] = dict(zip(getattr(kind, "__parameters__", ()), args, strict=False))
+        pending += [(base, meanings[kind]) for base in getattr(kind, "__orig_bases__", kind.__bases__)]
+    return meanings
+
+
+def _fill(hint: Any, meaning: Meaning) -> object:
+    if isinstance(hint, typing.TypeVar):
+        return meaning.get(hint, hint)
+    if left := open_variables(hint):
+        return hint[tuple(meaning.get(variable, variable) for variable in left)]
+    return hint

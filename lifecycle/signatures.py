@@ -1,0 +1,273 @@
+"""Signatures: what a function or class needs and gives, read from its type hints.
+
+Needs:  nothing.
+Gives:  describe(), which reads hints and tells every fault in them.
+"""
+
+import abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lifecycle.constructors import SELF, Parameter, Part
+from lifecycle.generics import class_of, filled_in, open_variables
+from lifecycle.keys import (
+    Key,
+    is_awaitable_hint,
+    is_member,
+    is_union,
+    key_of,
+    member_of,
+    type_name,
+    wanted,
+)
+from lifecycle.named import fields_of, is_results
+from lifecycle.places import has_place
+
+__all__ = ["Signature", "describe"]
+
+_EMPTY = inspect.Parameter.empty
+_STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+_DISGUISES = {"__wrapped__", "__signature__"}
+_USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
+"""Kinds of classes that are called as usual: their instances are made by __init__."""
+_VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+
+
+class Signature(NamedTuple):
+    """What a constructor needs and gives."""
+
+    parameters: tuple[Parameter, ...]
+    result: Key | None
+    """None for a function that is invoked, for several results, and when it could not be read."""
+    faults: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    """Several results, each provided."""
+
+
+class _Argument(NamedTuple):
+    """A parameter as Python has it."""
+
+    name: str
+    default: object = _EMPTY
+    positional: bool = False
+    stars: str = ""
+
+
+def describe(call: Callable[..., object], *, invoked: bool = False, decorates: bool = False) -> Signature:
+    """Read the hints of a function or class. An invoked function needs no result.
+
+    One that decorates may return a whole group, ``list[Member[T]]``.
+    """
+    if not has_place(call):
+        return Signature((), None, (f"{call!r} is neither a function nor a class",))
+    kind = class_of(call)
+    faults = list(_refusals(call))
+    result: Key | None = None if kind is None or invoked else key_of(call)
+    parts: tuple[Part, ...] = ()
+    of_result: list[str] = []
+    try:
+        hints = _hints(call, kind)
+        found = _parameters(_arguments(call, kind), hints, invoked, faults)
+        if kind is None and not invoked:
+            result, parts = _result(hints, decorates, of_result)
+    except NameError as error:
+        text = f"its type hint names {error.name}, which is not defined where it is written"
+        return Signature((), result, (f"{text}: import it outside of `if TYPE_CHECKING`, at module level",))
+    except (TypeError, ValueError) as error:
+        return Signature((), result, (f"its parameters cannot be read: {error}",))
+    if kind is not None and not invoked:
+        of_result += _class_faults(kind)
+    if not any("async" in fault or "generator" in fault for fault in faults):
+        faults += of_result
+    return Signature(found, result, tuple(faults), parts)
+
+
+def _refusals(call: Callable[..., object]) -> Iterator[str]:
+    if not isinstance(call, types.FunctionType | types.MethodType):
+        return
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+        yield "it is async: constructors only build objects; do the work in a hook (Lifecycle.append)"
+    elif inspect.isgeneratorfunction(call):
+        yield "it is a generator: return the object, and clean up in a hook (Lifecycle.enter)"
+
+
+def _class_faults(kind: type) -> Iterator[str]:
+    if is_results(kind):
+        yield "it is a @results class: provide the function that returns it"
+    elif is_awaitable_hint(kind):
+        yield "its instances are awaitable: constructors return objects that need no await"
+    elif getattr(kind, "_is_protocol", False):
+        yield f"it is a Protocol: provide a class that has its methods, by a function `-> {kind.__name__}`"
+    elif left := sorted(getattr(kind, "__abstractmethods__", ())):
+        yield f"it is abstract, without {', '.join(left)}: provide a class that derives from it"
+
+
+def _hints(call: Any, kind: type | None) -> dict[str, Any]:
+    """The hints of the parameters and, of a function, the result."""
+    if kind is None:
+        return _hints_of(call)
+    if issubclass(kind, msgspec.Struct):
+        return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
+    hints: dict[str, Any] = {}
+    for name in ("__new__", "__init__"):
+        function = getattr(kind, name)
+        if isinstance(function, types.FunctionType):
+            owner = next(base for base in kind.__mro__ if name in vars(base))
+            hints |= filled_in(_hints_of(function), call, owner)
+    return hints
+
+
+def _hints_of(function: Any) -> dict[str, Any]:
+    """As typing.get_type_hints(), without its work where every hint is a class already."""
+    hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
+    for hint in hints.values():
+        if not isinstance(hint, type):
+            return typing.get_type_hints(function, include_extras=True)
+    return hints
+
+
+def _arguments(call: Any, kind: type | None) -> list[_Argument]:
+    """As inspect.signature(), without its work for what is plainly a function or has a plain __init__."""
+    if kind is None:
+        function = call
+    else:
+        own, new = vars(kind), getattr(kind, "__new__", None)
+        is_usual = type(kind) in _USUAL and new is object.__new__ and "__signature__" not in own
+        function = own.get("__init__") if is_usual else None
+    if isinstance(function, types.FunctionType) and not function.__dict__.keys() & _DISGUISES:
+        return list(_plain_arguments(function))[kind is not None :]
+    return [
+        _Argument(
+            parameter.name,
+            parameter.default,
+            parameter.kind is parameter.POSITIONAL_ONLY,
+            _STARS.get(parameter.kind.name, ""),
+        )
+        for parameter in inspect.signature(call).parameters.values()
+    ]
+
+
+def _plain_arguments(function: types.FunctionType) -> Iterator[_Argument]:
+    code = function.__code__
+    names = code.co_varnames
+    positional, keyword = code.co_argcount, code.co_kwonlyargcount
+    defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+    first_default = positional - len(defaults)
+    for number, name in enumerate(names[:positional]):
+        default = defaults[number - first_default] if number >= first_default else _EMPTY
+        yield _Argument(name, default, number < code.co_posonlyargcount)
+    stars = positional + keyword
+    if code.co_flags & _VARARGS:
+        yield _Argument(names[stars], stars="*")
+        stars += 1
+    for name in names[positional : positional + keyword]:
+        yield _Argument(name, keyword_defaults.get(name, _EMPTY))
+    if code.co_flags & _VARKEYWORDS:
+        yield _Argument(names[stars], stars="**")
+
+
+def _parameters(
+    arguments: Iterable[_Argument], hints: dict[str, Any], invoked: bool, faults: list[str]
+) -> tuple[Parameter, ...]:
+    found: list[Parameter] = []
+    for argument in arguments:
+        name, default, _, stars = argument
+        if stars:
+            faults.append(f"{stars}{name} cannot be filled: name each dependency as a parameter of its own")
+        elif name in hints:
+            found.append(_parameter(argument, hints[name], faults))
+        elif invoked and name == "self" and not found:
+            found.append(Parameter("self", SELF, positional=True))
+        elif default is _EMPTY:
+            faults.append(f"parameter {name!r} has no type hint: the hint says what to inject")
+    return tuple(found)
+
+
+def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Parameter:
+    name, default, positional, _ = argument
+    has_default = default is not _EMPTY
+    if isinstance(hint, type):  # nearly always
+        return Parameter(name, hint, not has_default, default if has_default else None, positional)
+    asked = wanted(hint)
+    key = asked.key
+    if not isinstance(key, Hashable):
+        faults.append(f"parameter {name!r}: {type_name(key)} cannot be a key, it is not hashable")
+        key = object
+    elif asked.collect is None and (member := _loose_member(key)) is not None:
+        faults.append(
+            f"parameter {name!r}: {type_name(member)} is one of many; ask for list[{type_name(member)}] or "
+            f"tuple[{type_name(member)}, ...]"
+        )
+    elif is_union(key) and not has_default:
+        faults.append(f"parameter {name!r}: {type_name(key)} is no single type to inject")
+    elif (left := open_variables(key)) and not has_default:
+        faults.append(f"parameter {name!r}: {type_name(key)} {_open(left)}")
+    required = not (has_default or asked.optional or asked.collect)
+    return Parameter(name, key, required, default if has_default else None, positional, asked.collect)
+
+
+def _loose_member(key: Key) -> Key | None:
+    """The member a key is or holds, when it is not asked for as the members of a group are."""
+    return next((arg for arg in (key, *typing.get_args(key)) if is_member(arg)), None)
+
+
+def _open(variables: tuple[object, ...]) -> str:
+    names = " and ".join(map(type_name, variables))
+    return f"leaves {names} open: the graph needs to know which type it is"
+
+
+def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[Key | None, tuple[Part, ...]]:
+    if "return" not in hints:
+        faults.append("it has no result type: `-> T` says what it provides")
+        return None, ()
+    hint = hints["return"]
+    if hint is type(None):
+        faults.append("it returns None, so it provides nothing: give a result, or use invoke()")
+        return None, ()
+    key = key_of(hint)
+    if is_results(key):
+        parts = tuple(Part(name, key_of(field)) for name, field in fields_of(key).items())
+    elif typing.get_origin(key) is tuple and typing.get_args(key)[1:] != (...,):
+        parts = tuple(Part(number, key_of(arg)) for number, arg in enumerate(typing.get_args(key)))
+    else:
+        refusal = _refused(key) if not decorates else _not_decorated(key)
+        if refusal is not None:
+            faults.append(f"it returns {type_name(key)}{refusal}")
+        return (key if refusal is None else None), ()
+    if not parts:
+        faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
+    for part in parts:
+        what = f"its result {type_name(part.key)}"
+        if part.key is type(None):
+            faults.append(f"{what} provides nothing")
+        elif (refusal := _refused(part.key)) is not None:
+            faults.append(f"{what}{refusal}")
+    return None, parts
+
+
+def _not_decorated(key: Key) -> str | None:
+    """Why a type cannot be decorated; None when it can: a group can, a single member cannot."""
+    if is_member(key):
+        return f": members are decorated together; take and return list[{type_name(key)}]"
+    return None if member_of(key) is not None else _refused(key)
+
+
+def _refused(key: Key) -> str | None:
+    """Why a type cannot be provided; None when it can."""
+    if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always
+        return None
+    refusal: str | None = None
+    if is_awaitable_hint(key):
+        refusal = ": constructors return objects that need no await"
+    elif is_union(key) or not isinstance(key, Hashable):
+        refusal = ", which is no single type to provide"
+    elif (member := member_of(key)) is not None:
+        refusal = f": a constructor contributes one; return {type_name(member)}, or a tuple of them"
+    elif left := open_variables(key):
+        refusal = f", which {_open(left)}"
+    return refusal
