@@ -93,11 +93,11 @@ def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) 
     return found
 
 
-def environment(env: Mapping[str, str], names: Mapping[str, Option]) -> Layer:
-    """``CILIUM_NAME``; the variables are in upper case here, and none is empty."""
+def environment(env: Mapping[str, str], prefix: str, names: Mapping[str, Option]) -> Layer:
+    """``PREFIX_NAME``; the variables are in upper case here, and none is empty."""
     found: Layer = {}
     for name, option in names.items():
-        variable = env_name(name)
+        variable = env_name(name, prefix)
         if (text := env.get(variable)) is not None:
             shown = f"{variable}={_masked(text, name, option)}"
             found[name] = Given(text, name, variable, shown, unitless=True)

@@ -9,10 +9,7 @@ from typing import Self
 
 __all__ = ["MAC"]
 
-_TEXT = re.compile(
-    r"[0-9a-f]{2}(?P<mark>[:-])(?:[0-9a-f]{2}(?P=mark)){4}[0-9a-f]{2}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
-    re.ASCII | re.IGNORECASE,
-)
+_TEXT = r"[0-9a-f]{2}(?P<mark>[:-])(?:[0-9a-f]{2}(?P=mark)){4}[0-9a-f]{2}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
 
 
 class MAC(bytes):
@@ -29,7 +26,7 @@ class MAC(bytes):
     @classmethod
     def parse(cls, text: str) -> Self:
         """From ``02:00:00:00:00:01``, ``02-00-00-00-00-01`` or ``0200.0000.0001``; else raises ValueError."""
-        if _TEXT.fullmatch(text) is None:
+        if re.fullmatch(_TEXT, text, re.ASCII | re.IGNORECASE) is None:
             raise ValueError("expected a MAC address such as 02:00:00:00:00:01")
         return cls(bytes.fromhex(re.sub("[:.-]", "", text)))
 

@@ -13,8 +13,7 @@ import msgspec
 __all__ = ["join", "split"]
 
 _KEY = r"[\w\-:;./@]+="
-_DIVIDER = re.compile(rf",(?=\s*{_KEY})", re.ASCII)
-_STARTS_WITH_KEY = re.compile(_KEY, re.ASCII)
+_DIVIDER = rf",(?=\s*{_KEY})"
 
 
 def split(text: str) -> dict[str, object]:
@@ -28,8 +27,8 @@ def split(text: str) -> dict[str, object]:
     if not text:
         return {}
     found: dict[str, object] = {}
-    for pair in _DIVIDER.split(text):
-        if _STARTS_WITH_KEY.match(stripped := pair.strip()) is None:
+    for pair in re.split(_DIVIDER, text, flags=re.ASCII):
+        if re.match(_KEY, stripped := pair.strip(), re.ASCII) is None:
             raise ValueError("no key=value")
         key, _, value = stripped.partition("=")
         found[key] = value

@@ -14,10 +14,9 @@ _DECIMAL = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "
 _PARTS = {"n": 10**9, "u": 10**6, "m": 10**3}
 """What divides: thousandths (``m``) and less, as Kubernetes writes shares of a CPU."""
 
-_TEXT = re.compile(
+_TEXT = (
     r"(?P<sign>[+-]?)(?:(?P<whole>\d{1,30})(?:\.(?P<part>\d{0,30}))?|\.(?P<only>\d{1,30}))"
-    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?\d{1,2}))?",
-    re.ASCII,
+    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?\d{1,2}))?"
 )
 _HIGHEST = 2**63 - 1
 """Of Kubernetes' quantities."""
@@ -34,7 +33,7 @@ class Quantity(int):
 
         Raises ValueError for other texts, amounts that are not whole (``1m``) or need more than 64 bits.
         """
-        if (found := _TEXT.fullmatch(text)) is None:
+        if (found := re.fullmatch(_TEXT, text, re.ASCII)) is None:
             raise ValueError("expected a quantity such as 512Mi, 1.5G or 1000")
         part = found["only"] or found["part"] or ""
         amount, divisor = int((found["whole"] or "") + part), 10 ** len(part)

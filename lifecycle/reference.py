@@ -12,7 +12,7 @@ import msgspec
 
 from lifecycle import values
 from lifecycle.cells import Cell, ConfigCell, ModuleCell
-from lifecycle.settings import Option, Settings, options_of
+from lifecycle.settings import ENV_PREFIX, Option, Settings, options_of
 
 __all__ = ["Section", "json_schema", "markdown", "sections"]
 
@@ -64,9 +64,9 @@ def json_schema(found: Iterable[Section], title: str) -> str:
     return json.dumps(schema(options, title), indent=2, ensure_ascii=False) + "\n"
 
 
-def markdown(found: Sequence[Section], title: str, introduction: str = "") -> str:
+def markdown(found: Sequence[Section], title: str, introduction: str = "", prefix: str = ENV_PREFIX) -> str:
     """A page with a table for each struct, and how the types that occur are written."""
-    lines = [f"# {title}", "", *([introduction, ""] if introduction else []), *_PREAMBLE, ""]
+    lines = [f"# {title}", "", *([introduction, ""] if introduction else []), *_preamble(prefix), ""]
     lines += ["| type | written as |", "|---|---|", *_syntax(found), ""]
     for section in found:
         lines += [f"## {_code(section.module)}{': ' if section.title else 'Settings'}{section.title}", ""]
@@ -77,14 +77,13 @@ def markdown(found: Sequence[Section], title: str, introduction: str = "") -> st
     return "\n".join(lines[:-1]) + "\n"
 
 
-_PREAMBLE = (
-    "A setting takes its value from the first of these that has one:",
-    "",
-    "1. the flag, `--name=value`;",
-    "2. the environment variable, `CILIUM_NAME` with `_` for every `-`; an empty one counts as unset;",
-    "3. the file of that name in the directory given as `--config-dir` or `CILIUM_CONFIG_DIR`;",
-    "4. its default.",
-)
+def _preamble(prefix: str) -> Iterator[str]:
+    yield "A setting takes its value from the first of these that has one:"
+    yield ""
+    yield "1. the flag, `--name=value`;"
+    yield f"2. the environment variable, `{prefix}NAME` with `_` for every `-`; an empty one counts as unset;"
+    yield f"3. the file of that name in the directory given as `--config-dir` or `{prefix}CONFIG_DIR`;"
+    yield "4. its default."
 
 
 def _syntax(found: Iterable[Section]) -> Iterator[str]:

@@ -24,15 +24,28 @@ from lifecycle import values
 from lifecycle.keys import type_name
 from lifecycle.secrets import Secret
 
-__all__ = ["CONFIG_DIR", "Formerly", "Option", "Settings", "env_name", "options_of", "unreadable"]
+__all__ = [
+    "CONFIG_DIR",
+    "ENV_PREFIX",
+    "Formerly",
+    "Option",
+    "Settings",
+    "env_name",
+    "options_of",
+    "unreadable",
+]
 
 CONFIG_DIR = "config-dir"
 """Names the directory of settings, so no option can have this name."""
 
 
-def env_name(name: str) -> str:
+ENV_PREFIX = "CILIUM_"
+"""Of environment variables, unless the Sources have another."""
+
+
+def env_name(name: str, prefix: str = ENV_PREFIX) -> str:
     """The environment variable of an option: ``CILIUM_NEIGHBOUR_REFRESH``."""
-    return "CILIUM_" + name.upper().replace("-", "_")
+    return prefix + name.upper().replace("-", "_")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -64,11 +77,6 @@ class Option(msgspec.Struct, frozen=True):
     required: bool
     formerly: tuple[str, ...] = ()
     """Old names that still count."""
-
-    @property
-    def env(self) -> str:
-        """The environment variable: ``CILIUM_NEIGHBOUR_REFRESH``."""
-        return env_name(self.name)
 
     @property
     def secret(self) -> bool:

@@ -17,7 +17,7 @@ from lifecycle import layers, values
 from lifecycle.durations import Duration
 from lifecycle.errors import leaves
 from lifecycle.layers import Findings, Given, Layer
-from lifecycle.settings import CONFIG_DIR, Option, Settings, env_name, options_of
+from lifecycle.settings import CONFIG_DIR, ENV_PREFIX, Option, Settings, env_name, options_of
 
 __all__ = ["Loaded", "Setting", "Sources", "load"]
 
@@ -46,11 +46,14 @@ class Sources:
         argv: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         config_dir: str | os.PathLike[str] | None = None,
+        prefix: str = ENV_PREFIX,
     ) -> None:
         self.argv = tuple(argv)
         """Flags only: ``--name=value``, ``--name value``, ``--name`` for a boolean."""
         self.env = dict(env or {})
         self.config_dir = Path(config_dir) if config_dir is not None else None
+        self.prefix = prefix
+        """What the names of environment variables start with, in upper case."""
 
 
 def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, object] | None) -> Loaded:
@@ -58,8 +61,9 @@ def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, objec
     loaded = Loaded()
     structs = tuple(structs)
     given = _given([option for struct in structs for option in options_of(struct)], source, loaded)
+    prefix = source.prefix if isinstance(source, Sources) else ENV_PREFIX
     for struct in structs:
-        _fill(struct, given, loaded)
+        _fill(struct, given, prefix, loaded)
     return loaded
 
 
@@ -77,11 +81,11 @@ def _given(
     directory = source.config_dir
     if (flag := flags.pop(CONFIG_DIR, None)) is not None:
         directory = Path(str(flag.raw)) if flag.raw else None
-    elif directory is None and (named := env.get(env_name(CONFIG_DIR))):
+    elif directory is None and (named := env.get(env_name(CONFIG_DIR, source.prefix))):
         directory = Path(named)
     places = (
         layers.files(directory, names, findings) if directory is not None else {},
-        layers.environment(env, names),
+        layers.environment(env, source.prefix, names),
         flags,
     )
     given: Layer = {}
@@ -90,7 +94,7 @@ def _given(
     return given
 
 
-def _fill(struct: type[Settings], given: Layer, loaded: Loaded) -> None:
+def _fill(struct: type[Settings], given: Layer, prefix: str, loaded: Loaded) -> None:
     settings: list[Setting] = []
     faults = len(loaded.faults)
     for option in options_of(struct):
@@ -100,9 +104,8 @@ def _fill(struct: type[Settings], given: Layer, loaded: Loaded) -> None:
             except ValueError as error:
                 loaded.fault(f"{found.shown}: {error}")
         elif option.required:
-            loaded.fault(
-                f"{option.name} is required: give --{option.name}, {option.env} or its config-dir file"
-            )
+            ways = f"--{option.name}, {env_name(option.name, prefix)} or its config-dir file"
+            loaded.fault(f"{option.name} is required: give {ways}")
         else:
             settings.append(Setting(option, option.default, "default"))
     loaded.settings += settings

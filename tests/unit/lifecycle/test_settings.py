@@ -250,7 +250,6 @@ def test_help_is_the_docstring_under_the_field() -> None:
     assert options["extra"].help == "More."
     assert options["count"].help == ""
     assert options["interval"].default == seconds(15)
-    assert options["interval"].env == "CILIUM_INTERVAL"
     assert [options[name].type_text for name in ("flag", "conf", "mode", "colour", "devices")] == [
         "bool",
         "path, optional",

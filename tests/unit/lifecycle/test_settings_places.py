@@ -153,6 +153,19 @@ def test_optional_booleans_and_durations_are_written_as_plain_ones() -> None:
     assert loaded.warnings == ["CILIUM_WAIT=1000000000: a duration without a unit is read as nanoseconds"]
 
 
+def test_variables_may_have_another_prefix(tmp_path: Path) -> None:
+    class Needs(Settings, frozen=True):
+        count: int
+
+    (tmp_path / "count").write_text("2")
+    env = {"BEES_COUNT": "1", "CILIUM_COUNT": "3"}
+    assert load([Needs], Sources(env=env, prefix="BEES_")).structs[Needs] == Needs(count=1)
+    env = {"BEES_CONFIG_DIR": str(tmp_path)}
+    assert load([Needs], Sources(env=env, prefix="BEES_")).structs[Needs] == Needs(count=2)
+    (fault,) = load([Needs], Sources(prefix="BEES_")).faults
+    assert fault.text == "count is required: give --count, BEES_COUNT or its config-dir file"
+
+
 def test_a_map_flag_may_be_given_several_times() -> None:
     assert maps("--opt=a=1,b=2", '--opt={"b": "3"}').opt == {"a": "1", "b": "3"}
     assert maps(env={"CILIUM_OPT": "etcd.config=/x"}).opt == {"etcd.config": "/x"}
