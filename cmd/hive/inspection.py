@@ -1,35 +1,208 @@
-"""``hive inspect``: what the agent is made of and who needs whom, without starting any of it.
+"""``hive inspect``: what a hive is made of, who needs whom, and how its start went.
 
-Needs: cells.agent and lifecycle, imported when called; no privileges.   Gives: command.
+Needs: lifecycle and, for the node agent, cells.agent, imported when called; no privileges. With --live and
+--timeline the running agent's socket.   Gives: command.
 """
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hive.agent import build, pass_settings, refuse, settings_argument
+from hive.agent import pass_settings, refuse, settings_argument
+from hive.client import ask, socket_option, timeout_option
+
+if TYPE_CHECKING:
+    from lifecycle.graph import Graph
+    from lifecycle.graph_timeline import Timeline
+
+DIFFERENT = 1
+T = TypeVar("T")
+
+FORMATS = ("tree", "dot", "mermaid", "json", "html")
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings=pass_settings)
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tree", "dot", "json"]),
-    default="tree",
-    show_default=True,
-    help="For people, for Graphviz, or for programs.",
+    type=click.Choice(FORMATS),
+    help="For people (the default), Graphviz, Mermaid, programs; or a page for a browser.",
 )
+@click.option("--module", metavar="M", help="Only this module and those inside it: agent.ipam, or ipam.")
+@click.option("--why", metavar="TYPE", help="The chains of needs from what is invoked to this type.")
+@click.option("--unused", is_flag=True, help="What is provided though nothing invoked needs it.")
+@click.option("--settings", "show_settings", is_flag=True, help="Every setting: its value and origin.")
+@click.option("--hooks", is_flag=True, help="The order hooks start in, and what each waits for.")
+@click.option("--diff", nargs=2, type=_file, metavar="A.json B.json", help="What changed between two graphs.")
+@click.option("--live", is_flag=True, help="Ask the running agent instead.")
+@click.option("--timeline", is_flag=True, help="How the start of the running agent went.")
+@click.option("--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON.")
+@click.option("--of", metavar="PACKAGE:NAME", help="Another hive than the agent: a Cell or a Hive to import.")
+@socket_option
+@timeout_option
 @settings_argument
-def command(form: str, settings: tuple[str, ...]) -> int:
+def command(
+    form: str | None,
+    module: str | None,
+    why: str | None,
+    diff: tuple[Path, Path] | None,
+    agent_socket: Path,
+    timeout: float,
+    settings: tuple[str, ...],
+    of: str | None,
+    schema: bool,
+    **views: bool,
+) -> int:
     """Show the agent's modules, constructors, settings and hooks; nothing is started.
 
     Takes the settings of hive agent, and shows their values and origins. A graph with faults is not shown:
-    all its faults are, and the exit code is 1.
+    all its faults are, and the exit code is 1. So it is when --diff finds differences.
     """
-    from lifecycle import GraphError
+    from lifecycle import BuildError, GraphError
 
+    if schema:
+        click.echo(_schema(timeline=views["timeline"]))
+        return 0
+    live = views.pop("live") or views["timeline"]
+    chosen = _one_view(views, why, diff)
+    _refuse_what_does_not_go_together(chosen, form, module, live=live, of=of, settings=settings)
+    if diff:
+        return _show_diff(*diff, as_json=form == "json")
+    socket = functools.partial(ask, agent_socket=agent_socket, timeout=timeout)
     try:
-        graph = build(settings).graph()
+        graph = _live_graph(socket) if live else _graph(of, settings)
     except GraphError as error:
         return refuse(error, broken=1)
-    text = {"tree": graph.tree, "dot": graph.dot, "json": graph.json}[form]()
-    click.echo(text.rstrip("\n"))
+    except BuildError as error:
+        raise click.ClickException(str(error)) from error
+    wanted_timeline = live and (chosen == "timeline" or form == "html")
+    timeline = _timeline(socket) if wanted_timeline else None
+    if module is not None:
+        from lifecycle.graph_query import find_module
+
+        module = _usage(find_module, graph, module)
+    if chosen is None or form == "html":
+        _show_graph(graph, form or "tree", module, timeline)
+    else:
+        _show_view(chosen, graph, module, why or "", timeline, as_json=form == "json")
     return 0
+
+
+def _schema(*, timeline: bool) -> str:
+    from lifecycle.graph_schema import graph_schema, timeline_schema
+
+    return json.dumps(timeline_schema() if timeline else graph_schema(), indent=2)
+
+
+def _one_view(views: dict[str, bool], why: str | None, diff: object) -> str | None:
+    """The view that is asked for by its option, None for the graph itself."""
+    named = {"show_settings": "settings"}
+    chosen = [named.get(name, name) for name, wanted in views.items() if wanted]
+    chosen += ["why"] * (why is not None) + ["diff"] * (diff is not None)
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} and --{chosen[1]}: choose one")
+    return chosen[0] if chosen else None
+
+
+def _refuse_what_does_not_go_together(
+    view: str | None, form: str | None, module: str | None, *, live: bool, of: str | None, settings: object
+) -> None:
+    allowed = {"json", "html"} if view == "timeline" else {"json"}
+    if view and form and form not in allowed:
+        raise click.UsageError(f"--{view} has no --format {form}: expected {' or '.join(sorted(allowed))}")
+    if module and view in {"why", "diff"}:
+        raise click.UsageError(f"--module: --{view} is about the whole graph")
+    if live and (of or settings):
+        raise click.UsageError(f"{of or 'settings'}: not with --live; the running agent has its own")
+    if view == "diff" and (live or of or settings):
+        raise click.UsageError("--diff compares two files: expected nothing besides")
+
+
+def _graph(of: str | None, settings: tuple[str, ...]) -> "Graph":
+    from hive.inspect_source import hive_of
+
+    return hive_of(of, settings).graph()
+
+
+def _live_graph(socket: Callable[[str], Any]) -> "Graph":
+    from lifecycle.graph import read_graph
+
+    return _answer(read_graph, socket, "/hive/graph")
+
+
+def _timeline(socket: Callable[[str], Any]) -> "Timeline":
+    from lifecycle.graph_timeline import read_timeline
+
+    return _answer(read_timeline, socket, "/hive/timeline")
+
+
+def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -> T:
+    try:
+        return read(json.dumps(socket(path)))
+    except ValueError as error:
+        raise click.ClickException(f"the agent's answer to GET {path}: {error}") from error
+
+
+def _show_graph(graph: "Graph", form: str, module: str | None, timeline: "Timeline | None") -> None:
+    part = graph if module is None else graph.only(module)
+    if form == "tree":
+        from hive.inspect_text import tinted
+
+        text = tinted(part.tree(module))
+    elif form == "html":
+        text = part.html(timeline)
+    else:
+        text = {"dot": part.dot, "mermaid": part.mermaid, "json": part.json}[form]()
+    click.echo(text.rstrip("\n"))
+
+
+def _show_view(
+    view: str, graph: "Graph", module: str | None, wanted: str, timeline: "Timeline | None", *, as_json: bool
+) -> None:
+    from hive import inspect_text, inspect_timeline
+
+    if view == "timeline":
+        assert timeline is not None  # noqa: S101  # this view asked for it
+        lines = [timeline.json()] if as_json else inspect_timeline.chart(graph, timeline, module)
+    elif view == "why":
+        lines = _usage(inspect_text.why, graph, wanted, as_json=as_json)
+    else:
+        show = {
+            "unused": inspect_text.unused,
+            "settings": inspect_text.settings,
+            "hooks": inspect_text.hooks,
+        }[view]
+        lines = show(graph, module, as_json=as_json)
+    for line in lines:
+        click.echo(line)
+
+
+def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
+    from hive.inspect_text import differences
+    from lifecycle.graph import read_graph
+    from lifecycle.graph_diff import diff
+
+    graphs = []
+    for path in (before, after):
+        try:
+            graphs.append(read_graph(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise click.UsageError(f"{path}: {error}") from error
+    changes = diff(*graphs)
+    for line in differences(changes, as_json=as_json):
+        click.echo(line)
+    return DIFFERENT if changes else 0
+
+
+def _usage(call: Callable[..., T], *arguments: object, **options: object) -> T:
+    """What `call` gives; a ValueError of it is the user's mistake."""
+    try:
+        return call(*arguments, **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
