@@ -10,7 +10,7 @@ put in place before anything is built.
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from lifecycle.absent import absent
@@ -55,11 +55,22 @@ class Build:
             self.providers[node] = provider
             self.containers[node.scope].set_provider(f"p{number}", provider)
 
-    def construct(self) -> None:
-        """Build what the invoked functions need and call them. Raises BuildError; nothing is built twice."""
+    def construct(self, without: Collection[Constructor] = ()) -> None:
+        """Build what the invoked functions need and call them, but not `without`, which holds all its users.
+
+        Raises BuildError; nothing is built twice.
+        """
         for node in self._resolution.order():
-            if node not in self.instances:
+            if node not in self.instances and node not in without:
                 self.instances[node] = self.providers[node]()
+
+    def discard(self, nodes: Iterable[Constructor]) -> None:
+        """Throw away what these have built, with all that was built with it: they can be built afresh."""
+        for node in nodes:
+            del self.instances[node]
+            provider = self.providers[node]
+            if isinstance(provider, Singleton):
+                provider.reset()
 
     def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
         """What a node is called with, read from its provider: parameters with what fills them.
@@ -147,7 +158,7 @@ class _Call:
             raise BuildError(f"{node} raised {type(error).__name__}: {error}") from error
         step: Step = "invoke" if node.kind == "invoke" else "construct"
         self._profile.record(step, node.name, node.scope.id, began)
-        if inspect.isawaitable(result):
+        if hasattr(type(result), "__await__"):
             if inspect.iscoroutine(result):
                 result.close()
             raise BuildError(f"{node} returned something to await: do the work in a hook (Lifecycle.append)")
@@ -170,7 +181,7 @@ class _Take:
     def __call__(self, whole: Any) -> object:
         at = self._part.at
         result: object = whole[at] if isinstance(at, int) else getattr(whole, at)
-        if result is None or inspect.isawaitable(result):
+        if result is None or hasattr(type(result), "__await__"):
             what = "None" if result is None else "something to await"
             raise BuildError(f"{self._node} is {what} instead of {type_name(self._part.key)}")
         return result

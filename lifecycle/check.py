@@ -4,6 +4,7 @@ Needs:  a resolution.
 Gives:  check(), the faults: what is wrong, whom it concerns (constructor, module, file:line), what to do.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from lifecycle.constructors import Constructor, Parameter, Scope
@@ -22,7 +23,7 @@ __all__ = ["check"]
 SHOWN = 5
 """How many of a kind a message lists before it only counts."""
 CYCLES = 20
-"""How many cycles are told; a knot has more than anyone wants to read."""
+"""How many are told of constructors that all need each other; there may be more than anyone would read."""
 
 
 def check(resolution: Resolution) -> list[Fault]:
@@ -166,19 +167,23 @@ def _shortened(lines: Iterable[str]) -> list[str]:
 
 
 def _cycles(resolution: Resolution) -> Iterator[Fault]:
-    for number, cycle in enumerate(cycles(resolution.active)):
-        if number == CYCLES:
-            yield Fault("cycle", f"there are more than these {CYCLES}: mend them first")
-            return
-        steps = [  # a part of a result stands for the whole
-            (node, type_name(need.key))
-            for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
-            if node.kind != "part"
-        ]
-        names = [steps[-1][1], *(name for _, name in steps)]
-        edges = (f"{node} needs {name}" for node, name in steps)
-        advice = "do: give what both need to a third, or hand one over in a hook (a Promise)"
-        yield Fault("cycle", " -> ".join(_shortened(names)), (*edges, advice))
+    for knot in cycles(resolution.active):
+        for cycle in itertools.islice(knot, CYCLES):
+            yield _cycle(cycle)
+        if (more := next(knot, None)) is not None:
+            yield Fault("cycle", f"there are more through {type_name(more[0].key)}: mend these first")
+
+
+def _cycle(cycle: list[Constructor]) -> Fault:
+    steps = [  # a part of a result stands for the whole
+        (node, type_name(need.key))
+        for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
+        if node.kind != "part"
+    ]
+    names = [steps[-1][1], *(name for _, name in steps)]
+    edges = (f"{node} needs {name}" for node, name in steps)
+    advice = "do: give what both need to a third, or hand one over in a hook (a Promise)"
+    return Fault("cycle", " -> ".join(line.strip() for line in _shortened(names)), (*edges, advice))
 
 
 def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:

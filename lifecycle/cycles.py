@@ -36,23 +36,40 @@ def order(roots: Iterable[Constructor]) -> list[Constructor]:
     return list(done)
 
 
-def cycles(nodes: Iterable[Constructor]) -> Iterator[list[Constructor]]:
-    """Short cycles, until every arrow of every cycle is on one: each needs the next, the last the first.
+def cycles(nodes: Iterable[Constructor]) -> Iterator[Iterator[list[Constructor]]]:
+    """For each knot of constructors that all need each other its short cycles.
 
-    A constructor may be on several of them. Each begins with the one that comes first in `nodes`.
+    They go on until every arrow is on one; a constructor may be on several. In a cycle each needs the next,
+    the last the first; it begins with the one that comes first in `nodes`.
     """
     rank = {node: number for number, node in enumerate(nodes)}
+    if _is_acyclic(order(rank)):
+        return
     for knot in sorted(_knots(rank), key=lambda knot: min(map(rank.__getitem__, knot))):
-        told: set[tuple[Constructor, Constructor]] = set()
-        for node in sorted(knot, key=rank.__getitem__):
-            for need in node.needs.values():
-                if need not in knot or (node, need) in told:
-                    continue
-                cycle = [node, *_way(need, node, knot)]
-                first = cycle.index(min(cycle, key=rank.__getitem__))
-                cycle = cycle[first:] + cycle[:first]
-                told |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-                yield cycle
+        yield _cycles(knot, rank)
+
+
+def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> Iterator[list[Constructor]]:
+    told: set[tuple[Constructor, Constructor]] = set()
+    for node in sorted(knot, key=rank.__getitem__):
+        for need in node.needs.values():
+            if need not in knot or (node, need) in told:
+                continue
+            cycle = [node, *_way(need, node, knot)]
+            first = cycle.index(min(cycle, key=rank.__getitem__))
+            cycle = cycle[first:] + cycle[:first]
+            told |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+            yield cycle
+
+
+def _is_acyclic(ordered: Iterable[Constructor]) -> bool:
+    """Whether each comes after all it needs, as it does unless arrows had to be ignored."""
+    before: set[Constructor] = set()
+    for node in ordered:
+        if not before.issuperset(node.needs.values()):
+            return False
+        before.add(node)
+    return True
 
 
 def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:

@@ -96,6 +96,8 @@ def plain(key: Key) -> Key:
 
 def is_member(key: Key) -> bool:
     """Whether the key is ``Member[T]``: one of many."""
+    if isinstance(key, type):
+        return False
     return typing.get_origin(key) is Annotated and MEMBER in typing.get_args(key)[1:]
 
 
@@ -107,20 +109,24 @@ def member_of(key: Key) -> Key | None:
 
 def type_name(key: object) -> str:
     """The short name of a key as a person would say it: ``Table[Device]``, ``int named 'http'``."""
-    args = typing.get_args(key)
+    if isinstance(key, type) and key is not type(None):  # nearly always
+        return key.__qualname__.rpartition("<locals>.")[2]
+    args, origin = typing.get_args(key), typing.get_origin(key)
     if is_union(key):
-        return " | ".join(map(type_name, args))
-    if (origin := typing.get_origin(key)) is not None and origin is not key:
-        if origin is Annotated:
-            return _marked(type_name(args[0]), args[1:], "{} named {!r}")
+        text = " | ".join(map(type_name, args))
+    elif origin is Annotated:
+        text = _marked(type_name(args[0]), args[1:], "{} named {!r}")
+    elif origin is not None and origin is not key:
         inner = map(repr, args) if origin is typing.Literal else map(type_name, args)
-        return f"{type_name(origin)}[{', '.join(inner)}]"
-    if isinstance(key, list):  # the parameters of a Callable
-        return f"[{', '.join(map(type_name, key))}]"
-    if key is ... or key is type(None):
-        return "..." if key is ... else "None"
-    name = getattr(key, "__qualname__", None) or getattr(key, "__name__", None)
-    return str(name).rpartition("<locals>.")[2] if name else str(key)
+        text = f"{type_name(origin)}[{', '.join(inner)}]"
+    elif isinstance(key, list):  # the parameters of a Callable
+        text = f"[{', '.join(map(type_name, key))}]"
+    elif key is ... or key is type(None):
+        text = "..." if key is ... else "None"
+    else:
+        name = getattr(key, "__qualname__", None) or getattr(key, "__name__", None)
+        text = str(name or key).rpartition("<locals>.")[2]
+    return text
 
 
 def hint_text(key: Key) -> str:
@@ -148,6 +154,8 @@ def full_name(key: object) -> str:
 
 def origin_class(key: object) -> type | None:
     """The class behind a key: Table for ``Table[Device]``; None when there is none (a NewType)."""
+    if isinstance(key, type):
+        return key
     key = plain(key)
     origin = typing.get_origin(key) or key
     return origin if isinstance(origin, type) else None

@@ -24,24 +24,19 @@ class Nearby:
     """Everything provided, by what it may be mistaken for."""
 
     def __init__(self, provided: Iterable[Constructor]) -> None:
+        self._provided = provided
+        self._is_indexed = False
         self._by_plain: dict[Key, list[Constructor]] = defaultdict(list)
         self._by_name: dict[str, list[Constructor]] = defaultdict(list)
         self._by_class: dict[type, list[Constructor]] = defaultdict(list)
         self._by_base: dict[type, list[Constructor]] = defaultdict(list)
         """By the bases of the class."""
         self._searches = 0
-        for node in provided:
-            if node.key is None:
-                continue
-            self._by_plain[plain(node.key)].append(node)
-            self._by_name[type_name(node.key)].append(node)
-            if (kind := origin_class(node.key)) is not None:
-                self._by_class[kind].append(node)
-                for base in _bases(kind):
-                    self._by_base[base].append(node)
 
     def lines(self, key: Key, *, without: Constructor | None = None) -> Iterator[str]:
         """A line for each of the nearest: by what it is, then by its name. `without` is not meant."""
+        if not self._is_indexed:
+            self._index()
         found: dict[Constructor, str] = {}
         for node, line in self._candidates(key):
             if node is not without:
@@ -51,6 +46,19 @@ class Nearby:
                 yield "and more like these"
                 return
         yield from found.values()
+
+    def _index(self) -> None:
+        """Done when first asked: most graphs lack nothing."""
+        self._is_indexed = True
+        for node in self._provided:
+            if node.key is None:
+                continue
+            self._by_plain[plain(node.key)].append(node)
+            self._by_name[type_name(node.key)].append(node)
+            if (kind := origin_class(node.key)) is not None:
+                self._by_class[kind].append(node)
+                for base in _bases(kind):
+                    self._by_base[base].append(node)
 
     def _candidates(self, key: Key) -> Iterator[tuple[Constructor, str]]:
         self._searches += 1

@@ -22,16 +22,27 @@ SHOWN = 5
 
 
 def optionals(resolution: Resolution) -> Iterator[Fault]:
-    """A fault for each broken provider that something asks for optionally."""
+    """A fault for each broken provider that something asks for optionally.
+
+    Of optional dependencies one behind the other the nearest to the break is told.
+    """
     broken = _broken(resolution)
     if not broken:
         return
     towards = _towards(resolution, broken)
     asked: dict[Constructor, list[str]] = defaultdict(list)
+    behind: set[Constructor] = set()  # those that reach the break through an optional dependency
+    for node in towards:  # from the break on
+        nearer = towards[node]
+        if nearer is None:  # the break itself
+            continue
+        needed = [parameter for parameter in node.parameters if node.needs.get(parameter.name) is nearer]
+        if nearer in behind or (needed and not any(parameter.required for parameter in needed)):
+            behind.add(node)
     for node in resolution.nodes:
         for parameter in node.parameters:
             need = node.needs.get(parameter.name)
-            if need is not None and need in towards and not parameter.required and not parameter.collect:
+            if need in towards and need not in behind and not parameter.required and not parameter.collect:
                 asked[need].append(f"asked for by {node}, as {parameter.name!r}")
     for need, lines in asked.items():
         if len(lines) > SHOWN:

@@ -9,6 +9,7 @@ import inspect
 import linecache
 import re
 import sys
+import types
 import typing
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def caller(depth: int = 2) -> Place:
 
 def has_place(thing: object) -> bool:
     """Whether it is a function or class (or ``Box[int]``), so that place_of() finds where it is written."""
+    if isinstance(thing, types.FunctionType | type):
+        return True
     return inspect.isroutine(thing) or isinstance(typing.get_origin(thing) or thing, type)
 
 

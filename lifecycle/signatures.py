@@ -35,6 +35,7 @@ _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _DISGUISES = {"__wrapped__", "__signature__"}
 _USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
 """Kinds of classes that are called as usual: their instances are made by __init__."""
+_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 
@@ -88,7 +89,8 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
 
 
 def _refusals(call: Callable[..., object]) -> Iterator[str]:
-    if not isinstance(call, types.FunctionType | types.MethodType):
+    code = getattr(call, "__code__", None)
+    if code is None or not code.co_flags & _NOT_PLAIN:
         return
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
         yield "it is async: constructors only build objects; do the work in a hook (Lifecycle.append)"
