@@ -20,7 +20,18 @@ from lifecycle.errors import Fault
 from lifecycle.secrets import HIDDEN
 from lifecycle.settings import CONFIG_DIR, Option, env_name
 
-__all__ = ["Findings", "Given", "Layer", "by_name", "code", "environment", "files", "flags", "settled"]
+__all__ = [
+    "Findings",
+    "Given",
+    "Layer",
+    "by_name",
+    "code",
+    "environment",
+    "files",
+    "flags",
+    "settled",
+    "yaml_file",
+]
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -123,11 +134,43 @@ def files(directory: Path, names: Mapping[str, Option], findings: Findings) -> L
         except IsADirectoryError:
             continue
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-            findings.warnings.append(f"{path}: cannot be read and is skipped: {reason}")
+            findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
             continue
         shown = f"{path}: {HIDDEN if _hides(name, names[name]) else repr(text)}"
         found[name] = Given(text, name, f"file {path}", shown, unitless=True)
+    return found
+
+
+def yaml_file(path: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
+    """A file with a YAML mapping of settings, of which options know some; nothing when there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
+        return {}
+    import yaml  # few have such a file
+
+    try:
+        data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
+    except yaml.YAMLError as error:
+        line = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        findings.fault(f"{path}{line}: this is no YAML; expected a mapping of settings to values")
+        return {}
+    if not isinstance(data, dict):
+        if data:
+            findings.fault(f"{path}: expected a mapping of settings to values")
+        return {}
+    found: Layer = {}
+    for key, value in data.items():
+        if (option := names.get(name := str(key).lower())) is None:
+            continue
+        shown = f"{path}: {name}: {HIDDEN if _hides(name, option) else repr(value)}"
+        if isinstance(value, list) and not all(isinstance(part, str) for part in value):
+            findings.fault(f"{shown}: expected a list of texts")
+            continue
+        found[name] = Given(value, name, f"file {path}", shown, unitless=True)
     return found
 
 
@@ -153,6 +196,10 @@ def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Laye
         if given:
             found[option.name] = given[0]
     return found
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is no UTF-8 text"
 
 
 def _hides(name: str, option: Option | None) -> bool:

@@ -12,7 +12,8 @@ import msgspec
 
 from lifecycle import values
 from lifecycle.cells import Cell, ConfigCell, ModuleCell
-from lifecycle.settings import ENV_PREFIX, Option, Settings, options_of
+from lifecycle.settings import Option, Settings, options_of
+from lifecycle.sources import Sources
 
 __all__ = ["Section", "json_schema", "markdown", "sections"]
 
@@ -64,9 +65,9 @@ def json_schema(found: Iterable[Section], title: str) -> str:
     return json.dumps(schema(options, title), indent=2, ensure_ascii=False) + "\n"
 
 
-def markdown(found: Sequence[Section], title: str, introduction: str = "", prefix: str = ENV_PREFIX) -> str:
-    """A page with a table for each struct, and how the types that occur are written."""
-    lines = [f"# {title}", "", *([introduction, ""] if introduction else []), *_preamble(prefix), ""]
+def markdown(found: Sequence[Section], title: str, introduction: str, sources: Sources) -> str:
+    """A page with a table for each struct, where to set them, and how the types that occur are written."""
+    lines = [f"# {title}", "", introduction, "", *_places(sources), ""]
     lines += ["| type | written as |", "|---|---|", *_syntax(found), ""]
     for section in found:
         lines += [f"## {_code(section.module)}{': ' if section.title else 'Settings'}{section.title}", ""]
@@ -77,13 +78,16 @@ def markdown(found: Sequence[Section], title: str, introduction: str = "", prefi
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _preamble(prefix: str) -> Iterator[str]:
+def _places(sources: Sources) -> Iterator[str]:
+    prefix, yaml_name = sources.prefix, sources.yaml_name
     yield "A setting takes its value from the first of these that has one:"
     yield ""
     yield "1. the flag, `--name=value`;"
     yield f"2. the environment variable, `{prefix}NAME` with `_` for every `-`; an empty one counts as unset;"
     yield f"3. the file of that name in the directory given as `--config-dir` or `{prefix}CONFIG_DIR`;"
-    yield "4. its default."
+    if yaml_name is not None:
+        yield f"4. the file `{yaml_name}` in that directory, a YAML mapping of settings to values;"
+    yield f"{5 if yaml_name else 4}. its default."
 
 
 def _syntax(found: Iterable[Section]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 Needs:  the options of the structs, what each place says of them.
 Gives:  Sources, and load(): every struct filled, the origin of each value, and every error at once.
 
-A config-dir holds one file per option (a mounted ConfigMap).
+A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several.
 """
 
 import os
@@ -47,6 +47,7 @@ class Sources:
         env: Mapping[str, str] | None = None,
         config_dir: str | os.PathLike[str] | None = None,
         prefix: str = ENV_PREFIX,
+        yaml_name: str | None = None,
     ) -> None:
         self.argv = tuple(argv)
         """Flags only: ``--name=value``, ``--name value``, ``--name`` for a boolean."""
@@ -54,6 +55,8 @@ class Sources:
         self.config_dir = Path(config_dir) if config_dir is not None else None
         self.prefix = prefix
         """What the names of environment variables start with, in upper case."""
+        self.yaml_name = yaml_name
+        """Of the file in the config-dir that may hold several settings; files for one of them win."""
 
 
 def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, object] | None) -> Loaded:
@@ -83,11 +86,11 @@ def _given(
         directory = Path(str(flag.raw)) if flag.raw else None
     elif directory is None and (named := env.get(env_name(CONFIG_DIR, source.prefix))):
         directory = Path(named)
-    places = (
-        layers.files(directory, names, findings) if directory is not None else {},
-        layers.environment(env, source.prefix, names),
-        flags,
-    )
+    places = [layers.environment(env, source.prefix, names), flags]
+    if directory is not None:
+        places.insert(0, layers.files(directory, names, findings))
+        if source.yaml_name is not None:
+            places.insert(0, layers.yaml_file(directory / source.yaml_name, names, findings))
     given: Layer = {}
     for layer in places:
         given |= layers.settled(layer, options, findings)
@@ -128,7 +131,7 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
         return values.parse(_text_of_file(str(found.raw)), option.kind)
     raw = found.raw
     if not isinstance(raw, str):
-        if found.place != "code" and isinstance(raw, list):  # a flag, perhaps given several times
+        if found.place != "code" and isinstance(raw, list):  # of texts: a flag, perhaps given several times
             return values.parse_all(raw, option.kind)
         return values.accept(raw, option.kind)
     if found.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 HELP = {"--help", "-h"}
 USAGE, BROKEN = 2, 2
 
+YAML_NAME = "cilium-config.yaml"
+"""A file of the config-dir that may hold several settings, an extension of ours."""
+
 pass_settings = {"ignore_unknown_options": True}
 """Context settings of a command that takes the agent's settings."""
 
@@ -57,7 +60,7 @@ def build(settings: Sequence[str]) -> "Hive":
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]
-    return Hive(agent, settings=Sources(argv=argv, env=os.environ), name="hive")
+    return Hive(agent, settings=Sources(argv, os.environ, yaml_name=YAML_NAME), name="hive")
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:

@@ -5,6 +5,8 @@ Needs: cells.agent and lifecycle, imported when called; no privileges.   Gives: 
 
 import click
 
+from hive.agent import YAML_NAME
+
 TITLE = "Settings of the agent"
 
 
@@ -29,6 +31,7 @@ def reference(form: str) -> None:
     turned into texts.
     """
     from cells.agent import agent
+    from lifecycle import Sources
     from lifecycle.reference import json_schema, markdown, sections
 
     found = sections(agent)
@@ -36,5 +39,5 @@ def reference(form: str) -> None:
         text = json_schema(found, TITLE)
     else:
         note = "Generated from the code by `hive config reference`; a test keeps it up to date."
-        text = markdown(found, TITLE, note)
+        text = markdown(found, TITLE, note, Sources(yaml_name=YAML_NAME))
     click.echo(text, nl=False)

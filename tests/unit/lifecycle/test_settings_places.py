@@ -182,3 +182,50 @@ def test_a_file_that_is_no_text_is_skipped_with_a_warning(tmp_path: Path) -> Non
     loaded = read(config_dir=tmp_path)
     assert loaded.warnings == [f"{tmp_path}/any-max: cannot be read and is skipped: it is no UTF-8 text"]
     assert loaded.structs[Maps] == Maps()
+
+
+def from_yaml(directory: Path, text: str, *argv: str) -> Loaded:
+    (directory / "all.yaml").write_text(text)
+    return load([Maps], Sources(argv, config_dir=directory, yaml_name="all.yaml"))
+
+
+def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tmp_path: Path) -> None:
+    text = """
+        tcp-max: 10
+        ANY-MAX: "3"
+        wait: 15s
+        verbose: true
+        opt: {etcd.config: /x, retries: 5}
+        operator-thing: [1, {2: 3}]
+    """
+    found = from_yaml(tmp_path, text).structs[Maps]
+    opt = {"etcd.config": "/x", "retries": "5"}
+    assert found == Maps(tcp_max=10, any_max=3, wait=Duration(15), verbose=True, opt=opt)
+    (tmp_path / "any-max").write_text("4")
+    loaded = from_yaml(tmp_path, text, "--wait=1s")
+    origins = {setting.option.name: setting.origin for setting in loaded.settings}
+    assert origins["tcp-max"] == f"file {tmp_path}/all.yaml"
+    assert loaded.structs[Maps] == Maps(tcp_max=10, any_max=4, wait=Duration(1), verbose=True, opt=opt)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tcp-max: many", ": tcp-max: 'many': expected a whole number"),
+        ("tcp-max: {a: 1}", ": tcp-max: {'a': '1'}: expected a whole number"),
+        ("opt: [a=1, {b: 2}]", ": opt: ['a=1', {'b': '2'}]: expected a list of texts"),
+        ("- a", ": expected a mapping of settings to values"),
+        ("a: b: c", ", line 1: this is no YAML; expected a mapping of settings to values"),
+    ],
+)
+def test_mistakes_in_a_yaml_file_are_told_with_their_place(tmp_path: Path, text: str, told: str) -> None:
+    assert [fault.text for fault in from_yaml(tmp_path, text).faults] == [f"{tmp_path}/all.yaml{told}"]
+
+
+def test_a_yaml_file_that_is_empty_or_not_asked_for_changes_nothing(tmp_path: Path) -> None:
+    for text in ("", "# nothing", "{}"):
+        assert from_yaml(tmp_path, text).structs[Maps] == Maps()
+    from_yaml(tmp_path, "tcp-max: 10")
+    assert maps(config_dir=tmp_path) == Maps()
+    (tmp_path / "all.yaml").unlink()
+    assert load([Maps], Sources(config_dir=tmp_path, yaml_name="all.yaml")).structs[Maps] == Maps()

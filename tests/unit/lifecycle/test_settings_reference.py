@@ -21,6 +21,7 @@ from lifecycle import (
     Quantity,
     Secret,
     Settings,
+    Sources,
     config,
     group,
     module,
@@ -80,7 +81,7 @@ def cells() -> Cell:
 
 
 def test_a_page_has_a_table_for_each_struct_and_the_types_that_occur() -> None:
-    page = markdown(sections(cells()), "Settings", "Generated.")
+    page = markdown(sections(cells()), "Settings", "Generated.", Sources(prefix="APP_"))
     assert page.startswith("# Settings\n\nGenerated.\n\nA setting takes its value from")
     assert (
         """
@@ -101,6 +102,8 @@ Where things are kept, and how many.
         in page
     )
     assert page.count("`size`") == 1
+    assert "`APP_NAME`" in page
+    assert "4. its default." in page
     _, _, syntax = page.partition("| type | written as |\n|---|---|\n")
     assert [line.split()[1] for line in syntax.partition("\n\n")[0].splitlines()] == (
         ["bool", "int", "float", "path", "duration", "quantity", "mac", "secret", "list", "map", "optional"]
@@ -109,7 +112,7 @@ Where things are kept, and how many.
 
 
 def test_settings_outside_of_a_module_have_a_table_too() -> None:
-    assert "## Settings\n\nOther things.\n" in markdown(sections(config(Net)), "T")
+    assert "## Settings\n\nOther things.\n" in markdown(sections(config(Net)), "T", "", Sources())
 
 
 def test_a_schema_holds_every_name_and_no_secret() -> None:
