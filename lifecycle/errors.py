@@ -57,7 +57,8 @@ class Fault(msgspec.Struct, frozen=True):
     """One thing wrong with a hive: what, and below it where and what would help."""
 
     kind: str
-    """missing, cycle, duplicate, private, constructor, invoke, replace, module or setting."""
+    """missing, private, optional, cycle, duplicate, constructor, invoke, decorate, replace, module or
+    setting."""
     text: str
     details: tuple[str, ...] = ()
 
