@@ -47,11 +47,13 @@ from lifecycle.named import Member, Named, results
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
 from lifecycle.quantities import Quantity
+from lifecycle.reconciler import Reconciler
 from lifecycle.secrets import Secret
 from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
 from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
+from lifecycle.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
 from lifecycle.view import HiveView
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAC",
     "Backoff",
+    "BatchError",
     "BuildError",
     "Cell",
     "Change",
@@ -86,12 +89,15 @@ __all__ = [
     "Member",
     "Named",
     "NotStartedError",
+    "ObjectStatus",
     "Observer",
     "Option",
     "Profile",
     "Promise",
     "Quantity",
     "ReadTable",
+    "ReconcileError",
+    "Reconciler",
     "Secret",
     "Setting",
     "Settings",
@@ -100,8 +106,10 @@ __all__ = [
     "Snapshot",
     "Sources",
     "StartError",
+    "Statistics",
     "StopError",
     "Table",
+    "Target",
     "Timer",
     "Timing",
     "UsageError",
