@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lifecycle.constructors import Constructor, Parameter, Scope
 from lifecycle.cycles import cycles
-from lifecycle.decorated import decorations
+from lifecycle.decorated import decorations, times
 from lifecycle.errors import Fault
 from lifecycle.fakes import unlike
-from lifecycle.keys import is_member, type_name
+from lifecycle.keys import hint_text, is_member, type_name
 from lifecycle.near import Nearby
 from lifecycle.optionals import optionals
 from lifecycle.resolve import Resolution
@@ -59,14 +59,16 @@ def _duplicates(resolution: Resolution) -> Iterator[Fault]:
             continue
         if len(found) == 1 or is_member(key):
             continue
-        fakes = [node for node in found if node.kind == "replace"]
         active = [node for node in found if not node.replaced and node.kind != "replace"]
-        if clashing := [*_clashing(active), *_clashing(fakes)]:
+        if clashing := _clashing(active):
             places = tuple(f"provided by {node}{' (private)' if node.private else ''}" for node in clashing)
-            advice = "keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
-            yield Fault(
-                "duplicate", f"{type_name(key)} is provided {_times(len(clashing))}", (*places, advice)
-            )
+            advice = "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
+            text = f"{type_name(key)} is provided {times(len(clashing))}"
+            yield Fault("duplicate", text, (*places, advice))
+        fakes = [node for node in found if node.kind == "replace"]
+        if len(fakes) > 1:
+            places = tuple(f"replaced at {fake.place}" for fake in fakes)
+            yield Fault("duplicate", f"{type_name(key)} is replaced {times(len(fakes))}", places)
     yield from _options(resolution)
 
 
@@ -88,10 +90,6 @@ def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:
     return [node for node in nodes if node in clashing]
 
 
-def _times(count: int) -> str:
-    return "twice" if count == 2 else f"{count} times"
-
-
 def _options(resolution: Resolution) -> Iterator[Fault]:
     """Two structs with one option: which of them would a flag set?"""
     seen: dict[str, tuple[Option, Constructor]] = {}
@@ -109,10 +107,10 @@ def _options(resolution: Resolution) -> Iterator[Fault]:
 def _missing(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
     users = _users(resolution)
     for key, found in resolution.missing.items():
-        details = [*_needed_by(found), *_chain(found[0][0], users)]
+        details = _needed_by(found, users)
         details += (f"near: {line}" for line in nearby.lines(key))
         details.append(
-            f"do: add a cell that provides it, or in a test supply() or replace({type_name(key)}, ...)"
+            f"do: add a cell that provides it, or in a test supply() or replace({hint_text(key)}, ...)"
         )
         yield Fault("missing", f"nothing provides {type_name(key)}", tuple(details))
 
@@ -122,17 +120,21 @@ def _private(resolution: Resolution) -> Iterator[Fault]:
     for key, found in resolution.hidden.items():
         owners = [node for node in resolution.by_key[key] if not node.replaced]
         modules = " and ".join(_shortened(dict.fromkeys(node.scope.id for node in owners)))
-        details = [*_needed_by(found), *_chain(found[0][0], users)]
+        details = _needed_by(found, users)
         details += _shortened(f"provided privately by {node}" for node in owners)
         details.append(f"do: provide() instead of provide_private(), or move who needs it into {modules}")
         yield Fault("private", f"{type_name(key)} is private to {modules}", tuple(details))
 
 
-def _needed_by(found: list[tuple[Constructor, Parameter]]) -> Iterator[str]:
-    for node, parameter in found[:SHOWN]:
-        yield f"needed by {node}, as {parameter.name!r}"
+def _needed_by(
+    found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
+) -> list[str]:
+    """Who needs it; of the first also who needs that one."""
+    lines = [f"needed by {node}, as {parameter.name!r}" for node, parameter in found[:SHOWN]]
+    lines[1:1] = _chain(found[0][0], users)
     if len(found) > SHOWN:
-        yield f"and by {len(found) - SHOWN} more"
+        lines.append(f"and by {len(found) - SHOWN} more")
+    return lines
 
 
 def _users(resolution: Resolution) -> dict[Constructor, Constructor]:

@@ -12,7 +12,7 @@ from lifecycle.keys import Key, type_name
 from lifecycle.near import Nearby
 from lifecycle.resolve import Resolution
 
-__all__ = ["decorations"]
+__all__ = ["decorations", "times"]
 
 
 def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
@@ -26,13 +26,18 @@ def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
             elif len(nodes) > 1:
                 advice = "do: put one inside the other: decorate(outer, decorate(inner, ...))"
                 yield Fault(
-                    "duplicate", f"{name} is decorated {len(nodes)} times in one place", (*places, advice)
+                    "duplicate", f"{name} is decorated {times(len(nodes))} in one place", (*places, advice)
                 )
             elif not nodes[0].replaced and not _is_there(key, nodes[0], resolution):
                 near = (f"near: {line}" for line in nearby.lines(key))
                 yield Fault(
                     "decorate", f"nothing provides {name}, so there is nothing to decorate", (*places, *near)
                 )
+
+
+def times(count: int) -> str:
+    """Twice, 3 times."""
+    return "twice" if count == 2 else f"{count} times"
 
 
 def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:

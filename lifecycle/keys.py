@@ -20,6 +20,7 @@ from lifecycle.named import MEMBER, Mark, Named
 __all__ = [
     "Key",
     "Wanted",
+    "call_it",
     "full_name",
     "hint_text",
     "is_awaitable_hint",
@@ -37,6 +38,8 @@ __all__ = [
 Key = object
 """What stands in a hint; hashable, which describe() checks."""
 
+_CALLED: dict[type, str] = {type(None): "None"}
+"""Classes that people know by another name."""
 _COLLECTIONS = {list, tuple, Sequence, Collection, Iterable}
 
 
@@ -52,8 +55,8 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def key_of(hint: object) -> Key:
     """The key a hint stands for: names and membership kept, other annotations dropped, spelt one way."""
-    if isinstance(hint, type):  # nearly always
-        return hint
+    if isinstance(hint, type) or hint is None:  # nearly always
+        return type(None) if hint is None else hint
     args = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is Annotated:
@@ -109,8 +112,8 @@ def member_of(key: Key) -> Key | None:
 
 def type_name(key: object) -> str:
     """The short name of a key as a person would say it: ``Table[Device]``, ``int named 'http'``."""
-    if isinstance(key, type) and key is not type(None):  # nearly always
-        return key.__qualname__.rpartition("<locals>.")[2]
+    if isinstance(key, type):  # nearly always
+        return _CALLED.get(key) or key.__qualname__.rpartition("<locals>.")[2]
     args, origin = typing.get_args(key), typing.get_origin(key)
     if is_union(key):
         text = " | ".join(map(type_name, args))
@@ -121,12 +124,15 @@ def type_name(key: object) -> str:
         text = f"{type_name(origin)}[{', '.join(inner)}]"
     elif isinstance(key, list):  # the parameters of a Callable
         text = f"[{', '.join(map(type_name, key))}]"
-    elif key is ... or key is type(None):
-        text = "..." if key is ... else "None"
     else:
         name = getattr(key, "__qualname__", None) or getattr(key, "__name__", None)
-        text = str(name or key).rpartition("<locals>.")[2]
+        text = "..." if key is ... else str(name or key).rpartition("<locals>.")[2]
     return text
+
+
+def call_it(key: type, name: str) -> None:
+    """Let type_name() say `name` for a class that is an alias of another package's."""
+    _CALLED[key] = name
 
 
 def hint_text(key: Key) -> str:
@@ -147,9 +153,11 @@ def _marked(text: str, marks: Iterable[object], form: str) -> str:
 
 
 def full_name(key: object) -> str:
-    """The name of a key with its module: for telling two types of one name apart."""
-    module = getattr(origin_class(key) or key, "__module__", None)
-    return f"{module}.{type_name(key)}" if module and module != "builtins" else type_name(key)
+    """The name of a key with its module, and function: for telling two types of one name apart."""
+    kind = origin_class(key) or key
+    around = getattr(kind, "__qualname__", "").rpartition("<locals>.")[0].replace("<locals>.", "")
+    module = getattr(kind, "__module__", None)
+    return f"{module}.{around}{type_name(key)}" if module and module != "builtins" else type_name(key)
 
 
 def origin_class(key: object) -> type | None:

@@ -9,6 +9,7 @@ import sys
 from typing import Literal, TextIO, cast
 
 from lifecycle.absent import absent
+from lifecycle.keys import call_it
 
 with absent("rich"):
     import structlog
@@ -16,6 +17,7 @@ with absent("rich"):
 __all__ = ["Format", "Logger", "configure_logging", "logger_for"]
 
 Logger = structlog.typing.FilteringBoundLogger
+call_it(Logger, "Logger")
 Format = Literal["auto", "text", "logfmt", "json"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}

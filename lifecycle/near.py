@@ -37,15 +37,16 @@ class Nearby:
         """A line for each of the nearest: by what it is, then by its name. `without` is not meant."""
         if not self._is_indexed:
             self._index()
-        found: dict[Constructor, str] = {}
+        seen: set[Constructor | None] = {without}
+        shown: set[str] = set()
         for node, line in self._candidates(key):
-            if node is not without:
-                found.setdefault(node, line)
-            if len(found) > SHOWN:
-                yield from list(found.values())[:SHOWN]
+            if node not in seen and len(shown) == SHOWN:
                 yield "and more like these"
                 return
-        yield from found.values()
+            if node not in seen and line not in shown:
+                yield line
+                shown.add(line)
+            seen.add(node)
 
     def _index(self) -> None:
         """Done when first asked: most graphs lack nothing."""

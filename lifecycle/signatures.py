@@ -67,9 +67,11 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
     if not has_place(call):
         return Signature((), None, (f"{call!r} is neither a function nor a class",))
     kind = class_of(call)
-    faults = list(_refusals(call))
     result: Key | None = None if kind is None or invoked else key_of(call)
     parts: tuple[Part, ...] = ()
+    faults = list(_refusals(call) if kind is None else _class_refusals(kind))
+    if faults and kind is not None:
+        return Signature((), result, tuple(faults))
     of_result: list[str] = []
     try:
         hints = _hints(call, kind)
@@ -81,8 +83,6 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
         return Signature((), result, (f"{text}: import it outside of `if TYPE_CHECKING`, at module level",))
     except (TypeError, ValueError) as error:
         return Signature((), result, (f"its parameters cannot be read: {error}",))
-    if kind is not None and not invoked:
-        of_result += _class_faults(kind)
     if not any("async" in fault or "generator" in fault for fault in faults):
         faults += of_result
     return Signature(found, result, tuple(faults), parts)
@@ -98,7 +98,7 @@ def _refusals(call: Callable[..., object]) -> Iterator[str]:
         yield "it is a generator: return the object, and clean up in a hook (Lifecycle.enter)"
 
 
-def _class_faults(kind: type) -> Iterator[str]:
+def _class_refusals(kind: type) -> Iterator[str]:
     if is_results(kind):
         yield "it is a @results class: provide the function that returns it"
     elif is_awaitable_hint(kind):
@@ -176,7 +176,7 @@ def _plain_arguments(function: types.FunctionType) -> Iterator[_Argument]:
 def _parameters(
     arguments: Iterable[_Argument], hints: dict[str, Any], invoked: bool, faults: list[str]
 ) -> tuple[Parameter, ...]:
-    found: list[Parameter] = []
+    found: list[Parameter | None] = []
     for argument in arguments:
         name, default, _, stars = argument
         if stars:
@@ -187,28 +187,29 @@ def _parameters(
             found.append(Parameter("self", SELF, positional=True))
         elif default is _EMPTY:
             faults.append(f"parameter {name!r} has no type hint: the hint says what to inject")
-    return tuple(found)
+    return tuple(parameter for parameter in found if parameter is not None)
 
 
-def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Parameter:
+def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Parameter | None:
     name, default, positional, _ = argument
     has_default = default is not _EMPTY
     if isinstance(hint, type):  # nearly always
         return Parameter(name, hint, not has_default, default if has_default else None, positional)
     asked = wanted(hint)
-    key = asked.key
+    key, fault = asked.key, None
     if not isinstance(key, Hashable):
-        faults.append(f"parameter {name!r}: {type_name(key)} cannot be a key, it is not hashable")
-        key = object
+        fault = " cannot be a key, it is not hashable"
     elif asked.collect is None and (member := _loose_member(key)) is not None:
-        faults.append(
-            f"parameter {name!r}: {type_name(member)} is one of many; ask for list[{type_name(member)}] or "
-            f"tuple[{type_name(member)}, ...]"
-        )
+        one = type_name(member)
+        which = "" if member is key else f": {one}"
+        fault = f"{which} is one of many; ask for list[{one}] or tuple[{one}, ...]"
     elif is_union(key) and not has_default:
-        faults.append(f"parameter {name!r}: {type_name(key)} is no single type to inject")
+        fault = " is no single type to inject"
     elif (left := open_variables(key)) and not has_default:
-        faults.append(f"parameter {name!r}: {type_name(key)} {_open(left)}")
+        fault = " " + _open(key, left)
+    if fault is not None:
+        faults.append(f"parameter {name!r}: {type_name(key)}{fault}")
+        return None
     required = not (has_default or asked.optional or asked.collect)
     return Parameter(name, key, required, default if has_default else None, positional, asked.collect)
 
@@ -218,9 +219,9 @@ def _loose_member(key: Key) -> Key | None:
     return next((arg for arg in (key, *typing.get_args(key)) if is_member(arg)), None)
 
 
-def _open(variables: tuple[object, ...]) -> str:
+def _open(key: Key, variables: tuple[object, ...]) -> str:
     names = " and ".join(map(type_name, variables))
-    return f"leaves {names} open: the graph needs to know which type it is"
+    return f"{'is open' if key in variables else f'leaves {names} open'}: name a type in its place"
 
 
 def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[Key | None, tuple[Part, ...]]:
@@ -244,11 +245,10 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
     if not parts:
         faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
     for part in parts:
-        what = f"its result {type_name(part.key)}"
-        if part.key is type(None):
-            faults.append(f"{what} provides nothing")
-        elif (refusal := _refused(part.key)) is not None:
-            faults.append(f"{what}{refusal}")
+        at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
+        refusal = ", which provides nothing" if part.key is type(None) else _refused(part.key)
+        if refusal is not None:
+            faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
     return None, parts
 
 
@@ -271,5 +271,5 @@ def _refused(key: Key) -> str | None:
     elif (member := member_of(key)) is not None:
         refusal = f": a constructor contributes one; return {type_name(member)}, or a tuple of them"
     elif left := open_variables(key):
-        refusal = f", which {_open(left)}"
+        refusal = ", which " + _open(key, left)
     return refusal

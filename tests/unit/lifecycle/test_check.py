@@ -87,9 +87,9 @@ def test_missing_types_are_told_with_who_needs_them_and_what_is_near() -> None:
         hive cannot be built: 2 faults
         missing: nothing provides Table[Device]
             needed by Ipam (ipam) at FILE:N, as 'devices'
-            needed by Idle (ipam) at FILE:N, as 'devices'
               which is needed by Server (server) at FILE:N
               which is invoked as Server.serve (server) at FILE:N
+            needed by Idle (ipam) at FILE:N, as 'devices'
             near: Table[Link] is provided by links (netlink) at FILE:N
             do: add a cell that provides it, or in a test supply() or replace(Table[Device], ...)
         missing: nothing provides Kernel
@@ -156,7 +156,7 @@ def test_duplicates_name_both_places() -> None:
         duplicate: Device is provided twice
             provided by Device (one) at FILE:N
             provided by device (two) at FILE:N (private)
-            keep one, or tell them apart: a type of its own (NewType), or Annotated with Named
+            do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named
     """)
 
 
