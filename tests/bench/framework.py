@@ -1,0 +1,263 @@
+"""The framework alone: graphs, hooks, tables, import, against their peers.
+
+Needs: dishka (no root, no network).   Gives: measure.
+Rounds are interleaved. Each figure's peer does less than ours where it says "by hand" or "plain".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lifecycle import Hive, Hook, Lifecycle, Table, configure_logging, invoke, provide
+from tests.bench.graphs import BUILDERS, Built, Shape, timed
+from tests.bench.stats import Row, Sample
+
+SIZES = (1_000, 10_000)
+HOOKS = 1_000
+ROWS = 20_000
+
+GRAPH_FIGURES: tuple[tuple[str, str, Callable[[Built], float], tuple[str, ...]], ...] = (
+    ("check", "ms", lambda built: built.check, ("dishka",)),
+    ("construct", "ms", lambda built: built.construct, ("dishka", "dependency-injector by hand")),
+    (
+        "check + construct",
+        "ms",
+        lambda built: built.check + built.construct,
+        ("dishka", "dependency-injector by hand", "plain Python"),
+    ),
+    ("get one again", "µs", lambda built: built.resolve, ("dishka", "dependency-injector by hand")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row."""
+
+    key: int
+    value: int
+
+
+def graphs(rounds: int) -> Iterable[Row]:
+    """Checking, building and asking, for every size."""
+    for size in SIZES:
+        shape = Shape.of(size)
+        found: dict[str, list[Built]] = defaultdict(list)
+        for index in range(rounds + 1):
+            for name, build in BUILDERS.items():
+                built = build(shape)
+                if index:  # the first round warms up
+                    found[name].append(built)
+        for what, unit, figure, peers in GRAPH_FIGURES:
+            ours = Sample(tuple(map(figure, found["ours"])))
+            for peer in peers:
+                theirs = Sample(tuple(map(figure, found[peer])))
+                yield Row(f"{size:,} constructors: {what}", unit, ours, peer, theirs, None)
+
+
+async def hive_with_hooks() -> tuple[float, float]:
+    """ms to start and to stop a hive of hooks of one constructor: each waits for the one before."""
+
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    def register(lifecycle: Lifecycle) -> list[int]:
+        for number in range(HOOKS):
+            lifecycle.append(Hook(f"hook {number}", nothing, nothing))
+        return []
+
+    return await started_and_stopped(Hive(provide(register), invoke(list[int])))
+
+
+async def hive_with_siblings() -> tuple[float, float]:
+    """ms to start and to stop a hive of as many hooks that do not depend on each other."""
+
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    def register(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("hook", nothing, nothing))
+
+    def copy() -> Callable[[Lifecycle], None]:
+        def each(lifecycle: Lifecycle) -> None:
+            register(lifecycle)
+
+        return each
+
+    return await started_and_stopped(Hive(invoke(*(copy() for _ in range(HOOKS)))))
+
+
+async def started_and_stopped(hive: Hive) -> tuple[float, float]:
+    """ms of each; the graph is checked and built before."""
+    hive._construct()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await hive.start()
+    running = loop.time()
+    await hive.stop()
+    return (running - began) * 1000, (loop.time() - running) * 1000
+
+
+async def tasks_by_hand() -> tuple[float, float]:
+    """ms to start as many tasks that wait to be told to stop, and to have them stop: no order, no names."""
+
+    async def live(started: asyncio.Event, stop: asyncio.Event) -> None:
+        await asyncio.sleep(0)
+        started.set()
+        await stop.wait()
+        await asyncio.sleep(0)
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    stop = asyncio.Event()
+    events = [asyncio.Event() for _ in range(HOOKS)]
+    async with asyncio.TaskGroup() as group:
+        for event in events:
+            group.create_task(live(event, stop))
+        for event in events:
+            await event.wait()
+        running = loop.time()
+        stop.set()
+    return (running - began) * 1000, (loop.time() - running) * 1000
+
+
+HOOK_RUNS = {
+    "siblings": hive_with_siblings,
+    "in a row": hive_with_hooks,
+    "asyncio tasks by hand": tasks_by_hand,
+}
+
+
+def hooks(rounds: int) -> Iterable[Row]:
+    """Starting and stopping."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, run in HOOK_RUNS.items():
+            found[name].append(asyncio.run(run()))
+    for ours in ("siblings", "in a row"):
+        for index, phase in enumerate(("start", "stop")):
+            sides = (
+                Sample(tuple(run[index] for run in found[name])) for name in (ours, "asyncio tasks by hand")
+            )
+            mine, theirs = sides
+            yield Row(f"{phase} {HOOKS:,} hooks, {ours}", "ms", mine, "asyncio tasks by hand", theirs, None)
+
+
+def table_writes(rows_in_one: int) -> float:
+    """Rows a second into a table, so many in a transaction."""
+    table: Table[Item] = Table("items", key=lambda item: item.key)
+    items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
+
+    def write() -> None:
+        for start in range(0, ROWS, rows_in_one):
+            with table.txn() as txn:
+                for item in items[start : start + rows_in_one]:
+                    txn.put(item)
+
+    return ROWS / timed(write)[0] * 1000
+
+
+def dict_writes() -> float:
+    """Rows a second into a dict: nobody is told, nothing is undone."""
+    rows: dict[int, Item] = {}
+    items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
+
+    def write() -> None:
+        for item in items:
+            rows[item.key] = item
+
+    return ROWS / timed(write)[0] * 1000
+
+
+def table_changes() -> float:
+    """Changes a second from a writer to a watcher, a hundred in a transaction."""
+
+    async def run() -> float:
+        table: Table[Item] = Table("items", key=lambda item: item.key)
+        changes = table.changes()
+        loop = asyncio.get_running_loop()
+        began, seen = loop.time(), 0
+        for start in range(0, ROWS, 100):
+            with table.txn() as txn:
+                for number in range(start, start + 100):
+                    txn.put(Item(number, number))
+            seen += len(await anext(changes))
+        assert seen == ROWS
+        return ROWS / (loop.time() - began)
+
+    return asyncio.run(run())
+
+
+def queue_items() -> float:
+    """Items a second through an asyncio.Queue, a hundred at a time: nothing is kept, merged or replayed."""
+
+    async def run() -> float:
+        queue: asyncio.Queue[Item] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for start in range(0, ROWS, 100):
+            for number in range(start, start + 100):
+                queue.put_nowait(Item(number, number))
+            for _ in range(100):
+                await queue.get()
+        return ROWS / (loop.time() - began)
+
+    return asyncio.run(run())
+
+
+TABLE_FIGURES: tuple[tuple[str, Callable[[], float], str, Callable[[], float]], ...] = (
+    ("table: writes, 1 in a transaction", lambda: table_writes(1), "dict", dict_writes),
+    ("table: writes, 100 in a transaction", lambda: table_writes(100), "dict", dict_writes),
+    ("table: changes told, 100 at a time", table_changes, "asyncio.Queue", queue_items),
+)
+
+
+def tables(rounds: int) -> Iterable[Row]:
+    """Writes and changes, in thousands a second; here more is better, so the ratio is ours / the peer's."""
+    for what, ours, peer, theirs in TABLE_FIGURES:
+        pairs = [(ours() / 1000, theirs() / 1000) for _ in range(rounds)]
+        mine, others = (Sample(values) for values in zip(*pairs, strict=True))
+        yield Row(what, "1000/s", mine, peer, others, None, faster=False)
+
+
+IMPORTS = {
+    "lifecycle": "lifecycle",
+    "dishka": "dishka",
+    "dependency-injector": "dependency_injector.containers, dependency_injector.providers",
+    "asyncio": "asyncio",
+}
+PROBE = """
+import time
+began = time.perf_counter()
+import {modules}
+took = time.perf_counter() - began
+with open("/proc/self/smaps_rollup", encoding="ascii") as memory:
+    held = sum(int(line.split()[1]) for line in memory if line.startswith(("Private_", "Shared_")))
+print(took * 1000, held / 1024)
+"""
+
+
+def imports(rounds: int) -> Iterable[Row]:
+    """What importing costs a process of its own: ms, and MB of memory with the interpreter's."""
+    found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, modules in IMPORTS.items():
+            program = [sys.executable, "-c", PROBE.format(modules=modules)]
+            printed = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout
+            found[name].append(tuple(map(float, printed.split())))
+    for index, (what, unit) in enumerate((("cold import", "ms"), ("memory after the import", "MB"))):
+        mine, *others = (Sample(tuple(run[index] for run in found[name])) for name in IMPORTS)
+        for peer, theirs in zip(list(IMPORTS)[1:], others, strict=True):
+            yield Row(f"lifecycle: {what}", unit, mine, peer, theirs, None)
+
+
+def measure(folder: Path, rounds: int) -> list[Row]:
+    """Every figure of the framework."""
+    del folder
+    configure_logging("warning")
+    return [row for part in (graphs, hooks, tables, imports) for row in part(rounds)]

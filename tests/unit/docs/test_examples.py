@@ -1,0 +1,37 @@
+"""The examples of the documentation: their own tests, run the way their first lines say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'docs/examples'}:{ROOT}", "COLUMNS": "80"}
+
+
+def test_the_examples_pass_their_own_tests() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "docs/examples"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_finder_shows_itself(tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "finder", "--graph", "--look-every=5s"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    ).stdout
+    assert "· set     look-every = 5s  (flag --look-every)" in shown
+    assert "· provide Table[Note] from notes <- FolderSettings, Files" in shown
+    assert "· hook    serve the socket" in shown
