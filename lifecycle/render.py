@@ -5,7 +5,7 @@ Gives:  tree(), dot(), mermaid().
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ def _contents(graph: "Graph", module: "ModuleInfo") -> Iterator[str]:
     for edge in graph.edges:
         needs[edge.source].append(names[edge.target])
     for node in graph.constructors:
-        if node.module != module.id or node.kind == "config":
+        if node.module != module.id or node.kind in {"config", "part"}:  # a whole tells its parts
             continue
         shown = node.provides if node.name == node.provides else f"{node.provides} from {node.name}"
         marks = {
@@ -79,7 +79,9 @@ def _wrapped(line: str, indent: str) -> list[str]:
 
 
 def _needs(types: list[str]) -> str:
-    return " <- " + ", ".join(types) if types else ""
+    counts = Counter(types)  # the members of a group have one type
+    named = (name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+    return " <- " + ", ".join(named) if types else ""
 
 
 def dot(graph: "Graph") -> str:
