@@ -10,24 +10,12 @@ import pytest
 import structlog
 
 from cells.agent import agent
-from cells.api import Api
-from cells.cni_config import CniConfig
-from cells.cni_server import CniServer, DeleteQueue
-from cells.config import AgentConfig
-from cells.datapath import Datapath
-from cells.devices import Device
 from cells.endpoint import Endpoint, Endpoints
-from cells.endpoint_restore import ExposedEndpoints, OldEndpoints, RestoredEndpoints
-from cells.health import HealthServer
-from cells.host_ip_sync import HostIPSync
-from cells.ipam import Ipam
-from cells.maps import Maps, PolicyMaps
-from cells.netlink import HostLinks
-from cells.router import Router
-from lifecycle import Hive, Table
+from lifecycle import Hive
 from lifecycle.testing import Recorder, fail_each_hook, started
 from tests.kernel.endpoint.nodes import SETTINGS as SMALL
 from tests.kernel.endpoint.nodes import add_pod
+from tests.support.agent_order import ORDER
 from tests.support.namespaces import in_node, new_netns
 
 __all__ = ["in_node"]
@@ -35,45 +23,6 @@ pytestmark = pytest.mark.kernel
 
 CONFLIST = Path("/run/cilium/net.d/05-cilium.conflist")
 SETTINGS = {**SMALL, "state-dir": "/run/cilium", "write-cni-conf-when-ready": str(CONFLIST)}
-
-ORDER: tuple[tuple[object, object], ...] = (
-    # the node is claimed before anything of it is touched
-    (AgentConfig, Maps),
-    (AgentConfig, OldEndpoints),
-    (AgentConfig, Datapath),
-    # newDaemon 8 < 13, 30: what restore reads and writes is open
-    (Maps, PolicyMaps),
-    (Maps, RestoredEndpoints),
-    (PolicyMaps, RestoredEndpoints),
-    (OldEndpoints, RestoredEndpoints),
-    # 27 < 29 < 30 < 31: the range, then the addresses of old endpoints, then new ones, the router's first
-    (Table[Device], Ipam),
-    (Ipam, RestoredEndpoints),
-    (RestoredEndpoints, Router),
-    (RestoredEndpoints, ExposedEndpoints),
-    # the programs are there before anything is attached to them
-    (Maps, Datapath),
-    (Datapath, Router),
-    (Datapath, ExposedEndpoints),
-    # 39 after 8 and 31
-    (Maps, HostIPSync),
-    (Router, HostIPSync),
-    # before the API: endpoints of before in the list, queued deletions done, the node's addresses in the maps
-    (ExposedEndpoints, DeleteQueue),
-    (DeleteQueue, Api),
-    (DeleteQueue, CniServer),
-    (Router, Api),
-    (Router, CniServer),
-    (HostIPSync, Api),
-    (HostIPSync, CniServer),
-    # pods may come once all of that serves; probes succeed last
-    (Api, CniConfig),
-    (CniServer, CniConfig),
-    (CniConfig, HealthServer),
-    (HostIPSync, HealthServer),
-    # what serves pods does so over an open netlink socket
-    (HostLinks, CniServer),
-)
 
 
 @asynccontextmanager

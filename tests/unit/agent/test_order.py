@@ -1,0 +1,46 @@
+"""The order of the agent's start, as its graph makes it: nothing is started, no rights are needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cells.agent import agent
+from lifecycle import Hive
+from lifecycle.graph import Graph
+from lifecycle.keys import type_name
+from tests.support.agent_order import ORDER
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """The agent's graph."""
+    return Hive(agent).graph()
+
+
+def hooks_of(graph: Graph, kind: object) -> set[str]:
+    """The hooks of what provides a type."""
+    owners = {one.id for one in graph.constructors if one.provides == type_name(kind)}
+    return {hook.id for hook in graph.hooks if hook.constructor in owners}
+
+
+def waits_for(graph: Graph, hook: str) -> set[str]:
+    """Every hook that must have started before this one begins."""
+    after = {one.id: one.after for one in graph.hooks}
+    found: set[str] = set()
+    pending = [hook]
+    while pending:
+        new = set(after[pending.pop()]) - found
+        found |= new
+        pending += new
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), ORDER, ids=[f"{type_name(first)}-{type_name(then)}" for first, then in ORDER]
+)
+def test_the_fact_follows_from_what_needs_what(graph: Graph, first: object, then: object) -> None:
+    before, after = hooks_of(graph, first), hooks_of(graph, then)
+    assert before, f"{type_name(first)} has no hook"
+    assert after, f"{type_name(then)} has no hook"
+    for hook in after:
+        assert before <= waits_for(graph, hook)
