@@ -30,6 +30,7 @@ class AgentConfig:
         self.state_dir = settings.state_dir
         self.bpf_root = settings.bpf_root
         self.cluster_name = settings.cluster_name
+        self.debug = settings.debug
         self.mtu = settings.mtu
         self.state = self.state_dir / "state"
         self.globals_dir = self.bpf_root / "tc" / "globals"

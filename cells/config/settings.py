@@ -29,6 +29,9 @@ class AgentSettings(Settings, frozen=True):
     cluster_name: str = "default"
     """Name of the cluster, part of every pod's labels."""
 
+    debug: bool = False
+    """Log what helps to find a fault, here and in the CNI plugin."""
+
     mtu: int = 0
     """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
 

@@ -43,9 +43,11 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
             click.echo(ctx.get_help())
             click.echo(settings_help(hive))
             return 0
-        hive.check()
+        debug = any(one.option.name == "debug" and one.value for one in hive.settings())
     except GraphError as error:
         return refuse(error)
+    if debug:
+        configure_logging("debug")
     import anyio
 
     return anyio.run(hive.run)
