@@ -41,7 +41,7 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     try:
         if HELP & set(settings):
             click.echo(ctx.get_help())
-            click.echo(settings_help(hive))
+            click.echo(f"\n{settings_help(hive)}")
             return 0
         debug = any(one.option.name == "debug" and one.value for one in hive.settings())
     except GraphError as error:
@@ -89,5 +89,7 @@ def settings_help(hive: "Hive") -> str:
 
 
 def _default(value: object) -> str:
+    if value is None or value == "":
+        return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return click.style(f"[{text}]" if text else "[none]", fg=QUIET)
+    return click.style(f"[{text}]", fg=QUIET)
