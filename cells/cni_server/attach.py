@@ -118,8 +118,8 @@ class Attacher:
         endpoint = self._register(
             call, pod, pair, created, allocation=allocation, cookie=pod_side.cookie, undo=undo
         )
-        # Neither end may lose the pod's first packets, since a lost first ARP costs it a second. The pod's end
-        # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told to.
+        # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
+        # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told.
         with explained("unable to set up veth on host side"):
             self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
         with explained("unable to configure interfaces in container namespace: error configuring IPv4"):

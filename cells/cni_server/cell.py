@@ -1,6 +1,7 @@
 """How the CNI server is put together from the other cells.
 
-Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints.
+Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints,
+HostIPSync.
 Gives: cell, and the constructors of Departures, Attacher, Detacher, DeleteQueue, CniServer.
 """
 
@@ -15,6 +16,7 @@ from cells.config import AgentConfig
 from cells.devices import Device, pod_mtu
 from cells.endpoint import Endpoints
 from cells.endpoint_restore import ExposedEndpoints
+from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import PolicyMaps
 from cells.netlink import HostLinks, PodLink
@@ -54,10 +56,16 @@ def detacher(endpoints: Endpoints, leaving: Departures, log: Logger) -> Detacher
 
 
 def delete_queue(
-    config: AgentConfig, exposed: ExposedEndpoints, detach: Detacher, lifecycle: Lifecycle, log: Logger
+    config: AgentConfig,
+    exposed: ExposedEndpoints,
+    synced: HostIPSync,
+    detach: Detacher,
+    *,
+    lifecycle: Lifecycle,
+    log: Logger,
 ) -> DeleteQueue:
-    """This node's delete queue, drained once the endpoints of before are known."""
-    del exposed
+    """This node's delete queue, drained once the endpoints of before, and the node's addresses, are known."""
+    del exposed, synced
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 

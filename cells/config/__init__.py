@@ -12,4 +12,6 @@ from lifecycle import config, module, provide
 
 __all__ = ["AgentConfig", "AgentSettings", "cell"]
 
-cell = module("config", "Configuration and the claim on the node", config(AgentSettings), provide(AgentConfig))
+cell = module(
+    "config", "Configuration and the claim on the node", config(AgentSettings), provide(AgentConfig)
+)

@@ -60,7 +60,7 @@ class AgentConfig:
             self._lock = take_lock(self.state_dir / "agent.lock", self.pidfile)
             write_pidfile(self.pidfile)
         except OSError as error:
-            raise HiveError(f"state-dir {self.state_dir} is not usable: {error}; it must be writable") from error
+            raise HiveError(f"state-dir {self.state_dir} must be writable and is not: {error}") from error
         self._log.info("node claimed", state_dir=str(self.state_dir), bpf_root=str(self.bpf_root))
 
     async def _leave(self) -> None:
@@ -102,7 +102,7 @@ def take_lock(path: Path, pidfile: Path) -> int:
         os.close(lock)
         holder = pidfile.read_text(encoding="ascii").strip() if pidfile.exists() else "unknown"
         raise HiveError(
-            f"another agent (pid {holder}) runs with state-dir {path.parent}: stop it, or choose another state-dir"
+            f"another agent (pid {holder}) runs with state-dir {path.parent}: stop it, or choose another one"
         ) from None
     return lock
 
