@@ -48,6 +48,7 @@ class Namespaces:
     def enter(self) -> None:
         """Move the calling thread inside; with a mount namespace, the working directory becomes ``/``."""
         if self._mnt is not None:
+            syscalls.unshare(syscalls.CLONE_FS)  # setns(2): not with a root directory other threads share
             syscalls.setns(self.mnt, syscalls.CLONE_NEWNS)
         syscalls.setns(self.net, syscalls.CLONE_NEWNET)
 
