@@ -9,7 +9,8 @@ are other programs' business and accepted silently; an unknown flag is a mistake
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -145,8 +146,9 @@ def _given(
 
 def _flags(argv: Sequence[str], options: Mapping[str, Option], loaded: Loaded) -> dict[str, _Given]:
     flags: dict[str, _Given] = {}
-    words: Iterator[str] = iter(argv)
-    for word in words:
+    words = deque(argv)
+    while words:
+        word = words.popleft()
         if not word.startswith("--") or word == "--":
             loaded.faults.append(Fault("setting", f"{word}: not expected here; settings are --name=value"))
             continue
@@ -155,29 +157,22 @@ def _flags(argv: Sequence[str], options: Mapping[str, Option], loaded: Loaded) -
         option = options.get(name)
         if option is None and name != CONFIG_DIR:
             loaded.faults.append(_unknown(f"--{name}", name, options, "--"))
-            if not equals:  # its value, if the next word is one, is no mistake of its own
-                words = _skip_value(words)
+            if not equals and words and not words[0].startswith("--"):
+                words.popleft()  # its value is no mistake of its own
             continue
         if not equals and option is not None and option.kind is bool:
             text = "true"
         elif not equals:
-            value = next(words, None)
-            if value is None:
+            if not words:
                 loaded.faults.append(Fault("setting", f"--{name}: needs a value, as in --{name}=VALUE"))
                 continue
-            text = value
+            text = words.popleft()
         raw: object = text
         if option is not None and values.is_list(option.kind):
             before = flags[name].raw if name in flags else []
             raw = [*before, text]  # type: ignore[misc]  # lists are only ever put here as lists
         flags[name] = _Given(raw, f"flag --{name}", f"--{name}={text}")
     return flags
-
-
-def _skip_value(words: Iterable[str]) -> Iterator[str]:
-    """The words without the first, unless that is a flag."""
-    rest = list(words)
-    return iter(rest if not rest or rest[0].startswith("--") else rest[1:])
 
 
 def _files(directory: Path, options: Mapping[str, Option], loaded: Loaded) -> dict[str, _Given]:

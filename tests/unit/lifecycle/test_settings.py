@@ -213,6 +213,11 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
 
 def test_the_value_of_an_unknown_flag_is_no_second_mistake() -> None:
     assert faults("--zzz", "5", "--count=2") == ["--zzz: no such setting"]
+    assert faults("--zzz", "5", "--count=two") == [
+        "--zzz: no such setting",
+        "--count=two: expected a whole number",
+    ]
+    assert faults("--zzz", "--yyy=1") == ["--zzz: no such setting", "--yyy: no such setting"]
 
 
 def test_a_config_dir_that_is_not_there_is_told(tmp_path: Path) -> None:
