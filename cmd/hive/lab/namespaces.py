@@ -1,8 +1,9 @@
 """Network and mount namespaces: made, furnished as a node, held without any process, and entered.
 
-Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_netns, hold, enter.
+Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_held_node, new_netns, hold, inside.
 """
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -96,11 +97,16 @@ def new_netns() -> Namespaces:
         os.close(home)
 
 
-def new_node(share: Path | None = None) -> Namespaces:
-    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`."""
+def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
+    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`.
+
+    They are made on processor `cpu`, if it is given; see :func:`new_held_node`.
+    """
     ready_read, ready_write = os.pipe()
 
     def make(stop: Stop) -> None:
+        if cpu is not None:
+            os.sched_setaffinity(0, {cpu})
         syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
         furnish(share)
         os.write(ready_write, b"x")
@@ -116,6 +122,27 @@ def new_node(share: Path | None = None) -> Namespaces:
         os.close(ready_read)
         child.finish(within=30)
     raise AssertionError("unreachable: the child's own error is raised above")
+
+
+def new_held_node(share: Path, net: Path, mnt: Path) -> Namespaces:
+    """A :func:`new_node` that the new files `net` and `mnt` keep alive.
+
+    The kernel lets a mount namespace be bound only in one with a smaller number (fs/namespace.c,
+    mnt_ns_loop()), and newer kernels number by processor: what is made on another processor than ours was
+    may be refused with EINVAL, unless ours is the machine's first.
+    """
+    processors = [None, *sorted(os.sched_getaffinity(0))]
+    while True:
+        node = new_node(share, processors.pop(0))
+        try:
+            hold(node.mnt, mnt)
+            hold(node.net, net)
+        except OSError as error:
+            node.close()
+            if error.errno != errno.EINVAL or not processors:
+                raise
+        else:
+            return node
 
 
 def furnish(share: Path | None = None) -> None:

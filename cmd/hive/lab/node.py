@@ -22,7 +22,7 @@ import click
 
 from hive.lab import syscalls
 from hive.lab.children import undisturbed
-from hive.lab.namespaces import Namespaces, hold, mounted_below, new_netns, new_node, release
+from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 
 ROOT = Path("/run/hive-lab")
 PODS = Path("/run/netns")
@@ -144,9 +144,10 @@ def create(lab: Lab) -> None:
         syscalls.mount("none", lab.directory, flags=syscalls.MS_PRIVATE)
         lab.cni_conf.parent.mkdir()
         (lab.directory / "pods").mkdir()
-        with new_node(share=lab.directory) as node, new_netns() as outside:
-            hold(node.net, lab.directory / "net")
-            hold(node.mnt, lab.directory / "mnt")
+        with (
+            new_held_node(lab.directory, lab.directory / "net", lab.directory / "mnt") as node,
+            new_netns() as outside,
+        ):
             hold(outside.net, lab.directory / "outside")
             node.run(_uplink, outside.net)
             outside.run(_outside)
