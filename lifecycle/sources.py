@@ -105,9 +105,21 @@ def _fill(struct: type[Settings], given: Mapping[str, _Given], loaded: Loaded) -
     try:
         filled.validate()
     except ValueError as error:
-        loaded.faults.append(Fault("setting", str(error)))
+        loaded.faults.append(Fault("setting", _placed(str(error), fields, options_of(struct), given)))
     else:
         loaded.structs[struct] = filled
+
+
+def _placed(
+    text: str, fields: Mapping[str, object], options: Iterable[Option], given: Mapping[str, _Given]
+) -> str:
+    """What validate() says of ``name=value``, said of the place the value came from."""
+    for option in options:
+        said = f"{option.name}={values.show(fields[option.field])}"
+        found = given.get(option.name)
+        if found is not None and found.place != "code" and text.startswith(said):
+            return found.shown + text.removeprefix(said)
+    return text
 
 
 def _read(found: _Given, option: Option, loaded: Loaded) -> object:

@@ -19,6 +19,9 @@ from lifecycle import HiveError
         ({"enable_ipv4": False}, "needs an address family"),
         ({"mtu": 100}, "576 to 65535"),
         ({"state_dir": Path("relative")}, "absolute path"),
+        ({"state_dir": Path("/" + "x" * 95)}, "expected at most 95 bytes"),
+        ({"cluster_name": ""}, "1 to 32 of a-z"),
+        ({"cluster_name": "Prod_1"}, "1 to 32 of a-z"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(settings: dict[str, object], words: str) -> None:
@@ -29,6 +32,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(settings: dict[str, o
 
 def test_the_defaults_are_accepted() -> None:
     AgentSettings().validate()
+    AgentSettings(state_dir=Path("/" + "x" * 94), cluster_name="a" * 32).validate()
 
 
 def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -> None:
