@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.config import AgentSettings
-from cells.config.node import check_bpffs, take_lock, write_pidfile
+from cells.config.node import check_bpffs, take_lock, writable, write_pidfile
 from lifecycle import HiveError
 
 
@@ -42,9 +42,29 @@ def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -
 
 def test_a_second_agent_is_refused_and_told_who_has_the_node(tmp_path: Path) -> None:
     pidfile = tmp_path / "cilium.pid"
-    first = take_lock(tmp_path / "agent.lock", pidfile)
+    first = take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
     write_pidfile(pidfile)
-    with pytest.raises(HiveError, match=f"pid {os.getpid()}"):
-        take_lock(tmp_path / "agent.lock", pidfile)
+    with pytest.raises(
+        HiveError, match=rf"\(pid {os.getpid()}\) has the same state-dir, {tmp_path}: stop it"
+    ):
+        take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
     os.close(first)
-    os.close(take_lock(tmp_path / "agent.lock", pidfile))
+    os.close(take_lock(tmp_path / "agent.lock", "state-dir", pidfile))
+
+
+def test_a_directory_can_be_locked_too(tmp_path: Path) -> None:
+    first = take_lock(tmp_path / "", "bpf-root")
+    with pytest.raises(HiveError, match="another agent has the same bpf-root"):
+        take_lock(tmp_path, "bpf-root")
+    os.close(first)
+
+
+def test_what_cannot_be_made_is_told_with_its_setting_and_place(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    with (
+        pytest.raises(
+            HiveError, match=rf"^state-dir {tmp_path} is not usable: {tmp_path}/state: File exists; "
+        ),
+        writable("state-dir", tmp_path),
+    ):
+        (tmp_path / "state").mkdir()
