@@ -13,8 +13,8 @@ PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 class DatapathSettings(Settings, frozen=True):
     """Which programs run, and how long connection tracking remembers."""
 
-    datapath_object: Path = PACKAGED_OBJECTS / "datapath.o"
-    """Compiled datapath to load; the default is the one in the package."""
+    datapath_object: Path | None = None
+    """Compiled datapath to load; unset: the one in the package."""
 
     bpf_ct_timeout_regular_tcp: Duration = seconds(8000)
     """Lifetime of a TCP connection without packets."""
