@@ -1,7 +1,7 @@
 """The CNI configuration file: its text, and keeping it written.
 
 Needs: CniConfigSettings, AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig, conflist, write_file.
-Source: spec cni.md §1.3 and §1.4 (template "none"); mode 0600 as of Cilium 1.18.
+Source: Cilium 1.17, CNI configuration of mode "none"; mode 0600 as of 1.18.
 """
 
 from __future__ import annotations

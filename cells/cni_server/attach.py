@@ -195,7 +195,7 @@ class Attacher:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
 
         A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced
-        (spec cni.md §3.3, 6); on the node only one that carries our alias is.
+        (as Cilium's plugin does); on the node only one that carries our alias is.
         """
         if await self._departures.settled():
             return
