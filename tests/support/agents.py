@@ -99,7 +99,7 @@ def terminated(lab: Lab, pid: int, within: float = 10.0) -> int:
 
 @cache
 def hasty_plugin() -> Path:
-    """A plugin that waits 1.5 s for an agent and 0.1 s before it queues a delete, not 30 and 1."""
+    """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1."""
     import importlib.util
 
     source = Path(__file__).parents[2] / "cmd" / "cilium-cni" / "build.py"
@@ -108,7 +108,7 @@ def hasty_plugin() -> Path:
     assert specification.loader is not None
     build = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(build)
-    options = ("-DADD_PATIENCE_MS=1500", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
+    options = ("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
     _folder.append(tempfile.TemporaryDirectory(prefix="hasty-plugin-"))
     return Path(build.compile_plugin(Path(_folder[0].name) / "cilium-cni", options=options))
 
@@ -130,10 +130,16 @@ def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) ->
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def start_plugin(lab: Lab, env: Mapping[str, str], stdin: object = None) -> subprocess.Popen[bytes]:
-    """Start the plugin inside the node; ``stdin`` is bytes, JSON, or what the agent's file tells runtimes."""
+def start_plugin(
+    lab: Lab, env: Mapping[str, str], stdin: object = None, *, plugin: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the plugin inside the node; ``stdin`` is bytes, JSON, or what the agent's file tells runtimes.
+
+    It is the hasty plugin unless ``plugin`` is another.
+    """
+    command = [plugin or hasty_plugin()]
     with lab.open() as node:
-        process = node.popen([hasty_plugin()], **_streams() | {"stdin": subprocess.PIPE}, env=dict(env))
+        process = node.popen(command, **_streams() | {"stdin": subprocess.PIPE}, env=dict(env))
     given = pods.network_configuration(lab) if stdin is None else stdin
     assert process.stdin is not None
     try:
