@@ -24,9 +24,11 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "cri
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
-    """The logger of a module. Without a base it is as configure_logging() says when it is first used."""
+    """The logger of a module. Without a base it is as configure_logging() says; by default, if nobody did."""
     if base is not None:
         return base.bind(module=module)
+    if not structlog.is_configured():
+        configure_logging()
     logger: Logger = structlog.get_logger(module=module)
     return logger
 

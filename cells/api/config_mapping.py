@@ -13,7 +13,7 @@ from cells.api import models
 
 POLICY_ENFORCEMENT = "default"
 POLICY_ENFORCEMENTS = ("default", "always", "never")
-IPAM_MODE = "cluster-pool"  # host-scope allocation from one range (spec ipam.md §1)
+IPAM_MODE = "cluster-pool"  # host-scope allocation from one range
 DATAPATH_MODE = "veth"
 
 

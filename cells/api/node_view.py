@@ -5,13 +5,13 @@ Needs: AgentConfig, Table[Device], Ipam, Router, Datapath, Maps.   Gives: NodeVi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.config import AgentConfig
 from cells.datapath import Datapath
-from cells.devices import Device
+from cells.devices import Device, pod_mtu, uplinks
 from cells.health import agent_version
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings
@@ -43,7 +43,8 @@ class NodeView:
 
     def node(self) -> NodeFacts:
         """Router, pod CIDR and MTU."""
-        return NodeFacts(router_ip=self._router.ip, pod_cidr=self._ipam.range, mtu=self._mtu())
+        mtu = pod_mtu(self._config.mtu, self._devices.all())
+        return NodeFacts(router_ip=self._router.ip, pod_cidr=self._ipam.range, mtu=mtu)
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""
@@ -69,33 +70,15 @@ class NodeView:
             cluster_name=self._config.cluster_name,
             node_name=self._config.node_name,
             node=self.node(),
-            uplinks=uplinks(self._devices.all()),
+            uplinks={
+                device.name: tuple(str(address.ip) for address in device.addresses)
+                for device in uplinks(self._devices.all())
+            },
             ipam_status=self._ipam.status(),
             allocations=self._ipam.dump(),
             map_sizes=map_sizes(self._maps),
             map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
         )
-
-    def _mtu(self) -> int:
-        return self._config.mtu or min((d.mtu for d in self._devices.all() if is_uplink(d)), default=1500)
-
-
-def is_uplink(device: Device) -> bool:
-    """Whether packets may leave the node through the device: it is up, not ours, and has an address."""
-    return (
-        device.up
-        and not device.name.startswith("cilium_")
-        and any(not interface.ip.is_loopback for interface in device.addresses)
-    )
-
-
-def uplinks(devices: Iterable[Device]) -> dict[str, tuple[str, ...]]:
-    """Addresses of every uplink, by its name; in the order of their indexes."""
-    return {
-        device.name: tuple(str(interface.ip) for interface in device.addresses)
-        for device in sorted(devices, key=lambda device: device.ifindex)
-        if is_uplink(device)
-    }
 
 
 def map_sizes(maps: Maps) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The operations of the REST API: each reads its request, asks a cell, and answers.
 
 Needs: the cells behind the operations, through Api.   Gives: Operations, routes().
-The statuses of each route, and which of them have a body, are those of spec api.md §2.
+The statuses of each route, and which of them have a body, are those of Cilium 1.17's OpenAPI document.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import contextlib
 import grp
 import os
 import socket
-import stat
 from pathlib import Path
 
+from cells.config import clear_socket
 from lifecycle import HiveError
 
 GROUP = "cilium"
@@ -26,26 +26,10 @@ def listen(path: Path, *, group: str = GROUP) -> socket.socket:
     when something else is in the way, or when the path cannot be used.
     """
     try:
-        _clear(path)
+        clear_socket(path)
         return _bound(path, group)
     except OSError as error:
         raise HiveError(f"API socket {path} cannot be made: {error.strerror or error}") from error
-
-
-def _clear(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise HiveError(f"{path} is in the way and is no socket: remove it, or choose another state-dir")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-    raise HiveError(f"another process serves {path}: stop that agent, or choose another state-dir")
 
 
 def _bound(path: Path, group: str) -> socket.socket:

@@ -1,7 +1,7 @@
 """The CNI configuration file: its text, and keeping it written.
 
 Needs: CniConfigSettings, AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig, conflist, write_file.
-Source: spec cni.md §1.3 and §1.4 (template "none"); mode 0600 as of Cilium 1.18.
+Source: Cilium 1.17, CNI configuration of mode "none"; mode 0600 as of 1.18.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
 MODE: Final = 0o600
 
 
-def conflist(log_file: str, socket: Path) -> str:
+def conflist(log_file: str, socket: Path, *, debug: bool = False) -> str:
     """Text of the file: the plugin alone, and the socket where it is not what the plugin expects."""
-    plugin: dict[str, object] = {"type": "cilium-cni", "enable-debug": False, "log-file": log_file}
+    plugin: dict[str, object] = {"type": "cilium-cni", "enable-debug": debug, "log-file": log_file}
     if socket != DEFAULT_SOCKET:
         plugin["agent-socket"] = str(socket)
     return json.dumps({"cniVersion": "0.3.1", "name": "cilium", "plugins": [plugin]}, indent=2) + "\n"
@@ -96,7 +96,7 @@ class CniConfig:
     async def write(self) -> None:
         """Write the file unless it is right already; raises OSError, having told the module's health."""
         path = Path(self._settings.write_cni_conf_when_ready)
-        text = conflist(self._settings.cni_log_file, self._config.cni_socket)
+        text = conflist(self._settings.cni_log_file, self._config.cni_socket, debug=self._config.debug)
         try:
             written = await to_thread.run_sync(write_file, path, text)
         except OSError as error:

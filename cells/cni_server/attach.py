@@ -118,8 +118,8 @@ class Attacher:
         endpoint = self._register(
             call, pod, pair, created, allocation=allocation, cookie=pod_side.cookie, undo=undo
         )
-        # Neither end may lose the pod's first packets, since a lost first ARP costs it a second. The pod's end
-        # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told to.
+        # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
+        # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told.
         with explained("unable to set up veth on host side"):
             self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
         with explained("unable to configure interfaces in container namespace: error configuring IPv4"):
@@ -195,7 +195,7 @@ class Attacher:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
 
         A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced
-        (spec cni.md §3.3, 6); on the node only one that carries our alias is.
+        (as Cilium's plugin does); on the node only one that carries our alias is.
         """
         if await self._departures.settled():
             return

@@ -56,10 +56,16 @@ def detacher(endpoints: Endpoints, leaving: Departures, log: Logger) -> Detacher
 
 
 def delete_queue(
-    config: AgentConfig, exposed: ExposedEndpoints, detach: Detacher, lifecycle: Lifecycle, log: Logger
+    config: AgentConfig,
+    exposed: ExposedEndpoints,
+    synced: HostIPSync,
+    detach: Detacher,
+    *,
+    lifecycle: Lifecycle,
+    log: Logger,
 ) -> DeleteQueue:
-    """This node's delete queue, drained once the endpoints of before are known."""
-    del exposed
+    """This node's delete queue, drained once the endpoints of before, and the node's addresses, are known."""
+    del exposed, synced
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 

@@ -1,7 +1,7 @@
 """The delete queue: what plugins left behind while no agent was there.
 
 Needs: AgentConfig (the directory), ExposedEndpoints, Detacher.   Gives: DeleteQueue.
-Source: spec cni.md §3.5, corrections 2 and 6. A plugin that finds no agent takes a shared lock on the queue,
+Source: Cilium 1.17, its delete queue. A plugin that finds no agent takes a shared lock on the queue,
 tries once more, and writes a file. The exclusive lock taken here lasts from before the drain until both
 sockets accept, so no request is written that nobody drains.
 """

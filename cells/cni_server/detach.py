@@ -1,7 +1,7 @@
 """The DEL of a pod: maps and state go at once, the link and its address in a moment.
 
 Needs: EndpointBook, Departures.   Gives: Detacher.
-Source: spec cni.md §3.5; it names only the container, so all interfaces of a container go (corrections 3).
+Source: Cilium 1.17, DEL: it names only the container, so all interfaces of a container go.
 """
 
 from __future__ import annotations

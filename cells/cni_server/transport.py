@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import os
 import socket
-import stat
 import struct
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 from cells.cni_server.protocol import MAX_PACKET
+from cells.config import clear_socket
 from lifecycle import HiveError, Logger, UsageError
 
 BACKLOG: Final = 1024
@@ -40,7 +40,7 @@ def listen(path: Path) -> socket.socket:
         )
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        _clear(path)
+        clear_socket(path)
         server.bind(str(path))
         path.chmod(0o600)  # nobody can connect before listen()
         server.listen(BACKLOG)
@@ -51,24 +51,6 @@ def listen(path: Path) -> socket.socket:
         server.close()
         raise
     return server
-
-
-def _clear(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise HiveError(f"{path} is in the way and is no socket: remove it, or choose another state-dir")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError:  # full backlog, or a socket of another type: someone is there
-            pass
-    raise HiveError(f"another process serves {path}: stop that agent, or choose another state-dir")
 
 
 class Connection:

@@ -10,9 +10,12 @@ import fcntl
 import os
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cells.config.settings import AgentSettings
+from cells.config.socket_path import clear_socket
 from lifecycle import HiveError, Hook, Lifecycle, Logger
 
 BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
@@ -22,14 +25,15 @@ CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 class AgentConfig:
     """Paths and names every cell agrees on.
 
-    The hook makes the directories and takes the node: a second agent with the same state directory
-    is refused, and the pidfile is written. Raises HiveError, one line, when the node is not usable.
+    The hook makes the directories and takes the node: a second agent with the same state directory or the
+    same maps is refused, and the pidfile is written. Raises HiveError, one line, when the node is not usable.
     """
 
     def __init__(self, settings: AgentSettings, lifecycle: Lifecycle, log: Logger) -> None:
         self.state_dir = settings.state_dir
         self.bpf_root = settings.bpf_root
         self.cluster_name = settings.cluster_name
+        self.debug = settings.debug
         self.mtu = settings.mtu
         self.state = self.state_dir / "state"
         self.globals_dir = self.bpf_root / "tc" / "globals"
@@ -38,7 +42,7 @@ class AgentConfig:
         self.cni_socket = self.state_dir / "cni.sock"
         self.delete_queue = self.state_dir / "deleteQueue"
         self.pidfile = self.state_dir / "cilium.pid"
-        self._lock: int | None = None
+        self._locks: list[int] = []
         self._log = log
         lifecycle.append(Hook("claim the node", self._claim, self._leave))
 
@@ -52,21 +56,49 @@ class AgentConfig:
         check_bpffs(self.bpf_root)
         raise_descriptor_limit()
         try:
-            for directory, mode in ((self.state_dir, 0o775), (self.state, 0o770), (self.delete_queue, 0o755)):
-                directory.mkdir(mode=mode, parents=True, exist_ok=True)
-            for directory in (self.globals_dir, self.programs_dir):
-                directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._lock = take_lock(self.state_dir / "agent.lock", self.pidfile)
-            write_pidfile(self.pidfile)
-        except OSError as error:
-            raise HiveError(f"state-dir {self.state_dir} is not usable: {error}; it must be writable") from error
+            with writable("state-dir", self.state_dir):
+                self.state_dir.mkdir(mode=0o775, parents=True, exist_ok=True)
+                self._locks.append(take_lock(self.state_dir / "agent.lock", "state-dir", self.pidfile))
+            with writable("bpf-root", self.bpf_root):
+                for directory in (self.globals_dir, self.programs_dir):
+                    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._locks.append(take_lock(self.programs_dir, "bpf-root"))
+            # An agent of another make does not know our locks; from here on the pidfile is ours.
+            for path in (self.api_socket, self.cni_socket):
+                clear_socket(path)
+        except BaseException:
+            self._unlock()
+            raise
+        try:
+            with writable("state-dir", self.state_dir):
+                for directory, mode in ((self.state, 0o770), (self.delete_queue, 0o755)):
+                    directory.mkdir(mode=mode, exist_ok=True)
+                write_pidfile(self.pidfile)
+        except BaseException:
+            await self._leave()
+            raise
         self._log.info("node claimed", state_dir=str(self.state_dir), bpf_root=str(self.bpf_root))
 
     async def _leave(self) -> None:
         self.pidfile.unlink(missing_ok=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._unlock()
+
+    def _unlock(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+
+@contextmanager
+def writable(setting: str, directory: Path) -> Iterator[None]:
+    """Tell what could not be made below a directory, in one line that names its setting."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise HiveError(
+            f"{setting} {directory} is not usable: {where}{error.strerror}; expected a directory that the"
+            " agent may write to, with room for its files"
+        ) from error
 
 
 def check_privileges() -> None:
@@ -92,18 +124,27 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def take_lock(path: Path, pidfile: Path) -> int:
-    """Take the node's lock and return its descriptor; raises HiveError when another agent holds it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def take_lock(path: Path, setting: str, pidfile: Path | None = None) -> int:
+    """Lock a file, or a directory that is there; its descriptor. HiveError when another agent holds it."""
+    kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    lock = os.open(path, kind | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        holder = pidfile.read_text(encoding="ascii").strip() if pidfile.exists() else "unknown"
+        holder = f" (pid {pid})" if pidfile and (pid := read_pidfile(pidfile)) else ""
         raise HiveError(
-            f"another agent (pid {holder}) runs with state-dir {path.parent}: stop it, or choose another state-dir"
+            f"another agent{holder} has the same {setting}, {path.parent}: stop it first"
         ) from None
     return lock
+
+
+def read_pidfile(path: Path) -> str:
+    """The pid in it, empty when there is none."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def write_pidfile(path: Path) -> None:

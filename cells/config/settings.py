@@ -6,9 +6,17 @@ Names and defaults are Cilium's where it has the option.
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
+from typing import Final
 
 from lifecycle import Settings
+
+LONGEST_STATE_DIR: Final = 107 - len("/cilium.sock")
+"""Bytes: the path of a unix socket has 107 (unix(7))."""
+
+_CLUSTER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
 
 class AgentSettings(Settings, frozen=True):
@@ -29,6 +37,9 @@ class AgentSettings(Settings, frozen=True):
     cluster_name: str = "default"
     """Name of the cluster, part of every pod's labels."""
 
+    debug: bool = False
+    """Log what helps to find a fault, here and in the CNI plugin."""
+
     mtu: int = 0
     """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
 
@@ -44,3 +55,12 @@ class AgentSettings(Settings, frozen=True):
             path: Path = getattr(self, name)
             if not path.is_absolute():
                 raise ValueError(f"{name.replace('_', '-')}={path}: expected an absolute path")
+        if len(os.fsencode(self.state_dir)) > LONGEST_STATE_DIR:
+            raise ValueError(
+                f"state-dir={self.state_dir}: too long for the sockets in it, expected at most"
+                f" {LONGEST_STATE_DIR} bytes"
+            )
+        if not _CLUSTER_NAME.fullmatch(self.cluster_name):
+            raise ValueError(
+                f"cluster-name={self.cluster_name}: expected 1 to 32 of a-z, 0-9 and '-', not '-' at the ends"
+            )

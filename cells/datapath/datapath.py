@@ -27,6 +27,16 @@ NET_LINK: Final = "cilium_net"
 POD_LINKS: Final = "lxc"
 
 
+class WrongObjectError(LoadError, UsageError):
+    """The setting ``datapath-object`` names something else than a datapath of this agent."""
+
+    def __init__(self, path: Path, error: LoadError) -> None:
+        super().__init__(
+            f"datapath-object={path}: {error}; expected a datapath compiled for this agent, or leave it out"
+        )
+        self.log = error.log
+
+
 @dataclass(frozen=True, slots=True)
 class InForce:
     """What the hook brought about."""
@@ -54,6 +64,7 @@ class Datapath:
         log: Logger,
     ) -> None:
         self._settings = settings
+        self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
         self._pins = agent.programs_dir / "dispatch"
         self._maps = maps
         self._links = links
@@ -129,13 +140,12 @@ class Datapath:
 
     def _load(self) -> InForce:
         """Bring the wanted generation about, in a worker thread: the verifier takes tens of milliseconds."""
-        path = self._settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
-        tables = self._maps.all()
+        path, tables = self._object, self._maps.all()
         data = read_object(path)
         with map_by_id(self._maps.entry.id) as entry:  # this thread's own
             constants = in_force(entry)
             if constants is None or not self._fits(constants, data) or not serves(entry, tables):
-                constants = self._replace(entry, constants, data, path.name)
+                constants = self._replace(entry, constants, data)
             self._dispatchers = self._load_dispatchers(tables)
             ids = ids_in_force(entry)
         ids |= {name: info.id for name, info in self._dispatchers.describe().items()}
@@ -145,11 +155,17 @@ class Datapath:
         """Whether what is in force was made from this object and these settings."""
         return constants.build == build_of(data) and constants == constants.configured(self._settings)
 
-    def _replace(self, entry: Map, former: Constants | None, data: bytes, name: str) -> Constants:
+    def _replace(self, entry: Map, former: Constants | None, data: bytes) -> Constants:
         tables = self._maps.all()
-        self_check(data, name, tables, self._settings)
         generation = former.generation + 1 if former else 1
-        loaded, constants = load(data, name, tables, generation, self._settings)
+        path = self._object
+        try:
+            self_check(data, path.name, tables, self._settings)
+            loaded, constants = load(data, path.name, tables, generation, self._settings)
+        except LoadError as error:
+            if path.parent == PACKAGED_OBJECTS:
+                raise
+            raise WrongObjectError(path, error) from error
         with loaded:
             publish(entry, loaded.programs())
         return constants

@@ -21,6 +21,7 @@ from lifecycle import HiveError
 LIBRARY: Final = "libbpf.so.1"
 LOG_DEBUG: Final = 2  # enum libbpf_print_level
 LOG_LINE: Final = 1 << 20  # a verifier's log comes as one message
+OWN_CODES: Final = 4000  # from here on (enum libbpf_errno) strerror knows nothing
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _capture = threading.Lock()  # libbpf has one log for the whole process
@@ -31,7 +32,7 @@ class LoadError(HiveError):
 
     def __init__(self, what: str, code: int = 0, log: str = "") -> None:
         self.log = log
-        parts = [what, os.strerror(code) if code else "", verdict(log)]
+        parts = [what, os.strerror(code) if 0 < code < OWN_CODES else "", verdict(log)]
         super().__init__(": ".join(filter(None, parts)))
 
 
@@ -75,6 +76,12 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+class _OpenOptions(ctypes.Structure):
+    """The beginning of struct bpf_object_open_opts; the rest counts as zero."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
+
+
 class LoadedObject:
     """An object file in libbpf's hands: opened, given its maps and constants, then loaded.
 
@@ -85,7 +92,8 @@ class LoadedObject:
         self.name = name
         self._lib = library()
         with captured_log() as log:
-            self._object = self._lib.bpf_object__open_mem(data, len(data), None)
+            options = _OpenOptions(ctypes.sizeof(_OpenOptions), name.encode())
+            self._object = self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
             code = ctypes.get_errno()
         if not self._object:
             raise LoadError(f"{name} is not an eBPF object libbpf can read", code, "".join(log))

@@ -14,7 +14,7 @@ class DatapathSettings(Settings, frozen=True):
     """Which programs run, and how long connection tracking remembers."""
 
     datapath_object: Path | None = None
-    """Compiled datapath to load; nothing is the one in the package."""
+    """Compiled datapath to load; unset: the one in the package."""
 
     bpf_ct_timeout_regular_tcp: Duration = seconds(8000)
     """Lifetime of a TCP connection without packets."""

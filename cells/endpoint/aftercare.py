@@ -1,7 +1,7 @@
 """What is done for endpoints in the background: retrying failed regenerations, forgetting old flows.
 
 For:   Endpoints.   Needs: Jobs, EndpointMaps, Health.   Gives: Aftercare.
-Source: spec endpoint.md §4 (recovery: linear backoff n x 2 s), §6 (conntrack is scrubbed at delete).
+Source: Cilium 1.17, regeneration recovery (n x 2 s, linear) and the conntrack scrub at delete.
 """
 
 import math

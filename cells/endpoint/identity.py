@@ -1,7 +1,7 @@
 """Security identities of this node's endpoints: one number for each set of labels.
 
 For:   Endpoints and endpoint restore.   Needs: nothing.   Gives: Identities, Identity, the reserved ones.
-Source: spec endpoint.md §9. Numbers are local to the node as long as no cluster-wide allocator exists.
+Source: Cilium 1.17, numeric identities. They are local to the node until there is a cluster-wide allocator.
 """
 
 from dataclasses import dataclass

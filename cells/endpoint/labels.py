@@ -1,7 +1,7 @@
 """Labels: their text, which of them make an identity, and the digest of a set.
 
 For:   identities and the API.   Needs: nothing.   Gives: parse, texts, split_identity_labels, labels_sha256.
-Source: spec endpoint.md §8 (sources, filter), api.md (labelsSHA256). Text form: ``source:key[=value]``.
+Source: Cilium 1.17, label sources, the default filter, labelsSHA256. Text form: ``source:key[=value]``.
 """
 
 import re

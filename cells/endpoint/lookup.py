@@ -1,7 +1,7 @@
 """Endpoint ids as people and programs write them: ``<prefix>:<rest>``.
 
 For:   Endpoints.lookup.   Needs: nothing.   Gives: parse_id, names_of.
-Source: spec endpoint.md §7.
+Source: Cilium 1.17, endpoint id prefixes.
 """
 
 from ipaddress import AddressValueError, IPv4Address

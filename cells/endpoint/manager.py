@@ -2,7 +2,7 @@
 
 For:   CNI server, REST handlers, endpoint restore.   Needs: the edges of cells.endpoint.kernel.
 Gives: Endpoints.
-Source: spec endpoint.md §3 (states), §5 (create), §6 (delete), §7 (lookups).
+Source: Cilium 1.17, the endpoint manager: states, order of create and delete, lookups.
 
 Everything is synchronous and on the event loop, so nobody ever sees half an endpoint.
 """

@@ -1,7 +1,7 @@
 """Which endpoints there are, under which names, and what happened to each.
 
 For:   Endpoints.   Needs: Table[Endpoint].   Gives: Registry.
-Source: spec endpoint.md §3 (states), §7 (names).
+Source: Cilium 1.17, endpoint states and names.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """An endpoint's rows in the BPF maps.
 
 For:   Endpoints and endpoint restore.   Needs: Maps, PolicyMaps.   Gives: KernelMaps, and the packed rows.
-Source: spec maps.md §2 (cilium_lxc, cilium_ipcache, policy maps); hive_endpoints is our own.
+Source: Cilium 1.17 for cilium_lxc, cilium_ipcache and policy maps; hive_endpoints is our own.
 
 A row that is right is not written again: a running pod's traffic reads it at this moment.
 """

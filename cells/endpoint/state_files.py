@@ -1,7 +1,7 @@
 """The state directory: one directory for each endpoint, switched as a whole.
 
 For:   Endpoints (write, remove) and endpoint restore (scan).   Needs: a directory.   Gives: StateFiles.
-Source: spec endpoint.md §1 and §2 step 1.
+Source: Cilium 1.17, the endpoints' state directories.
 
 Nothing is synced to the disk: a reboot voids the state anyway, and the page cache outlives kill -9.
 """

@@ -1,7 +1,7 @@
 """The life of an endpoint: its states, the allowed transitions, and the log of what happened to it.
 
 For:   Endpoints.   Needs: nothing.   Gives: State, StatusLog, allowed(), health_of().
-Source: spec endpoint.md §3, api.md §3 (EndpointHealth).
+Source: Cilium 1.17, endpoint states and the EndpointHealth model.
 """
 
 import time

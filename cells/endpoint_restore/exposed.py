@@ -2,7 +2,7 @@
 
 For:   whoever serves requests about endpoints takes it to start afterwards.
 Needs: RestoredEndpoints, Endpoints.   Gives: ExposedEndpoints.
-Source: spec endpoint.md §2 step 3.
+Source: Cilium 1.17, regeneration of restored endpoints.
 """
 
 import time

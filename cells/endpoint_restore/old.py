@@ -1,7 +1,7 @@
 """What the state directory says about the endpoints of before the restart.
 
 For:   RestoredEndpoints.   Needs: StateFiles.   Gives: OldEndpoints.
-Source: spec endpoint.md §2 step 1 (fetch; disk only).
+Source: Cilium 1.17, fetching old endpoints (disk only).
 """
 
 import anyio.to_thread

@@ -2,7 +2,7 @@
 
 For:   ExposedEndpoints; whoever hands out addresses takes it to start afterwards.
 Needs: OldEndpoints, the edges.   Gives: RestoredEndpoints.
-Source: spec endpoint.md §2 step 2.
+Source: Cilium 1.17, restoring old endpoints before any address is given.
 
 Nothing of an endpoint that lives on is written here: its pod goes on using it.
 """

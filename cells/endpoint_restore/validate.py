@@ -1,7 +1,7 @@
 """Whether a saved endpoint still stands: its link is there and is its own.
 
 For:   RestoredEndpoints.   Needs: values.   Gives: alias_owner, fault_of, abandoned.
-Source: spec endpoint.md §2 step 2 (d), clearCiliumVeths.
+Source: Cilium 1.17, validation of old endpoints and clearCiliumVeths.
 """
 
 import re

@@ -47,7 +47,7 @@ def agent_status(modules: Iterable[HealthStatus]) -> AgentStatus:
 
     A CNI configuration that cannot be written fails the agent, since the node then gets no pods. Any other
     degraded module is told, but restarting the agent would not mend it: the state stays Ok
-    (spec endpoint.md §15; there is no key-value store and no Kubernetes yet that could fail).
+    (Cilium's order of reasons; there is no key-value store and no Kubernetes yet that could fail).
     """
     told = tuple(modules)
     cni = [module for module in told if CNI_CONFIG_MODULE in module.module.split(".")]

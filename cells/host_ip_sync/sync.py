@@ -1,7 +1,7 @@
 """Keeps the node's own addresses, and the world, in the datapath's maps.
 
 Needs: Table[Device], Router, the maps (HostMaps, a Protocol).   Gives: HostIPSync, wanted().
-Source: spec endpoint.md §12, for IPv4.
+Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), for IPv4.
 """
 
 from collections.abc import Iterable

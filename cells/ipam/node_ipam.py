@@ -21,7 +21,7 @@ class Ipam(Allocator):
     Whoever takes an Ipam starts after its hook, and so knows the range.
     """
 
-    def __init__(  # noqa: PLR0917  (the parameters are the dependency graph)
+    def __init__(
         self,
         settings: IpamSettings,
         devices: Table[Device],

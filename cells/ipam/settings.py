@@ -20,6 +20,7 @@ _OTHER_MODES: Final = {
     "alibabacloud",
 }
 _PRIVATE: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
+_NOT_FOR_PODS: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
 _OUR_DEVICES: Final = ("cilium_", "lxc")
 
 
@@ -58,6 +59,12 @@ class IpamSettings(Settings, frozen=True):
             raise ValueError(expected)
         if network.prefixlen < 2:
             raise ValueError(f"ipv4-range={self.ipv4_range}: too wide, expected at least a /2")
+        if network.prefixlen > 31:
+            raise ValueError(
+                f"ipv4-range={self.ipv4_range}: too small, expected at most a /31: the node takes one address"
+            )
+        if any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS):
+            raise ValueError(f"ipv4-range={self.ipv4_range}: expected addresses that hosts may have")
         return network
 
 

@@ -1,7 +1,7 @@
 """Which address the router has.
 
 Needs: the address allocator (Addresses, a Protocol).   Gives: choose_address().
-Source: spec ipam.md §4; the only memory of an earlier choice is the address on cilium_host.
+Source: Cilium 1.17, the router's address; the only memory of an earlier choice is the address on cilium_host.
 """
 
 from collections.abc import Sequence

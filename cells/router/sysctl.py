@@ -1,7 +1,7 @@
 """Kernel settings the datapath depends on.
 
 Needs: /proc/sys.   Gives: router_settings(), ensure().
-Source: spec datapath.md §1; kernel Documentation/networking/ip-sysctl.rst.
+Source: Cilium 1.17 for which; kernel Documentation/networking/ip-sysctl.rst.
 """
 
 from pathlib import Path

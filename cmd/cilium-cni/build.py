@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,3 +45,10 @@ def compile_plugin(output: Path = PLUGIN, *, options: Sequence[str] = ()) -> Pat
         raise RuntimeError(f"the CNI plugin does not compile:\n{done.stderr}")
     fresh.replace(output)
     return output
+
+
+if __name__ == "__main__":
+    try:
+        compile_plugin()
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -25,6 +25,6 @@ int check_version(const struct netconf *conf);
 // Whether cniVersion is at least `version` ("0.4.0"); an absent one is 0.1.0.
 bool version_reaches(const struct netconf *conf, const char *version);
 
-// Chaining (spec of the original, 3.6): the mode, or a network named like one; "" when not chained.
+// Chaining, as the original chooses it: the mode, or a network named like one; "" when not chained.
 const char *chaining_mode(const struct netconf *conf);
 bool chaining_mode_known(const char *mode);

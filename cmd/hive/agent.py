@@ -44,11 +44,13 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     try:
         if HELP & set(settings):
             click.echo(ctx.get_help())
-            click.echo(settings_help(hive))
+            click.echo(f"\n{settings_help(hive)}")
             return 0
-        hive.check()
+        debug = any(one.option.name == "debug" and one.value for one in hive.settings())
     except GraphError as error:
         return refuse(error)
+    if debug:
+        configure_logging("debug")
     import anyio
 
     return anyio.run(hive.run)

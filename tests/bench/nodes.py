@@ -1,6 +1,7 @@
 """The nodes the benchmark runs plugins on: one with our agent, one for the Go reference plugins.
 
-Needs: the lab, the compiled plugin, Debian's containernetworking-plugins.   Gives: our_node, ptp_node, our_pair.
+Needs: the lab, the compiled plugin, Debian's containernetworking-plugins.
+Gives: our_node, ptp_node, our_pair.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PluginNode:
         links = self.host_links()
         if len(links) != count or not all("UP" in link["flags"] for link in links):
             raise AssertionError(f"{self.name}: {len(links)} links instead of {count}, or not all up")
-        for pod in self.pods[:count : max(1, count // LOOKED_INTO)]:
+        for pod in self.pods[: count : max(1, count // LOOKED_INTO)]:
             with self.lab.open_pod(pod.netns.name) as inside:
                 eth0 = next(link for link in inside.run(interfaces) if link.name == "eth0")
             if not eth0.up or not eth0.addresses:
@@ -147,7 +148,11 @@ def our_node(folder: Path, count: int) -> Iterator[PluginNode]:
 def ptp_node(folder: Path, count: int) -> Iterator[PluginNode]:
     """A node with Debian's ptp and host-local."""
     with lab("bench-ptp") as made, made.open() as namespaces:
-        ipam = {"type": "host-local", "subnet": "10.202.0.0/16", "dataDir": str(made.directory / "host-local")}
+        ipam = {
+            "type": "host-local",
+            "subnet": "10.202.0.0/16",
+            "dataDir": str(made.directory / "host-local"),
+        }
         network = {"cniVersion": "0.3.1", "name": "bench", "type": "ptp", "ipam": ipam}
         netconf = folder / "ptp.json"
         netconf.write_text(json.dumps(network), encoding="ascii")
@@ -160,5 +165,3 @@ def hold(made: Lab, count: int) -> tuple[BenchPod, ...]:
     for name in names:
         made.hold_pod(name)
     return tuple(BenchPod(f"{made.name}-{name}", PODS / name) for name in names)
-
-

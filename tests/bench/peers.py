@@ -51,14 +51,29 @@ def namespaces(*names: str) -> Iterator[None]:
 @contextlib.contextmanager
 def pair(prefix: str) -> Iterator[Pair]:
     """The two pods of a peer network, by convention of names."""
-    with Namespaces.open(f"/run/netns/{prefix}-a") as client, Namespaces.open(f"/run/netns/{prefix}-b") as server:
+    with (
+        Namespaces.open(f"/run/netns/{prefix}-a") as client,
+        Namespaces.open(f"/run/netns/{prefix}-b") as server,
+    ):
         yield Pair(client, server, "10.201.0.12")
 
 
 def veth(prefix: str, pod: str) -> None:
     """A pair between the node and a pod: ``veth-<pod>`` and ``eth0``."""
     node = f"{prefix}-node"
-    ip("link", "add", f"veth-{pod}", "type", "veth", "peer", "name", "eth0", "netns", f"{prefix}-{pod}", netns=node)
+    ip(
+        "link",
+        "add",
+        f"veth-{pod}",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        f"{prefix}-{pod}",
+        netns=node,
+    )
     ip("link", "set", f"veth-{pod}", "up", netns=node)
     ip("link", "set", "eth0", "up", netns=f"{prefix}-{pod}")
 
@@ -124,5 +139,3 @@ def filtered() -> Iterator[Pair]:
     with routed(prefix) as pods:
         inside(f"{prefix}-node", "nft", "-f", "-", text=RULES)
         yield pods
-
-

@@ -28,7 +28,7 @@ class Sample:
         return median(self.values)
 
     def __str__(self) -> str:
-        return f"{short(self.median)} [{short(min(self.values))} – {short(max(self.values))}]"
+        return f"{short(self.median)} [{short(min(self.values))} to {short(max(self.values))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Row:
             str(self.ours),
             self.peer_name,
             str(self.peer),
-            f"{ratio.median:.2f} [{min(ratio.values):.2f} – {max(ratio.values):.2f}]",
+            f"{ratio.median:.2f} [{min(ratio.values):.2f} to {max(ratio.values):.2f}]",
             "" if self.target is None else f"{sign} {self.target:g}",
             "" if self.target is None else "yes" if self.reached else "NO",
         )
@@ -80,10 +80,13 @@ HEADER = ("figure", "unit", "ours", "peer", "peer's", "ratio", "target", "reache
 
 
 def table(rows: Iterable[Row]) -> str:
-    """All rows as one aligned table, medians with [lowest – highest] round."""
+    """All rows as one aligned table, medians with [lowest to highest] round."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     text.insert(1, "  ".join("─" * width for width in widths))
     return "\n".join(text)
 

@@ -32,7 +32,9 @@ CONNECTIONS = 5_000
 def server(program: Path, pods: Pair) -> Iterator[None]:
     """The answering side, in the server pod, for the time of the block."""
     process = subprocess.Popen(
-        [program, "serve", "0", str(PORT)], stdout=subprocess.PIPE, preexec_fn=pods.server.enter
+        [program, "serve", "0", str(PORT)],
+        stdout=subprocess.PIPE,
+        preexec_fn=pods.server.enter,  # noqa: PLW1509 - the benchmark has one thread
     )
     try:
         if process.stdout is None or process.stdout.readline() != b"ready\n":

@@ -87,8 +87,8 @@ class Containerd:
                 "--snapshotter",
                 "native",
             ]
-            if self._start([*importing, str(archive)]).wait(timeout=20):
-                raise RuntimeError("ctr could not import the pause image")
+            imported = self._start([*importing, str(archive)]).wait(timeout=20)
+            assert imported == 0, "ctr could not import the pause image"
         except BaseException:
             self.__exit__(None, None, None)
             raise

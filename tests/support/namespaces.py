@@ -43,9 +43,9 @@ __all__ = [
 
 
 def need_root() -> None:
-    """Skip the test without root."""
+    """Fail the test without root: what a kernel or node test promises is never left unchecked."""
     if os.geteuid() != 0:
-        pytest.skip("needs root (namespaces, BPF)")
+        pytest.fail("needs root for namespaces and BPF: run it as root, or only make unit", pytrace=False)
 
 
 @contextmanager

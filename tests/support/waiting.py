@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 def eventually(condition: Callable[[], object], within: float = 5.0, every: float = 0.01) -> None:
-    """Return once ``condition()`` is true; raises AssertionError after ``within`` seconds, with its last fault."""
+    """Return once ``condition()`` is true.
+
+    Raises AssertionError after ``within`` seconds, with the condition's last fault.
+    """
     deadline = time.monotonic() + within
     fault: Exception | None = None
     while time.monotonic() < deadline:

@@ -34,13 +34,12 @@ def start(lab: Lab, *settings: str) -> int:
         *settings,
     ]
     with lab.open() as node, lab.agent_log.open("ab") as log:
-        process = subprocess.Popen(
+        process = node.popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")},
-            preexec_fn=node.enter,  # noqa: PLW1509 - the lab's processes have one thread
             start_new_session=True,
         )
     # It is found again by its pid: we do not wait for it as its parent.

@@ -1,7 +1,7 @@
 """Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave.
 
 Needs: fork; a caller that is single-threaded or lets the child do only simple things.
-Gives: run_child (wait for the result) and Child (a function that works until it is told to finish).
+Gives: run_child (wait for the result), Child (a function that works until it is told to finish), undisturbed.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,27 @@ class Stop:
         return bool(select.select([self.fd], [], [], max(0.0, seconds))[0])
 
 
+_TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back ctrl-C and requests to end until the block is done.
+
+    For clearing away, which is not left half-way; and for forks, where Python would swallow the exception.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def disturbable() -> None:
+    """In a child of an undisturbed parent: let the requests to end come through again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
+
+
 _parent_ends: set[int] = set()
 """Our ends of the pipes of all living children: a later child must not keep them open."""
 
@@ -49,15 +71,15 @@ class Child(Generic[T]):
         stop_read, stop_write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():
+        with undisturbed(), warnings.catch_warnings():
             # Python 3.12 warns when other threads exist; the child takes no lock they could hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
-        if self.pid == 0:
-            for fd in (result_read, stop_write, *_parent_ends):
-                os.close(fd)
-            _parent_ends.clear()
-            _child(result_write, Stop(stop_read), fn, args, enter)
+            if self.pid == 0:
+                for fd in (result_read, stop_write, *_parent_ends):
+                    os.close(fd)
+                _parent_ends.clear()
+                _child(result_write, Stop(stop_read), fn, args, enter)
         os.close(result_write)
         os.close(stop_read)
         self._result = result_read
@@ -142,6 +164,7 @@ def _child(
     # Whatever happens, the child never returns into its parent's stack.
     try:
         try:
+            disturbable()
             if enter is not None:
                 enter()
             answer = (True, fn(stop, *args))

@@ -5,6 +5,7 @@ Needs: root; what a subcommand needs is imported when it runs.   Gives: command.
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,9 @@ def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
     namespaces.enter()
     if directory.is_dir():
         os.chdir(directory)
+    # The hive that is running is found in there, too, if only in its virtual environment.
+    path = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join((path, str(Path(sys.executable).parent)))
     try:
         os.execvp(arguments[0], arguments)  # noqa: S606 - the command the person typed, word by word
     except FileNotFoundError:

@@ -1,44 +1,54 @@
 """Network and mount namespaces: made, furnished as a node, held without any process, and entered.
 
-Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_netns, hold, enter.
+Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_held_node, new_netns, hold, inside.
 """
 
+import errno
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hive.lab import syscalls
-from hive.lab.children import Child, Stop, run_child
+from hive.lab.children import Child, Stop, disturbable, run_child, undisturbed
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class Namespaces:
-    """A network namespace and, for a node, a mount namespace, held by open file descriptors.
+    """A network namespace and, for a node, a mount namespace, held by open files.
 
-    Whoever makes one closes it; the namespaces end when nothing else holds them.
+    Whoever makes one closes it; the namespaces end when nothing else holds them. Files, not bare
+    descriptors: one that an interrupt drops on its way here is closed all the same.
     """
 
-    net: int
-    mnt: int | None = None
+    def __init__(self, net: FileIO, mnt: FileIO | None = None) -> None:
+        self._net = net
+        self._mnt = mnt
 
     @classmethod
     def open(cls, net: Path | str, mnt: Path | str | None = None) -> "Namespaces":
         """Open namespaces by their paths, such as bind mounts or ``/proc/<pid>/ns/net``. Raises OSError."""
-        net_fd = os.open(net, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return cls(net_fd, None if mnt is None else os.open(mnt, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:
-            os.close(net_fd)
-            raise
+        return cls(FileIO(net), None if mnt is None else FileIO(mnt))
+
+    @property
+    def net(self) -> int:
+        """Descriptor of the network namespace."""
+        return self._net.fileno()
+
+    @property
+    def mnt(self) -> int:
+        """Descriptor of the mount namespace. Raises ValueError when there is none."""
+        if self._mnt is None:
+            raise ValueError("these namespaces have no mount namespace")
+        return self._mnt.fileno()
 
     def enter(self) -> None:
         """Move the calling thread inside; with a mount namespace, the working directory becomes ``/``."""
-        if self.mnt is not None:
+        if self._mnt is not None:
             syscalls.unshare(syscalls.CLONE_FS)  # setns(2): not with a root directory other threads share
             syscalls.setns(self.mnt, syscalls.CLONE_NEWNS)
         syscalls.setns(self.net, syscalls.CLONE_NEWNET)
@@ -51,11 +61,21 @@ class Namespaces:
         """Start ``fn(stop, *args)`` in a forked child inside; see :class:`hive.lab.children.Child`."""
         return Child(fn, *args, enter=self.enter)
 
+    def popen(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program inside; `options` are those of subprocess.Popen."""
+
+        def enter() -> None:
+            disturbable()
+            self.enter()
+
+        with undisturbed():
+            return subprocess.Popen(command, preexec_fn=enter, **options)  # noqa: PLW1509 - one thread
+
     def close(self) -> None:
         """Let go of the namespaces."""
-        os.close(self.net)
-        if self.mnt is not None:
-            os.close(self.mnt)
+        self._net.close()
+        if self._mnt is not None:
+            self._mnt.close()
 
     def __enter__(self) -> "Namespaces":
         return self
@@ -77,11 +97,16 @@ def new_netns() -> Namespaces:
         os.close(home)
 
 
-def new_node(share: Path | None = None) -> Namespaces:
-    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`."""
+def new_node(share: Path | None = None, cpu: int | None = None) -> Namespaces:
+    """Fresh network and mount namespaces furnished as a node; see :func:`furnish`.
+
+    They are made on processor `cpu`, if it is given; see :func:`new_held_node`.
+    """
     ready_read, ready_write = os.pipe()
 
     def make(stop: Stop) -> None:
+        if cpu is not None:
+            os.sched_setaffinity(0, {cpu})
         syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
         furnish(share)
         os.write(ready_write, b"x")
@@ -97,6 +122,27 @@ def new_node(share: Path | None = None) -> Namespaces:
         os.close(ready_read)
         child.finish(within=30)
     raise AssertionError("unreachable: the child's own error is raised above")
+
+
+def new_held_node(share: Path, net: Path, mnt: Path) -> Namespaces:
+    """A :func:`new_node` that the new files `net` and `mnt` keep alive.
+
+    The kernel lets a mount namespace be bound only in one with a smaller number (fs/namespace.c,
+    mnt_ns_loop()), and newer kernels number by processor: what is made on another processor than ours was
+    may be refused with EINVAL, unless ours is the machine's first.
+    """
+    processors = [None, *sorted(os.sched_getaffinity(0))]
+    while True:
+        node = new_node(share, processors.pop(0))
+        try:
+            hold(node.mnt, mnt)
+            hold(node.net, net)
+        except OSError as error:
+            node.close()
+            if error.errno != errno.EINVAL or not processors:
+                raise
+        else:
+            return node
 
 
 def furnish(share: Path | None = None) -> None:

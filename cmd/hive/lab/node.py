@@ -21,7 +21,8 @@ from pathlib import Path
 import click
 
 from hive.lab import syscalls
-from hive.lab.namespaces import Namespaces, hold, mounted_below, new_netns, new_node, release
+from hive.lab.children import undisturbed
+from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 
 ROOT = Path("/run/hive-lab")
 PODS = Path("/run/netns")
@@ -143,9 +144,10 @@ def create(lab: Lab) -> None:
         syscalls.mount("none", lab.directory, flags=syscalls.MS_PRIVATE)
         lab.cni_conf.parent.mkdir()
         (lab.directory / "pods").mkdir()
-        with new_node(share=lab.directory) as node, new_netns() as outside:
-            hold(node.net, lab.directory / "net")
-            hold(node.mnt or -1, lab.directory / "mnt")
+        with (
+            new_held_node(lab.directory, lab.directory / "net", lab.directory / "mnt") as node,
+            new_netns() as outside,
+        ):
             hold(outside.net, lab.directory / "outside")
             node.run(_uplink, outside.net)
             outside.run(_outside)
@@ -165,16 +167,6 @@ def destroy(lab: Lab) -> None:
             syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
         with contextlib.suppress(FileNotFoundError):
             lab.directory.rmdir()
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hold back ctrl-C and requests to end until the block is done: clearing away is not left half-way."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def processes(lab: Lab) -> list[int]:

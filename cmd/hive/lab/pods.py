@@ -79,27 +79,22 @@ def call(lab: Lab, pod: str, command: str) -> tuple[dict[str, Any], float]:
         "CNI_PATH": str(PLUGIN.parent),
         "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}",
     }
-    with lab.open() as node:
-        began = time.monotonic()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    began = time.monotonic()
+    with lab.open() as node, node.popen([PLUGIN], env=environment, **streams) as plugin:
         try:
-            done = subprocess.run(
-                [PLUGIN],
-                input=network_configuration(lab),
-                capture_output=True,
-                env=environment,
-                preexec_fn=node.enter,
-                timeout=CNI_TIMEOUT,
-                check=False,
-            )
+            stdout, stderr = plugin.communicate(network_configuration(lab), timeout=CNI_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise LabError(f"the CNI plugin did not finish {command} of {pod} in {CNI_TIMEOUT:g} s") from None
-        seconds = time.monotonic() - began
+        finally:
+            plugin.kill()
+    seconds = time.monotonic() - began
     try:
-        answer = json.loads(done.stdout) if done.stdout.strip() else {}
+        answer = json.loads(stdout) if stdout.strip() else {}
     except ValueError:
-        raise LabError(f"the CNI plugin answered {command} of {pod} with {done.stdout!r}") from None
-    if done.returncode != 0:
-        reason = answer.get("msg") or done.stderr.decode(errors="replace").strip() or done.returncode
+        raise LabError(f"the CNI plugin answered {command} of {pod} with {stdout!r}") from None
+    if plugin.returncode != 0:
+        reason = answer.get("msg") or stderr.decode(errors="replace").strip() or plugin.returncode
         raise LabError(f"the CNI plugin refused {command} of {pod}: {reason}")
     return answer, seconds
 

@@ -2,15 +2,16 @@
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from hive.lab.flows import tcp_listener, tcp_receiver, tcp_sender, udp_receiver, udp_sender, udp_socket
 from hive.lab.probe import interfaces, ping, routes, tcp_echo, tcp_echo_server
 from tests.support.namespaces import Namespaces, inside, need_root, new_netns
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
@@ -59,13 +60,26 @@ def _set_link(name: str, state: str) -> None:
         ip.link("set", index=ip.link_lookup(ifname=name)[0], state=state)
 
 
+def _counter(protocol: str, name: str) -> int:
+    """A counter of the caller's network namespace (/proc/net/snmp)."""
+    lines = (line.split() for line in Path("/proc/thread-self/net/snmp").read_text().splitlines())
+    names, counts = (line for line in lines if line[0] == f"{protocol}:")
+    return int(counts[names.index(name)])
+
+
+def wait_sent(pair: Pair, more: int, protocol: str = "Udp", name: str = "OutDatagrams") -> None:
+    """Wait until the left side has sent so many more packets."""
+    before = pair.left.run(_counter, protocol, name)
+    eventually(lambda: pair.left.run(_counter, protocol, name) >= before + more)
+
+
 def test_nothing_is_lost_on_a_good_path(pair: Pair) -> None:
     with inside(pair.right):
         sock = udp_socket()
     with sock:
         receiver = pair.right.start(udp_receiver, sock)
         sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
-        time.sleep(0.4)
+        wait_sent(pair, 400)
         sent = sender.finish(within=10)
         received = receiver.finish(within=10)
     assert sent.packets >= 350
@@ -79,11 +93,11 @@ def test_losses_and_the_gap_are_seen(pair: Pair) -> None:
     with sock:
         receiver = pair.right.start(udp_receiver, sock)
         sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
-        time.sleep(0.2)
+        wait_sent(pair, 100)
         pair.right.run(_set_link, "b", "down")
-        time.sleep(0.2)
+        wait_sent(pair, 200)
         pair.right.run(_set_link, "b", "up")
-        time.sleep(0.2)
+        wait_sent(pair, 100)
         sent = sender.finish(within=10)
         received = receiver.finish(within=10)
     assert 0 < received.packets < sent.packets
@@ -96,7 +110,7 @@ def test_a_stream_is_checked_word_by_word(pair: Pair) -> None:
     with listener:
         receiver = pair.right.start(tcp_receiver, listener)
         sender = pair.left.start(tcp_sender, (RIGHT, listener.getsockname()[1]))
-        time.sleep(0.2)
+        wait_sent(pair, 50, "Tcp", "OutSegs")
         sent = sender.finish(within=10)
         received = receiver.result(within=10)
     assert sent.octets > 0

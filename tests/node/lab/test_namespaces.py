@@ -57,6 +57,12 @@ async def test_an_async_test_too() -> None:
     assert links() == ["lo"]
 
 
+def test_without_root_a_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(pytest.fail.Exception, match="needs root for namespaces and BPF"):
+        need_root()
+
+
 def test_a_failure_inside_propagates() -> None:
     need_root()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.config import AgentSettings
-from cells.config.node import check_bpffs, take_lock, write_pidfile
+from cells.config.node import check_bpffs, take_lock, writable, write_pidfile
 from lifecycle import HiveError
 
 
@@ -19,6 +19,9 @@ from lifecycle import HiveError
         ({"enable_ipv4": False}, "needs an address family"),
         ({"mtu": 100}, "576 to 65535"),
         ({"state_dir": Path("relative")}, "absolute path"),
+        ({"state_dir": Path("/" + "x" * 95)}, "expected at most 95 bytes"),
+        ({"cluster_name": ""}, "1 to 32 of a-z"),
+        ({"cluster_name": "Prod_1"}, "1 to 32 of a-z"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(settings: dict[str, object], words: str) -> None:
@@ -29,6 +32,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(settings: dict[str, o
 
 def test_the_defaults_are_accepted() -> None:
     AgentSettings().validate()
+    AgentSettings(state_dir=Path("/" + "x" * 94), cluster_name="a" * 32).validate()
 
 
 def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -38,9 +42,29 @@ def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -
 
 def test_a_second_agent_is_refused_and_told_who_has_the_node(tmp_path: Path) -> None:
     pidfile = tmp_path / "cilium.pid"
-    first = take_lock(tmp_path / "agent.lock", pidfile)
+    first = take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
     write_pidfile(pidfile)
-    with pytest.raises(HiveError, match=f"pid {os.getpid()}"):
-        take_lock(tmp_path / "agent.lock", pidfile)
+    with pytest.raises(
+        HiveError, match=rf"\(pid {os.getpid()}\) has the same state-dir, {tmp_path}: stop it"
+    ):
+        take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
     os.close(first)
-    os.close(take_lock(tmp_path / "agent.lock", pidfile))
+    os.close(take_lock(tmp_path / "agent.lock", "state-dir", pidfile))
+
+
+def test_a_directory_can_be_locked_too(tmp_path: Path) -> None:
+    first = take_lock(tmp_path / "", "bpf-root")
+    with pytest.raises(HiveError, match="another agent has the same bpf-root"):
+        take_lock(tmp_path, "bpf-root")
+    os.close(first)
+
+
+def test_what_cannot_be_made_is_told_with_its_setting_and_place(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    with (
+        pytest.raises(
+            HiveError, match=rf"^state-dir {tmp_path} is not usable: {tmp_path}/state: File exists; "
+        ),
+        writable("state-dir", tmp_path),
+    ):
+        (tmp_path / "state").mkdir()

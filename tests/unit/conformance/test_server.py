@@ -104,7 +104,7 @@ NO_SUCH_PART = {
 """Parts of recorded answers that this agent has not got, by operation, and why."""
 
 STUB_STATUSES = {
-    409: "never sent (spec api.md §4)",
+    409: "never sent",
     429: "rate limits: a later issue",
     503: "our socket does not exist before the agent serves",
 }

@@ -10,7 +10,7 @@ from cells.endpoint import Code, State, StatusLog, displayed, health_of
 from cells.endpoint.states import STATUS_LOG_SIZE, Subject, Verdict, judge
 from tests.unit.endpoint.fakes import Node, request
 
-# spec endpoint.md §3, as it is written there
+# Cilium 1.17's table of transitions
 TABLE = """
 "" : waiting-for-identity restoring
 waiting-for-identity : ready disconnecting invalid

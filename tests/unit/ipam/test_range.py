@@ -84,6 +84,9 @@ async def test_no_address_and_no_range_is_one_clear_line() -> None:
         ({"ipv4-range": "10.0.0.0"}, "ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16"),
         ({"ipv4-range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),
         ({"ipv4-range": "0.0.0.0/1"}, "ipv4-range=0.0.0.0/1: too wide"),
+        ({"ipv4-range": "10.0.0.1/32"}, "ipv4-range=10.0.0.1/32: too small, expected at most a /31"),
+        ({"ipv4-range": "127.0.0.0/8"}, "ipv4-range=127.0.0.0/8: expected addresses that hosts may have"),
+        ({"ipv4-range": "192.0.0.0/2"}, "ipv4-range=192.0.0.0/2: expected addresses that hosts may have"),
         ({"ipam-default-ip-pool": ""}, "ipam-default-ip-pool is empty"),
     ],
 )

@@ -213,6 +213,11 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
 
 def test_the_value_of_an_unknown_flag_is_no_second_mistake() -> None:
     assert faults("--zzz", "5", "--count=2") == ["--zzz: no such setting"]
+    assert faults("--zzz", "5", "--count=two") == [
+        "--zzz: no such setting",
+        "--count=two: expected a whole number",
+    ]
+    assert faults("--zzz", "--yyy=1") == ["--zzz: no such setting", "--yyy: no such setting"]
 
 
 def test_a_config_dir_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -229,6 +234,31 @@ def test_a_duration_without_unit_in_a_file_is_nanoseconds_and_warned_about(tmp_p
     assert hive._loaded.structs[All] == All(interval=seconds(1))
     expected = f"{tmp_path / 'interval'}: '1000000000': a duration without a unit is read as nanoseconds"
     assert hive._loaded.warnings == [expected]
+
+
+class Judged(Settings, frozen=True):
+    level: int = 0
+
+    def validate(self) -> None:
+        if self.level > 9:
+            raise ValueError(f"level={self.level}: expected 0 to 9")
+
+
+@pytest.mark.parametrize("place", ["flag", "env", "file", "code"])
+def test_a_value_that_is_refused_is_told_with_its_place(tmp_path: Path, place: str) -> None:
+    (tmp_path / "level").write_text("10" if place == "file" else "1")
+    env = {"CILIUM_LEVEL": "10"} if place == "env" else {}
+    argv = ["--level=10"] if place == "flag" else []
+    source = Sources(argv, env, tmp_path)
+    with pytest.raises(SettingsError) as caught:
+        Hive(config(Judged), settings={"level": 10} if place == "code" else source).check()
+    shown = {
+        "flag": "--level=10",
+        "env": "CILIUM_LEVEL=10",
+        "file": f"{tmp_path / 'level'}: '10'",
+        "code": "level=10",
+    }
+    assert [fault.text for fault in caught.value.faults] == [f"{shown[place]}: expected 0 to 9"]
 
 
 class Needed(Settings, frozen=True):

@@ -209,8 +209,8 @@ def test_every_packer_is_compared() -> None:
     }
     compared = {
         "create_veth", "get_link", "sync_carrier", "dump_links", "activate_link", "link_up", "set_device",
-        "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address", "dump_addresses",
-        "add_route", "delete_route", "add_clsact", "replace_filter",
+        "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
+        "dump_addresses", "add_route", "delete_route", "add_clsact", "replace_filter",
     }  # fmt: skip
     assert packers == compared
 

@@ -1,0 +1,33 @@
+"""A node of its own for every test of the whole agent, and proof that nothing of it stays on the machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hive.lab.kernel import machine_links
+from hive.lab.namespaces import mounted_below
+from hive.lab.node import ROOT, Lab
+from tests.support.agents import made, serving
+from tests.support.namespaces import need_root
+
+
+@pytest.fixture
+def node() -> Iterator[Lab]:
+    """A node without an agent."""
+    need_root()
+    links = machine_links()
+    lab = Lab(f"agent-{os.getpid()}")
+    with made(lab):
+        yield lab
+    assert not [link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))]
+    assert not [point for point in mounted_below(ROOT) if lab.directory in {point, *point.parents}]
+    assert not Path(lab.directory).exists()
+
+
+@pytest.fixture
+def lab(node: Lab) -> Lab:
+    """A node whose agent serves."""
+    serving(node)
+    return node

@@ -1,0 +1,137 @@
+"""The agent killed with -9 at any moment: whatever it did, the next one finds whole endpoints or none."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from hashlib import sha256
+
+import pytest
+
+from hive.lab import agent_process, pods
+from hive.lab.children import Stop
+from hive.lab.kernel import machine_links
+from hive.lab.node import Lab, wait_gone
+from hive.lab.probe import ping
+from tests.support.account import agreed
+from tests.support.agents import call_environment, ended, invoke, serving, start_plugin
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(90)]
+
+PODS = [f"pod-{number}" for number in range(12)]
+SECONDS = 7.0
+BURST, START = 0.12, 0.6
+"""Seconds a burst takes, and a start, at most: the kill comes somewhere in it."""
+
+SIGHTS = ("/sys/class/net", "/sys/fs/bpf/tc/globals", "/run/cilium/state")
+"""Directories that change in the middle of an add or a delete: links, pinned policy maps, saved endpoints."""
+
+
+def killer(stop: Stop, pid: int, changes: int, directory: str, delay: float) -> None:
+    """Kill the agent the moment a directory has changed so often, or after a delay in seconds."""
+    deadline = time.monotonic() + delay
+    seen = os.listdir(directory)  # noqa: PTH208 (often, and names only)
+    while changes and time.monotonic() < deadline and not stop.wait(0):
+        now = os.listdir(directory)  # noqa: PTH208
+        changes -= now != seen
+        seen = now
+    os.kill(pid, signal.SIGKILL)
+
+
+def start_and_kill(lab: Lab, seconds: float) -> None:
+    """Start an agent, and kill it after so long."""
+    pid = agent_process.start(lab)
+    wait_gone(pid, seconds)
+    agent_process.crash(lab)
+
+
+def link_of(lab: Lab, pod: str) -> str:
+    return "lxc" + sha256(f"{pods.container_id(lab, pod)}:eth0".encode()).hexdigest()[:12]
+
+
+def unanswered(addresses: list[str]) -> list[str]:
+    return [address for address in addresses if not ping(address, 1)]
+
+
+class Runtime:
+    """Adds what it has not, deletes what it has or does not know about, as a kubelet would in the end."""
+
+    def __init__(self, lab: Lab, chance: random.Random) -> None:
+        self.lab = lab
+        self.chance = chance
+        self.attached: dict[str, str] = {}
+        """Pods and their addresses, as the plugin answered."""
+        self.unsure: set[str] = set()
+        """Pods whose add failed: what became of it is unknown."""
+        self.cut_short = 0
+        """How many adds a kill has interrupted."""
+
+    def burst(self) -> dict[str, tuple[str, subprocess.Popen[bytes]]]:
+        """Start a call for most pods, all at once."""
+        chosen = self.chance.sample(PODS, self.chance.randint(len(PODS) // 2, len(PODS)))
+        calls = {}
+        for pod in chosen:
+            command = "DEL" if pod in self.attached or pod in self.unsure else "ADD"
+            calls[pod] = command, start_plugin(self.lab, call_environment(self.lab, pod, command))
+        return calls
+
+    def collect(self, calls: dict[str, tuple[str, subprocess.Popen[bytes]]]) -> None:
+        """Note what the calls answered."""
+        for pod, (command, process) in calls.items():
+            done = ended(process)
+            if command == "DEL":
+                assert done.code == 0, done
+                self.attached.pop(pod, None)
+                self.unsure.discard(pod)
+            elif done.code == 0:
+                self.attached[pod] = done.json["ips"][0]["address"].partition("/")[0]
+            else:
+                assert done.json["code"] == 11, done  # CNI: try again later
+                self.unsure.add(pod)
+                self.cut_short += 1
+
+    def compare(self) -> None:
+        """What the node has is what we know of, complete; and it works."""
+        listed = {link: address for address, link, _ in agreed(self.lab).listed.values()}
+        known = {link_of(self.lab, pod): address for pod, address in self.attached.items()}
+        maybe = {link_of(self.lab, pod) for pod in self.unsure}
+        assert {link: address for link, address in listed.items() if link not in maybe} == known
+        with self.lab.open() as node:
+            assert node.run(unanswered, list(known.values())) == []
+
+
+def torment(lab: Lab, runtime: Runtime, chance: random.Random) -> None:
+    """A burst, a kill in it, sometimes kills of the agents that start next, and a look at what is there."""
+    pid = agent_process.running(lab)
+    with lab.open() as node:
+        directory = chance.choice(SIGHTS)
+        kill = node.start(killer, pid, chance.randint(0, 2 * len(PODS)), directory, chance.uniform(0, BURST))
+        calls = runtime.burst()
+        kill.result(within=10)
+    agent_process.crash(lab)
+    while chance.random() < 0.3:
+        start_and_kill(lab, chance.uniform(0, START))
+    serving(lab)
+    runtime.collect(calls)
+    runtime.compare()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whole_endpoints_or_none(node: Lab, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 (the same moments each time, as far as that goes)
+    for pod in PODS:
+        node.hold_pod(pod)
+    runtime = Runtime(node, chance)
+    serving(node)
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        torment(node, runtime, chance)
+    for pod in PODS:
+        assert invoke(node, pod, "DEL").code == 0
+    assert agreed(node).listed == {}
+    for pod in PODS:
+        with node.open_pod(pod) as inside:
+            assert inside.run(machine_links) == {"lo"}

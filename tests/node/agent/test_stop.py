@@ -1,0 +1,139 @@
+"""SIGTERM whenever it comes: an ordered end, pods that go on talking, a next agent that changes nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hive.lab import agent_process, pods
+from hive.lab.kernel import look
+from hive.lab.node import Lab, wait_gone
+from hive.lab.probe import ping
+from hive.lab.upgrade import second_build
+from tests.support.account import agreed
+from tests.support.agents import call_environment, ended, invoke, serving, start_plugin, terminated
+
+pytestmark = pytest.mark.node
+
+RUN = Path("/run/cilium")
+
+
+def left_at_the_end() -> set[str]:
+    """What an agent that has ended leaves no trace of."""
+    return {"cilium.sock", "cni.sock", "cilium.pid"} & {path.name for path in RUN.iterdir()}
+
+
+def ended_in_order(lab: Lab, code: int) -> None:
+    assert code == 0, agent_process.log_end(lab, 40)
+    with lab.open() as inside:
+        assert inside.run(left_at_the_end) == set()
+    log = lab.agent_log.read_text()
+    assert "Traceback" not in log
+    assert "level=error" not in log
+
+
+def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
+    """Ids of what is pinned and in force; the maps kept ready for pods to come are not among them."""
+    seen = look()
+    return seen.maps, seen.programs, seen.entries
+
+
+def pings(lab: Lab, source: pods.Attached, target: pods.Attached) -> int:
+    with lab.open_pod(source.pod) as inside:
+        return len(inside.run(ping, target.ipv4, 3))
+
+
+def test_a_stop_leaves_pods_talking_and_a_start_changes_nothing(lab: Lab) -> None:
+    pid = agent_process.running(lab)
+    assert pid is not None
+    first, second = pods.add(lab, "first"), pods.add(lab, "second")
+    with lab.open() as inside:
+        before, listed = inside.run(in_kernel), agreed(lab)
+        ended_in_order(lab, terminated(lab, pid))
+        assert inside.run(in_kernel) == before
+        assert pings(lab, first, second) == 3
+        assert len(inside.run(ping, second.ipv4, 3)) == 3
+
+        serving(lab)
+        assert inside.run(in_kernel) == before
+    assert agreed(lab) == listed
+    assert pods.add(lab, "third").gateway == first.gateway
+    assert pings(lab, second, first) == 3
+
+
+def test_another_build_swaps_the_programs_and_nothing_else(lab: Lab) -> None:
+    pid = agent_process.running(lab)
+    assert pid is not None
+    first, second = pods.add(lab, "first"), pods.add(lab, "second")
+    other = second_build(lab)
+    with lab.open() as inside:
+        before = inside.run(look)
+        ended_in_order(lab, terminated(lab, pid))
+        serving(lab, f"--datapath-object={other}")
+        after = inside.run(look)
+    assert after.lasting_maps == before.lasting_maps
+    assert after.dispatchers == before.dispatchers
+    assert not set(after.entries.values()) & set(before.entries.values())
+    assert pings(lab, first, second) == 3
+    assert len(agreed(lab).listed) == 2
+
+
+def test_a_stop_in_the_middle_of_a_start(node: Lab) -> None:
+    chance = random.Random(3)  # noqa: S311 (the same moments each time, as far as that goes)
+    serving(node)
+    agent_process.crash(node)
+    for moment in (*(chance.uniform(0.05, 0.6) for _ in range(8)), 0.0):
+        pid = agent_process.start(node)
+        if wait_gone(pid, moment):
+            raise AssertionError(agent_process.log_end(node))
+        code = terminated(node, pid)
+        if code != -signal.SIGTERM:  # Python itself had not begun
+            ended_in_order(node, code)
+    pid = serving(node)
+    pods.add(node, "pod")
+    ended_in_order(node, terminated(node, pid))
+
+
+def test_a_stop_in_the_middle_of_a_burst(lab: Lab) -> None:
+    names = [f"pod-{number}" for number in range(12)]
+    for name in names:
+        lab.hold_pod(name)
+    for name in names[:6]:
+        assert invoke(lab, name, "ADD").code == 0
+    pid = agent_process.running(lab)
+    assert pid is not None
+    calls = {}
+    for number, name in enumerate(names):
+        command = "DEL" if number < 6 else "ADD"
+        calls[name] = start_plugin(lab, call_environment(lab, name, command), plugin=pods.PLUGIN)
+        if number == 8:
+            os.kill(pid, signal.SIGTERM)
+    assert wait_gone(pid, 10)
+    ended_in_order(lab, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    serving(lab)
+    assert {name: ended(call).code for name, call in calls.items()} == dict.fromkeys(names, 0)
+    assert len(agreed(lab).listed) == 6
+    for name in names:
+        assert invoke(lab, name, "DEL").code == 0
+    assert agreed(lab).listed == {}
+
+
+def test_a_second_signal_ends_at_once(lab: Lab) -> None:
+    pid = agent_process.running(lab)
+    assert pid is not None
+    pods.add(lab, "pod")
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
+    assert wait_gone(pid, 5)
+    assert time.monotonic() - began < 5
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in {0, 1}
+    serving(lab)
+    assert len(agreed(lab).listed) == 1

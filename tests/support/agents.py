@@ -1,0 +1,180 @@
+"""Real agents and the real plugin in a lab node, used as an operator and a container runtime use them.
+
+Needs: root, a lab node (hive.lab.node).
+Gives: made, run_agent, serving, terminated; invoke, start_plugin, hasty_plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hive.lab import agent_process, pods
+from hive.lab.node import Lab, wait_gone
+
+LOG_LINE = re.compile(r"time=\S+ level=\w+ ")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def told(self) -> list[str]:
+        """What was said on standard error to the person who started it, the log left out."""
+        return [line for line in self.stderr.splitlines() if not LOG_LINE.match(line)]
+
+    @property
+    def line(self) -> str:
+        """The one line that was said."""
+        (line,) = self.told
+        return line
+
+    @property
+    def json(self) -> Any:
+        """What was printed, as JSON."""
+        return json.loads(self.stdout)
+
+
+def run_agent(
+    lab: Lab,
+    *settings: str | Path,
+    env: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
+    within: float = 15.0,
+) -> Ended:
+    """Run ``hive agent`` inside the node to its own end; AssertionError when it does not come."""
+    command = [*wrapper, sys.executable, "-m", "hive", "agent", *map(str, settings)]
+    with lab.open() as node, node.popen(command, **_streams(), env=environment(env)) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, stderr = process.communicate()
+            raise AssertionError(f"the agent went on:\n{stderr.decode(errors='replace')}") from None
+    return Ended(process.returncode, stdout.decode(), stderr.decode())
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our environment without settings of an agent, with these changes."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")}
+    return ours | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(changes or {})
+
+
+def _streams() -> dict[str, int]:
+    return {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def serving(lab: Lab, *settings: str) -> int:
+    """Start an agent and wait until it serves; its pid."""
+    pid = agent_process.start(lab, *settings)
+    agent_process.wait_ready(lab, pid)
+    return pid
+
+
+def terminated(lab: Lab, pid: int, within: float = 10.0) -> int:
+    """Ask our agent to end and wait; its wait status as an exit code, -15 when the signal itself ended it."""
+    os.kill(pid, signal.SIGTERM)
+    assert wait_gone(pid, within), f"the agent goes on after SIGTERM:\n{agent_process.log_end(lab, 40)}"
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# The plugin
+
+
+@cache
+def hasty_plugin() -> Path:
+    """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1."""
+    import importlib.util
+
+    source = Path(__file__).parents[2] / "cmd" / "cilium-cni" / "build.py"
+    specification = importlib.util.spec_from_file_location("plugin_build", source)
+    assert specification is not None
+    assert specification.loader is not None
+    build = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(build)
+    options = ("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
+    _folder.append(tempfile.TemporaryDirectory(prefix="hasty-plugin-"))
+    return Path(build.compile_plugin(Path(_folder[0].name) / "cilium-cni", options=options))
+
+
+_folder: list[tempfile.TemporaryDirectory[str]] = []  # removed when the tests end
+
+
+def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) -> dict[str, str]:
+    """What a runtime sets for the plugin; a change to None leaves the variable out."""
+    variables: dict[str, str | None] = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": pods.container_id(lab, pod),
+        "CNI_NETNS": f"/run/netns/{pod}",
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}",
+        **changes,
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def start_plugin(
+    lab: Lab, env: Mapping[str, str], stdin: object = None, *, plugin: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the plugin inside the node; ``stdin`` is bytes, JSON, or what the agent's file tells runtimes.
+
+    It is the hasty plugin unless ``plugin`` is another.
+    """
+    command = [plugin or hasty_plugin()]
+    with lab.open() as node:
+        process = node.popen(command, **_streams() | {"stdin": subprocess.PIPE}, env=dict(env))
+    given = pods.network_configuration(lab) if stdin is None else stdin
+    assert process.stdin is not None
+    try:
+        process.stdin.write(given if isinstance(given, bytes) else json.dumps(given).encode())
+        process.stdin.close()
+    except BrokenPipeError:  # it did not want to read it
+        process.stdin = None
+    return process
+
+
+def ended(process: subprocess.Popen[bytes], within: float = 20.0) -> Ended:
+    """Wait for a program started with pipes."""
+    process.stdin = None
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Ended(process.returncode, stdout.decode(), stderr.decode())
+
+
+def invoke(lab: Lab, pod: str, command: str, stdin: object = None, **changes: str | None) -> Ended:
+    """Run the plugin for a pod, to its end."""
+    return ended(start_plugin(lab, call_environment(lab, pod, command, **changes), stdin))
+
+
+@contextmanager
+def made(lab: Lab) -> Iterator[Lab]:
+    """The node for one block, made anew whatever an interrupted test left; gone afterwards."""
+    from hive.lab.node import create, destroy
+
+    destroy(lab)
+    create(lab)
+    try:
+        yield lab
+    finally:
+        destroy(lab)

@@ -1,0 +1,41 @@
+"""What the documentation shows is true: its code runs, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lifecycle import Cell, Hive
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:cells|lifecycle|cmd|tests|configs|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.anyio
+async def test_the_cell_of_the_guide_greets(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(from lifecycle.*?)```", guide, re.DOTALL)
+    assert code is not None
+    names: dict[str, object] = {"__name__": "guide"}
+    exec(compile(code[1], "docs/cells.md", "exec"), names)  # noqa: S102 - our own page
+    cell = names["cell"]
+    assert isinstance(cell, Cell)
+    async with Hive(cell, settings={"greeted": "Ada"}).started():
+        assert capsys.readouterr().out == "hello, Ada\n"
