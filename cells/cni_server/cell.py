@@ -1,7 +1,7 @@
 """How the CNI server is put together from the other cells.
 
-Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device]; starts after
-ExposedEndpoints and HostIPSync.
+Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints,
+HostIPSync.
 Gives: cell, and the constructors of Departures, Attacher, Detacher, DeleteQueue, CniServer.
 """
 
@@ -76,12 +76,11 @@ def cni_server(
     detach: Detacher,
     pool: PolicyMaps,
     *,
-    synced: HostIPSync,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> CniServer:
-    """This node's cni.sock, served once the queue is drained and the node's addresses are in the maps."""
-    del queue, synced
+    """This node's cni.sock, served once the queue is drained."""
+    del queue
     return CniServer(config.cni_socket, attach, detach, pool, PodLink, lifecycle=lifecycle, log=log)
 
 
