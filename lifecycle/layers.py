@@ -10,7 +10,8 @@ an unknown flag is a mistake. Values of secrets are never part of what is told.
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,8 +76,9 @@ def by_name(options: Iterable[Option]) -> dict[str, Option]:
 def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) -> Layer:
     """``--name=value``, ``--name value``, ``--name`` for a boolean; the config-dir, no option, too."""
     found: Layer = {}
-    words: Iterator[str] = iter(argv)
-    for word in words:
+    words = deque(argv)
+    while words:
+        word = words.popleft()
         name, equals, text = word[2:].partition("=")
         name = name.lower()
         option = names.get(name)
@@ -85,17 +87,16 @@ def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) 
             continue
         if option is None and name != CONFIG_DIR:
             findings.fault(_unknown(f"--{name}", name, names, "--"))
-            if not equals:  # its value, if the next word is one, is no mistake of its own
-                words = _skip_value(words)
+            if not equals and words and not words[0].startswith("--"):
+                words.popleft()  # its value is no mistake of its own
             continue
         if not equals and option is not None and values.bare(option.kind)[0] is bool:
             text = "true"
         elif not equals:
-            value = next(words, None)
-            if value is None:
+            if not words:
                 findings.fault(f"--{name}: needs a value, as in --{name}=VALUE")
                 continue
-            text = value
+            text = words.popleft()
         raw: object = text
         if option is not None and (values.is_list(option.kind) or values.is_map(option.kind)):
             before = found[name].raw if name in found else []
@@ -211,12 +212,6 @@ def _masked(text: str, name: str, option: Option | None) -> str:
     if _hides(name, option):
         return HIDDEN
     return text if text.isprintable() else repr(text)
-
-
-def _skip_value(words: Iterable[str]) -> Iterator[str]:
-    """The words without the first, unless that is a flag."""
-    rest = list(words)
-    return iter(rest if not rest or rest[0].startswith("--") else rest[1:])
 
 
 def _stray(word: str, names: Mapping[str, Option]) -> str:

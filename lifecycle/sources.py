@@ -119,7 +119,7 @@ def _fill(struct: type[Settings], given: Layer, prefix: str, loaded: Loaded) -> 
         filled.validate()
     except* ValueError as errors:
         for text in map(str, leaves(errors)):
-            loaded.fault(f"{text}{_origins(text, settings)}")
+            loaded.fault(_placed(text, settings, given))
     else:
         loaded.structs[struct] = filled
 
@@ -152,6 +152,16 @@ def _text_of_file(path: str) -> str:
         raise ValueError(f"it is no UTF-8 text; {expected}") from None
     except OSError as error:
         raise ValueError(f"{(error.strerror or str(error)).lower()}; {expected}") from None
+
+
+def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
+    """What validate() says of ``name=value``, said of the place the value came from."""
+    for setting in settings:
+        found = given.get(setting.option.name)
+        said = f"{setting.option.name}={values.show(setting.value)}"
+        if found is not None and found.place != "code" and text.startswith(said):
+            return found.shown + text.removeprefix(said)
+    return f"{text}{_origins(text, settings)}"
 
 
 def _origins(text: str, settings: Iterable[Setting]) -> str:

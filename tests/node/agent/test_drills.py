@@ -1,4 +1,4 @@
-"""What happens to a node while no agent looks: links cut, state broken, its range moved.
+"""What happens to a node while no agent looks: links cut, state broken, its range moved; the next copes."""
 
 from __future__ import annotations
 
