@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,52 @@ def test_without_bpffs(node: Lab) -> None:
 )
 def test_without_privileges(node: Lab, wrapper: tuple[str, ...], lacks: str) -> None:
     refused(node, f"the agent lacks {lacks}: run it as root, or grant the capabilities", wrapper=wrapper)
+
+
+def test_with_too_few_files(node: Lab) -> None:
+    line = (
+        "the agent may open 100 files at most, and needs 256 and more, one for each pod:"
+        " raise the limit (ulimit -Hn, or LimitNOFILE of systemd)"
+    )
+    refused(node, line, wrapper=("prlimit", "--nofile=100:100"))
+
+
+def test_without_a_global_address(node: Lab) -> None:
+    within(node, cut, "uplink")
+    ended = run_agent(node)
+    assert (ended.code, ended.line) == (
+        2,
+        (
+            "hive: IPv4 allocation CIDR is not configured. Please specify --ipv4-range: auto needs a global"
+            " IPv4 address on one of the node's devices, there is none"
+        ),
+    )
+    serving(node, "--ipv4-range=10.5.0.0/24")
+
+
+def cut(name: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("del", index=ip.link_lookup(ifname=name)[0])
+
+
+def read_only_sysctls() -> None:
+    syscalls.mount("/proc/sys", "/proc/sys", flags=syscalls.MS_BIND)
+    syscalls.mount("none", "/proc/sys", flags=syscalls.MS_BIND | MS_REMOUNT | MS_RDONLY)
+
+
+def test_with_kernel_settings_that_cannot_be_written(node: Lab) -> None:
+    within(node, read_only_sysctls)
+    ended = run_agent(node)
+    assert ended.code == 1
+    assert re.fullmatch(
+        r"hive: cannot set net\.ipv4\.conf\.\S+=\d: Read-only file system; "
+        r"make /proc/sys writable for the agent, or set it on the node",
+        ended.line,
+    )
+    within(node, syscalls.unmount, "/proc/sys")
+    serving(node)
 
 
 def read_only() -> None:
