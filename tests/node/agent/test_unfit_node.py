@@ -24,6 +24,7 @@ pytestmark = pytest.mark.node
 
 RUN = Path("/run/cilium")
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+EXPECTED = "expected a directory that the agent may write to, with room for its files"
 MS_RDONLY, MS_REMOUNT = 1, 32
 
 
@@ -64,6 +65,14 @@ def test_without_bpffs(node: Lab) -> None:
 )
 def test_without_privileges(node: Lab, wrapper: tuple[str, ...], lacks: str) -> None:
     refused(node, f"the agent lacks {lacks}: run it as root, or grant the capabilities", wrapper=wrapper)
+
+
+def test_a_state_directory_that_is_somebody_elses(node: Lab) -> None:
+    caps = "+net_admin,+sys_admin"
+    line = (
+        f"state-dir /var/run/cilium is not usable: /var/run/cilium/agent.lock: Permission denied; {EXPECTED}"
+    )
+    refused(node, line, wrapper=(*AS_NOBODY, f"--inh-caps={caps}", f"--ambient-caps={caps}"))
 
 
 def test_with_too_few_files(node: Lab) -> None:
@@ -125,9 +134,6 @@ def without_space() -> None:
     syscalls.mount("state", RUN, "tmpfs", data="size=4k")
     (RUN / "agent.lock").touch()
     (RUN / "filler").write_bytes(bytes(4096))
-
-
-EXPECTED = "expected a directory that the agent may write to, with room for its files"
 
 
 @pytest.mark.parametrize(
