@@ -4,6 +4,7 @@ Needs:  nothing.
 Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging().
 """
 
+import contextlib
 import logging
 import sys
 from typing import Literal, TextIO, cast
@@ -84,13 +85,19 @@ def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processo
 
 
 class _StandardError:
-    """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests."""
+    """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests.
+
+    A line that nobody takes (a full disk, a reader of a pipe that has gone) is lost: whoever logs goes on.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
     def isatty(self) -> bool:
         return sys.stderr.isatty()

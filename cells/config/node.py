@@ -21,6 +21,9 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger
 BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 
+FEWEST_FILES = 256
+"""Descriptors without which not even the policy maps kept ready can be opened."""
+
 
 class AgentConfig:
     """Paths and names every cell agrees on.
@@ -119,8 +122,16 @@ def check_bpffs(root: Path) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the hard limit does: every pod's policy map is one."""
+    """Allow as many descriptors as the hard limit does: every pod's policy map is one.
+
+    Raises HiveError when that is too few for the agent itself.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
+        raise HiveError(
+            f"the agent may open {hard} files at most, and needs {FEWEST_FILES} and more, one for each pod:"
+            " raise the limit (ulimit -Hn, or LimitNOFILE of systemd)"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -144,7 +144,7 @@ class Datapath:
         data = read_object(path)
         with map_by_id(self._maps.entry.id) as entry:  # this thread's own
             constants = in_force(entry)
-            if constants is None or not self._fits(constants, data) or not serves(entry, tables):
+            if constants is None or not self._fits(constants, data) or not serves(entry, tables, constants):
                 constants = self._replace(entry, constants, data)
             self._dispatchers = self._load_dispatchers(tables)
             ids = ids_in_force(entry)

@@ -139,14 +139,17 @@ def in_force(entry: Map) -> Constants | None:
     return None
 
 
-def serves(entry: Map, tables: Iterable[Map]) -> bool:
-    """Whether every entry holds its program, and all of them work on these very maps."""
+def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
+    """Whether every entry holds its program with these constants, and all of them work on these very maps.
+
+    One may not: an agent killed while it published has replaced some entries and not the others.
+    """
     known = {table.id for table in tables}
     for name, slot in SLOTS.items():
         info = program_in(entry, slot)
         if info is None or info.name != name:
             return False
-        if any(not read_constants(map_id) for map_id in set(info.map_ids) - known):
+        if any(read_constants(map_id) != constants for map_id in set(info.map_ids) - known):
             return False
     return True
 

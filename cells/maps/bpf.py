@@ -15,6 +15,8 @@ import struct
 from pathlib import Path
 from typing import Final, Self
 
+from lifecycle import HiveError
+
 NR_BPF: Final = ctypes.c_long(
     {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(os.uname().machine, -1)
 )
@@ -27,7 +29,7 @@ _PIN = struct.Struct("<QII")
 _INFO = struct.Struct("<IIQ")
 
 
-class BpfError(OSError):
+class BpfError(OSError, HiveError):
     """A bpf command the kernel refused; ``errno`` says why, the text also which command on what."""
 
     def __init__(self, code: int, operation: str, what: str) -> None:

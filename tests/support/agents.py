@@ -12,16 +12,15 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hive.lab import agent_process, pods
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, create, destroy, exclusive, wait_gone
+from tests.support.plugin import compiled_plugin
 
 LOG_LINE = re.compile(r"time=\S+ level=\w+ ")
 
@@ -97,23 +96,9 @@ def terminated(lab: Lab, pid: int, within: float = 10.0) -> int:
 # The plugin
 
 
-@cache
 def hasty_plugin() -> Path:
     """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1."""
-    import importlib.util
-
-    source = Path(__file__).parents[2] / "cmd" / "cilium-cni" / "build.py"
-    specification = importlib.util.spec_from_file_location("plugin_build", source)
-    assert specification is not None
-    assert specification.loader is not None
-    build = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(build)
-    options = ("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
-    _folder.append(tempfile.TemporaryDirectory(prefix="hasty-plugin-"))
-    return Path(build.compile_plugin(Path(_folder[0].name) / "cilium-cni", options=options))
-
-
-_folder: list[tempfile.TemporaryDirectory[str]] = []  # removed when the tests end
+    return compiled_plugin("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
 
 
 def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) -> dict[str, str]:
@@ -170,11 +155,11 @@ def invoke(lab: Lab, pod: str, command: str, stdin: object = None, **changes: st
 @contextmanager
 def made(lab: Lab) -> Iterator[Lab]:
     """The node for one block, made anew whatever an interrupted test left; gone afterwards."""
-    from hive.lab.node import create, destroy
-
-    destroy(lab)
-    create(lab)
+    with exclusive():
+        destroy(lab)
+        create(lab)
     try:
         yield lab
     finally:
-        destroy(lab)
+        with exclusive():
+            destroy(lab)

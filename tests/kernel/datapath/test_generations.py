@@ -1,6 +1,7 @@
 """One build after another on a node that keeps forwarding: the maps stay, the programs change."""
 
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from cells.datapath import LoadError
 from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
-from cells.datapath.generation import in_force
+from cells.datapath.generation import SLOTS, in_force, read_constants, set_entry
 from cells.maps import open_map, open_program, program_by_id, program_info
 from cells.maps import test_run as run
 from lifecycle import HiveError, StartError
@@ -121,6 +122,18 @@ async def test_other_settings_need_another_generation(in_node: None, settings: d
         assert node.datapath.programs["hive_from_pod"] != before["hive_from_pod"]
         in_use = program_info(program_by_id(node.datapath.programs["hive_from_pod"])).map_ids
         assert node.maps.ct4_any.id in in_use
+
+
+async def test_a_replacement_cut_short_is_finished(in_node: None, other_build: Path) -> None:
+    async with running() as node:
+        former = program_by_id(node.datapath.programs["hive_to_host"])
+    async with running(datapath_object=other_build) as node:
+        set_entry(node.maps.entry, SLOTS["hive_to_host"], former)
+    os.close(former)
+    async with running(datapath_object=other_build) as node:
+        found = [program_info(program_by_id(program)) for program in entries().values()]
+        constants = [read_constants(map_id) for info in found for map_id in info.map_ids]
+        assert [one.build for one in constants if one] == [node.datapath.build] * len(GENERATION)
 
 
 async def test_a_missing_entry_is_made_good(in_node: None) -> None:

@@ -135,6 +135,24 @@ def test_a_plugin_that_is_writing_to_the_queue_is_waited_for(lab: Lab) -> None:
     assert agreed(lab).listed == {}
 
 
+def test_what_makes_no_sense_in_the_queue_does_not_keep_the_agent_from_serving(lab: Lab) -> None:
+    attached = pods.add(lab, "pod")
+    agent_process.crash(lab)
+    with lab.open() as inside:
+        for name, contents in (
+            ("empty", ""),
+            ("rubbish", "{\x00"),
+            ("stranger", '{"container-id":"nobody"}'),
+            ("nameless", '{"container-id":""}'),
+            ("long", "x" * 100_000),
+        ):
+            inside.run((QUEUE / f"{name}.delete").write_text, contents)
+        inside.run((QUEUE / "note").touch)
+        agent_process.wait_ready(lab, agent_process.start(lab))
+        assert sorted(inside.run(os.listdir, QUEUE)) == ["lockfile", "note"]
+    assert {ip for ip, _, _ in agreed(lab).listed.values()} == {attached.ipv4}
+
+
 def test_deletes_that_meet_a_starting_agent_are_done_once(lab: Lab) -> None:
     """One after the other: some find no socket, some a locked queue, some the agent. None is lost."""
     names = [f"pod-{number}" for number in range(8)]

@@ -1,4 +1,4 @@
-"""What happens to a node while no agent looks: links cut, state broken, its range moved; the next copes."""
+"""What happens to a node while no agent looks: links cut, state broken, its range moved."""
 
 from __future__ import annotations
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hive.lab import agent_process, pods
+from hive.lab.children import Stop
 from hive.lab.kernel import look
 from hive.lab.node import Lab, wait_gone
 from hive.lab.probe import ping
 from hive.lab.upgrade import second_build
 from tests.support.account import agreed
 from tests.support.agents import call_environment, ended, invoke, serving, start_plugin, terminated
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
@@ -121,6 +125,34 @@ def test_a_stop_in_the_middle_of_a_burst(lab: Lab) -> None:
     for name in names:
         assert invoke(lab, name, "DEL").code == 0
     assert agreed(lab).listed == {}
+
+
+def stay_connected(stop: Stop) -> None:
+    """Connect everywhere and say nothing, or ask once and stay."""
+    with ExitStack() as connections:
+        for name, kind in (("cilium.sock", socket.SOCK_STREAM), ("cni.sock", socket.SOCK_SEQPACKET)):
+            connections.enter_context(socket.socket(socket.AF_UNIX, kind)).connect(str(RUN / name))
+        for family, address in (
+            (socket.AF_UNIX, str(RUN / "cilium.sock")),
+            (socket.AF_INET, ("127.0.0.1", 9879)),
+        ):
+            asking = connections.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            asking.connect(address)
+            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert asking.recv(1 << 16).startswith(b"HTTP/1.1 ")
+        (RUN / "connected").touch()
+        stop.wait(30)
+
+
+def test_clients_that_stay_connected_do_not_hold_it_up(lab: Lab) -> None:
+    pid = agent_process.running(lab)
+    assert pid is not None
+    with lab.open() as inside:
+        clients = inside.start(stay_connected)
+        eventually(lambda: inside.run((RUN / "connected").exists))
+        ended_in_order(lab, terminated(lab, pid, within=4))
+        clients.finish(within=5)
+    serving(lab)
 
 
 def test_a_second_signal_ends_at_once(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.node
 
 RUN = Path("/run/cilium")
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+EXPECTED = "expected a directory that the agent may write to, with room for its files"
 MS_RDONLY, MS_REMOUNT = 1, 32
 
 
@@ -65,6 +67,60 @@ def test_without_privileges(node: Lab, wrapper: tuple[str, ...], lacks: str) -> 
     refused(node, f"the agent lacks {lacks}: run it as root, or grant the capabilities", wrapper=wrapper)
 
 
+def test_a_state_directory_that_is_somebody_elses(node: Lab) -> None:
+    caps = "+net_admin,+sys_admin"
+    line = (
+        f"state-dir /var/run/cilium is not usable: /var/run/cilium/agent.lock: Permission denied; {EXPECTED}"
+    )
+    refused(node, line, wrapper=(*AS_NOBODY, f"--inh-caps={caps}", f"--ambient-caps={caps}"))
+
+
+def test_with_too_few_files(node: Lab) -> None:
+    line = (
+        "the agent may open 100 files at most, and needs 256 and more, one for each pod:"
+        " raise the limit (ulimit -Hn, or LimitNOFILE of systemd)"
+    )
+    refused(node, line, wrapper=("prlimit", "--nofile=100:100"))
+
+
+def test_without_a_global_address(node: Lab) -> None:
+    within(node, cut, "uplink")
+    ended = run_agent(node)
+    assert (ended.code, ended.line) == (
+        2,
+        (
+            "hive: IPv4 allocation CIDR is not configured. Please specify --ipv4-range: auto needs a global"
+            " IPv4 address on one of the node's devices, there is none"
+        ),
+    )
+    serving(node, "--ipv4-range=10.5.0.0/24")
+
+
+def cut(name: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("del", index=ip.link_lookup(ifname=name)[0])
+
+
+def read_only_sysctls() -> None:
+    syscalls.mount("/proc/sys", "/proc/sys", flags=syscalls.MS_BIND)
+    syscalls.mount("none", "/proc/sys", flags=syscalls.MS_BIND | MS_REMOUNT | MS_RDONLY)
+
+
+def test_with_kernel_settings_that_cannot_be_written(node: Lab) -> None:
+    within(node, read_only_sysctls)
+    ended = run_agent(node)
+    assert ended.code == 1
+    assert re.fullmatch(
+        r"hive: cannot set net\.ipv4\.conf\.\S+=\d: Read-only file system; "
+        r"make /proc/sys writable for the agent, or set it on the node",
+        ended.line,
+    )
+    within(node, syscalls.unmount, "/proc/sys")
+    serving(node)
+
+
 def read_only() -> None:
     syscalls.mount("state", RUN, "tmpfs")
     syscalls.mount("state", RUN, "tmpfs", MS_REMOUNT | MS_RDONLY)
@@ -78,9 +134,6 @@ def without_space() -> None:
     syscalls.mount("state", RUN, "tmpfs", data="size=4k")
     (RUN / "agent.lock").touch()
     (RUN / "filler").write_bytes(bytes(4096))
-
-
-EXPECTED = "expected a directory that the agent may write to, with room for its files"
 
 
 @pytest.mark.parametrize(

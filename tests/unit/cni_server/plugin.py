@@ -6,14 +6,11 @@ Needs: musl-gcc.   Gives: compiled_plugin, run_plugin, StubAgent.
 from __future__ import annotations
 
 import array
-import functools
-import importlib.util
 import json
 import os
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support import plugin
+
 PATIENCE = (
     "-DADD_PATIENCE_MS=2000",
     "-DDEL_PATIENCE_MS=100",
@@ -32,16 +30,9 @@ ADD_PATIENCE_SECONDS = 2
 HEADER = struct.Struct("<4sHHII")
 
 
-@functools.cache
 def compiled_plugin() -> Path:
     """Path of a plugin with the patience of a test."""
-    specification = importlib.util.spec_from_file_location("plugin_build", ROOT / "cmd/cilium-cni/build.py")
-    assert specification is not None
-    assert specification.loader is not None
-    build = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(build)
-    folder = Path(tempfile.mkdtemp(prefix="cni-plugin-"))
-    return Path(build.compile_plugin(folder / "cilium-cni", options=PATIENCE))
+    return plugin.compiled_plugin(*PATIENCE)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.plugin import ROOT
 from tests.support.waiting import eventually
 from tests.unit.cni_server.plugin import (
-    ROOT,
     Seen,
     StubAgent,
     answer,

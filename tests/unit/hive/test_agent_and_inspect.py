@@ -107,10 +107,7 @@ def test_settings_come_from_flags_variables_and_the_config_dir(
     ("arguments", "line"),
     [
         (["--bee-cuont=3"], "hive: --bee-cuont: no such setting; did you mean --bee-count?"),
-        (
-            ["--bee-count=9001"],
-            "hive: --bee-count=9001: expected at most 9000; use a second hive",
-        ),
+        (["--bee-count=9001"], "hive: --bee-count=9001: expected at most 9000; use a second hive"),
         (["--bee-count=0"], "hive: bee-count=0: a hive needs bees"),
         (["stray"], "hive: stray: not expected here; settings are --name=value"),
         (

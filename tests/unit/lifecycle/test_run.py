@@ -1,5 +1,6 @@
 """A hive as a process: signals, exit codes, what is on standard error; logging; what importing costs."""
 
+import errno
 import io
 import json
 import logging
@@ -208,6 +209,17 @@ def test_logs_follow_standard_error_when_it_is_replaced(monkeypatch: pytest.Monk
         logger.info(text)
         assert f"msg={text}" in replaced.getvalue()
         replaced.close()
+
+
+@pytest.mark.usefixtures("_logging")
+def test_a_line_nobody_takes_is_no_failure_of_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    configure_logging("info", "logfmt")
+    structlog.get_logger().info("lost")
 
 
 def test_unknown_levels_and_formats_are_refused() -> None:

@@ -1,0 +1,27 @@
+"""The CNI plugin, compiled for a test with patience of its own.
+
+Needs: musl-gcc.   Gives: compiled_plugin.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the tests end
+
+
+@functools.cache
+def compiled_plugin(*options: str) -> Path:
+    """Path of a plugin compiled with these options, such as ``-DADD_PATIENCE_MS=1000``; once per test run."""
+    specification = importlib.util.spec_from_file_location("plugin_build", ROOT / "cmd/cilium-cni/build.py")
+    assert specification is not None
+    assert specification.loader is not None
+    build = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(build)
+    _folders.append(tempfile.TemporaryDirectory(prefix="cni-plugin-"))
+    return Path(build.compile_plugin(Path(_folders[-1].name) / "cilium-cni", options=options))
