@@ -42,7 +42,9 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--diff", nargs=2, type=_file, metavar="A.json B.json", help="What changed between two graphs.")
 @click.option("--live", is_flag=True, help="Ask the running agent instead.")
 @click.option("--timeline", is_flag=True, help="How the start of the running agent went.")
-@click.option("--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON.")
+@click.option(
+    "--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON."
+)
 @click.option("--of", metavar="PACKAGE:NAME", help="Another hive than the agent: a Cell or a Hive to import.")
 @socket_option
 @timeout_option
