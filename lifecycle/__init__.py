@@ -53,6 +53,7 @@ from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
 from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
+from lifecycle.tables import Tables
 from lifecycle.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
 from lifecycle.view import HiveView
 
@@ -109,6 +110,7 @@ __all__ = [
     "Statistics",
     "StopError",
     "Table",
+    "Tables",
     "Target",
     "Timer",
     "Timing",

@@ -49,6 +49,7 @@ from lifecycle.supervisor import (
     State,
     Supervisor,
 )
+from lifecycle.tables import Tables
 from lifecycle.view import HiveView
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Hive:
         self.jobs = JobMetrics()
         """Runs, failures and durations of every job."""
         self.shutdown = Shutdown()
+        self.tables = Tables(self._built)
+        """Every table, by name."""
         self.log = logger_for(name, log)
         self._cells = cells
         self._root = Scope(name, name, None, caller())
@@ -150,6 +153,8 @@ class Hive:
             return self.jobs
         if kind is Shutdown:
             return self.shutdown
+        if kind is Tables:
+            return self.tables
         asked = wanted(kind)
         found = self._resolution.held(asked.key)
         built = self._build.instances if "_build" in self.__dict__ else {}
@@ -276,6 +281,9 @@ class Hive:
         self._build.construct()
         return self._build
 
+    def _built(self) -> list[object]:
+        return list(self._build.instances.values()) if "_build" in self.__dict__ else []
+
     def _inject(self, key: Key, node: Constructor) -> object:
         return _INJECTED[key](self, node)
 
@@ -363,4 +371,5 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
     Logger: Hive._logger,  # noqa: SLF001
     Shutdown: lambda hive, _: hive.shutdown,
+    Tables: lambda hive, _: hive.tables,
 }
