@@ -246,7 +246,7 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
         faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
     for part in parts:
         at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
-        refusal = ", which provides nothing" if part.key is type(None) else _refused(part.key)
+        refusal = _refused(part.key) if not decorates else _not_decorated(part.key)
         if refusal is not None:
             faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
     return None, parts
@@ -261,6 +261,8 @@ def _not_decorated(key: Key) -> str | None:
 
 def _refused(key: Key) -> str | None:
     """Why a type cannot be provided; None when it can."""
+    if key is type(None):
+        return ", which provides nothing"
     if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always
         return None
     refusal: str | None = None
