@@ -52,6 +52,7 @@ from lifecycle.secrets import Secret
 from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
+from lifecycle.switch import Modules
 from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
 from lifecycle.tables import Tables
 from lifecycle.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
@@ -88,6 +89,7 @@ __all__ = [
     "Lifecycle",
     "Logger",
     "Member",
+    "Modules",
     "Named",
     "NotStartedError",
     "ObjectStatus",

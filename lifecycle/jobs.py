@@ -105,6 +105,7 @@ class Jobs:
         self._known: dict[Job, None] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
+        self._forgotten = False
 
     def one_shot(
         self,
@@ -236,11 +237,15 @@ class Jobs:
                 self._over = True
                 self._group = None
                 group.cancel_scope.cancel()
+        if self._forgotten:
+            self.forget()
 
     def forget(self) -> None:
-        """Take their health and metrics out: the hive goes on without them."""
-        for job in list(self._known):
-            self._remove(job)
+        """Take their health and metrics out once they are over: the hive goes on without them."""
+        self._forgotten = True
+        if self._group is None:
+            for job in list(self._known):
+                self._remove(job)
 
     def _add(
         self,
