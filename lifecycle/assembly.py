@@ -154,6 +154,7 @@ def _made(
         parameters=signature.parameters,
         faults=signature.faults,
         cell_place=None if has_place(call) else cell.place,
+        stands_at=cell.place,
         parts=signature.parts,
         frame=frame,
     )
@@ -161,7 +162,16 @@ def _made(
     for part in signature.parts:
         shown = f"{name}[{part.at}]" if isinstance(part.at, int) else f"{name}.{part.at}"
         yield Constructor(
-            "part", call, shown, part.key, scope, private, needs={"result": whole}, whole=whole, part=part
+            "part",
+            call,
+            shown,
+            part.key,
+            scope,
+            private,
+            needs={"result": whole},
+            stands_at=cell.place,
+            whole=whole,
+            part=part,
         )
 
 
