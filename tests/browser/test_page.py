@@ -126,6 +126,18 @@ def test_dragging_pans_and_chooses_nothing(page: Page) -> None:
     assert page.named("chosen") == set()
 
 
+def test_the_keyboard_walks_through_cells_and_chooses_them(page: Page) -> None:
+    page.wheel("agent.router", -900)  # so that others are out of sight
+    first = page.cells[0]
+    page.script("document.querySelector('#theme').focus()")
+    page.press(Keys.TAB)
+    page.press(Keys.ENTER)
+    assert page.named("chosen") == {first.get_attribute("data-cell")}
+    left, top, _, _ = page.boxes()[first.get_attribute("data-cell") or ""]
+    assert 0 < left < 1400
+    assert 50 < top < 900
+
+
 def test_the_wheel_zooms_around_the_pointer_and_a_key_shows_all_again(page: Page) -> None:
     start = page.boxes()
     page.wheel("agent.router", -400)
