@@ -60,8 +60,13 @@ def run(shell: "subprocess.Popen[str]", command: str) -> str:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("page", "only_shown"),
-    [("tutorial.md", set[str]()), ("testing.md", set[str]()), ("comparison.md", {"go"})],
-    ids=["tutorial", "testing", "comparison"],
+    [
+        ("tutorial.md", set[str]()),
+        ("wiring.md", set[str]()),
+        ("testing.md", set[str]()),
+        ("comparison.md", {"go"}),
+    ],
+    ids=["tutorial", "wiring", "testing", "comparison"],
 )
 def test_everything_runs_and_prints_what_it_shows(page: str, only_shown: set[str], tmp_path: Path) -> None:
     found = list(blocks((ROOT / "docs" / page).read_text(encoding="utf-8")))
