@@ -44,6 +44,7 @@ from lifecycle.job_metrics import JobMetrics, JobStats
 from lifecycle.jobs import Backoff, Jobs, Observer, Timer
 from lifecycle.macs import MAC
 from lifecycle.named import Member, Named, results
+from lifecycle.nested import InnerHive, nest
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
 from lifecycle.quantities import Quantity
@@ -83,6 +84,7 @@ __all__ = [
     "Hook",
     "HookTimeoutError",
     "Initializer",
+    "InnerHive",
     "JobMetrics",
     "JobStats",
     "Jobs",
@@ -127,6 +129,7 @@ __all__ = [
     "milliseconds",
     "minutes",
     "module",
+    "nest",
     "provide",
     "provide_private",
     "replace",

@@ -34,6 +34,7 @@ from lifecycle.job_metrics import JobMetrics
 from lifecycle.jobs import Backoff, Jobs
 from lifecycle.keys import Key, is_member, type_name, wanted
 from lifecycle.logs import Logger, logger_for
+from lifecycle.nested import InnerHive, Nesting, plan_of
 from lifecycle.pending import awaiting
 from lifecycle.places import caller
 from lifecycle.profile import Profile
@@ -123,13 +124,19 @@ class Hive:
 
         Raises what check() raises, and BuildError.
         """
+        from lifecycle.graft import grafted
         from lifecycle.graph import graph_of  # who only runs a hive never asks
 
         build = self._construct()
         hooks = Wiring(self._limits, sequential=self._sequential).add(
             build.instances, self._lifecycles, self._jobs
         )
-        return graph_of(self._resolution, build, hooks, self._loaded.settings)
+        own = set(self._own_structs)
+        settings = [one for one in self._loaded.settings if one.option.struct in own]
+        graph = graph_of(self._resolution, build, hooks, settings)
+        for inner in self._inner_hives():
+            graph = grafted(graph, inner.shown().graph())
+        return graph
 
     def options(self) -> list[Option]:
         """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
@@ -268,11 +275,27 @@ class Hive:
         return Resolution(assemble(self._root, self._cells), _INJECTED)
 
     @functools.cached_property
+    def _nested(self) -> list["Hive"]:
+        """Hives that may run inside this one, to be checked with it."""
+        nodes = [node for node in self._resolution.active if node.kind == "provide"]
+        plans = [(node.scope, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
+        return [plan.hive(Nesting(self, scope)) for scope, plan in plans]
+
+    def _inner_hives(self) -> list[InnerHive]:
+        return [one for one in self._build.instances.values() if isinstance(one, InnerHive)]
+
+    @functools.cached_property
     def _faults(self) -> list[Fault]:
-        return check(self._resolution)
+        inside = (fault for inner in self._nested for fault in inner._faults)  # noqa: SLF001  # a hive's own kind
+        return [*check(self._resolution), *inside]
 
     @property
     def _structs(self) -> list[type[Settings]]:
+        inside = (struct for inner in self._nested for struct in inner._structs)  # noqa: SLF001
+        return [*self._own_structs, *inside]
+
+    @property
+    def _own_structs(self) -> list[type[Settings]]:
         nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
         return [node.call for node in nodes]  # type: ignore[misc]  # a config node holds its struct
 
@@ -291,7 +314,11 @@ class Hive:
         return self._build
 
     def _built(self) -> list[object]:
-        return list(self._build.instances.values()) if "_build" in self.__dict__ else []
+        if "_build" not in self.__dict__:
+            return []
+        running = (inner.current for inner in self._inner_hives() if inner.current is not None)
+        inside = (one for hive in running for one in hive._built())  # noqa: SLF001
+        return [*self._build.instances.values(), *inside]
 
     def _inject(self, key: Key, node: Constructor) -> object:
         return _INJECTED[key](self, node)
@@ -361,6 +388,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
     Logger: Hive._logger,  # noqa: SLF001
     Modules: lambda hive, _: hive.modules,
+    Nesting: lambda hive, node: Nesting(hive, node.scope),
     Shutdown: lambda hive, _: hive.shutdown,
     Tables: lambda hive, _: hive.tables,
 }
