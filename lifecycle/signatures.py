@@ -112,10 +112,13 @@ def _class_refusals(kind: type) -> Iterator[str]:
 def _hints(call: Any, kind: type | None) -> dict[str, Any]:
     """The hints of the parameters and, of a function, the result."""
     if kind is None:
-        return _hints_of(call)
+        hints = _hints_of(call)
+        if hints.get("return") is typing.Self:  # a classmethod's
+            return hints | {"return": getattr(call, "__self__", typing.Self)}
+        return hints
     if issubclass(kind, msgspec.Struct):
         return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
-    hints: dict[str, Any] = {}
+    hints = {}
     for name in ("__new__", "__init__"):
         function = getattr(kind, name)
         if isinstance(function, types.FunctionType):

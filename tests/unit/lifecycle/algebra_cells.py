@@ -157,6 +157,14 @@ def missing_for_many() -> Hive:
     return Hive(provide(*(user(number) for number in range(8))))
 
 
+@case
+def missing_with_many_candidates() -> Hive:
+    """The nearest few are enough; what is private is not for the taking."""
+    derived = [type(f"Store{number}", (Store,), {}) for number in range(8)]
+    hidden = module("hidden", "Hidden", provide_private(derived[0]))
+    return Hive(hidden, provide(*derived[1:]), invoke(Store))
+
+
 # --- private, optional ----------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """One type twice, one of many, generic: what a hint can ask for and give."""
 
-from collections.abc import Sequence
-from typing import Annotated, Generic, List, NamedTuple, Tuple, TypeVar  # noqa: UP035  # both spellings
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Generic, List, NamedTuple, Self, Tuple, TypeVar  # noqa: UP035  # both spellings
 
 import msgspec
 import pytest
@@ -23,6 +25,7 @@ from lifecycle import (
     replace,
     supply,
 )
+from lifecycle.signatures import _arguments
 
 pytestmark = pytest.mark.anyio
 
@@ -273,6 +276,44 @@ async def test_constructors_are_read_however_a_class_is_made() -> None:
         assert hive.get(Struct) == Struct(clock, 3)
         assert hive.get(Single).clock is clock
         assert hive.get(Tupled) == Tupled(clock, 5)
+
+
+class Made(Box[str]):
+    @classmethod
+    def of(cls, clock: Clock) -> Self:
+        return cls(type(clock).__name__)
+
+
+async def test_a_classmethod_provides_its_class() -> None:
+    async with Hive(provide(Made.of, Clock), invoke(Made)).started() as hive:
+        assert hive.get(Made).value == "Clock"
+
+
+def _plain(a: int, b: "str" = "b", /, c: float = 1.0, *, d: int, e: int = 5) -> int:
+    return 0
+
+
+def _starred(a: int, *args: int, b: int = 2, **kwargs: int) -> int:
+    return 0
+
+
+@functools.wraps(_plain)
+def _wrapped(*args: object, **kwargs: object) -> int:
+    return 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [_plain, _starred, _wrapped, Clock, Keyed, Struct, Single, Tupled, Made.of, Odd, Route, int.bit_count],
+)
+def test_parameters_are_read_as_inspect_reads_them(call: Callable[..., object]) -> None:
+    kind = call if isinstance(call, type) else None
+    read = [(found.name, found.default, found.positional, found.stars) for found in _arguments(call, kind)]
+    stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+    assert read == [
+        (each.name, each.default, each.kind is each.POSITIONAL_ONLY, stars.get(each.kind.name, ""))
+        for each in inspect.signature(call).parameters.values()
+    ]
 
 
 async def test_a_metaclass_that_hides_its_parameters_is_refused() -> None:
