@@ -21,12 +21,12 @@ from lifecycle.cells import (
     ReplaceCell,
     SupplyCell,
 )
-from lifecycle.constructors import Constructor, Frame, Kind, Parameter, Scope
+from lifecycle.constructors import Constructor, Frame, Kind, Scope
 from lifecycle.errors import Fault
-from lifecycle.keys import type_name, wanted
+from lifecycle.keys import type_name
 from lifecycle.places import Place, has_place
 from lifecycle.settings import Settings, unreadable
-from lifecycle.signatures import Signature, describe
+from lifecycle.signatures import describe, stand_for
 
 __all__ = ["Assembly", "assemble"]
 
@@ -192,9 +192,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
     function: object = call
     if _is_type(call):  # stands for its instance in the graph
-        asked = wanted(call)
-        parameter = Parameter("instance", asked.key, not asked.collect, collect=asked.collect)
-        function, signature = _instance, Signature((parameter,), None)
+        function, signature = _instance, stand_for(call)
     else:
         signature = describe(call, invoked=True)
     return Constructor(

@@ -364,6 +364,8 @@ def fakes_unlike_their_type() -> Hive:
         replace(Device, 3),
         replace(Table[Device], Table("devices", key=id)),
         replace(Health, 1),
+        replace(list[Member[Route]], [Route(), 3]),
+        invoke(list[Member[Route]]),
     )
 
 

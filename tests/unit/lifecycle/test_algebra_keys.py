@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Generic, List, NamedTuple, Self, Tuple, TypeVar  # noqa: UP035  # both spellings
+from typing import Annotated, Generic, List, NamedTuple, Protocol, Self, Tuple, TypeVar  # noqa: UP035  # both spellings
 
 import msgspec
 import pytest
@@ -267,6 +267,29 @@ class Odd(metaclass=Meta):
 class Tupled(NamedTuple):
     clock: Clock
     tries: int = 5
+
+
+class Speaks(Protocol[T]):
+    def speak(self) -> T: ...
+
+
+class Dog(Speaks[str]):
+    """Has no constructor but the one that typing gives to what derives from a Protocol."""
+
+    def speak(self) -> str:
+        return "woof"
+
+
+class Bare(Generic[T]): ...
+
+
+async def test_classes_without_a_constructor_need_nothing() -> None:
+    def speaks(dog: Dog) -> Speaks[str]:
+        return dog
+
+    async with Hive(provide(Dog, speaks, Bare[int]), invoke(Speaks[str], Bare[int])).started() as hive:
+        assert hive.get(Speaks[str]).speak() == "woof"
+        assert isinstance(hive.get(Bare[int]), Bare)
 
 
 async def test_constructors_are_read_however_a_class_is_made() -> None:
