@@ -17,7 +17,7 @@ from lifecycle.build import Build
 from lifecycle.constructors import Constructor, Scope
 from lifecycle.errors import HiveError, ShutdownRequestedError, StartError, StopError
 from lifecycle.health import HealthTree
-from lifecycle.hook_nodes import HookFailure, HookNode, State, sentence
+from lifecycle.hook_nodes import HookFailure, HookNode, sentence
 from lifecycle.hooks import Lifecycle
 from lifecycle.jobs import Jobs
 from lifecycle.profile import Profile
@@ -28,7 +28,6 @@ from lifecycle.wiring import Wiring
 __all__ = ["Modules", "Site"]
 
 _VALUES = frozenset({"supply", "config", "replace"})
-_OVER = frozenset({State.DONE, State.LEFT})
 
 
 class Site:
@@ -194,7 +193,7 @@ class Modules:
 
     def _begin(self, module: str) -> Supervisor:
         supervisor = self._running(module)
-        if self._busy and (not self._ending or any(hook.state not in _OVER for hook in self._ending)):
+        if self._busy and (not self._ending or not all(hook.gone.is_set() for hook in self._ending)):
             raise HiveError(f"module {module} cannot be switched: {self._busy}")
         self._busy, self._ending = "", ()
         return supervisor
