@@ -10,17 +10,20 @@ BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 
-.PHONY: demo test unit kernel node lint bench install install-test clean
+.PHONY: demo test unit browser kernel node lint bench install install-test clean
 .DELETE_ON_ERROR:
 
 demo: install
 	@$(BIN)/hive lab demo
 
 test: lint
-	$(BIN)/pytest tests/unit tests/kernel tests/node
+	$(BIN)/pytest tests/unit tests/browser tests/kernel tests/node
 
 unit: install-test
 	$(BIN)/pytest tests/unit
+
+browser: install-test
+	$(BIN)/pytest tests/browser
 
 kernel: install-test
 	$(BIN)/pytest tests/kernel

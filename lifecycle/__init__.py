@@ -44,6 +44,7 @@ from lifecycle.job_metrics import JobMetrics, JobStats
 from lifecycle.jobs import Backoff, Jobs, Observer, Timer
 from lifecycle.macs import MAC
 from lifecycle.named import Member, Named, results
+from lifecycle.nested import InnerHive, nest
 from lifecycle.profile import Profile, Timing
 from lifecycle.promise import Promise
 from lifecycle.quantities import Quantity
@@ -52,7 +53,9 @@ from lifecycle.secrets import Secret
 from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Setting, Sources
+from lifecycle.switch import Modules
 from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
+from lifecycle.tables import Tables
 from lifecycle.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
 from lifecycle.view import HiveView
 
@@ -81,12 +84,14 @@ __all__ = [
     "Hook",
     "HookTimeoutError",
     "Initializer",
+    "InnerHive",
     "JobMetrics",
     "JobStats",
     "Jobs",
     "Lifecycle",
     "Logger",
     "Member",
+    "Modules",
     "Named",
     "NotStartedError",
     "ObjectStatus",
@@ -109,6 +114,7 @@ __all__ = [
     "Statistics",
     "StopError",
     "Table",
+    "Tables",
     "Target",
     "Timer",
     "Timing",
@@ -123,6 +129,7 @@ __all__ = [
     "milliseconds",
     "minutes",
     "module",
+    "nest",
     "provide",
     "provide_private",
     "replace",

@@ -21,12 +21,12 @@ from lifecycle.cells import (
     ReplaceCell,
     SupplyCell,
 )
-from lifecycle.constructors import Constructor, Frame, Kind, Parameter, Scope
+from lifecycle.constructors import Constructor, Frame, Kind, Scope
 from lifecycle.errors import Fault
-from lifecycle.keys import type_name, wanted
+from lifecycle.keys import type_name
 from lifecycle.places import Place, has_place
 from lifecycle.settings import Settings, unreadable
-from lifecycle.signatures import Signature, describe
+from lifecycle.signatures import describe, stand_for
 
 __all__ = ["Assembly", "assemble"]
 
@@ -154,6 +154,7 @@ def _made(
         parameters=signature.parameters,
         faults=signature.faults,
         cell_place=None if has_place(call) else cell.place,
+        stands_at=cell.place,
         parts=signature.parts,
         frame=frame,
     )
@@ -161,7 +162,16 @@ def _made(
     for part in signature.parts:
         shown = f"{name}[{part.at}]" if isinstance(part.at, int) else f"{name}.{part.at}"
         yield Constructor(
-            "part", call, shown, part.key, scope, private, needs={"result": whole}, whole=whole, part=part
+            "part",
+            call,
+            shown,
+            part.key,
+            scope,
+            private,
+            needs={"result": whole},
+            stands_at=cell.place,
+            whole=whole,
+            part=part,
         )
 
 
@@ -182,9 +192,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
     function: object = call
     if _is_type(call):  # stands for its instance in the graph
-        asked = wanted(call)
-        parameter = Parameter("instance", asked.key, not asked.collect, collect=asked.collect)
-        function, signature = _instance, Signature((parameter,), None)
+        function, signature = _instance, stand_for(call)
     else:
         signature = describe(call, invoked=True)
     return Constructor(

@@ -120,9 +120,8 @@ class Build:
             if parameter.collect is not None:  # a whole group, decorated or put in as a fake
                 value = CallableProvider(parameter.collect, value)
         elif parameter.collect is not None and (node.groups[parameter.name] or parameter.default is None):
-            value = List(*(self.providers[member] for member in node.groups[parameter.name]))
-            if parameter.collect is tuple:
-                value = CallableProvider(tuple, value)
+            members = (self.providers[member] for member in node.groups[parameter.name])
+            value = CallableProvider(parameter.collect, List(*members))
         elif (key := node.injected.get(parameter.name)) is not None:
             value = CallableProvider(self._inject, Object(key), Object(node))
         else:

@@ -61,15 +61,25 @@ def _duplicates(resolution: Resolution) -> Iterator[Fault]:
             continue
         active = [node for node in found if not node.replaced and node.kind != "replace"]
         if clashing := _clashing(active):
-            places = tuple(f"provided by {node}{' (private)' if node.private else ''}" for node in clashing)
-            advice = "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
             text = f"{type_name(key)} is provided {times(len(clashing))}"
-            yield Fault("duplicate", text, (*places, advice))
+            yield Fault("duplicate", text, tuple(_places(clashing)))
         fakes = [node for node in found if node.kind == "replace"]
         if len(fakes) > 1:
             places = tuple(f"replaced at {fake.place}" for fake in fakes)
             yield Fault("duplicate", f"{type_name(key)} is replaced {times(len(fakes))}", places)
     yield from _options(resolution)
+
+
+def _places(clashing: Sequence[Constructor]) -> Iterator[str]:
+    """Both places; where one function is provided twice, those of the cells."""
+    is_one = len({node.place for node in clashing}) == 1
+    for node in clashing:
+        cell = f", in the cell at {node.stands_at}" if is_one and node.stands_at else ""
+        yield f"provided by {node}{' (private)' if node.private else ''}{cell}"
+    if is_one and len({node.stands_at for node in clashing}) == 1:
+        yield "do: have that cell only once in the hive"
+    else:
+        yield "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
 
 
 def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:

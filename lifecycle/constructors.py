@@ -88,6 +88,8 @@ class Constructor(msgspec.Struct, eq=False):
     replaced: bool = False
     cell_place: Place | None = None
     """Where the cell stands that holds a value; functions and classes know their own place."""
+    stands_at: Place | None = None
+    """Where the cell stands that has it; None when that says nothing more than its own place."""
     parts: tuple[Part, ...] = ()
     """Its results when they are several: each is provided by a node of its own, of kind part."""
     whole: "Constructor | None" = None

@@ -10,13 +10,16 @@ and callable with their parameters.
 import inspect
 from collections.abc import Iterator, Mapping
 
-from lifecycle.keys import Key, origin_class, type_name
+from lifecycle.keys import Key, member_of, origin_class, type_name
 
 __all__ = ["members", "unlike"]
 
 
 def unlike(fake: object, key: Key) -> Iterator[str]:
     """What keeps `fake` from standing in for `key`; nothing when it can."""
+    if (member := member_of(key)) is not None:
+        yield from _unlike_members(fake, member)
+        return
     kind = origin_class(key)
     if kind is None or kind in type(fake).__mro__:  # a NewType says nothing of what its values can do
         return
@@ -28,6 +31,14 @@ def unlike(fake: object, key: Key) -> Iterator[str]:
     else:
         for name, wanted in promised.items():
             yield from _unlike_member(fake, name, getattr(wanted, "__func__", wanted))
+
+
+def _unlike_members(fake: object, member: Key) -> Iterator[str]:
+    if not isinstance(fake, list):
+        yield f"it is no list, it is of type {type_name(type(fake))}"
+        return
+    for number, one in enumerate(fake):
+        yield from (f"[{number}]: {fault}" for fault in unlike(one, member))
 
 
 def members(kind: type) -> Mapping[str, object]:

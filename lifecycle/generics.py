@@ -7,19 +7,25 @@ Gives:  class_of(), open_variables(), filled_in().
 ``Box[int]`` and inherits the constructor.
 """
 
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["class_of", "filled_in", "open_variables"]
 
+_FORMS = {typing.Annotated, types.UnionType}
+"""Origins of hints that are types to Python, but no classes."""
+
 Meaning = Mapping[object, object]
 
 
 def class_of(call: object) -> type | None:
     """The class that a call makes an instance of: Box for ``Box`` and ``Box[int]``; None for a function."""
-    kind = call if isinstance(call, type) else typing.get_origin(call)
-    return kind if isinstance(kind, type) else None
+    if isinstance(call, type):
+        return call
+    kind = typing.get_origin(call)
+    return kind if isinstance(kind, type) and kind not in _FORMS else None
 
 
 def open_variables(key: object) -> tuple[object, ...]:

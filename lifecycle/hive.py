@@ -28,11 +28,13 @@ from lifecycle.errors import (
     StopError,
 )
 from lifecycle.health import Health, HealthTree
-from lifecycle.hooks import HookSpec, Lifecycle
+from lifecycle.hook_nodes import sentence
+from lifecycle.hooks import Lifecycle
 from lifecycle.job_metrics import JobMetrics
 from lifecycle.jobs import Backoff, Jobs
 from lifecycle.keys import Key, is_member, type_name, wanted
 from lifecycle.logs import Logger, logger_for
+from lifecycle.nested import InnerHive, Nesting, plan_of
 from lifecycle.pending import awaiting
 from lifecycle.places import caller
 from lifecycle.profile import Profile
@@ -49,7 +51,10 @@ from lifecycle.supervisor import (
     State,
     Supervisor,
 )
+from lifecycle.switch import Modules, Site
+from lifecycle.tables import Tables
 from lifecycle.view import HiveView
+from lifecycle.wiring import Wiring
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph
@@ -86,6 +91,8 @@ class Hive:
         self.jobs = JobMetrics()
         """Runs, failures and durations of every job."""
         self.shutdown = Shutdown()
+        self.tables = Tables(self._built)
+        """Every table, by name."""
         self.log = logger_for(name, log)
         self._cells = cells
         self._root = Scope(name, name, None, caller())
@@ -94,6 +101,9 @@ class Hive:
         self._sequential = sequential
         self._limits = (start_timeout, stop_timeout)
         self._stop_budget = stop_budget
+        self.modules = Modules(name, self.health)
+        """Switches modules off and on."""
+        self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
         self._jobs: dict[Constructor, Jobs] = {}
         self.left_behind: list[str] = []
@@ -114,10 +124,19 @@ class Hive:
 
         Raises what check() raises, and BuildError.
         """
+        from lifecycle.graft import grafted
         from lifecycle.graph import graph_of  # who only runs a hive never asks
 
         build = self._construct()
-        return graph_of(self._resolution, build, self._hooks(build), self._loaded.settings)
+        hooks = Wiring(self._limits, sequential=self._sequential).add(
+            build.instances, self._lifecycles, self._jobs
+        )
+        own = set(self._own_structs)
+        settings = [one for one in self._loaded.settings if one.option.struct in own]
+        graph = graph_of(self._resolution, build, hooks, settings)
+        for inner in self._inner_hives():
+            graph = grafted(graph, inner.shown().graph())
+        return graph
 
     def options(self) -> list[Option]:
         """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
@@ -144,12 +163,9 @@ class Hive:
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
-        if kind is HealthTree:
-            return self.health
-        if kind is JobMetrics:
-            return self.jobs
-        if kind is Shutdown:
-            return self.shutdown
+        whole = (self.health, self.jobs, self.modules, self.shutdown, self.tables)
+        if (own := {type(one): one for one in whole}.get(kind)) is not None:  # type: ignore[call-overload]
+            return own
         asked = wanted(kind)
         found = self._resolution.held(asked.key)
         built = self._build.instances if "_build" in self.__dict__ else {}
@@ -168,6 +184,8 @@ class Hive:
             raise HiveError(f"nothing in {self.name} provides {name}")
         if not built:
             raise NotStartedError(f"{name} does not exist yet: {self.name} has not started")
+        if (module := self.modules.why_down(found[0])) is not None:
+            raise NotStartedError(f"{name} is not there: module {module} is disabled")
         raise NotStartedError(f"{name} was not built: nothing invoked needs it; add invoke({name})")
 
     async def start(self) -> None:
@@ -191,6 +209,8 @@ class Hive:
             stop_budget=self._stop_budget,
         )
         self._supervisor = supervisor
+        site = Site(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
+        self.modules.open(self._resolution, site, supervisor)
         self.shutdown.listen(self._on_shutdown)
         # a task of its own, so that no cancel scope around the caller reaches it
         self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
@@ -217,7 +237,7 @@ class Hive:
         if failures := supervisor.failures:
             crashed = any(failure.phase is State.STARTED for failure in failures)
             beginning = f"{self.name} {'ended' if crashed else 'did not stop well'}"
-            raise StopError(_sentence(beginning, list(map(str, failures))), [one.error for one in failures])
+            raise StopError(sentence(beginning, failures), [one.error for one in failures])
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator["Hive"]:
@@ -255,11 +275,27 @@ class Hive:
         return Resolution(assemble(self._root, self._cells), _INJECTED)
 
     @functools.cached_property
+    def _nested(self) -> list["Hive"]:
+        """Hives that may run inside this one, to be checked with it."""
+        nodes = [node for node in self._resolution.active if node.kind == "provide"]
+        plans = [(node.scope, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
+        return [plan.hive(Nesting(self, scope)) for scope, plan in plans]
+
+    def _inner_hives(self) -> list[InnerHive]:
+        return [one for one in self._build.instances.values() if isinstance(one, InnerHive)]
+
+    @functools.cached_property
     def _faults(self) -> list[Fault]:
-        return check(self._resolution)
+        inside = (fault for inner in self._nested for fault in inner._faults)  # noqa: SLF001  # a hive's own kind
+        return [*check(self._resolution), *inside]
 
     @property
     def _structs(self) -> list[type[Settings]]:
+        inside = (struct for inner in self._nested for struct in inner._structs)  # noqa: SLF001
+        return [*self._own_structs, *inside]
+
+    @property
+    def _own_structs(self) -> list[type[Settings]]:
         nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
         return [node.call for node in nodes]  # type: ignore[misc]  # a config node holds its struct
 
@@ -273,8 +309,16 @@ class Hive:
 
     def _construct(self) -> Build:
         self.check()
-        self._build.construct()
+        if self._supervisor is None:  # when it runs, what is to be there is there
+            self._build.construct()
         return self._build
+
+    def _built(self) -> list[object]:
+        if "_build" not in self.__dict__:
+            return []
+        running = (inner.current for inner in self._inner_hives() if inner.current is not None)
+        inside = (one for hive in running for one in hive._built())  # noqa: SLF001
+        return [*self._build.instances.values(), *inside]
 
     def _inject(self, key: Key, node: Constructor) -> object:
         return _INJECTED[key](self, node)
@@ -295,23 +339,8 @@ class Hive:
         return logger_for(node.scope.id, self._base_log)
 
     def _hooks(self, build: Build) -> list[HookNode]:
-        """One node per hook, in the order of construction, each with what it waits for."""
-        nodes: dict[HookNode, int] = {}  # with their number
-        last: dict[Constructor, frozenset[HookNode]] = {}  # the hooks that end what a constructor stands for
-        for owner in build.instances:
-            specs = list(self._lifecycles[owner].specs) if owner in self._lifecycles else []
-            if owner in self._jobs:
-                specs.append(HookSpec(f"jobs of {owner.name}", self._jobs[owner].running))
-            below = [last[need] for need in owner.needs.values() if last[need]]
-            needs = below[0] if len(below) == 1 else frozenset().union(*below)
-            for spec in specs:
-                if self._sequential:
-                    needs = frozenset([next(reversed(nodes))] if nodes else [])
-                node = HookNode(spec, owner, sorted(needs, key=nodes.__getitem__), self._limits)
-                nodes[node] = len(nodes)
-                needs = frozenset({node})
-            last[owner] = needs
-        return list(nodes)
+        """One node per hook that is new, in the order of construction, each with what it waits for."""
+        return self._wiring.add(build.instances, self._lifecycles, self._jobs)
 
     def _on_crash(self, failure: HookFailure) -> None:
         self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)
@@ -347,11 +376,7 @@ class Hive:
                 asked if isinstance(asked, Exception) else ShutdownRequestedError("asked to end meanwhile")
             ]
             told = [str(errors[0])]
-        raise StartError(_sentence(f"{self.name} did not start", told), errors) from errors[0]
-
-
-def _sentence(beginning: str, told: list[str]) -> str:
-    return f"{beginning}: {told[0]}" if len(told) == 1 else "\n- ".join((f"{beginning}:", *told))
+        raise StartError(sentence(f"{self.name} did not start", told), errors) from errors[0]
 
 
 _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
@@ -362,5 +387,8 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     JobMetrics: lambda hive, _: hive.jobs,
     HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
     Logger: Hive._logger,  # noqa: SLF001
+    Modules: lambda hive, _: hive.modules,
+    Nesting: lambda hive, node: Nesting(hive, node.scope),
     Shutdown: lambda hive, _: hive.shutdown,
+    Tables: lambda hive, _: hive.tables,
 }

@@ -6,7 +6,7 @@ Gives:  HookNode, State, HookFailure, for the supervisor and whoever looks at it
 
 import asyncio
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +18,7 @@ from lifecycle.hooks import HookSpec
 if TYPE_CHECKING:
     from lifecycle.supervisor import Wave
 
-__all__ = ["HookFailure", "HookNode", "State"]
+__all__ = ["HookFailure", "HookNode", "State", "sentence"]
 
 
 class State(enum.Enum):
@@ -99,13 +99,18 @@ class HookNode:
         self.users.append(user)
         self.live[user] = None
 
+    def follow(self, need: "HookNode") -> None:
+        """Stop before this one, though both have started already."""
+        if need not in self.needs:
+            self.needs = (*self.needs, need)
+            need.used_by(self)
+
     def bypass(self, user: "HookNode") -> None:
         """Let a user that has started follow on what this one needs instead of on this one."""
         del self.live[user]
-        gained = [need for need in self.needs if need not in user.needs]
-        user.needs = (*(need for need in user.needs if need is not self), *gained)
-        for need in gained:
-            need.used_by(user)
+        user.needs = tuple(need for need in user.needs if need is not self)
+        for need in self.needs:
+            user.follow(need)
 
 
 class HookFailure:
@@ -123,3 +128,9 @@ class HookFailure:
         if isinstance(self.error, HookTimeoutError):
             return str(self.error)
         return f"{self.node} {verb}: {type(self.error).__name__}: {self.error}"
+
+
+def sentence(beginning: str, told: Iterable[object]) -> str:
+    """A message with one fault, or with a line for each."""
+    texts = [str(one) for one in told]
+    return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

@@ -105,6 +105,7 @@ class Jobs:
         self._known: dict[Job, None] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
+        self._forgotten = False
 
     def one_shot(
         self,
@@ -118,13 +119,15 @@ class Jobs:
         """Run `work` until it returns once.
 
         It is tried again after every failure, at most `retries` times; None is without end, or not at all
-        for a fatal job. When the tries are used up the job stays degraded, or, fatal, ends the hive.
+        for a fatal job. When the tries are used up the job stays degraded, or, fatal, ends the hive. A try
+        that has run for longer than the longest pause counts as running well.
         """
         tries = 0 if retries is None and fatal else retries
 
         async def run(job: Job) -> None:
             job.health.ok("running")
-            while (error := await job.attempt(work)) is not None:
+            error = await job.attempt(work)
+            while error is not None:
                 if tries is not None and job.failures > tries:
                     job.health.degraded("failed for good", error)
                     self._log.error("job failed for good", job=name, tries=job.failures, exc_info=error)
@@ -132,6 +135,7 @@ class Jobs:
                         self._shutdown.request(error)
                     return
                 await job.pause(error)
+                error = await job.attempt_again(work, forgive=tries is None)
             job.done("done")
 
         self._add("one_shot", name, run, backoff)
@@ -236,11 +240,15 @@ class Jobs:
                 self._over = True
                 self._group = None
                 group.cancel_scope.cancel()
+        if self._forgotten:
+            self.forget()
 
     def forget(self) -> None:
-        """Take their health and metrics out: the hive goes on without them."""
-        for job in list(self._known):
-            self._remove(job)
+        """Take their health and metrics out once they are over: the hive goes on without them."""
+        self._forgotten = True
+        if self._group is None:
+            for job in list(self._known):
+                self._remove(job)
 
     def _add(
         self,
@@ -325,6 +333,20 @@ class Job:
             self.meter.failed()
         await anyio.lowlevel.checkpoint()
         return failure
+
+    async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
+        """As attempt(). When it lasts, health is well again, and, to `forgive`, pauses begin small again."""
+
+        def lasts() -> None:
+            self.health.ok("running")
+            if forgive:
+                self.failures = 0
+
+        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, lasts)
+        try:
+            return await self.attempt(work)
+        finally:
+            timer.cancel()
 
     async def pause(self, error: Exception) -> None:
         """Tell of the failure, and wait before the next try."""

@@ -41,7 +41,7 @@ class Nearby:
         shown: set[str] = set()
         for node, line in self._candidates(key):
             if node not in seen and len(shown) == SHOWN:
-                yield "and more like these"
+                yield "... and more"
                 return
             if node not in seen and line not in shown:
                 yield line
@@ -101,7 +101,7 @@ class Nearby:
 
 
 def _given(node: Constructor) -> str:
-    return f"{type_name(node.key)} is provided by {node}"
+    return f"{type_name(node.key)} is provided {'privately ' if node.private else ''}by {node}"
 
 
 def _bases(kind: type) -> tuple[type, ...]:

@@ -11,10 +11,11 @@ import linecache
 import re
 import sys
 import types
-import typing
 from pathlib import Path
 
 import msgspec
+
+from lifecycle.generics import class_of
 
 __all__ = ["Place", "caller", "has_place", "place_of"]
 
@@ -42,12 +43,12 @@ def has_place(thing: object) -> bool:
     """Whether it is a function or class (or ``Box[int]``), so that place_of() finds where it is written."""
     if isinstance(thing, types.FunctionType | type):
         return True
-    return inspect.isroutine(thing) or isinstance(typing.get_origin(thing) or thing, type)
+    return inspect.isroutine(thing) or class_of(thing) is not None
 
 
 def place_of(thing: object) -> Place:
     """Where a function or class is written; a class by its own line, not that of a method."""
-    thing = typing.get_origin(thing) or thing
+    thing = class_of(thing) or thing
     function = inspect.unwrap(thing) if callable(thing) else thing
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None:

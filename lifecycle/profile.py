@@ -5,6 +5,7 @@ Gives:  Profile and its Timings, filled while a hive starts and stops.
 """
 
 import time
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -36,3 +37,7 @@ class Profile(msgspec.Struct):
         """Record a span that began at perf_counter() time `began` and ends now."""
         took = time.perf_counter() - began
         self.timings.append(Timing(kind, name, module, began - self.origin, took, owner))
+
+    def forget(self, owners: Collection[tuple[str, str]]) -> None:
+        """Drop the timings of constructors, given by module and name, and of their hooks: they run again."""
+        self.timings[:] = [one for one in self.timings if (one.module, one.owner or one.name) not in owners]

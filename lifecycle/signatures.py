@@ -22,13 +22,14 @@ from lifecycle.keys import (
     is_union,
     key_of,
     member_of,
+    plain,
     type_name,
     wanted,
 )
 from lifecycle.named import fields_of, is_results
 from lifecycle.places import has_place
 
-__all__ = ["Signature", "describe"]
+__all__ = ["Signature", "describe", "stand_for"]
 
 _EMPTY = inspect.Parameter.empty
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
@@ -88,6 +89,13 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
     return Signature(found, result, tuple(faults), parts)
 
 
+def stand_for(hint: object) -> Signature:
+    """Of a function that asks for one thing and does nothing with it."""
+    faults: list[str] = []
+    parameter = _parameter(_Argument("instance"), hint, faults)
+    return Signature((parameter,) if parameter else (), None, tuple(faults))
+
+
 def _refusals(call: Callable[..., object]) -> Iterator[str]:
     code = getattr(call, "__code__", None)
     if code is None or not code.co_flags & _NOT_PLAIN:
@@ -112,16 +120,27 @@ def _class_refusals(kind: type) -> Iterator[str]:
 def _hints(call: Any, kind: type | None) -> dict[str, Any]:
     """The hints of the parameters and, of a function, the result."""
     if kind is None:
-        return _hints_of(call)
+        hints = _hints_of(call)
+        if hints.get("return") is typing.Self:  # a classmethod's
+            return hints | {"return": getattr(call, "__self__", typing.Self)}
+        return hints
     if issubclass(kind, msgspec.Struct):
         return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
-    hints: dict[str, Any] = {}
+    hints = {}
     for name in ("__new__", "__init__"):
-        function = getattr(kind, name)
+        function, owner = _method(kind, name)
         if isinstance(function, types.FunctionType):
-            owner = next(base for base in kind.__mro__ if name in vars(base))
             hints |= filled_in(_hints_of(function), call, owner)
     return hints
+
+
+def _method(kind: type, name: str) -> tuple[object, type]:
+    """What makes instances, and whose it is: not the __init__ that typing puts into every Protocol."""
+    for base in kind.__mro__:
+        method = vars(base).get(name)
+        if method is not None and getattr(method, "__module__", None) != "typing":
+            return getattr(method, "__func__", method), base
+    raise AssertionError(f"object has {name}")
 
 
 def _hints_of(function: Any) -> dict[str, Any]:
@@ -135,12 +154,12 @@ def _hints_of(function: Any) -> dict[str, Any]:
 
 def _arguments(call: Any, kind: type | None) -> list[_Argument]:
     """As inspect.signature(), without its work for what is plainly a function or has a plain __init__."""
-    if kind is None:
-        function = call
-    else:
-        own, new = vars(kind), getattr(kind, "__new__", None)
-        is_usual = type(kind) in _USUAL and new is object.__new__ and "__signature__" not in own
-        function = own.get("__init__") if is_usual else None
+    function = call
+    if kind is not None:
+        is_usual = type(kind) in _USUAL and getattr(kind, "__new__", None) is object.__new__
+        function = _method(kind, "__init__")[0] if is_usual and "__signature__" not in vars(kind) else None
+        if function is object.__init__:
+            return []
     if isinstance(function, types.FunctionType) and not function.__dict__.keys() & _DISGUISES:
         return list(_plain_arguments(function))[kind is not None :]
     return [
@@ -150,7 +169,7 @@ def _arguments(call: Any, kind: type | None) -> list[_Argument]:
             parameter.kind is parameter.POSITIONAL_ONLY,
             _STARS.get(parameter.kind.name, ""),
         )
-        for parameter in inspect.signature(call).parameters.values()
+        for parameter in inspect.signature(call if kind is None else kind).parameters.values()
     ]
 
 
@@ -246,7 +265,7 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
         faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
     for part in parts:
         at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
-        refusal = ", which provides nothing" if part.key is type(None) else _refused(part.key)
+        refusal = _refused(part.key) if not decorates else _not_decorated(part.key)
         if refusal is not None:
             faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
     return None, parts
@@ -261,12 +280,14 @@ def _not_decorated(key: Key) -> str | None:
 
 def _refused(key: Key) -> str | None:
     """Why a type cannot be provided; None when it can."""
+    if key is type(None):
+        return ", which provides nothing"
     if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always
         return None
     refusal: str | None = None
     if is_awaitable_hint(key):
         refusal = ": constructors return objects that need no await"
-    elif is_union(key) or not isinstance(key, Hashable):
+    elif is_union(plain(key)) or not isinstance(key, Hashable):
         refusal = ", which is no single type to provide"
     elif (member := member_of(key)) is not None:
         refusal = f": a constructor contributes one; return {type_name(member)}, or a tuple of them"

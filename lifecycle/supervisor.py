@@ -167,7 +167,7 @@ class Supervisor:
                     await self._enter_and_leave(node)
                 except Exception as error:  # noqa: BLE001  # reported by name, with the others
                     self._fail(node, error)
-        if node.state is not State.LEFT:
+        if not node.gone.is_set():
             self._gone(node, State.DONE)
 
     async def _enter_and_leave(self, node: HookNode) -> None:
@@ -226,7 +226,7 @@ class Supervisor:
 
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
-        if node.state is State.LEFT:
+        if node.gone.is_set():
             self._log.error("hook left behind has failed", hook=node.name, of=node.module, exc_info=error)
         elif node.ending:
             node.failures.append(failure)
@@ -257,7 +257,9 @@ class Supervisor:
             self._time(node, GRACE, self._leave_behind)
 
     def _leave_behind(self, node: HookNode) -> None:
-        """It was cancelled and runs on: name it, and go on without it."""
+        """It was cancelled and runs on: name it, and go on without it. A start that ends yet is stopped."""
+        if node.gone.is_set():
+            return
         when = "starting" if node.state is State.STARTING else "stopping"
         lines = [f"{node} was cancelled while {when} and runs on: it is left behind"]
         lines += [f"        {line}" for line in hook_stack(node)]

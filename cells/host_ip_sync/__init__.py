@@ -1,7 +1,8 @@
 """The node's own addresses, and the world, in cilium_lxc and cilium_ipcache.
 
-Reconciler: reads Table[Device] and the router's address, writes both maps; on every change and once a minute.
-Needs:  Maps, Table[Device], Router.   Gives: HostIPSync; what needs it starts after the first run.
+Reconciler: reads Table[Device] and the router's address, writes both maps; every change, all once a minute.
+Needs:  Maps, Table[Device], Router.   Gives: HostIPSync; what needs it starts after the first run. The tables
+        host-addresses and host-addresses-status (hive db show) tell what should be in the maps, and what is.
 Why:    the datapath takes an address for the node's, and its traffic for the host's, only by these entries.
 """
 

@@ -4,14 +4,28 @@ Needs: Table[Device], Router, the maps (HostMaps, a Protocol).   Gives: HostIPSy
 Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), for IPv4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final, Protocol
 
 from cells.devices import Device
 from cells.router import Router
-from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Table, minutes
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReconcileError,
+    Reconciler,
+    Table,
+    Tables,
+    minutes,
+)
 
+UNKNOWN: Final = 0
+"""No identity: what packets have that no prefix covers."""
 HOST: Final = 1
 """Identity reserved:host."""
 WORLD: Final = 2
@@ -48,16 +62,75 @@ class HostMaps(Protocol):
         ...
 
 
-def wanted(devices: Iterable[Device], router: IPv4Address) -> frozenset[IPv4Address]:
-    """The node's own addresses: the router's, and those of every device but 127.0.0.0/8."""
+def wanted(devices: Iterable[Device], router: IPv4Address) -> dict[IPv4Network, int]:
+    """The identity of each prefix this node answers for.
+
+    The world, the router's address, and those of every device but 127.0.0.0/8.
+    """
     found = {address.ip for device in devices for address in device.addresses}
-    return frozenset({ip for ip in found if not ip.is_loopback} | {router})
+    ours = sorted({ip for ip in found if not ip.is_loopback} | {router})
+    return {EVERYWHERE: WORLD} | {IPv4Network(ip): HOST for ip in ours}
+
+
+class HostEntries:
+    """Both maps as one reconciler's target: prefix to identity, addresses flagged as the node's own.
+
+    Entries of endpoints are left alone, but where a pod has an address of the node: the node's wins.
+    """
+
+    def __init__(self, maps: HostMaps, log: Logger) -> None:
+        self._maps = maps
+        self._log = log
+
+    async def dump(self) -> Mapping[IPv4Network, int]:
+        """The world's entry, and whatever is flagged as the node's own."""
+        ours = [IPv4Network(ip) for ip, is_host in self._maps.local().items() if is_host]
+        held = {prefix: self._maps.identity(prefix) or UNKNOWN for prefix in (EVERYWHERE, *ours)}
+        return held if held[EVERYWHERE] else {prefix: held[prefix] for prefix in ours}
+
+    async def put(self, batch: Mapping[IPv4Network, int]) -> None:
+        """Write what is not so already. Raises BatchError."""
+        local = self._maps.local()
+        self._each(batch, lambda prefix: self._put(prefix, batch[prefix], local))
+
+    async def drop(self, batch: Collection[IPv4Network]) -> None:
+        """Take out addresses that were the node's. Raises BatchError."""
+        self._each(batch, self._drop)
+
+    def _put(self, prefix: IPv4Network, identity: int, local: Mapping[IPv4Address, bool]) -> None:
+        ip = prefix.network_address
+        if identity == HOST and not local.get(ip, False):
+            if ip in local:
+                self._log.warning(
+                    "an address of this node belonged to an endpoint, which loses it", ip=str(ip)
+                )
+            self._maps.put_host(ip)
+        if self._maps.identity(prefix) != identity:
+            self._maps.put_identity(prefix, identity)
+
+    def _drop(self, prefix: IPv4Network) -> None:
+        # The row that says it is ours goes last: broken off in between, the next sweep comes back to it.
+        if self._maps.identity(prefix) == HOST:
+            self._maps.drop_identity(prefix)
+        self._maps.drop_host(prefix.network_address)
+        self._log.info("address is no longer this node's", ip=str(prefix.network_address))
+
+    @staticmethod
+    def _each(batch: Iterable[IPv4Network], do: Callable[[IPv4Network], None]) -> None:
+        failures: dict[IPv4Network, Exception] = {}
+        for prefix in batch:
+            try:
+                do(prefix)
+            except OSError as error:
+                failures[prefix] = error
+        if failures:
+            raise BatchError(failures)
 
 
 class HostIPSync:
     """Makes the maps hold :func:`wanted`. The first run is part of the start: if it fails, so does the start.
 
-    Entries of endpoints are left alone, but where a pod has an address of the node: the node's wins.
+    Nothing is written before the devices are known: an address that is missing then means nothing.
     """
 
     def __init__(
@@ -68,46 +141,18 @@ class HostIPSync:
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
+        tables: Tables,
         log: Logger,
     ) -> None:
-        self._maps = maps
-        self._devices = devices
-        self._router = router
-        self._log = log
-        lifecycle.append(Hook("sync host addresses", self._sync))
-        self._timer = jobs.timer("sync", self._sync, INTERVAL)
-        jobs.observe("watch", devices.changes, self._changed)
+        addresses = devices.derive(lambda rows: wanted(rows, router.ip), name="host-addresses")
+        self._reconciler = Reconciler(addresses, HostEntries(maps, log), full_every=INTERVAL)
+        tables.add(addresses, self._reconciler.statuses)
+        lifecycle.append(Hook("sync host addresses", self._first))
+        jobs.observe("sync", self._reconciler)
 
-    async def _changed(self, _: object) -> None:
-        self._timer.trigger()
-
-    async def _sync(self) -> None:
-        await self._devices.wait_initialized()  # before that, an address that is missing means nothing
+    async def _first(self) -> None:
         try:
-            sync(self._maps, wanted(self._devices.all(), self._router.ip), self._log)
-        except OSError as error:
-            raise HiveError(f"Failed to sync host IPs: {error}") from error
-
-
-def sync(maps: HostMaps, addresses: frozenset[IPv4Address], log: Logger) -> None:
-    """One run. An error breaks it off; the next run makes up for it."""
-    local = maps.local()
-    _put_identity(maps, EVERYWHERE, WORLD)
-    for ip in sorted(addresses):
-        if not local.get(ip, False):
-            if ip in local:
-                log.warning("an address of this node belonged to an endpoint, which loses it", ip=str(ip))
-            maps.put_host(ip)
-        _put_identity(maps, IPv4Network(ip), HOST)
-    for ip, is_host in local.items():
-        if is_host and ip not in addresses:
-            # The row that says it is ours goes last: broken off in between, the next run comes back to it.
-            if maps.identity(IPv4Network(ip)) == HOST:
-                maps.drop_identity(IPv4Network(ip))
-            maps.drop_host(ip)
-            log.info("address is no longer this node's", ip=str(ip))
-
-
-def _put_identity(maps: HostMaps, prefix: IPv4Network, identity: int) -> None:
-    if maps.identity(prefix) != identity:
-        maps.put_identity(prefix, identity)
+            await self._reconciler.sweep()
+        except (OSError, ReconcileError) as error:
+            cause = next(iter(error.failures.values())) if isinstance(error, ReconcileError) else error
+            raise HiveError(f"Failed to sync host IPs: {cause}") from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WAITS, RUNS, HOLDS = "·", "▒", "█"
 SLOWEST = 10
-_NUMBER, _TOOK, _HELD = 3, 7, 4
+_NUMBER, _TOOK, _HELD = 3, 8, 4
 
 
 def chart(graph: "Graph", timeline: "Timeline", module: str | None = None) -> list[str]:
@@ -109,6 +109,6 @@ def _lane(span: "Span", origin: float, length: float, columns: int, *, critical:
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds, with one decimal below ten."""
+    """Milliseconds with two digits that tell: 0.04, 1.6, 21 ms."""
     value = seconds * 1000
-    return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
+    return f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} ms"

@@ -165,8 +165,13 @@ function listenToPointers() {
       canvas.classList.remove("dragging");
     });
   }
+  // who walks through the cells with the Tab key sees where he is; the browser's own way would be to scroll
+  canvas.addEventListener("scroll", () => canvas.scrollTo(0, 0));
+  document.getElementById("cells").addEventListener("focusin", (event) => {
+    if (event.target.matches(":focus-visible")) bringIntoView(CELLS.get(event.target.dataset.cell));
+  });
   canvas.addEventListener("click", (event) => {
-    if (moved > 3) return; // it was a drag
+    if (moved > 3 && event.detail) return; // it was a drag; a key's click has no detail
     const card = event.target.closest(".cell");
     if (card) choose(card.dataset.cell);
     else if (!event.target.closest("#zoom")) choose(null);

@@ -75,7 +75,7 @@ function counted(number, word) {
 
 function milliseconds(seconds) {
   const value = seconds * 1000;
-  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+  return `${value.toFixed(value >= 10 ? 0 : value >= 1 ? 1 : 2)} ms`;
 }
 
 // An element with its attributes and children; text is never read as HTML.

@@ -24,6 +24,7 @@ class VirtualClock:
     hooks. Timers run one after the other, each at its own time, with everything it sets off done before the
     next: a run is the same every time. Calls in worker threads are waited for, in no time at all; what waits
     for the network is not. Inside, wait with until(), not with deadlines: those would wait for the clock.
+    What is told in times of day, such as since when a module is well, goes by the real clock.
     """
 
     def __init__(self) -> None:

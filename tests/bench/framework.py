@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lifecycle import Hive, Hook, Lifecycle, Table, configure_logging, invoke, provide
-from tests.bench.graphs import BUILDERS, Built, Shape, timed
+from tests.bench.graphs import BUILDERS, Built, Shape, collected, timed
 from tests.bench.stats import Row, Sample
 
 SIZES = (1_000, 10_000)
@@ -138,7 +138,8 @@ def hooks(rounds: int) -> Iterable[Row]:
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(rounds):
         for name, run in HOOK_RUNS.items():
-            found[name].append(asyncio.run(run()))
+            with collected():
+                found[name].append(asyncio.run(run()))
     for ours in ("siblings", "in a row"):
         for index, phase in enumerate(("start", "stop")):
             sides = (
@@ -220,7 +221,10 @@ TABLE_FIGURES: tuple[tuple[str, Callable[[], float], str, Callable[[], float]], 
 def tables(rounds: int) -> Iterable[Row]:
     """Writes and changes, in thousands a second; here more is better, so the ratio is ours / the peer's."""
     for what, ours, peer, theirs in TABLE_FIGURES:
-        pairs = [(ours() / 1000, theirs() / 1000) for _ in range(rounds)]
+        pairs = []
+        for _ in range(rounds):
+            with collected():
+                pairs.append((ours() / 1000, theirs() / 1000))
         mine, others = (Sample(values) for values in zip(*pairs, strict=True))
         yield Row(what, "1000/s", mine, peer, others, None, faster=False)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import TypeVar
@@ -135,16 +136,23 @@ BUILDERS: dict[str, Callable[[Shape], Built]] = {
 }
 
 
-def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """ms that the work took, and its result; garbage of before is collected first, and none meanwhile."""
+@contextmanager
+def collected() -> Iterator[None]:
+    """Garbage of before is collected first, and none meanwhile: each round pays for itself alone."""
     gc.collect()
     gc.disable()
     try:
+        yield
+    finally:
+        gc.enable()
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """ms that the work took, and its result."""
+    with collected():
         began = time.perf_counter()
         result = work()
         return (time.perf_counter() - began) * 1000, result
-    finally:
-        gc.enable()
 
 
 def resolved(get: Callable[[], object]) -> float:

@@ -106,6 +106,18 @@ def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
     assert (missing.returncode, missing.stderr) == (127, "hive: no-such-command: no such command\n")
 
 
+def test_the_agent_tells_what_it_is_made_of_and_how_it_started(lab: Lab) -> None:
+    hive("lab", "up", "--name", lab.name, "--pods", "0")
+    asked = ["lab", "exec", "--name", lab.name, "--", sys.executable, "-m", "hive", "inspect"]
+    graph = json.loads(hive(*asked, "--live", "--format", "json").stdout)
+    timeline = json.loads(hive(*asked, "--timeline", "--format", "json").stdout)
+    started = {span["id"] for span in timeline["spans"] if span["kind"] == "start"}
+    assert started == {hook["id"] for hook in graph["hooks"]}
+    chart = hive(*asked, "--timeline").stdout.splitlines()
+    assert f"{len(started)} of {len(started)} hooks started" in chart[0]
+    assert max(map(len, chart)) <= 80
+
+
 def test_down_removes_a_node_whose_agent_crashed(lab: Lab) -> None:
     hive("lab", "up", "--name", lab.name, "--pods", "1")
     node = listed(lab.name)

@@ -225,6 +225,11 @@ def test_the_schemas_in_the_documentation_are_current(capsys: pytest.CaptureFixt
     assert json.loads((DOCS / "timeline-schema.json").read_text()) == timeline_schema()
 
 
+def test_the_agents_graph_is_what_the_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+    told = hive(capsys, "inspect", "--format", "json").out
+    jsonschema_rs.validate(json.loads((DOCS / "graph-schema.json").read_text()), json.loads(told))
+
+
 def test_the_tree_is_coloured_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     tree = finished.graph().tree()
     assert click.unstyle(inspect_text.tinted(tree)) == tree.rstrip("\n")

@@ -1,5 +1,6 @@
 """Host addresses reach the maps, and only what is the node's is ever taken out."""
 
+import math
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from types import MappingProxyType
@@ -10,9 +11,20 @@ import structlog
 
 from cells.devices import Device
 from cells.host_ip_sync import HostIPSync, HostMaps
-from cells.host_ip_sync.sync import sync, wanted
+from cells.host_ip_sync.sync import EVERYWHERE, HOST, WORLD, HostEntries, wanted
 from cells.router import Router
-from lifecycle import HealthTree, Hive, StartError, Table, invoke, module, provide
+from lifecycle import (
+    HealthTree,
+    Hive,
+    ReconcileError,
+    Reconciler,
+    StartError,
+    Table,
+    Tables,
+    invoke,
+    module,
+    provide,
+)
 
 ROUTER = IPv4Address("10.0.1.5")
 NONE: Mapping[str, bool] = MappingProxyType({})
@@ -74,12 +86,20 @@ class FakeMaps:
 
 
 def run(maps: FakeMaps, *addresses: str) -> None:
-    sync(maps, frozenset(map(IPv4Address, addresses)), structlog.get_logger())
+    """One sweep for a node with these addresses."""
+    rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, IPv4Address(addresses[0])))
+    target = HostEntries(maps, structlog.get_logger())
+    anyio.run(Reconciler(rows, target, full_every=math.inf, name="hosts").sweep)
 
 
 def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
     devices = [device(1, "127.0.0.1/8", "192.0.2.9/32"), device(2, "192.0.2.1/24"), device(3)]
-    assert wanted(devices, ROUTER) == frozenset(map(IPv4Address, ("192.0.2.1", "192.0.2.9", "10.0.1.5")))
+    assert wanted(devices, ROUTER) == {
+        EVERYWHERE: WORLD,
+        IPv4Network("10.0.1.5"): HOST,
+        IPv4Network("192.0.2.1"): HOST,
+        IPv4Network("192.0.2.9"): HOST,
+    }
 
 
 def test_a_first_run_writes_host_and_world() -> None:
@@ -125,7 +145,7 @@ def test_a_run_that_breaks_off_is_made_up_for() -> None:
     maps = FakeMaps()
     run(maps, "192.0.2.1", "192.0.2.2")
     maps.broken = True
-    with pytest.raises(OSError, match="Cannot allocate"):
+    with pytest.raises(ReconcileError, match=r"hosts: 3 objects failed.*Cannot allocate"):
         run(maps, "192.0.2.3")
     maps.broken = False
     run(maps, "192.0.2.3")
@@ -145,7 +165,7 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
     def router() -> Router:
         return FakeRouter()  # type: ignore[return-value]
 
-    def root(_health: HealthTree, _sync: HostIPSync) -> None: ...
+    def root(_health: HealthTree, _tables: Tables, _sync: HostIPSync) -> None: ...
 
     def kernel() -> HostMaps:
         return maps
@@ -174,6 +194,17 @@ async def test_the_start_ends_with_the_first_run_and_changes_follow() -> None:
             while IPv4Address("192.0.2.1") in maps.lxc:
                 await anyio.lowlevel.checkpoint()
         assert IPv4Address("192.0.2.2") in maps.lxc
+
+
+@pytest.mark.anyio
+async def test_what_should_be_there_and_what_is_are_tables_to_look_at() -> None:
+    async with hive(devices(device(1, "192.0.2.1/24")), FakeMaps()).started() as started:
+        tables = started.get(Tables)
+        assert tables.get("host-addresses").get(IPv4Network("192.0.2.1")) == HOST
+        statuses = tables.get("host-addresses-status").all()
+        assert {str(status.key): status.state for status in statuses} == dict.fromkeys(
+            ("0.0.0.0/0", "10.0.1.5/32", "192.0.2.1/32"), "done"
+        )
 
 
 @pytest.mark.anyio

@@ -4,10 +4,8 @@ A function here is a case; its name is that of its file in golden/, its docstrin
 hold lines of this file: after an edit, write the golden files again (see test_golden_messages.py).
 """
 
-import abc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, NewType, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Generic, NewType, Protocol, TypeVar
 
 from lifecycle import (
     Health,
@@ -25,12 +23,8 @@ from lifecycle import (
     provide,
     provide_private,
     replace,
-    results,
     supply,
 )
-
-if TYPE_CHECKING:
-    from decimal import Decimal
 
 T = TypeVar("T")
 Case = Callable[[], Hive]
@@ -163,6 +157,14 @@ def missing_for_many() -> Hive:
     return Hive(provide(*(user(number) for number in range(8))))
 
 
+@case
+def missing_with_many_candidates() -> Hive:
+    """The nearest few are enough; what is private is not for the taking."""
+    derived = [type(f"Store{number}", (Store,), {}) for number in range(8)]
+    hidden = module("hidden", "Hidden", provide_private(derived[0]))
+    return Hive(hidden, provide(*derived[1:]), invoke(Store))
+
+
 # --- private, optional ----------------------------------------------------------------------------------
 
 
@@ -290,6 +292,20 @@ def logged(store: Store) -> Store:
     return store
 
 
+shared = group(provide(links))
+
+
+@case
+def duplicates_of_one_function() -> Hive:
+    """The places of the cells tell them apart; a cell that is there twice is one too many."""
+    return Hive(
+        module("one", "One", provide(device)),
+        module("two", "Two", provide(device)),
+        module("three", "Three", shared),
+        module("four", "Four", shared),
+    )
+
+
 @case
 def duplicates() -> Hive:
     """Both places, whatever they are: constructors, values, settings, decorators, modules, fakes."""
@@ -301,99 +317,6 @@ def duplicates() -> Hive:
         decorate(cached),
         decorate(logged),
         group(invoke(Link), replace(Link, Link()), replace(Link, Link())),
-    )
-
-
-# --- constructors that cannot be used -------------------------------------------------------------------
-
-
-def no_result():  # type: ignore[no-untyped-def]  # the mistake
-    return Device()
-
-
-def nothing() -> None: ...
-
-
-async def asynchronous() -> Device:
-    return Device()
-
-
-def awaitable() -> Awaitable[Device]:
-    raise AssertionError
-
-
-def generator() -> Iterator[Device]:
-    yield Device()
-
-
-async def async_generator() -> AsyncIterator[Device]:
-    yield Device()
-
-
-def stars(*devices: Device, **named: Device) -> Link:
-    return Link()
-
-
-def unhinted(device) -> Link:  # type: ignore[no-untyped-def]  # the mistake
-    return Link()
-
-
-def unknown_name(price: "Decimal") -> Link:
-    return Link()
-
-
-def union(either: Device | Link) -> Device | Link:
-    return either
-
-
-def open_type(value: T) -> Box[T]:
-    return Box(value)
-
-
-def one_member(route: Member[Route]) -> list[Member[Route]]:
-    return [route]
-
-
-def no_parts() -> tuple[()]:
-    return ()
-
-
-def odd_parts() -> tuple[Device, None, Device | Link]:
-    raise AssertionError
-
-
-@results
-@dataclass
-class Results:
-    """A class of results, which is for returning."""
-
-    device: Device
-
-
-class Abstract(abc.ABC):
-    @abc.abstractmethod
-    def work(self) -> None: ...
-
-
-class Task:
-    def __await__(self) -> Iterator[None]:
-        yield
-
-
-def decorated_member(route: Member[Route]) -> Member[Route]:
-    return route
-
-
-@case
-def constructors_that_cannot_be_used() -> Hive:
-    """Every one is refused before anything is called."""
-    return Hive(
-        provide(no_result, nothing, asynchronous, awaitable, generator, async_generator),
-        provide(stars, unhinted, unknown_name, union, open_type, Box, one_member),
-        provide(no_parts, odd_parts, Results, Abstract, Kernel, Task),
-        provide(3),  # type: ignore[arg-type]  # the mistake
-        invoke(asynchronous, stars),
-        decorate(decorated_member, invoke(list[Member[Route]])),
     )
 
 
@@ -441,10 +364,15 @@ def fakes_unlike_their_type() -> Hive:
         replace(Device, 3),
         replace(Table[Device], Table("devices", key=id)),
         replace(Health, 1),
+        replace(list[Member[Route]], [Route(), 3]),
+        invoke(list[Member[Route]]),
     )
 
 
 # --- together -------------------------------------------------------------------------------------------
+
+
+def nothing() -> None: ...
 
 
 @case
@@ -455,55 +383,8 @@ def everything_at_once() -> Hive:
         module("ipam", "Addresses", provide(Ipam, Patient), config(Sizes)),
         module("store", "Keeps", provide_private(Store), provide(links, links)),
         module("knot", "Knot", provide(A, B, C)),
-        provide(asynchronous),
+        provide(nothing),
         decorate(cached, invoke(Store)),
         replace(Kernel, HalfNetlink()),
         settings={"mtu": "wide", "mtv": 5},
     )
-
-
-# --- while building -------------------------------------------------------------------------------------
-
-
-def returns_none() -> Device:
-    return None  # type: ignore[return-value]  # the mistake
-
-
-@case
-def built_none() -> Hive:
-    """Hints cannot tell."""
-    return Hive(module("devices", "Devices", provide(returns_none), invoke(Device)))
-
-
-async def later() -> Device:
-    return Device()
-
-
-def returns_awaitable() -> Device:
-    return later()  # type: ignore[return-value]  # the mistake
-
-
-@case
-def built_something_to_await() -> Hive:
-    """Hints cannot tell."""
-    return Hive(module("devices", "Devices", provide(returns_awaitable), invoke(Device)))
-
-
-def returns_three() -> tuple[Device, Link]:
-    return (Device(), Link(), Link())  # type: ignore[return-value]  # the mistake
-
-
-@case
-def built_other_results() -> Hive:
-    """Three where two were promised."""
-    return Hive(provide(returns_three), invoke(Device))
-
-
-def returns_half() -> tuple[Device, Link]:
-    return (Device(), None)  # type: ignore[return-value]  # the mistake
-
-
-@case
-def built_half_the_results() -> Hive:
-    """One of them is None."""
-    return Hive(provide(returns_half), invoke(Link))

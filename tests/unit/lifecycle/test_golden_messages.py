@@ -1,6 +1,7 @@
 """What people are told about their mistakes: part of the product, compared whole.
 
-Each case of algebra_cells.py has its message in golden/. To write them again, and read what changed:
+Each case of algebra_cells.py and algebra_refusals.py has its message in golden/. To write them again, and
+read what changed:
 
     GOLDEN=write pytest tests/unit/lifecycle/test_golden_messages.py; git diff tests/unit/lifecycle/golden
 """
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from lifecycle import HiveError
-from tests.unit.lifecycle.algebra_cells import CASES
+from tests.unit.lifecycle import algebra_cells, algebra_refusals
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[3]
+CASES = algebra_cells.CASES | algebra_refusals.CASES
 
 
 def told(name: str) -> str:

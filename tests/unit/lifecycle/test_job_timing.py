@@ -95,6 +95,26 @@ async def test_pauses_between_tries_grow_and_a_job_may_have_its_own(bench: Bench
     assert steady.times(since) == [0, 7, 14, 21, 28]
 
 
+async def test_a_try_that_lasts_counts_as_well_and_lets_pauses_begin_small_again(bench: Bench) -> None:
+    began: list[float] = []
+
+    async def serve() -> None:
+        began.append(anyio.current_time())
+        await anyio.sleep(0 if len(began) <= 3 else 200)
+        raise OSError("lost")
+
+    with VirtualClock() as clock:
+        since = clock.now
+        bench.jobs.one_shot("serve", serve)
+        async with bench.jobs.running():
+            await clock.advance(100)
+            assert bench.told()["m.serve"] == ("degraded", "failed, will be tried again")
+            await clock.advance(10)
+            assert bench.told()["m.serve"] == ("ok", "running")
+            await clock.advance(100)
+    assert [round(at - since) for at in began] == [0, 1, 3, 7, 208]
+
+
 async def test_the_interval_of_a_timer_counts_from_the_end_of_a_run_and_may_jitter(bench: Bench) -> None:
     plain, spread = Work(), Work()
     with VirtualClock() as clock:

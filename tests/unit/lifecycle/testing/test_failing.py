@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from lifecycle import Cell, Hook, Jobs, Lifecycle, invoke, module, provide, replace
+from lifecycle import Cell, Hook, InnerHive, Jobs, Lifecycle, invoke, module, nest, provide, replace
 from lifecycle.testing import fail_each_hook, fake
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +57,22 @@ async def test_a_sound_hive_ends_cleanly_whichever_hook_fails(seed: int | None) 
     ]
     assert len([one for one in failed if one.sequential]) == 8
     assert {one.module for one in failed} == {"sound"}
+
+
+class Inner(InnerHive):
+    """Runs while a hook of the outer hive does."""
+
+
+class Leader:
+    def __init__(self, inner: Inner, lifecycle: Lifecycle) -> None:
+        lifecycle.enter("lead", inner.started)
+
+
+async def test_a_hive_inside_goes_with_the_hook_it_runs_in() -> None:
+    outer = module("outer", "Leads", nest(Inner, "inner", "Inside", sound), provide(Leader), invoke(Leader))
+    failed = await fail_each_hook(outer)
+    assert {one.hook for one in failed} == {"lead"}
+    assert {one.phase for one in failed} == {"start", "stop", "interrupt"}
 
 
 async def test_every_run_gets_fresh_fakes() -> None:

@@ -1,4 +1,4 @@
-"""The tutorial: every block of it is written or run, in order, and must print what it shows."""
+"""Pages with examples: every block is written or run, in order, and must print what it shows."""
 
 import os
 import re
@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TUTORIAL = ROOT / "docs" / "tutorial.md"
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 
 
@@ -59,9 +58,20 @@ def run(shell: "subprocess.Popen[str]", command: str) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_everything_in_the_tutorial_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
-    found = list(blocks(TUTORIAL.read_text(encoding="utf-8")))
-    assert {block.language for block in found} == {"python", "console"}
+@pytest.mark.parametrize(
+    ("page", "only_shown"),
+    [
+        ("tutorial.md", set[str]()),
+        ("wiring.md", set[str]()),
+        ("testing.md", set[str]()),
+        ("comparison.md", {"go"}),
+    ],
+    ids=["tutorial", "wiring", "testing", "comparison"],
+)
+def test_everything_runs_and_prints_what_it_shows(page: str, only_shown: set[str], tmp_path: Path) -> None:
+    found = list(blocks((ROOT / "docs" / page).read_text(encoding="utf-8")))
+    assert {block.language for block in found} == {"python", "console"} | only_shown
+    found = [block for block in found if block.language not in only_shown]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with subprocess.Popen(
         ["bash", "--norc"],
@@ -80,7 +90,7 @@ def test_everything_in_the_tutorial_runs_and_prints_what_it_shows(tmp_path: Path
             for command, shown in commands(block.text):
                 printed = run(shell, command)
                 assert matches(shown, printed), (
-                    f"{TUTORIAL.name}:{block.line}: $ {command}\n{printed}\ninstead of\n{shown}"
+                    f"{page}:{block.line}: $ {command}\n{printed}\ninstead of\n{shown}"
                 )
         assert shell.stdin is not None
         shell.stdin.close()

@@ -1,0 +1,114 @@
+"""A page of ``hive inspect`` in a browser, in the words of someone who looks at it.
+
+Needs: a browser, a graph.   Gives: Page, shown().
+"""
+
+from pathlib import Path
+
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from lifecycle.graph import Graph
+from lifecycle.graph_timeline import Timeline
+
+
+def shown(browser: Chrome, directory: Path, graph: Graph, timeline: Timeline | None = None) -> "Page":
+    """The page of the graph, opened from a file."""
+    file = directory / "hive.html"
+    file.write_text(graph.html(timeline))
+    browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
+    browser.get(file.as_uri())
+    return Page(browser)
+
+
+class Page:
+    """What one sees and does."""
+
+    def __init__(self, browser: Chrome) -> None:
+        self.browser = browser
+
+    @property
+    def cells(self) -> list[WebElement]:
+        return self.browser.find_elements(By.CLASS_NAME, "cell")
+
+    def cell(self, module: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, f'[data-cell="{module}"]')
+
+    def click(self, module: str) -> str:
+        """Click the cell; what the panel then says."""
+        self.cell(module).click()
+        return self.panel
+
+    @property
+    def panel(self) -> str:
+        return self.browser.find_element(By.ID, "panel").text
+
+    def named(self, *kinds: str) -> set[str]:
+        """The modules of the cells that have all these classes."""
+        found = self.browser.find_elements(By.CSS_SELECTOR, "".join(f".{kind}" for kind in ("cell", *kinds)))
+        return {cell.get_attribute("data-cell") or "" for cell in found}
+
+    def search(self, text: str) -> list[list[str]]:
+        """Type into the search field; the lines of each result."""
+        field = self.browser.find_element(By.ID, "search")
+        field.clear()
+        field.send_keys(text)
+        return [one.text.split("\n") for one in self.browser.find_elements(By.CSS_SELECTOR, "#results li")]
+
+    def press(self, key: str) -> None:
+        self.browser.switch_to.active_element.send_keys(key)
+
+    def open_view(self, view: str) -> None:
+        self.browser.find_element(By.ID, view).click()
+
+    @property
+    def found(self) -> str:
+        return self.browser.find_element(By.ID, "found").text
+
+    def drag(self, right: int, down: int) -> None:
+        """Drag the plane by its lower left corner, where nothing stands."""
+        canvas = self.browser.find_element(By.ID, "canvas")
+        size = canvas.size
+        start = ActionChains(self.browser, duration=10)
+        start.move_to_element_with_offset(canvas, 20 - size["width"] // 2, size["height"] // 2 - 60)
+        start.click_and_hold().move_by_offset(right // 2, down // 2).move_by_offset(
+            right - right // 2, down - down // 2
+        )
+        start.release().perform()
+
+    def wheel(self, module: str, amount: int) -> None:
+        """Turn the wheel over a cell."""
+        left, top, width, height = self.boxes()[module]
+        self.browser.execute_script(
+            "document.getElementById('canvas').dispatchEvent(new WheelEvent('wheel', {deltaY: arguments[0], "
+            "clientX: arguments[1], clientY: arguments[2], bubbles: true, cancelable: true}))",
+            amount,
+            left + width / 2,
+            top + height / 2,
+        )
+
+    def boxes(self) -> dict[str, tuple[float, float, float, float]]:
+        """Left, top, width and height on the screen of every cell."""
+        found: dict[str, list[float]] = self.browser.execute_script(
+            "return Object.fromEntries([...document.querySelectorAll('.cell')].map((one) => {"
+            "const box = one.getBoundingClientRect();"
+            "return [one.dataset.cell, [box.left, box.top, box.width, box.height]]; }))"
+        )
+        return {name: (box[0], box[1], box[2], box[3]) for name, box in found.items()}
+
+    def script(self, text: str) -> object:
+        result: object = self.browser.execute_script(text)
+        return result
+
+    def wait_for(self, text: str) -> None:
+        """Until the panel says this."""
+        WebDriverWait(self.browser, 5).until(lambda _: text in self.panel)
+
+    @property
+    def complaints(self) -> list[str]:
+        return [str(entry["message"]) for entry in self.browser.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+__all__ = ["Keys", "Page", "shown"]

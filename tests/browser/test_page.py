@@ -1,0 +1,257 @@
+"""The page of ``hive inspect --format html``: what a click, a search, a drag and a wheel show."""
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from cells.agent import agent
+from lifecycle import Hive, invoke, module, provide
+from lifecycle.graph import Graph
+from lifecycle.graph_timeline import Span, Timeline
+from tests.browser.big_graph import big_graph
+from tests.browser.page import Keys, Page, shown
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return Hive(agent, settings={"mtu": 1400}).graph()
+
+
+@pytest.fixture
+def page(browser: Chrome, tmp_path: Path, graph: Graph) -> Page:
+    return shown(browser, tmp_path, graph)
+
+
+def ran(graph: Graph) -> Timeline:
+    """Every hook took 2 ms, one after the other; every constructor 1."""
+    construct = [node for node in graph.constructors if node.built and node.kind == "provide"]
+    spans = [Span(node.id, "construct", at / 1000, 0.001) for at, node in enumerate(construct)]
+    spans += [Span(hook.id, "start", 0.1 + at / 500, 0.002) for at, hook in enumerate(graph.hooks)]
+    return Timeline(name=graph.name, spans=tuple(spans))
+
+
+def test_every_module_that_holds_something_is_a_cell(page: Page, graph: Graph) -> None:
+    holding = {one.module for one in (*graph.nodes, *graph.settings, *graph.hooks)}
+    assert page.named() == holding
+    assert page.cell("agent.router").text.startswith("router\nprovides 1")
+
+
+def test_a_click_shows_what_a_cell_provides_needs_and_runs(page: Page, graph: Graph) -> None:
+    panel = page.click("agent.router")
+    for part in (
+        "agent.router",
+        "Gateway of this node's pods",
+        "Provides\nRouter",
+        "needs RestoredEndpoints, Ipam",
+        "router/router.py:",
+        "Hooks\nset up the router",
+    ):
+        assert part in panel
+    assert "given by the hive: Lifecycle" in panel
+    needs = {
+        node.module
+        for edge in graph.edges
+        for node in graph.nodes
+        if edge.source == "agent.router/Router" and node.id == edge.target
+    }
+    assert page.named("needs") == needs
+    assert "agent.api" in page.named("users")
+    assert page.named("chosen") == {"agent.router"}
+
+
+def test_a_click_shows_what_a_cell_sets_and_from_where(page: Page) -> None:
+    panel = page.click("agent.config")
+    assert "Sets\nstate-dir = /var/run/cilium" in panel
+    mtu = next(line for line in panel.splitlines() if line.startswith("mtu = 1400"))
+    assert mtu.endswith("code")
+
+
+def test_links_in_the_panel_lead_to_other_cells(page: Page) -> None:
+    page.click("agent.router")
+    page.browser.find_element(By.XPATH, "//aside//button[text()='Ipam']").click()
+    page.wait_for("Pod addresses")
+    assert page.named("chosen") == {"agent.ipam"}
+    assert "Ipam" in page.browser.find_element(By.CSS_SELECTOR, "#panel .flash").text
+
+
+def test_the_background_and_escape_choose_nothing(page: Page) -> None:
+    page.click("agent.router")
+    page.press(Keys.ESCAPE)
+    assert page.named("chosen") == set()
+    assert not page.browser.find_element(By.ID, "panel").is_displayed()
+
+
+def test_a_search_lists_and_marks_what_it_finds(page: Page) -> None:
+    results = page.search("table")
+    assert ["type", "Table[Device]", "agent.devices"] in results
+    assert {"agent.devices", "agent.endpoint"} <= page.named("match")
+    assert page.found == f"{len(page.named('match'))} of {len(page.cells)} cells"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cell", "says"),
+    [
+        ("ipv4-range", "setting", "agent.ipam", "ipv4-range = auto"),
+        ("set up the router", "hook", "agent.router", "set up the router"),
+        ("PolicyMaps", "type", "agent.maps", "PolicyMaps"),
+        ("datapath", "cell", "agent.datapath", "eBPF programs of the node"),
+    ],
+)
+def test_enter_goes_to_the_best_result(text: str, kind: str, cell: str, says: str, page: Page) -> None:
+    results = page.search(text)
+    assert (results[0][0], results[0][2]) == (kind, cell)
+    page.press(Keys.ENTER)
+    page.wait_for(says)
+    assert page.named("chosen") == {cell}
+    assert page.named("match") == set()
+
+
+def test_a_search_for_nothing_known_says_so(page: Page) -> None:
+    assert page.search("no such thing") == []
+    assert page.found.startswith("0 of ")
+    page.press(Keys.ESCAPE)
+    assert page.found == ""
+
+
+def test_dragging_pans_and_chooses_nothing(page: Page) -> None:
+    before = page.boxes()["agent.api"]
+    page.drag(120, -40)
+    after = page.boxes()["agent.api"]
+    assert (round(after[0] - before[0]), round(after[1] - before[1])) == (120, -40)
+    assert after[2] == pytest.approx(before[2])
+    assert page.named("chosen") == set()
+
+
+def test_the_keyboard_walks_through_cells_and_chooses_them(page: Page) -> None:
+    page.wheel("agent.router", -900)  # so that others are out of sight
+    first = page.cells[0]
+    page.script("document.querySelector('#theme').focus()")
+    page.press(Keys.TAB)
+    page.press(Keys.ENTER)
+    assert page.named("chosen") == {first.get_attribute("data-cell")}
+    left, top, _, _ = page.boxes()[first.get_attribute("data-cell") or ""]
+    assert 0 < left < 1400
+    assert 50 < top < 900
+
+
+def test_the_wheel_zooms_around_the_pointer_and_a_key_shows_all_again(page: Page) -> None:
+    start = page.boxes()
+    page.wheel("agent.router", -400)
+    closer = page.boxes()
+    middle = [box[0] + box[2] / 2 for box in (start["agent.router"], closer["agent.router"])]
+    assert closer["agent.router"][2] > 1.5 * start["agent.router"][2]
+    assert middle[0] == pytest.approx(middle[1], abs=1)
+    page.press("0")
+    assert page.boxes()["agent.router"] == pytest.approx(start["agent.router"], abs=1)
+
+
+def test_cells_stand_below_what_they_need_and_apart(browser: Chrome, tmp_path: Path) -> None:
+    graph = big_graph(60)
+    boxes = shown(browser, tmp_path, graph).boxes()
+    of = {node.id: node.module for node in graph.nodes}
+    lower = [(of[edge.source], of[edge.target]) for edge in graph.edges if of[edge.source] != of[edge.target]]
+    assert all(boxes[user][1] > boxes[need][1] for user, need in lower)
+    assert overlaps(boxes) == []
+
+
+def overlaps(boxes: dict[str, tuple[float, float, float, float]]) -> list[tuple[str, str]]:
+    return [
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(boxes.items(), 2)
+        if a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
+    ]
+
+
+def test_the_start_is_a_chart_whose_rows_lead_to_cells(browser: Chrome, tmp_path: Path, graph: Graph) -> None:
+    page = shown(browser, tmp_path, graph, ran(graph))
+    page.open_view("show-start")
+    rows = browser.find_elements(By.CSS_SELECTOR, "#start .row[data-hook]")
+    assert len(rows) == len(graph.hooks)
+    assert all("2.0 ms" in row.text for row in rows)
+    router = next(row for row in rows if "set up the router" in row.text)
+    held = next(hook for hook in graph.hooks if hook.name == "set up the router").after[-1]
+    name = next(hook.name for hook in graph.hooks if hook.id == held)
+    assert f"held by {name}" in (router.get_attribute("title") or "")
+    router.click()
+    page.wait_for("set up the router 2.0 ms")
+    page.open_view("show-cells")
+    assert page.named("chosen") == {"agent.router"}
+
+
+def test_without_a_timeline_there_is_no_chart(page: Page) -> None:
+    assert not page.browser.find_element(By.ID, "show-start").is_displayed()
+
+
+def test_it_is_light_or_dark_as_one_likes(page: Page) -> None:
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    seen = [page.script(ground)]
+    for _ in range(2):
+        page.open_view("theme")
+        seen.append(page.script(ground))
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_nothing_is_loaded_and_nothing_complains(page: Page) -> None:
+    assert page.script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+    assert page.complaints == []
+
+
+def test_names_are_text_whatever_they_hold(browser: Chrome, tmp_path: Path, graph: Graph) -> None:
+    nasty = '</script><img src=x onerror="document.title=1">$title'
+    modules = [
+        msgspec.structs.replace(one, title=nasty) if one.id == "agent.ipam" else one for one in graph.modules
+    ]
+    page = shown(browser, tmp_path, msgspec.structs.replace(graph, modules=tuple(modules), name=nasty))
+    assert nasty in page.click("agent.ipam")
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+    assert browser.find_element(By.TAG_NAME, "h1").text == nasty
+
+
+class A: ...
+
+
+class B:
+    def __init__(self, a: A) -> None: ...
+
+
+class C:
+    def __init__(self, b: B) -> None: ...
+
+
+def test_modules_that_need_each_other_are_drawn(browser: Chrome, tmp_path: Path) -> None:
+    one, other = module("one", "One", provide(A, C)), module("other", "Other", provide(B))
+    page = shown(browser, tmp_path, Hive(one, other, invoke(C)).graph())
+    assert page.named() == {"hive", "one", "other"}
+    page.click("one")
+    assert "other" in page.named("needs", "users")
+    assert page.complaints == []
+
+
+def test_a_hive_without_cells_is_an_empty_page(browser: Chrome, tmp_path: Path) -> None:
+    page = shown(browser, tmp_path, Hive().graph())
+    assert page.cells == []
+    assert page.complaints == []
+
+
+def test_five_hundred_cells_stay_usable(browser: Chrome, tmp_path: Path) -> None:
+    page = shown(browser, tmp_path, big_graph(500))
+    assert len(page.cells) == 500
+    assert (
+        float(str(page.script("const t = performance.now(); layOut(CELLS); return performance.now() - t")))
+        < 2000
+    )
+    boxes = page.boxes()
+    assert overlaps(boxes) == []
+    assert all(box[0] >= 0 and box[0] + box[2] <= 1400 and 0 <= box[1] <= 900 for box in boxes.values())
+    assert page.search("option-421")[0] == ["setting", "option-421", "big.family-1.cell-421"]
+    page.press(Keys.ENTER)
+    page.wait_for("Does thing 421")
+    left, top, width, height = page.boxes()["big.family-1.cell-421"]
+    assert width > 100  # near enough to read
+    assert 0 < left < 1400 - width
+    assert 50 < top < 900 - height
+    assert page.complaints == []

@@ -1,0 +1,149 @@
+"""The agent over fakes, without a kernel: in order whatever siblings do, and clean whichever hook fails.
+
+The same over the real kernel is in tests/kernel/agent.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+import structlog
+
+from cells.agent import agent
+from cells.config import AgentConfig
+from cells.datapath import Datapath
+from cells.devices import Device
+from cells.devices.source import Kernel
+from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
+from cells.endpoint_restore import LeftMaps
+from cells.host_ip_sync import HostIPSync
+from cells.maps import Maps, PolicyMaps
+from cells.netlink import HostLinks
+from cells.router import Router
+from lifecycle import Cell, replace
+from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
+from tests.support.agent_order import ORDER
+from tests.unit.endpoint.fakes import FakeKernel, Node, request
+from tests.unit.endpoint_restore.fakes import FakeLeft, link
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+REPLACED = {AgentConfig, Datapath, HostIPSync, HostLinks, Maps, PolicyMaps, Router}
+
+
+class Config(AgentConfig):
+    """Where a test keeps its node; nothing is claimed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state_dir = directory
+        self.state = directory / "state"
+        self.delete_queue = directory / "deleteQueue"
+        self.api_socket = directory / "cilium.sock"
+        self.cni_socket = directory / "cni.sock"
+        self.cluster_name = "default"
+        self.mtu = 0
+        for made in (self.state, self.delete_queue):
+            made.mkdir(exist_ok=True)
+
+
+def untouched(kind: type[T]) -> T:
+    """An object of the type that is only there to be asked for."""
+    return kind.__new__(kind)
+
+
+@asynccontextmanager
+async def quiet() -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Devices that never change."""
+    yield anyio.sleep_forever
+
+
+def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
+    """Everything of the agent that touches a kernel, replaced."""
+    eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
+    return [
+        replace(AgentConfig, Config(directory)),
+        replace(Kernel, fake(Kernel, devices=lambda: [eth0], subscribed=quiet)),
+        replace(HostLinks, links),
+        replace(EndpointMaps, kernel),
+        replace(EndpointPrograms, kernel),
+        replace(LeftMaps, FakeLeft(kernel)),
+        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks}),
+    ]
+
+
+def without_links() -> HostLinks:
+    """A node without pods."""
+    return fake(HostLinks, links=lambda without=(): [])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, object]:
+    """Settings of an agent that disturbs nobody."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return {
+        "ipv4-range": "10.0.1.0/24",
+        "agent-health-port": port,
+        "write-cni-conf-when-ready": str(tmp_path / "net.d" / "05-cilium.conflist"),
+    }
+
+
+async def test_the_agent_starts_and_announces_itself(tmp_path: Path, settings: dict[str, object]) -> None:
+    async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings):
+        assert (tmp_path / "cilium.sock").is_socket()
+        assert (tmp_path / "cni.sock").is_socket()
+    assert not (tmp_path / "cilium.sock").exists()
+    assert not (tmp_path / "cni.sock").exists()
+    assert (tmp_path / "net.d" / "05-cilium.conflist").exists()
+
+
+async def test_an_endpoint_of_before_is_there_when_anyone_can_ask(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    (tmp_path / "state").mkdir()
+    node = Node(tmp_path / "state")
+    endpoint = node.endpoints.create(request(7))
+    StateFiles(tmp_path / "state").write(endpoint)
+    present = link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
+    links = fake(HostLinks, links=lambda without=(): [present])
+    async with started(agent, *fakes(tmp_path, FakeKernel(), links), settings=settings) as hive:
+        (restored,) = hive.get(Endpoints).all()
+        assert (restored.id, restored.ipv4) == (endpoint.id, endpoint.ipv4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(
+    tmp_path: Path, settings: dict[str, object], seed: int
+) -> None:
+    recorder = Recorder(seed)
+    async with recorder.started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings):
+        recorder.assert_before(*((first, then) for first, then in ORDER if not {first, then} & REPLACED))
+    recorder.assert_clean()
+
+
+async def test_whichever_hook_fails_the_agent_ends_cleanly(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    with structlog.testing.capture_logs():  # errors by the hundred
+        failed = await fail_each_hook(
+            agent, fakes=lambda: fakes(tmp_path, FakeKernel(), without_links()), settings=settings, seed=3
+        )
+    assert {one.phase for one in failed} == {"start", "stop", "interrupt"}
+    assert len({one.hook for one in failed}) > 12
+
+
+async def test_nothing_of_the_start_takes_time(tmp_path: Path, settings: dict[str, object]) -> None:
+    with VirtualClock() as clock:
+        began = clock.now
+        async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings):
+            assert clock.now == began
+            await clock.advance(3600)
