@@ -50,6 +50,7 @@ class Config(AgentConfig):
         self.cni_socket = directory / "cni.sock"
         self.cluster_name = "default"
         self.mtu = 0
+        self.debug = False
         for made in (self.state, self.delete_queue):
             made.mkdir(exist_ok=True)
 
