@@ -5,6 +5,7 @@ Gives: run_child (wait for the result), Child (a function that works until it is
 """
 
 import contextlib
+import contextvars
 import os
 import pickle
 import select
@@ -167,7 +168,8 @@ def _child(
             disturbable()
             if enter is not None:
                 enter()
-            answer = (True, fn(stop, *args))
+            # In a context of its own: what the parent's context knows of its event loop is not so here.
+            answer = (True, contextvars.Context().run(fn, stop, *args))
         except BaseException as error:  # noqa: BLE001 - handed to the parent, who raises it
             error.add_note("in a child process:\n" + traceback.format_exc())
             answer = (False, error)
