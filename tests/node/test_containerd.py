@@ -13,8 +13,9 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.flows import tcp_listener
 from hive.lab.namespaces import Namespaces
-from hive.lab.node import Lab, create, destroy
+from hive.lab.node import Lab
 from hive.lab.probe import ping, tcp_echo, tcp_echo_server
+from tests.support.agents import made, serving
 from tests.support.containerd import Containerd
 from tests.support.namespaces import inside, need_root
 from tests.support.waiting import eventually
@@ -26,14 +27,9 @@ pytestmark = pytest.mark.node
 def lab() -> Iterator[Lab]:
     """A node whose agent serves; everything in it ends with the test."""
     need_root()
-    node = Lab("containerd")
-    destroy(node)
-    create(node)
-    try:
-        agent_process.wait_ready(node, agent_process.start(node))
+    with made(Lab("containerd")) as node:
+        serving(node)
         yield node
-    finally:
-        destroy(node)
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from hive.lab import agent_process, pods
+from hive.lab import pods
 from hive.lab.children import Stop
-from hive.lab.node import Lab, create, destroy
+from hive.lab.node import Lab
 from hive.lab.probe import ping
+from tests.support.agents import made, serving
 from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.node
@@ -21,14 +22,9 @@ PODS = 25  # one in three lost its first packet when the link's ends came up in 
 def lab() -> Iterator[Lab]:
     """A node whose agent serves."""
     need_root()
-    node = Lab("first-packet")
-    destroy(node)
-    create(node)
-    try:
-        agent_process.wait_ready(node, agent_process.start(node))
+    with made(Lab("first-packet")) as node:
+        serving(node)
         yield node
-    finally:
-        destroy(node)
 
 
 def speak_at_once(stop: Stop, target: str) -> list[float]:

@@ -1,6 +1,6 @@
 """What the agent's API, the kernel and the disk each say about a node's pods, and whether they agree.
 
-Needs: root, a lab node whose agent serves.   Gives: Account, account, agreed.
+Needs: root, a lab node whose agent serves.   Gives: Account, account, agreed; in_kernel, to be run inside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from cells.maps import EndpointConfig, IpcacheKey, IpcacheValue, LxcKey, LxcValue, open_map
 from hive.client import ask
+from hive.lab.kernel import look
 from hive.lab.node import Lab
 from tests.support.waiting import eventually
 
@@ -152,3 +153,9 @@ def _configs() -> Iterator[tuple[object, ...]]:
     with open_map(GLOBALS / "hive_endpoints") as table:
         for key, value in table.items():
             yield *struct.unpack("<I", key), EndpointConfig.unpack(value).endpoint_id
+
+
+def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
+    """Ids of what is pinned and in force; the maps kept ready for pods to come are not among them."""
+    seen = look()
+    return seen.maps, seen.programs, seen.entries

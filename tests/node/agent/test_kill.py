@@ -75,7 +75,10 @@ class Runtime:
         calls = {}
         for pod in chosen:
             command = "DEL" if pod in self.attached or pod in self.unsure else "ADD"
-            calls[pod] = command, start_plugin(self.lab, call_environment(self.lab, pod, command))
+            # An add has to outlast agents that are killed one after the other.
+            plugin = pods.PLUGIN if command == "ADD" else None
+            environment = call_environment(self.lab, pod, command)
+            calls[pod] = command, start_plugin(self.lab, environment, plugin=plugin)
         return calls
 
     def collect(self, calls: dict[str, tuple[str, subprocess.Popen[bytes]]]) -> None:

@@ -18,7 +18,7 @@ from hive.lab.kernel import look
 from hive.lab.node import Lab, wait_gone
 from hive.lab.probe import ping
 from hive.lab.upgrade import second_build
-from tests.support.account import agreed
+from tests.support.account import agreed, in_kernel
 from tests.support.agents import call_environment, ended, invoke, serving, start_plugin, terminated
 from tests.support.waiting import eventually
 
@@ -39,12 +39,6 @@ def ended_in_order(lab: Lab, code: int) -> None:
     log = lab.agent_log.read_text()
     assert "Traceback" not in log
     assert "level=error" not in log
-
-
-def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
-    """Ids of what is pinned and in force; the maps kept ready for pods to come are not among them."""
-    seen = look()
-    return seen.maps, seen.programs, seen.entries
 
 
 def pings(lab: Lab, source: pods.Attached, target: pods.Attached) -> int:

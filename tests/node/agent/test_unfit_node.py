@@ -14,9 +14,8 @@ import pytest
 from cells.datapath.settings import PACKAGED_OBJECTS
 from hive.lab import agent_process, pods, syscalls
 from hive.lab.children import Stop
-from hive.lab.kernel import look
 from hive.lab.node import Lab
-from tests.support.account import agreed
+from tests.support.account import agreed, in_kernel
 from tests.support.agents import invoke, run_agent, serving
 from tests.support.waiting import eventually
 
@@ -251,7 +250,7 @@ def test_a_health_port_that_is_taken(node: Lab) -> None:
 def test_a_datapath_that_is_none(lab: Lab, tmp_path: Path) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     with lab.open() as inside:
-        before = inside.run(look)
+        before = inside.run(in_kernel)
     agent_process.crash(lab)
     (tmp_path / "garbage.o").write_bytes(b"no ELF" * 100)
     for path, why in (
@@ -267,7 +266,7 @@ def test_a_datapath_that_is_none(lab: Lab, tmp_path: Path) -> None:
         assert ended.line.startswith(f"hive: datapath-object={path}: {why}")
         assert ended.line.endswith("or leave it out")
     with lab.open() as inside:
-        assert inside.run(look) == before
+        assert inside.run(in_kernel) == before
     serving(lab)
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {first.ipv4, second.ipv4}
 
