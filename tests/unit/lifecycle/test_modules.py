@@ -1,6 +1,8 @@
 """Modules switched off and on while the hive runs."""
 
+import gc
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -183,6 +185,21 @@ async def test_the_graph_and_the_profile_show_what_is_there() -> None:
         steps = [(one.kind, one.name) for one in hive.profile.timings]
         assert steps.count(("start", "store")) == 1
         assert steps.count(("construct", "Web")) == 1
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+async def test_what_was_thrown_away_is_held_by_nobody(*, sequential: bool) -> None:
+    async with Hive(*cells(), sequential=sequential).started() as hive:
+        for _ in range(3):
+            thrown = [weakref.ref(hive.get(kind)) for kind in (Store, View, Web)]
+            await hive.modules.disable("store")
+            await anyio.wait_all_tasks_blocked()
+            gc.collect()
+            assert [one() for one in thrown] == [None, None, None]
+            await hive.modules.enable("store")
+        held = hive._supervisor
+        assert held is not None
+        assert max(len(node.users) for node in held._alive) <= 5
 
 
 async def test_what_two_disabled_modules_keep_down_comes_back_with_the_last() -> None:
