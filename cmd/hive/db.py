@@ -108,16 +108,14 @@ def render(rows: list[dict[str, Any]], width: int | None, columns: Sequence[str]
         raise click.ClickException(f"there is no column {unknown[0]}; there are: {', '.join(names)}")
     cells = {name: [_text(record.get(name)) for record in records] for name in columns or names}
     filled = [name for name in cells if columns or any(cells[name])]
-    shown: list[str] = []
-    hidden: list[str] = []
-    used = -GAP
-    for name in filled:
-        needs = max(len(name), *map(len, cells[name])) + GAP
-        if width is None or used + needs <= width or not shown:
-            shown.append(name)
-            used += needs
-        else:
-            hidden.append(name)
+    needs = {name: max(len(name), *map(len, cells[name])) + GAP for name in filled}
+    fits, used = set(filled[:1]), sum(needs[name] for name in filled[:1]) - GAP
+    for name in sorted(filled[1:], key=needs.__getitem__):  # the narrow ones: most facts for the width
+        if width is None or used + needs[name] <= width:
+            fits.add(name)
+            used += needs[name]
+    shown = [name for name in filled if name in fits]
+    hidden = [name for name in filled if name not in fits]
     lines = table([[name.upper() for name in shown], *zip(*(cells[name] for name in shown), strict=True)])
     if not rows:
         lines = [click.style("no rows", fg=QUIET)]

@@ -83,6 +83,8 @@ def test_a_narrow_terminal_gets_the_columns_that_fit_and_the_names_of_the_others
         "not shown: addresses (--columns, --wide,",
         "-o json, or name a key)",
     ]
+    wide_first = [{"rev": 1, "key": "a", "obj": {"id": "a", "long": "x" * 70, "state": "ready"}}]
+    assert click.unstyle(render(wide_first, 60)[1]).split() == ["a", "ready"]
     assert click.unstyle(render([], 80)[-1]) == "no rows"
     assert render([{"rev": 1, "key": "a", "obj": 3}], 80)[1].split() == ["a", "3"]
 
