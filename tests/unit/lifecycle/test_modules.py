@@ -309,6 +309,7 @@ async def test_a_hook_that_crashes_after_it_was_enabled_ends_the_hive_by_its_nam
         async with anyio.create_task_group() as group:
             group.start_soon(wait_and_crash)
             yield
+            group.cancel_scope.cancel()
 
     class Crash:
         def __init__(self, web: Web, lifecycle: Lifecycle) -> None:
