@@ -23,10 +23,10 @@ from lifecycle.cells import (
 )
 from lifecycle.constructors import Constructor, Frame, Kind, Scope
 from lifecycle.errors import Fault
-from lifecycle.keys import type_name
+from lifecycle.keys import Key, type_name
 from lifecycle.places import Place, has_place
 from lifecycle.settings import Settings, unreadable
-from lifecycle.signatures import describe, stand_for
+from lifecycle.signatures import describe, refused, stand_for
 
 __all__ = ["Assembly", "assemble"]
 
@@ -181,12 +181,14 @@ def _configured(struct: type[Settings], scope: Scope) -> Constructor:
 
 
 def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
+    key: Key | None = cell.key
+    name = type_name(key)
     faults: tuple[str, ...] = ()
     if hasattr(cell.value, "__await__"):
         faults = ("it is awaitable: supply what awaiting it gives",)
-    return Constructor(
-        "supply", cell.value, type_name(cell.key), cell.key, scope, cell_place=cell.place, faults=faults
-    )
+    elif (refusal := refused(key)) is not None:
+        key, faults = None, (f"it is supplied as {name}{refusal}",)
+    return Constructor("supply", cell.value, name, key, scope, cell_place=cell.place, faults=faults)
 
 
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:

@@ -69,9 +69,9 @@ class HookNode:
         self.ending = False
         """Whether it has been asked to end."""
         self.began = 0.0
-        self.ready = anyio.Event()
-        self.leave = anyio.Event()
-        self.gone = anyio.Event()
+        self.ready = asyncio.Event()
+        self.leave = asyncio.Event()
+        self.gone = asyncio.Event()
         """Set when it is over, or left behind."""
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:

@@ -29,7 +29,7 @@ from lifecycle.keys import (
 from lifecycle.named import fields_of, is_results
 from lifecycle.places import has_place
 
-__all__ = ["Signature", "describe", "stand_for"]
+__all__ = ["Signature", "describe", "refused", "stand_for"]
 
 _EMPTY = inspect.Parameter.empty
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
@@ -257,28 +257,31 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
     elif typing.get_origin(key) is tuple and typing.get_args(key)[1:] != (...,):
         parts = tuple(Part(number, key_of(arg)) for number, arg in enumerate(typing.get_args(key)))
     else:
-        refusal = _refused(key) if not decorates else _not_decorated(key)
+        refusal = refused(key) if not decorates else _not_decorated(key)
         if refusal is not None:
             faults.append(f"it returns {type_name(key)}{refusal}")
         return (key if refusal is None else None), ()
     if not parts:
         faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
+    usable = []
     for part in parts:
         at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
-        refusal = _refused(part.key) if not decorates else _not_decorated(part.key)
+        refusal = refused(part.key) if not decorates else _not_decorated(part.key)
         if refusal is not None:
             faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
-    return None, parts
+        else:
+            usable.append(part)
+    return None, tuple(usable)
 
 
 def _not_decorated(key: Key) -> str | None:
     """Why a type cannot be decorated; None when it can: a group can, a single member cannot."""
     if is_member(key):
         return f": members are decorated together; take and return list[{type_name(key)}]"
-    return None if member_of(key) is not None else _refused(key)
+    return None if member_of(key) is not None else refused(key)
 
 
-def _refused(key: Key) -> str | None:
+def refused(key: Key) -> str | None:
     """Why a type cannot be provided; None when it can."""
     if key is type(None):
         return ", which provides nothing"
@@ -290,7 +293,7 @@ def _refused(key: Key) -> str | None:
     elif is_union(plain(key)) or not isinstance(key, Hashable):
         refusal = ", which is no single type to provide"
     elif (member := member_of(key)) is not None:
-        refusal = f": a constructor contributes one; return {type_name(member)}, or a tuple of them"
+        refusal = f": members are contributed one by one, each as {type_name(member)}"
     elif left := open_variables(key):
         refusal = ", which " + _open(key, left)
     return refusal

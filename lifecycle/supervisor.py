@@ -67,6 +67,7 @@ class Wave:
     def settle(self) -> None:
         """Tell those who wait, when there is nothing more to wait for."""
         if self.unstarted == 0 or self.alive == 0:
+            self.nodes = ()  # some may be gone long before the hive is
             self.settled.set()
 
 

@@ -73,6 +73,8 @@ class Wiring:
             for before, after in itertools.pairwise(hooks):
                 after.follow(before)
         for node in reversed(hooks):
+            for need in node.needs:
+                need.users.remove(node)
             for user in [user for user in node.live if user not in gone]:
                 node.bypass(user)
         return hooks

@@ -10,6 +10,7 @@ from cells.api.inspection import Inspection
 from cells.api.node_view import NodeView
 from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
+from cells.api.statedb import StateDB
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
 from cells.datapath import Datapath
@@ -65,6 +66,6 @@ cell = module(
     "api",
     "REST API on cilium.sock",
     provide(api),
-    provide_private(Inspection, Operations, facts, policy_pool),
+    provide_private(Inspection, Operations, StateDB, facts, policy_pool),
     invoke(Api),
 )

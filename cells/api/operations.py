@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cells.api import config_mapping, endpoint_mapping, models, status_mapping
 from cells.api.inspection import Inspection
+from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
@@ -23,7 +24,7 @@ from lifecycle import HiveError
 if TYPE_CHECKING:
     from aiohttp import web
 
-Operation = Callable[["web.Request"], Awaitable["web.Response"]]
+Operation = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 class Facts(Protocol):
@@ -84,6 +85,7 @@ class Operations:
         collector: StatusCollector,
         facts: Facts,
         inspection: Inspection,
+        statedb: StateDB,
     ) -> None:
         self._endpoints = endpoints
         self._pool = pool
@@ -91,6 +93,7 @@ class Operations:
         self._collector = collector
         self._facts = facts
         self._inspection = inspection
+        self._statedb = statedb
 
     def routes(self) -> list[Route]:
         """All operations; what is not here is answered 404 or 405."""
@@ -115,7 +118,15 @@ class Operations:
             Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
             Route("GET", "/hive/graph", self._inspection.get_graph),
             Route("GET", "/hive/timeline", self._inspection.get_timeline),
+            Route("GET", "/statedb/tables", self._statedb.list_tables),
+            Route("GET", "/statedb/dump", self._statedb.dump_all),
+            Route("GET", "/statedb/dump/{table}", self._statedb.dump),
+            Route("GET", "/statedb/changes/{table}", self._statedb.changes),
         ]
+
+    def close(self) -> None:
+        """End what would go on for ever: the server stops."""
+        self._statedb.close()
 
     # --- the daemon ------------------------------------------------------------------------------
 

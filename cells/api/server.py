@@ -51,6 +51,7 @@ class Api:
     async def _stop(self) -> None:
         if self._runner is not None:
             self.path.unlink(missing_ok=True)
+            self._operations.close()
             await self._runner.cleanup()
             self._runner = None
 

@@ -1,13 +1,14 @@
 """Asks the running agent over its unix socket.
 
 Needs: the standard library; the agent's API (paths of the OpenAPI document under /v1).
-Gives: ask(), and the ``--socket`` option every such command has.
+Gives: ask(), follow(), and the ``--socket`` option every such command has.
 """
 
 import errno
 import http.client
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,32 @@ def ask(
         raise click.ClickException(f"the agent's answer to GET {path} is not JSON: {error}") from error
 
 
+def follow(path: str, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT) -> Iterator[Any]:
+    """GET `path` and give each line of the answer, decoded, as it comes; `timeout` is that of the first.
+
+    Raises click.ClickException with one line, as ask() does, and when the agent ends the answer.
+    """
+    connection = _UnixConnection(agent_socket, timeout)
+    try:
+        connection.request("GET", path)
+        wire = connection.sock  # an answer without keep-alive takes it over
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            text = _text(answer.read(), answer.reason)
+            raise click.ClickException(f"the agent answered GET {path} with {answer.status}: {text}")
+        wire.settimeout(None)
+        while line := answer.readline():
+            if line.strip():
+                yield json.loads(line)
+    except OSError as error:
+        raise click.ClickException(_explain(error, agent_socket, timeout)) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise click.ClickException(f"the answer of {agent_socket} broke off ({error!r})") from error
+    finally:
+        connection.close()
+    raise click.ClickException(f"the agent at {agent_socket} has ended the answer: did it stop?")
+
+
 def _explain(error: OSError, agent_socket: Path, timeout: float) -> str:
     if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
         return f"no agent answers at {agent_socket}: start one (hive agent) or name its --socket"
@@ -83,7 +110,7 @@ def _text(body: bytes, reason: str) -> str:
     except ValueError:
         decoded = body.decode(errors="replace").strip()
     if isinstance(decoded, dict):
-        decoded = decoded.get("message", json.dumps(decoded))
+        decoded = decoded.get("message") or decoded.get("err") or json.dumps(decoded)
     return str(decoded or reason)
 
 

@@ -17,6 +17,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
     "agent": ("hive.agent", "Run the agent on this node."),
     "config": ("hive.config", "What can be set, and how."),
+    "db": ("hive.db", "Look at the tables of the running agent."),
     "endpoint": ("hive.endpoint", "Look at the endpoints of the running agent."),
     "inspect": ("hive.inspection", "Show what the agent is made of, without starting it."),
     "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),

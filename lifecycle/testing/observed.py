@@ -46,12 +46,13 @@ class Observed(Hive):
         super().__init__(*cells, **options)
         self._around = around
         self.hooks: list[HookNode] = []
-        """In the order of construction; there once the hive has begun to start."""
+        """In the order of construction, there once the hive has begun to start; those of modules switched on
+        later follow. Hooks of hives inside this one are their own."""
 
     def _hooks(self, build: Build) -> list[HookNode]:
         nodes = super()._hooks(build)
         for node in nodes:
             context = partial(self._around, node, node.spec.context)
             node.spec = msgspec.structs.replace(node.spec, context=context)
-        self.hooks = nodes
+        self.hooks += nodes
         return nodes

@@ -63,10 +63,11 @@ def run(shell: "subprocess.Popen[str]", command: str) -> str:
     [
         ("tutorial.md", set[str]()),
         ("wiring.md", set[str]()),
+        ("running.md", set[str]()),
         ("testing.md", set[str]()),
         ("comparison.md", {"go"}),
     ],
-    ids=["tutorial", "wiring", "testing", "comparison"],
+    ids=["tutorial", "wiring", "running", "testing", "comparison"],
 )
 def test_everything_runs_and_prints_what_it_shows(page: str, only_shown: set[str], tmp_path: Path) -> None:
     found = list(blocks((ROOT / "docs" / page).read_text(encoding="utf-8")))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from lifecycle import Hive, Member, decorate, invoke, module, provide, results
+from lifecycle import Hive, Member, decorate, invoke, module, provide, results, supply
 from tests.unit.lifecycle.algebra_cells import CASES, Box, Device, Kernel, Link, Route, case
 
 if TYPE_CHECKING:
@@ -107,6 +107,9 @@ def constructors_that_cannot_be_used() -> Hive:
         provide(stars, unhinted, unknown_name, union, open_type, Box, one_member),
         provide(no_parts, odd_parts, Results, Abstract, Kernel, Task),
         provide(3),  # type: ignore[arg-type]  # the mistake
+        supply(None),
+        supply(3, Device | Link),
+        supply([Route()], list[Member[Route]]),
         invoke(asynchronous, stars),
         decorate(decorated_member, invoke(list[Member[Route]])),
     )

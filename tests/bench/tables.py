@@ -1,0 +1,163 @@
+"""Tables and reconcilers alone: how many writes and changes a second.
+
+Needs: nothing but lifecycle.   Gives: figures; run it as ``python -m tests.bench.tables``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import anyio
+
+from lifecycle import Reconciler, Table
+
+Row = tuple[int, int]
+
+ROWS = 50_000
+
+
+def figures(rows: int = ROWS) -> dict[str, float]:
+    """What each costs, in rows a second; one run each, after one that is not counted."""
+    return {name: _rate(work, rows) for name, work in WORK.items()}
+
+
+def _rate(work: Callable[[int], float], rows: int) -> float:
+    work(rows // 10)
+    return rows / work(rows)
+
+
+def _table(*, indexed: bool = False) -> Table[Row]:
+    return Table("rows", key=_key, indexes={"value": lambda row: (row[1] % 100,)} if indexed else None)
+
+
+def _key(row: Row) -> int:
+    return row[0]
+
+
+def _one_by_one(table: Table[Row], rows: int) -> float:
+    began = time.perf_counter()
+    for number in range(rows):
+        with table.txn() as txn:
+            txn.put((number, number))
+    return time.perf_counter() - began
+
+
+def _at_once(table: Table[Row], rows: int) -> float:
+    began = time.perf_counter()
+    with table.txn() as txn:
+        for number in range(rows):
+            txn.put((number, number))
+    return time.perf_counter() - began
+
+
+def _writes(rows: int) -> float:
+    return _one_by_one(_table(), rows)
+
+
+def _writes_at_once(rows: int) -> float:
+    return _at_once(_table(), rows)
+
+
+def _writes_indexed(rows: int) -> float:
+    return _one_by_one(_table(indexed=True), rows)
+
+
+def _writes_watched(rows: int) -> float:
+    table = _table()
+    watchers = [table.changes() for _ in range(10)]
+    took = _one_by_one(table, rows)
+    del watchers
+    return took
+
+
+def _changes(rows: int) -> float:
+    """Told to one watcher, who fetches after every hundred transactions."""
+    table = _table()
+    changes, told = table.changes(), 0
+    began = time.perf_counter()
+    for begin in range(0, rows, 100):
+        for number in range(begin, begin + 100):
+            with table.txn() as txn:
+                txn.put((number, number))
+        told += len(changes.take())
+    assert told == rows
+    return time.perf_counter() - began
+
+
+def _replay(rows: int) -> float:
+    table = _table()
+    _at_once(table, rows)
+    began = time.perf_counter()
+    assert len(table.changes().take()) == rows
+    return time.perf_counter() - began
+
+
+def _derived(rows: int) -> float:
+    table = _table()
+    derived = table.derive(dict)
+    _at_once(table, rows)
+    began = time.perf_counter()
+    assert len(derived) == rows
+    return time.perf_counter() - began
+
+
+class _Dict:
+    """A target that costs nothing."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+
+    async def dump(self) -> Mapping[int, Row]:
+        return self.rows
+
+    async def put(self, batch: Mapping[int, Row]) -> None:
+        self.rows.update(batch)
+
+    async def drop(self, batch: Collection[int]) -> None:
+        for key in batch:
+            del self.rows[key]
+
+
+def _reconciled(rows: int) -> float:
+    table, target = _table(), _Dict()
+    _at_once(table, rows)
+    reconciler = Reconciler(table, target, full_every=math.inf)
+    began = time.perf_counter()
+    anyio.run(reconciler.sweep)
+    assert len(target.rows) == rows
+    return time.perf_counter() - began
+
+
+def _swept(rows: int) -> float:
+    """A sweep that finds nothing to do."""
+    table, target = _table(), _Dict()
+    _at_once(table, rows)
+    reconciler = Reconciler(table, target, full_every=math.inf)
+
+    async def twice() -> float:
+        await reconciler.sweep()
+        began = time.perf_counter()
+        await reconciler.sweep()
+        return time.perf_counter() - began
+
+    return anyio.run(twice)
+
+
+WORK: dict[str, Callable[[int], float]] = {
+    "writes, a transaction each": _writes,
+    "writes, a transaction each, one index": _writes_indexed,
+    "writes, a transaction each, ten watchers that do not look": _writes_watched,
+    "writes in one transaction": _writes_at_once,
+    "writes and changes told": _changes,
+    "rows replayed to who comes late": _replay,
+    "rows derived": _derived,
+    "objects reconciled": _reconciled,
+    "objects compared and found equal": _swept,
+}
+
+
+if __name__ == "__main__":
+    for name, rate in figures().items():
+        print(f"{name:60} {rate:12,.0f} /s")  # noqa: T201

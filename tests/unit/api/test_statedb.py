@@ -1,0 +1,99 @@
+"""The agent's tables over the socket: dumped, and followed by the real client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import anyio.to_thread
+import click
+import msgspec
+import pytest
+
+from cells.api.plain import plain
+from hive.client import follow
+from tests.unit.api.node import running_node
+from tests.unit.api.test_operations import added
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_tables_are_listed_and_dumped(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        number, address = await added(node)
+        listed = (await node.ask("GET", "/statedb/tables")).body
+        dumped = (await node.ask("GET", "/statedb/dump/endpoints")).body
+        everything = (await node.ask("GET", "/statedb/dump")).body
+    endpoints = next(one for one in listed if one["name"] == "endpoints")
+    assert (endpoints["rows"], endpoints["initialized"], endpoints["waits-for"]) == (1, True, [])
+    [row] = dumped["endpoints"]
+    assert (row["rev"], row["key"]) == (endpoints["revision"], number)
+    assert (row["obj"]["ipv4"], row["obj"]["pod_mac"]) == (address, "02:00:00:00:00:02")
+    assert everything == {"devices": [], **dumped}
+
+
+async def test_a_table_nobody_has_is_not_found(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        for path in ("/statedb/dump/endpoint", "/statedb/changes/endpoint"):
+            got = await node.ask("GET", path)
+            assert (got.status, got.body) == (
+                404,
+                {"err": "no table is named endpoint: did you mean endpoints?"},
+            )
+
+
+async def test_a_follower_is_told_what_is_there_and_what_changes_until_the_agent_stops(
+    tmp_path: Path,
+) -> None:
+    async def line(lines: Iterator[Any]) -> Any:
+        return await anyio.to_thread.run_sync(next, lines)
+
+    async with running_node(tmp_path) as node:
+        number, _ = await added(node)
+        lines = follow("/statedb/changes/endpoints", node.socket)
+        first = await line(lines)
+        await added(node, "cid2")
+        second = await line(lines)
+        await node.ask("DELETE", f"/v1/endpoint/{number}")
+        third = await line(lines)
+        began = time.monotonic()
+    assert time.monotonic() - began < 3  # a stream does not hold up the stop
+    assert (first["key"], first["deleted"]) == (number, False)
+    assert second["obj"]["container_id"] == "cid2"
+    assert (third["key"], third["deleted"], third["obj"]["id"]) == (number, True, number)
+    assert first["rev"] < second["rev"] < third["rev"]
+    with pytest.raises(click.ClickException, match="has ended the answer"):
+        await line(lines)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    mac: bytes
+    addresses: tuple[IPv4Interface, ...]
+
+
+class Outer(msgspec.Struct, frozen=True):
+    inner: Inner
+    names: frozenset[str]
+    by_address: MappingProxyType[IPv4Address, Colour]
+
+
+def test_rows_are_shown_as_people_write_them() -> None:
+    inner = Inner(bytes.fromhex("0200000000ff"), (IPv4Interface("10.0.0.1/24"),))
+    row = Outer(inner, frozenset({"b", "a"}), MappingProxyType({IPv4Address("10.0.0.2"): Colour.RED}))
+    assert plain(row) == {
+        "inner": {"mac": "02:00:00:00:00:ff", "addresses": ["10.0.0.1/24"]},
+        "names": ["a", "b"],
+        "by_address": {"10.0.0.2": "red"},
+    }
+    assert plain((None, True, 1.5, b"\x01\x02")) == [None, True, 1.5, "0102"]
