@@ -272,7 +272,7 @@ async def test_an_overdue_outer_hook_tells_what_is_pending_inside() -> None:
         assert await clock.until(task.done) == pytest.approx(60)
     lines = [line.strip() for line in str(task.exception()).splitlines()]
     assert lines[0].endswith("hook 'lead' (operator) did not start within 60 s; pending hooks:")
-    assert "hook 'ipam' (operator.leader.ipam) has been starting for 0.0 s" in lines
+    assert any(line.startswith("hook 'ipam' (operator.leader.ipam) has been starting for") for line in lines)
     assert lines[-1] == "└─ hook 'garbage' (operator.leader.garbage) waits for it"
     assert log == ["kube +", "kube -"]
 
