@@ -21,7 +21,7 @@ from tests.bench.tools import tool
 PORT = 7001
 PEERS = {
     "plain bridge": (peers.bridge, 1.0),
-    "routed veth": (peers.routed, 1.0),
+    "routed veth": (peers.routed, None),
     "routed veth + nft": (peers.filtered, 0.95),
 }
 ROUND_TRIPS = 20_000
