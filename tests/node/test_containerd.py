@@ -15,21 +15,11 @@ from hive.lab.flows import tcp_listener
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
 from hive.lab.probe import ping, tcp_echo, tcp_echo_server
-from tests.support.agents import made, serving
 from tests.support.containerd import Containerd
-from tests.support.namespaces import inside, need_root
+from tests.support.namespaces import inside
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    """A node whose agent serves; everything in it ends with the test."""
-    need_root()
-    with made(Lab("containerd")) as node:
-        serving(node)
-        yield node
 
 
 @pytest.fixture

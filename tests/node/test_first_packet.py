@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,20 +10,9 @@ from hive.lab import pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
 from hive.lab.probe import ping
-from tests.support.agents import made, serving
-from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.node
 PODS = 25  # one in three lost its first packet when the link's ends came up in the wrong order
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    """A node whose agent serves."""
-    need_root()
-    with made(Lab("first-packet")) as node:
-        serving(node)
-        yield node
 
 
 def speak_at_once(stop: Stop, target: str) -> list[float]:
