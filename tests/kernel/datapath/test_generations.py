@@ -18,6 +18,7 @@ from cells.datapath.build import SOURCES, compile_objects, compile_one, find_cla
 from cells.datapath.generation import SLOTS, in_force, read_constants, set_entry
 from cells.maps import open_map, open_program, program_by_id, program_info
 from cells.maps import test_run as run
+from hive.lab.flows import udp_socket
 from lifecycle import HiveError, StartError
 from tests.kernel.datapath.node import LiveNode, LivePod, running
 from tests.support.namespaces import in_node, inside
@@ -163,10 +164,10 @@ async def test_no_packet_is_lost_while_generations_change(in_node: None, other_b
 def flow(one: LivePod, two: LivePod) -> Iterator[tuple[list[int], set[int]]]:
     """A thousand numbered datagrams a second from one pod to the other: those sent, those received."""
     with inside(two.net):
-        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        receiver.bind(("0.0.0.0", 9000))
+        receiver = udp_socket()
     with inside(one.net):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    target = str(two.ip), receiver.getsockname()[1]
     receiver.settimeout(1)
     sent: list[int] = []
     received: set[int] = set()
@@ -175,7 +176,7 @@ def flow(one: LivePod, two: LivePod) -> Iterator[tuple[list[int], set[int]]]:
     def send() -> None:
         due = time.monotonic()
         while not done.is_set():
-            sender.sendto(struct.pack("<I", len(sent)), (str(two.ip), 9000))
+            sender.sendto(struct.pack("<I", len(sent)), target)
             sent.append(len(sent))
             due += 0.001
             done.wait(max(0.0, due - time.monotonic()))

@@ -14,6 +14,7 @@ from cells.host_ip_sync import HostIPSync
 from cells.netlink import PodLink
 from cells.netlink.connection import open_socket
 from cells.router import Router
+from hive.lab.flows import udp_socket
 from lifecycle import Hive, invoke
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, add_pod, address_of, needed, pods
 from tests.support.namespaces import Namespaces, in_node, inside
@@ -22,7 +23,6 @@ from tests.support.waiting import eventually
 __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
-PORT = 7000
 INTERVAL = 0.001
 
 
@@ -93,21 +93,17 @@ class Flow:
                     return
 
 
-def udp(pod: Namespaces) -> socket.socket:
-    """A socket in the pod."""
-    with inside(pod):
-        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-
 @pytest.mark.usefixtures("in_node")
 async def test_a_flow_loses_nothing_over_a_restart() -> None:
     with pods(2) as (one, two):
         async with forwarding_agent().started() as hive:
             connect(hive, 1, one)
             target = str(address_of(connect(hive, 2, two)))
-            sink = udp(two)
-            sink.bind((target, PORT))
-            flow = Flow(udp(one), sink, (target, PORT))
+            with inside(one):
+                source = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            with inside(two):
+                sink = udp_socket()
+            flow = Flow(source, sink, (target, sink.getsockname()[1]))
             flow.begin()
             eventually(lambda: len(flow.received) > 50)
         async with forwarding_agent().started() as hive:
