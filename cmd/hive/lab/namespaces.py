@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hive.lab import syscalls
+from hive import syscalls
 from hive.lab.children import Child, Stop, disturbable, run_child, undisturbed
 
 T = TypeVar("T")

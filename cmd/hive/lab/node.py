@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from hive.lab import syscalls
+from hive import syscalls
 from hive.lab.children import undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 

@@ -1,7 +1,8 @@
 """The few system calls about namespaces and mounts that Python 3.11 does not have.
 
-Needs: libc, and CAP_SYS_ADMIN to be of any use.   Gives: unshare, setns, mount, unmount, set_loopback_up.
-Source: unshare(2), setns(2), mount(2), umount2(2), netdevice(7).
+Needs: libc, and CAP_SYS_ADMIN to be of any use.   Gives: unshare, setns, mount, unmount, filesystem_type,
+set_loopback_up.
+Source: unshare(2), setns(2), mount(2), umount2(2), statfs(2), netdevice(7).
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from pathlib import Path
 
 CLONE_FS = 0x0000_0200
 CLONE_NEWNS = 0x0002_0000
+CLONE_NEWCGROUP = 0x0200_0000
 CLONE_NEWNET = 0x4000_0000
 
 MS_NOSUID = 0x2
@@ -24,6 +26,9 @@ MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
 
 MNT_DETACH = 0x2
+
+BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
+CGROUP2_SUPER_MAGIC = 0x63677270
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
@@ -67,6 +72,13 @@ def mount(source: str, target: Path | str, fstype: str = "", flags: int = 0, dat
 def unmount(target: Path | str, flags: int = 0) -> None:
     """umount2(2). Raises OSError that names the target."""
     _check(_libc().umount2(os.fsencode(target), ctypes.c_int(flags)), f"unmount {target}")
+
+
+def filesystem_type(path: Path | str) -> int:
+    """The f_type of the filesystem a path is on, see statfs(2). Raises OSError."""
+    answer = (ctypes.c_long * 32)()
+    _check(_libc().statfs(os.fsencode(path), ctypes.byref(answer)), f"statfs {path}")
+    return answer[0] & 0xFFFFFFFF
 
 
 def set_loopback_up() -> None:
