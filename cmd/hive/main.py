@@ -16,12 +16,16 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 COMMANDS = {
     "agent": ("hive.agent", "Run the agent on this node."),
+    "cleanup": ("hive.init.cleanup", "Take the agent's traces off this node."),
     "config": ("hive.config", "What can be set, and how."),
     "db": ("hive.db", "Look at the tables of the running agent."),
     "endpoint": ("hive.endpoint", "Look at the endpoints of the running agent."),
     "inspect": ("hive.inspection", "Show what the agent is made of, without starting it."),
     "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),
+    "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
+    "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
     "status": ("hive.status", "Ask the running agent how it is."),
+    "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from switching the reverse path filter on."),
 }
 """Name -> module whose ``command`` it is, and the line the overview shows."""
 

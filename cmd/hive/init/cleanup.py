@@ -1,0 +1,139 @@
+"""``hive cleanup``: takes the agent's traces off a node, step by step.
+
+Needs: root, hive.init.traces.   Gives: command.
+Source: Cilium 1.17, cilium-dbg post-uninstall-cleanup: a step that fails is told and the next one is taken.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+
+from hive.init import traces
+
+Step = tuple[str, Callable[[], list[str]]]
+"""What it removes, and the removal: the names of what went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the agent of this node kept its things."""
+
+    state_dir: Path
+    lib_dir: Path
+    bpf_root: Path
+    cgroup_root: Path
+    cni_conf_dir: Path
+    cni_conf_file: str
+
+
+def _path(option: str, default: str, text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    return click.option(
+        option, type=click.Path(path_type=Path), default=default, show_default=True, help=text
+    )
+
+
+@click.command()
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("--bpf-state", is_flag=True, help="Programs and maps only.")
+@click.option("--all-state", is_flag=True, help="Everything, the default.")
+@_path("--state-dir", "/var/run/cilium", "The agent's state-dir.")
+@_path("--lib-dir", "/var/lib/cilium", "Where an agent of another make kept its library.")
+@_path("--bpf-root", "/sys/fs/bpf", "The agent's bpf-root.")
+@_path("--cgroup-root", "/run/cilium/cgroupv2", "Where mount-cgroup mounted cgroup v2.")
+@_path("--cni-conf-dir", "/etc/cni/net.d", "The container runtime's directory of CNI configurations.")
+def command(
+    force: bool,
+    bpf_state: bool,
+    all_state: bool,
+    state_dir: Path,
+    lib_dir: Path,
+    bpf_root: Path,
+    cgroup_root: Path,
+    cni_conf_dir: Path,
+) -> None:
+    """Remove what the agent left on this node. Its pods lose their network.
+
+    Refused while an agent runs. What cannot be removed is told, and the rest is removed all the same.
+    """
+    places = Places(
+        state_dir,
+        lib_dir,
+        bpf_root,
+        cgroup_root,
+        cni_conf_dir,
+        os.environ.get("WRITE_CNI_CONF_WHEN_READY", ""),
+    )
+    if os.geteuid() != 0:
+        raise click.ClickException("cleanup needs root: links, programs and mounts are removed")
+    if running(state_dir):
+        raise click.ClickException(
+            f"an agent runs with the state directory {state_dir}: stop it, then clean up"
+        )
+    everything = all_state or not bpf_state
+    steps = [*bpf_steps(places), *(state_steps(places) if everything else [])]
+    if not force:
+        click.echo("This removes from this node:")
+        for title, _ in steps:
+            click.echo(f"  {title}")
+        if not click.confirm("Its pods lose their network. Go on?"):
+            click.echo("Nothing was removed.")
+            return
+    for title, remove in steps:
+        take(title, remove)
+
+
+def running(state_dir: Path) -> bool:
+    """Whether an agent has the state directory: its lock tells, a pidfile may be a killed one's."""
+    with suppress(FileNotFoundError), (state_dir / "agent.lock").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def take(title: str, remove: Callable[[], list[str]]) -> None:
+    """Take one step, and tell what came of it."""
+    try:
+        removed = remove()
+    except traces.NotRemovedError as error:
+        click.echo(f"Error: {title}: {error}", err=True)
+        removed = error.removed
+    except OSError as error:
+        click.echo(f"Error: {title}: {error}", err=True)
+        return
+    for name in removed:
+        click.echo(f"removed {name}")
+
+
+def bpf_steps(places: Places) -> list[Step]:
+    """Programs first, then what they work on: nothing is left to run on half of its maps."""
+    return [
+        ("programs on interfaces", traces.detach_programs),
+        (f"pinned programs in {places.bpf_root}", partial(traces.remove_tree, places.bpf_root / "cilium")),
+        (
+            f"pinned maps in {places.bpf_root}",
+            partial(traces.remove_pins, places.bpf_root / "tc" / "globals"),
+        ),
+    ]
+
+
+def state_steps(places: Places) -> list[Step]:
+    """The rest: links with their routes, mounts, files, and others' CNI configurations back in force."""
+    return [
+        ("links cilium_* and lxc*, with their routes", traces.remove_links),
+        ("network namespaces cilium-*", traces.remove_namespaces),
+        (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),
+        (f"the state directory {places.state_dir}", partial(traces.remove_tree, places.state_dir)),
+        (f"the library directory {places.lib_dir}", partial(traces.remove_tree, places.lib_dir)),
+        (
+            f"CNI configuration in {places.cni_conf_dir}",
+            partial(traces.remove_cni_configuration, places.cni_conf_dir, places.cni_conf_file),
+        ),
+    ]

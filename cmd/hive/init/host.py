@@ -1,0 +1,35 @@
+"""Going from an init container into the node's own namespaces.
+
+Needs: the node's /proc, CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE.   Gives: host_option, enter_host.
+A container sees mounts of its own; what a tool mounts or writes for the node must be done in the node's
+namespaces. Whatever is imported afterwards would be looked for in the node's files: import first.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from hive import syscalls
+
+NAMESPACES = {"cgroup": syscalls.CLONE_NEWCGROUP, "mnt": syscalls.CLONE_NEWNS}
+
+host_option: Callable[[Callable[..., object]], Callable[..., object]] = click.option(
+    "--host-process",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The proc directory of a process of the node, such as /hostproc/1: work in its namespaces.",
+)
+
+
+def enter_host(process: Path, namespaces: Sequence[str] = ("mnt",)) -> None:
+    """Move this process into namespaces of another, mounts last. Raises OSError that names the namespace."""
+    with ExitStack() as files:
+        opened = [
+            (name, files.enter_context((process / "ns" / name).open("rb")))
+            for name in sorted(namespaces, key=("cgroup", "mnt").index)
+        ]
+        syscalls.unshare(syscalls.CLONE_FS)
+        for name, file in opened:
+            syscalls.setns(file.fileno(), NAMESPACES[name])

@@ -1,0 +1,155 @@
+"""What an agent leaves on a node, and its removal, one kind at a time.
+
+Needs: root, pyroute2 for links.   Gives: detach_programs, remove_links, remove_namespaces, remove_pins,
+remove_tree, remove_cni_configuration, unmount, NotRemovedError.
+Each removes all it can and returns the names of what went; being gone already is fine.
+"""
+
+import errno
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hive import syscalls
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+LINKS = ("cilium_", "lxc")
+"""How the names of the agent's links begin."""
+PROGRAMS = "cil_"
+"""How the names of its programs begin, on whatever interface."""
+PINS = ("cilium_", "hive_")
+OWN_CNI_FILES = (
+    "00-cilium-cni.conf",
+    "05-cilium-cni.conf",
+    "05-cilium.conf",
+    "05-cilium.conflist",
+    "10-cilium-cni.conf",
+)
+BACKUP = ".cilium_bak"
+_INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3  # linux/pkt_sched.h: TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_…)
+
+
+class NotRemovedError(Exception):
+    """Some of it is still there; ``removed`` are the names of what is not."""
+
+    def __init__(self, text: str, removed: list[str]) -> None:
+        super().__init__(text)
+        self.removed = removed
+
+
+def each(names: Iterable[str], remove: Callable[[str], None]) -> list[str]:
+    """Remove one after the other, whatever happens to each; the names that went. Raises NotRemovedError."""
+    removed, faults = [], []
+    for name in names:
+        try:
+            remove(name)
+        except OSError as error:
+            faults.append(f"{name}: {error.strerror or error}")
+        else:
+            removed.append(name)
+    if faults:
+        raise NotRemovedError("; ".join(faults), removed)
+    return removed
+
+
+def remove_tree(directory: Path) -> list[str]:
+    """Remove a directory with all that is in it."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return []
+    return [str(directory)]
+
+
+def remove_pins(directory: Path) -> list[str]:
+    """Remove our maps' pins; those of others in the same directory stay."""
+    if not directory.is_dir():
+        return []
+    pins = sorted(str(path) for path in directory.iterdir() if path.name.startswith(PINS))
+    return each(pins, lambda pin: Path(pin).unlink())
+
+
+def unmount(directory: Path) -> list[str]:
+    """Unmount what is mounted there, once its last user has gone."""
+    if not directory.is_mount():
+        return []
+    syscalls.unmount(directory, syscalls.MNT_DETACH)
+    return [str(directory)]
+
+
+def remove_cni_configuration(directory: Path, written: str) -> list[str]:
+    """Put others' configurations back in force, then remove our own, ``written`` among them."""
+    if directory.is_dir():
+        for backup in sorted(directory.glob(f"*{BACKUP}")):
+            backup.rename(backup.with_name(backup.name.removesuffix(BACKUP)))
+    ours = [directory / name for name in OWN_CNI_FILES]
+    if written:
+        ours.append(Path(written))
+    return each([str(path) for path in ours if path.is_file()], lambda path: Path(path).unlink())
+
+
+def remove_namespaces() -> list[str]:
+    """Remove named network namespaces of the agent."""
+    from pyroute2 import netns
+
+    names = [name for name in netns.listnetns() if name.startswith("cilium-")]
+    return each(names, netns.remove)
+
+
+def remove_links() -> list[str]:
+    """Delete our links; the kernel takes their routes and addresses with them."""
+    with _routes() as routes:
+        indexes = {link.get("ifname"): link["index"] for link in routes.get_links()}
+        names = sorted(name for name in indexes if name.startswith(LINKS))
+        return each(names, lambda name: _delete_link(routes, indexes[name]))
+
+
+def detach_programs() -> list[str]:
+    """Take our programs off every interface; others' filters stay."""
+    with _routes() as routes:
+        removed = []
+        for link, parent, entry in list(_filters(routes)):
+            where = {"parent": parent, "info": entry["info"], "handle": entry["handle"]}
+            routes.tc("del-filter", "bpf", link["index"], **where)
+            removed.append(f"{_program(entry)} from {link.get('ifname')}")
+        return removed
+
+
+def _filters(routes: "IPRoute") -> Iterator[tuple[Any, int, Any]]:
+    for link in routes.get_links():
+        for parent in (_INGRESS, _EGRESS):
+            for entry in routes.get_filters(link["index"], parent=parent):
+                if _program(entry).startswith(PROGRAMS):
+                    yield link, parent, entry
+
+
+def _program(entry: Any) -> str:
+    """Name of a filter's program; a filter of another kind, and the list's own head, have none."""
+    options = entry.get_attr("TCA_OPTIONS") if entry.get_attr("TCA_KIND") == "bpf" else None
+    name = options.get_attr("TCA_BPF_NAME") if options else None
+    return str(name or "").partition(":")[0]
+
+
+def _delete_link(routes: "IPRoute", index: int) -> None:
+    from pyroute2 import NetlinkError
+
+    try:
+        routes.link("del", index=index)
+    except NetlinkError as error:
+        if error.code != errno.ENODEV:  # its other end has gone, and it with that
+            raise OSError(error.code, str(error)) from error
+
+
+@contextmanager
+def _routes() -> "Iterator[IPRoute]":
+    from pyroute2 import IPRoute, NetlinkError
+
+    try:
+        with IPRoute() as routes:
+            yield routes
+    except NetlinkError as error:
+        raise OSError(error.code, str(error)) from error
