@@ -1,0 +1,61 @@
+"""hive mount-cgroup and hive mount-bpffs: once, again, over something else, and for the node outside."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hive import syscalls
+from hive.init import mount_bpffs, mount_cgroup
+from hive.lab.children import Child
+from hive.lab.namespaces import new_node
+
+pytestmark = pytest.mark.kernel
+
+
+def call(command: object, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)  # type: ignore[arg-type]
+    return result.exit_code, result.output
+
+
+def test_cgroup_is_mounted_once(in_node: None, tmp_path: Path) -> None:
+    target = str(tmp_path / "cgroupv2")
+    assert call(mount_cgroup.command, target) == (0, f"mounted cgroup v2 on {target}\n")
+    assert (Path(target) / "cgroup.controllers").exists()
+    assert call(mount_cgroup.command, target) == (0, f"cgroup v2 is mounted on {target} already\n")
+
+
+def test_another_filesystem_there_is_told_and_not_fatal(in_node: None, tmp_path: Path) -> None:
+    syscalls.mount("tmpfs", tmp_path, "tmpfs")
+    code, output = call(mount_cgroup.command, str(tmp_path))
+    assert code == 0
+    assert output.startswith(f"hive: warning: cgroup v2 is not mounted on {tmp_path}: another filesystem")
+
+
+def test_bpffs_is_mounted_once(in_node: None, tmp_path: Path) -> None:
+    target = str(tmp_path / "bpf")
+    assert call(mount_bpffs.command, target) == (0, f"mounted bpffs on {target}\n")
+    assert syscalls.filesystem_type(target) == syscalls.BPF_FS_MAGIC
+    assert call(mount_bpffs.command, target) == (0, f"bpffs is mounted on {target} already\n")
+
+
+def test_what_cannot_be_mounted_fails_for_bpffs(in_node: None, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, output = call(mount_bpffs.command, str(tmp_path / "file" / "bpf"))
+    assert code == 1
+    assert "bpffs is not mounted" in output
+
+
+def test_a_container_mounts_for_the_node(tmp_path: Path) -> None:
+    """The tool runs in namespaces of its own, and what it mounts appears in the node's."""
+    target = tmp_path / "cgroupv2"
+    with new_node() as node, new_node() as container:
+        waits = Child(lambda stop: stop.wait(), enter=node.enter)
+        try:
+            arguments = (f"--host-process=/proc/{waits.pid}", str(target))
+            assert container.run(call, mount_cgroup.command, *arguments)[0] == 0
+            assert node.run(os.path.ismount, target)
+            assert not container.run(os.path.ismount, target)
+        finally:
+            waits.kill()
