@@ -16,6 +16,10 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 COMMANDS = {
     "agent": ("hive.agent", "Run the agent on this node."),
+    "build-config": (
+        "hive.build_config.command",
+        "Write the agent's configuration directory from several sources.",
+    ),
     "cleanup": ("hive.init.cleanup", "Take the agent's traces off this node."),
     "config": ("hive.config", "What can be set, and how."),
     "db": ("hive.db", "Look at the tables of the running agent."),

@@ -1,0 +1,1 @@
+"""``hive build-config``: one configuration directory out of several sources; an init container's command."""

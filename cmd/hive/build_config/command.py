@@ -1,0 +1,99 @@
+"""``hive build-config``: from its arguments to the directory, or to one line that says why not.
+
+Needs: a directory of manifests, or mounted ConfigMaps.   Gives: command.
+"""
+
+import os
+from pathlib import Path
+
+import click
+
+from hive.build_config.cluster import Cluster, ClusterError
+from hive.build_config.manifests import Manifests
+from hive.build_config.merge import Overrides, merge
+from hive.build_config.sources import Found, Source, SourceError, parse_source, read_source
+from hive.build_config.write import write_directory
+
+NEED_CLUSTER = ("config-map", "cilium-node-config", "node")
+
+
+@click.command()
+@click.option("--dest", default="/tmp/cilium/config-map", show_default=True, help="The directory to write.")  # noqa: S108
+@click.option("--node-name", envvar="K8S_NODE_NAME", default="", help="This node. [K8S_NODE_NAME]")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="KIND[:[NAMESPACE/]NAME]",
+    help="Where settings come from, the strongest last; several, or one list with commas. Kinds: config-map,"
+    " cilium-node-config, node, and directory (a mounted ConfigMap).",
+)
+@click.option(
+    "--allow-config-keys", metavar="KEYS", help="The only keys that sources after the first may set."
+)
+@click.option("--deny-config-keys", metavar="KEYS", help="Keys that sources after the first may not set.")
+@click.option(
+    "--manifests-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Kubernetes objects as YAML files: what the sources are looked up in.",
+)
+def command(
+    dest: str,
+    node_name: str,
+    sources: tuple[str, ...],
+    allow_config_keys: str | None,
+    deny_config_keys: str | None,
+    manifests_dir: Path | None,
+) -> None:
+    """Write the agent's configuration directory, a file per setting, out of several sources.
+
+    Afterwards the agent is started with --config-dir. The directory is written whole or not at all.
+    """
+    if not dest:
+        raise click.UsageError("--dest is required: the directory to write")
+    namespace = os.environ.get("CILIUM_K8S_NAMESPACE", "")
+    listed = [one for word in sources for one in word.split(",") if one]
+    try:
+        wanted = [parse_source(one, namespace, node_name) for one in listed] or [
+            Source("config-map", namespace, "cilium-config"),
+            Source("cilium-node-config", namespace, ""),
+        ]
+        cluster = _cluster(manifests_dir, wanted)
+    except SourceError as error:
+        raise click.UsageError(str(error)) from error
+    overrides = Overrides(_keys(allow_config_keys), _keys(deny_config_keys))
+    try:
+        found = [read_source(source, cluster, node_name, _tell) for source in wanted]
+        later = [one for group in found[1:] for one in group]
+        values = merge(found[0], later, overrides, _tell)
+        write_directory(Path(dest), values, _tell)
+    except (SourceError, ClusterError, OSError) as error:
+        raise click.ClickException(f"Build config failed: {error}") from error
+    click.echo(f"wrote {len(values)} settings from {_names(found)} to {dest}")
+
+
+def _cluster(manifests_dir: Path | None, wanted: list[Source]) -> Cluster:
+    if manifests_dir is not None:
+        return Manifests(manifests_dir)
+    for source in wanted:
+        if source.kind in NEED_CLUSTER:
+            raise SourceError(
+                f"{source.title}: the Kubernetes API is not asked yet (docs/status.md): give --manifests-dir,"
+                " or --source=directory:DIR with a mounted ConfigMap"
+            )
+        if not source.name:
+            raise SourceError("--source=directory: expected the directory after a colon")
+    return Manifests(Path())
+
+
+def _keys(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(key for key in text.replace(",", " ").split() if key)
+
+
+def _names(found: list[list[Found]]) -> str:
+    return ", ".join(one.source.title for group in found for one in group if one.values) or "no source"
+
+
+def _tell(line: str) -> None:
+    click.echo(f"hive: {line}", err=True)

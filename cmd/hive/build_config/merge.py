@@ -1,0 +1,56 @@
+"""Several sources become one set of settings: later ones win, as far as they may.
+
+Needs: nothing.   Gives: Overrides, merge.
+Source: Cilium 1.17, cilium-dbg build-config.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hive.build_config.sources import Found, Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What sources after the first may set. None is no list; with both, only ``allow`` counts."""
+
+    allow: frozenset[str] | None = None
+    deny: frozenset[str] | None = None
+
+    def permits(self, key: str) -> bool:
+        """Whether a later source may set it."""
+        if self.allow is not None:
+            return key in self.allow
+        return self.deny is None or key not in self.deny
+
+
+def merge(first: Sequence[Found], later: Sequence[Found], overrides: Overrides, tell: Tell) -> dict[str, str]:
+    """The settings, and where they are from under ``config-sources`` and ``config-sources-overrides``."""
+    values: dict[str, str] = {}
+    for found in first:
+        _put(values, found.values, found, tell)
+    for found in later:
+        refused = sorted(key for key in found.values if not overrides.permits(key))
+        for key in refused:
+            tell(f"warning: {found.source.title} has the non-overridable key {key}: not taken")
+        kept = {key: value for key, value in found.values.items() if key not in refused}
+        _put(values, kept, found, tell)
+    named = [found.source for found in (*first, *later) if found.values]
+    values["config-sources"] = json.dumps(
+        [{"kind": one.kind, "namespace": one.namespace, "name": one.name} for one in named]
+    )
+    values["config-sources-overrides"] = json.dumps(
+        {"allowConfigKeys": _listed(overrides.allow), "denyConfigKeys": _listed(overrides.deny)}
+    )
+    return values
+
+
+def _put(values: dict[str, str], more: Mapping[str, str], found: Found, tell: Tell) -> None:
+    for key in sorted(more.keys() & values.keys()):
+        tell(f"{found.source.title} overrides {key}")
+    values.update(more)
+
+
+def _listed(keys: frozenset[str] | None) -> list[str] | None:
+    return None if keys is None else sorted(keys)

@@ -1,0 +1,120 @@
+"""Where settings come from: the sources of a command line, read one by one.
+
+Needs: a Cluster.   Gives: Source, Found, parse_source, read_source, SourceError.
+Source: Cilium 1.17, cilium-dbg build-config.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hive.build_config.cluster import Cluster
+
+ANNOTATION_PREFIX = "config.cilium.io/"
+KINDS = ("config-map", "cilium-node-config", "node", "directory")
+
+Tell = Callable[[str], None]
+"""Takes a line for whoever reads the container's log."""
+
+
+class SourceError(Exception):
+    """A source that was asked for wrongly: one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One source, as it is named in ``config-sources``."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def title(self) -> str:
+        """``kind:namespace/name``."""
+        return f"{self.kind}:{self.namespace}/{self.name}" if self.namespace else f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a source had; one that lists objects has one of these for each."""
+
+    source: Source
+    values: Mapping[str, str]
+
+
+def parse_source(text: str, namespace: str, node: str) -> Source:
+    """A source out of ``kind[:[namespace/]name]``; what is left out is this pod's. Raises SourceError."""
+    kind, _, rest = text.partition(":")
+    place, slash, name = rest.partition("/")
+    match kind:
+        case "config-map":
+            return Source(kind, place, name) if slash else Source(kind, namespace, rest or "cilium-config")
+        case "cilium-node-config":
+            return Source(kind, place, name) if slash else Source(kind, rest or namespace, "")
+        case "node":
+            return Source(kind, "", rest or node)
+        case "directory":
+            return Source(kind, "", rest)
+    raise SourceError(f"unknown config source {text!r}: expected one of {', '.join(KINDS)}, then :name")
+
+
+def read_source(source: Source, cluster: Cluster, node: str, tell: Tell) -> list[Found]:
+    """What the source has, weaker first. Raises ClusterError, SourceError, OSError."""
+    match source.kind:
+        case "config-map":
+            values = cluster.config_map(source.namespace, source.name)
+            if values is None:
+                tell(f"error: {source.title} not found: taken as empty")
+            return [Found(source, values or {})]
+        case "cilium-node-config":
+            return _node_configs(source, cluster, node, tell)
+        case "node":
+            return [Found(source, _node_overrides(source, cluster, tell))]
+    return [Found(source, read_directory(source.name))]
+
+
+def _node_configs(source: Source, cluster: Cluster, node: str, tell: Tell) -> list[Found]:
+    configs = sorted(cluster.node_configs(source.namespace), key=lambda one: one.name)
+    if source.name:
+        chosen = [one for one in configs if one.name == source.name]
+        if not chosen:
+            tell(f"error: {source.title} not found: taken as empty")
+    else:
+        found = cluster.node(node)
+        if found is None and configs:
+            tell(f"error: node {node!r} not found: no {source.kind} is taken")
+        chosen = [one for one in configs if found is not None and one.selects(found.labels)]
+    return [
+        Found(Source(source.kind, one.namespace, one.name), one.defaults) for one in chosen if one.defaults
+    ]
+
+
+def _node_overrides(source: Source, cluster: Cluster, tell: Tell) -> dict[str, str]:
+    """Settings a node carries by itself; its annotations are stronger than its labels."""
+    node = cluster.node(source.name)
+    if node is None:
+        tell(f"error: {source.title} not found: taken as empty")
+        return {}
+    values: dict[str, str] = {}
+    for carried in (node.labels, node.annotations):
+        for key, value in carried.items():
+            if key.startswith(ANNOTATION_PREFIX):
+                setting = key.removeprefix(ANNOTATION_PREFIX)
+                if setting:
+                    values[setting] = value
+                else:
+                    tell(f"error: {source.title}: {key}: expected the name of a setting after the slash")
+    return values
+
+
+def read_directory(path: str) -> dict[str, str]:
+    """A mounted ConfigMap: its files, without the mount's own. Raises OSError, SourceError."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise SourceError(f"directory:{path}: expected a directory, such as a mounted ConfigMap")
+    return {
+        file.name: file.read_text(encoding="utf-8")
+        for file in sorted(directory.iterdir())
+        if file.is_file() and not file.name.startswith("..")
+    }

@@ -1,0 +1,67 @@
+"""The configuration directory: all of it at once, as Kubernetes writes a mounted ConfigMap.
+
+Needs: nothing.   Gives: write_directory.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hive.build_config.sources import Tell
+
+DATA = "..data"
+
+
+def write_directory(directory: Path, values: Mapping[str, str], tell: Tell) -> None:
+    """Make the directory's files be these values; a reader sees the former ones or these, never a mixture.
+
+    Files are links through ``..data`` to the newest of ``..data_*``; links and data of former runs that mean
+    nothing any more are removed. Raises OSError, and then the former values stand.
+    """
+    wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
+    for key in wrong:
+        tell(f"error: {key!r} is no name of a setting: left out")
+    keys = [key for key in values if key not in wrong]
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = _new_data(directory)
+    try:
+        for key in keys:
+            path = fresh / key
+            path.write_text(values[key], encoding="utf-8")
+            path.chmod(0o644)
+        # Links first: each dangles, or shows the former value, until the data they go through is exchanged.
+        for key in keys:
+            if not (directory / key).is_symlink():
+                _replace_link(directory / key, f"{DATA}/{key}")
+        _replace_link(directory / DATA, fresh.name)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    _sweep(directory, fresh)
+
+
+def _new_data(directory: Path) -> Path:
+    second = int(time.time())
+    while True:
+        fresh = directory / f"{DATA}_{second}"
+        with suppress(FileExistsError):
+            fresh.mkdir(mode=0o755)
+            return fresh
+        second += 1
+
+
+def _replace_link(path: Path, target: str) -> None:
+    temporary = path.with_name(f"..{path.name.lstrip('.')}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def _sweep(directory: Path, kept: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_symlink() and path.readlink().parts[0] == DATA and not path.exists():
+            path.unlink()
+        elif path.name.startswith(f"{DATA}_") and path != kept and not path.is_symlink():
+            shutil.rmtree(path)

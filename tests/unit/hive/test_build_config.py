@@ -1,0 +1,199 @@
+"""hive build-config: sources, who may override whom, and the directory it writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hive.build_config import write
+from hive.main import cli
+
+MANIFESTS = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: cilium-config, namespace: kube-system}
+data: {debug: "false", mtu: "1400"}
+---
+apiVersion: v1
+kind: Node
+metadata:
+  name: n1
+  labels: {role: edge, config.cilium.io/mtu: "1300", config.cilium.io/debug: "false"}
+  annotations: {config.cilium.io/debug: "true"}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNodeConfig
+metadata: {name: b, namespace: kube-system}
+spec:
+  nodeSelector: {matchLabels: {role: edge}}
+  defaults: {debug: "false"}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNodeConfig
+metadata: {name: a, namespace: kube-system}
+spec:
+  nodeSelector: {matchExpressions: [{key: role, operator: Exists}]}
+  defaults: {debug: "true", mtu: "9000"}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNodeConfig
+metadata: {name: nobody, namespace: kube-system}
+spec:
+  defaults: {debug: "never taken"}
+"""
+
+
+@pytest.fixture
+def manifests(tmp_path: Path) -> Path:
+    directory = tmp_path / "manifests"
+    directory.mkdir()
+    (directory / "objects.yaml").write_text(MANIFESTS)
+    return directory
+
+
+def build(dest: Path, *arguments: str, node: str = "n1") -> Result:
+    env = {"K8S_NODE_NAME": node, "CILIUM_K8S_NAMESPACE": "kube-system"}
+    return CliRunner().invoke(cli, ["build-config", f"--dest={dest}", *arguments], env=env)
+
+
+def settings(dest: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in dest.iterdir() if not path.name.startswith("..")}
+
+
+def test_later_sources_win_and_matching_node_configs_by_name(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    result = build(dest, f"--manifests-dir={manifests}")
+    assert result.exit_code == 0, result.output
+    found = settings(dest)
+    assert (found["debug"], found["mtu"]) == ("false", "9000")
+    assert json.loads(found["config-sources"]) == [
+        {"kind": "config-map", "namespace": "kube-system", "name": "cilium-config"},
+        {"kind": "cilium-node-config", "namespace": "kube-system", "name": "a"},
+        {"kind": "cilium-node-config", "namespace": "kube-system", "name": "b"},
+    ]
+    assert json.loads(found["config-sources-overrides"]) == {
+        "allowConfigKeys": None,
+        "denyConfigKeys": None,
+    }
+    assert "cilium-node-config:kube-system/b overrides debug" in result.stderr
+
+
+def test_a_node_overrides_by_annotation_over_label(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    build(dest, f"--manifests-dir={manifests}", "--source=config-map:cilium-config,node:")
+    assert (settings(dest)["debug"], settings(dest)["mtu"]) == ("true", "1300")
+
+
+def test_without_the_node_source_its_annotations_mean_nothing(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    build(dest, f"--manifests-dir={manifests}", "--source=config-map:cilium-config")
+    assert settings(dest)["debug"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("option", "mtu", "debug"),
+    [
+        ("--allow-config-keys=debug", "1400", "true"),
+        ("--deny-config-keys=debug", "1300", "false"),
+        ("--allow-config-keys=", "1400", "false"),
+    ],
+)
+def test_keys_that_later_sources_may_not_set(
+    manifests: Path, tmp_path: Path, option: str, mtu: str, debug: str
+) -> None:
+    dest = tmp_path / "out"
+    result = build(dest, f"--manifests-dir={manifests}", "--source=config-map,node", option)
+    assert (settings(dest)["mtu"], settings(dest)["debug"]) == (mtu, debug)
+    assert "has the non-overridable key" in result.stderr
+
+
+def test_a_named_node_config_is_taken_whatever_it_selects(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    build(dest, f"--manifests-dir={manifests}", "--source=cilium-node-config:kube-system/nobody")
+    assert settings(dest)["debug"] == "never taken"
+
+
+def test_a_missing_config_map_is_empty_and_told(manifests: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    result = build(dest, f"--manifests-dir={manifests}", "--source=config-map:other,node:n1")
+    assert result.exit_code == 0
+    assert "error: config-map:kube-system/other not found: taken as empty" in result.stderr
+    assert settings(dest)["mtu"] == "1300"
+
+
+def test_a_mounted_config_map_is_a_source(tmp_path: Path) -> None:
+    mounted, dest = tmp_path / "mounted", tmp_path / "out"
+    write.write_directory(mounted, {"debug": "true"}, print)
+    assert build(dest, f"--source=directory:{mounted}").exit_code == 0
+    assert settings(dest)["debug"] == "true"
+    assert json.loads(settings(dest)["config-sources"])[0]["name"] == str(mounted)
+
+
+def test_the_directory_changes_at_once_and_forgets(tmp_path: Path) -> None:
+    told: list[str] = []
+    write.write_directory(tmp_path, {"a": "1", "b": "2", "x/y": "3"}, told.append)
+    assert told == ["error: 'x/y' is no name of a setting: left out"]
+    assert (tmp_path / "a").readlink() == Path("..data/a")
+    first = (tmp_path / "..data").readlink()
+    write.write_directory(tmp_path, {"a": "9"}, told.append)
+    assert settings(tmp_path) == {"a": "9"}
+    assert (tmp_path / "..data").readlink() != first
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("..data_")) == [
+        str((tmp_path / "..data").readlink())
+    ]
+
+
+def test_what_cannot_be_written_leaves_the_former_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write.write_directory(tmp_path, {"a": "1"}, print)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write.write_directory(tmp_path, {"a": "2"}, print)
+    assert settings(tmp_path) == {"a": "1"}
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("..data_")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--source=secret:x"], 2, "unknown config source 'secret:x'"),
+        (["--source=config-map"], 2, "the Kubernetes API is not asked yet"),
+        (["--source=directory"], 2, "expected the directory after a colon"),
+        (["--source=directory:/none"], 1, "Build config failed: directory:/none: expected a directory"),
+        (["--manifests-dir=/none"], 1, "Build config failed: /none: expected a directory of manifests"),
+        (["--dest="], 2, "--dest is required"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+) -> None:
+    from hive.main import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["build-config", f"--dest={tmp_path / 'out'}", *arguments])
+    assert ended.value.code == code
+    told = capsys.readouterr().err
+    assert text in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata: {mtu: 1400}",
+        "kind: [",
+        "just a text",
+    ],
+)
+def test_manifests_that_cannot_be_understood(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    result = build(tmp_path / "out", f"--manifests-dir={tmp_path}")
+    assert result.exit_code == 1
+    assert "bad.yaml" in result.output
+    assert not (tmp_path / "out").exists()
