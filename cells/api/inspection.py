@@ -1,4 +1,4 @@
-"""What ``hive inspect --live`` and ``--timeline`` ask: the agent's own graph, and how its start went.
+"""What ``hive inspect --live`` and ``--timeline`` ask: the agent's graph, how its start went; how busy it is.
 
 Needs: HiveView.   Gives: Inspection.
 The paths are outside /v1: that is Cilium's document. The forms are docs/graph-schema.json and
@@ -7,12 +7,14 @@ docs/timeline-schema.json.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from cells.api.wire import json_answer
+from cells.api.wire import answer, json_answer
 from lifecycle import HiveView
+from lifecycle.loop_lag import BOUNDS, LoopLag
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -32,4 +34,25 @@ class Inspection:
         """GET /hive/timeline; complete for hooks that have started by now."""
         return json_answer(
             await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
+        )
+
+    async def get_loop(self, _request: web.Request) -> web.Response:
+        """GET /hive/loop: how long the event loop was busy at a stretch, in seconds, since the agent started.
+
+        ``counts[i]`` stretches took at most ``bounds[i]``, the last of them longer than every bound. 404 when
+        the hive runs in somebody else's loop.
+        """
+        lag = LoopLag.of(asyncio.get_running_loop())
+        if lag is None:
+            return answer(404, {"err": "this event loop is not measured"})
+        stretches = lag.stretches
+        return answer(
+            200,
+            {
+                "bounds": BOUNDS,
+                "counts": stretches.counts,
+                "longest": lag.longest,
+                "p99": stretches.within(0.99),
+                "p99.9": stretches.within(0.999),
+            },
         )

@@ -118,6 +118,7 @@ class Operations:
             Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
             Route("GET", "/hive/graph", self._inspection.get_graph),
             Route("GET", "/hive/timeline", self._inspection.get_timeline),
+            Route("GET", "/hive/loop", self._inspection.get_loop),
             Route("GET", "/statedb/tables", self._statedb.list_tables),
             Route("GET", "/statedb/dump", self._statedb.dump_all),
             Route("GET", "/statedb/dump/{table}", self._statedb.dump),

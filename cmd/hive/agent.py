@@ -53,7 +53,9 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
         configure_logging("debug")
     import anyio
 
-    return anyio.run(hive.run)
+    from lifecycle.loop_lag import measured_loop
+
+    return anyio.run(hive.run, backend_options={"loop_factory": measured_loop})
 
 
 def build(settings: Sequence[str]) -> "Hive":

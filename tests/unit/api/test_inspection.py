@@ -8,6 +8,7 @@ import pytest
 
 from lifecycle.graph import read_graph
 from lifecycle.graph_timeline import read_timeline
+from lifecycle.loop_lag import measured_loop
 from tests.unit.api.node import running_node
 
 pytestmark = pytest.mark.anyio
@@ -31,3 +32,23 @@ async def test_inspection_only_reads(tmp_path: Path) -> None:
         again = await node.ask("GET", "/hive/timeline")
     assert got.status == 405
     assert again.headers["Content-Type"].startswith("application/json")
+
+
+async def test_a_loop_nobody_measures_has_no_figures(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        assert (await node.ask("GET", "/hive/loop")).status == 404
+
+
+class TestMeasured:
+    """In a loop made to be measured, as the agent's is."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> tuple[str, dict[str, object]]:
+        return "asyncio", {"loop_factory": measured_loop}
+
+    async def test_the_stretches_of_the_loop_are_told(self, tmp_path: Path) -> None:
+        async with running_node(tmp_path) as node:
+            got = (await node.ask("GET", "/hive/loop")).body
+        assert len(got["counts"]) == len(got["bounds"]) + 1
+        assert sum(got["counts"]) > 0
+        assert got["longest"] > 0
