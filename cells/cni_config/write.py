@@ -1,68 +1,36 @@
-"""The CNI configuration file: its text, and keeping it written.
+"""Keeping the CNI configuration file written.
 
-Needs: CniConfigSettings, AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig, conflist, write_file.
-Source: Cilium 1.17, CNI configuration of mode "none"; mode 0600 as of 1.18.
+Needs: CniConfigSettings, AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig.
 """
 
 from __future__ import annotations
 
-import json
-import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import anyio
 from anyio import to_thread
 
 from cells.api import Api
+from cells.cni_config.chained import NoTargetError
+from cells.cni_config.contents import Contents
+from cells.cni_config.directory import put_aside, write_file
 from cells.cni_config.settings import CniConfigSettings
 from cells.cni_server import CniServer, DeleteQueue
 from cells.config import AgentConfig
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger
 
-DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
-MODE: Final = 0o600
-
-
-def conflist(log_file: str, socket: Path, *, debug: bool = False) -> str:
-    """Text of the file: the plugin alone, and the socket where it is not what the plugin expects."""
-    plugin: dict[str, object] = {"type": "cilium-cni", "enable-debug": debug, "log-file": log_file}
-    if socket != DEFAULT_SOCKET:
-        plugin["agent-socket"] = str(socket)
-    return json.dumps({"cniVersion": "0.3.1", "name": "cilium", "plugins": [plugin]}, indent=2) + "\n"
-
-
-def write_file(path: Path, text: str) -> bool:
-    """Make the file hold ``text``, at once or not at all; False when it did already and was not touched.
-
-    Makes missing directories. Raises OSError.
-    """
-    wanted = text.encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if path.read_bytes() == wanted:
-            return False
-    except FileNotFoundError:
-        pass
-    fresh = path.with_name(f".{path.name}.new")  # no name a runtime would read
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123  # an open descriptor, with its mode
-            os.fchmod(descriptor, MODE)
-            file.write(wanted)
-            file.flush()
-            os.fsync(descriptor)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    return True
+SETTLE: Final = 0.05
+"""Seconds in which several changes of the directory are one."""
 
 
 class CniConfig:
     """Announces the node: its hook lets plugins at the delete queue again, its job writes the file.
 
     It depends on both servers, so it starts once they accept. A file that cannot be written degrades the
-    module's health and is tried again. It stays when the agent stops.
+    module's health and is tried again. When it is to be the only one, the directory is watched: what others
+    put there is renamed, and ours is put back. It stays when the agent stops.
     """
 
     def __init__(
@@ -80,13 +48,14 @@ class CniConfig:
     ) -> None:
         del server, api  # they serve by now: that is why this waits for them
         self._settings = settings
-        self._config = config
+        self._contents = Contents(settings, config.cni_socket, debug=config.debug)
+        self._path = Path(settings.write_cni_conf_when_ready)
         self._queue = queue
         self._health = health
         self._log = log
         lifecycle.append(Hook("open the delete queue", self._announce))
         if settings.write_cni_conf_when_ready:
-            jobs.one_shot("write", self.write)
+            jobs.one_shot("write", self._keep if settings.cni_exclusive else self.write)
 
     async def _announce(self) -> None:
         self._queue.release()
@@ -94,14 +63,56 @@ class CniConfig:
             self._health.ok("CNI configuration management disabled")
 
     async def write(self) -> None:
-        """Write the file unless it is right already; raises OSError, having told the module's health."""
-        path = Path(self._settings.write_cni_conf_when_ready)
-        text = conflist(self._settings.cni_log_file, self._config.cni_socket, debug=self._config.debug)
+        """Write the file unless it is right already; raises what went wrong, health having been told."""
         try:
-            written = await to_thread.run_sync(write_file, path, text)
-        except OSError as error:
-            self._health.degraded(f"failed to write CNI configuration file {path}: {error}", error)
+            written, aside = await to_thread.run_sync(self._write)
+        except (OSError, NoTargetError) as error:
+            self._health.degraded(f"failed to write CNI configuration file {self._path}: {error}", error)
             raise
-        self._health.ok(f"successfully wrote CNI configuration file to {path}")
+        self._health.ok(f"successfully wrote CNI configuration file to {self._path}")
+        for name in aside:
+            self._log.info("renaming non-Cilium CNI configuration file", file=name, to=f"{name}.cilium_bak")
         if written:
-            self._log.info("CNI configuration file written", path=str(path))
+            self._log.info("CNI configuration file written", path=str(self._path))
+
+    def _write(self) -> tuple[bool, list[str]]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        written = write_file(self._path, self._contents.read(self._path, self._skipped))
+        return written, put_aside(self._path, exclusive=self._settings.cni_exclusive)
+
+    def _skipped(self, what: str) -> None:
+        self._log.warning("CNI configuration cannot be read", file=what)
+
+    async def _keep(self) -> None:
+        """Write, and again after every change of the directory, for ever; raises as :meth:`write` does."""
+        while True:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            async for what in self._changes():
+                if what:
+                    self._log.info("activity in the CNI directory, writing again", change=what)
+                await self.write()
+
+    async def _changes(self) -> AsyncIterator[str]:
+        """An empty text once the directory is watched, then what changed, until the directory itself goes."""
+        from asyncinotify import Inotify, Mask
+
+        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+        try:
+            inotify = Inotify()
+            inotify.add_watch(self._path.parent, gone | changed | Mask.ATTRIB | Mask.ONLYDIR)
+        except OSError as error:
+            self._health.degraded(f"cannot watch {self._path.parent}: {error}", error)
+            raise
+        with inotify:
+            yield ""
+            while True:
+                events = [await inotify.get()]
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        events.append(await inotify.get())
+                if any(event.mask & (gone | Mask.IGNORED) for event in events):
+                    return
+                names = {str(event.name) for event in events if event.name is not None}
+                if shown := sorted(name for name in names if not name.startswith(".")):
+                    yield ", ".join(shown)  # a name with a dot is our own file on its way

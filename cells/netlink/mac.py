@@ -1,6 +1,9 @@
 """MAC addresses: 6 bytes inside the agent, text at its edges."""
 
 import os
+import re
+
+_WITHOUT_SEPARATORS = str.maketrans("", "", ":-.")
 
 
 def mac_text(mac: bytes) -> str:
@@ -8,17 +11,16 @@ def mac_text(mac: bytes) -> str:
     return mac.hex(":")
 
 
+_FORMS = re.compile(
+    r"[0-9a-f]{2}(:[0-9a-f]{2}){5}|[0-9a-f]{2}(-[0-9a-f]{2}){5}|[0-9a-f]{4}(\.[0-9a-f]{4}){2}", re.IGNORECASE
+)
+
+
 def parse_mac(text: str) -> bytes:
-    """The 6 bytes of ``aa:bb:cc:dd:ee:ff``; ValueError names the text."""
-    parts = text.split(":")
-    if len(parts) != 6 or any(len(part) != 2 for part in parts):
+    """The 6 bytes of ``aa:bb:cc:dd:ee:ff``, ``aa-bb-…`` or ``aabb.ccdd.eeff``; ValueError names the text."""
+    if not _FORMS.fullmatch(text):
         raise ValueError(f"{text!r} is not a MAC address: expected six hex pairs like 02:00:00:00:00:01")
-    try:
-        return bytes.fromhex("".join(parts))
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a MAC address: expected six hex pairs like 02:00:00:00:00:01"
-        ) from None
+    return bytes.fromhex(text.translate(_WITHOUT_SEPARATORS))
 
 
 def random_mac() -> bytes:

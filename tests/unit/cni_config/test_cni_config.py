@@ -12,36 +12,20 @@ import structlog
 
 from cells.api import Api
 from cells.cni_config import CniConfigSettings, cell
-from cells.cni_config.write import conflist, write_file
+from cells.cni_config.directory import write_file
 from cells.cni_server import CniServer, DeleteQueue
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
 
-DEFAULT = Path("/var/run/cilium/cni.sock")
-LOG = "/var/run/cilium/cilium-cni.log"
-
-
-def test_the_file_is_the_documented_one() -> None:
-    assert json.loads(conflist(LOG, DEFAULT)) == {
-        "cniVersion": "0.3.1",
-        "name": "cilium",
-        "plugins": [{"type": "cilium-cni", "enable-debug": False, "log-file": LOG}],
-    }
-
-
-def test_the_socket_is_named_only_where_the_plugin_would_not_look() -> None:
-    (plugin,) = json.loads(conflist(LOG, Path("/run/node1/cni.sock")))["plugins"]
-    assert plugin["agent-socket"] == "/run/node1/cni.sock"
-
 
 def test_the_file_is_roots_alone_and_an_unchanged_one_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "etc" / "cni" / "net.d" / "05-cilium.conflist"
-    assert write_file(path, "one")
+    assert write_file(path, b"one")
     before = path.stat()
     assert before.st_mode & 0o7777 == 0o600
-    assert not write_file(path, "one")
+    assert not write_file(path, b"one")
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert write_file(path, "two")
+    assert write_file(path, b"two")
     assert path.read_text() == "two"
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
@@ -51,14 +35,27 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
     path.mkdir()
     (path / "x").touch()
     with pytest.raises(OSError, match="directory"):
-        write_file(path, "one")
+        write_file(path, b"one")
     assert names(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"cni-chaining-mode": "generic-veth"}, "cni-chaining-mode=generic-veth: chaining is not built yet"),
+        ({"cni-chaining-mode": "generic-veth"}, "cni-chaining-mode=generic-veth: set cni-chaining-target"),
+        ({"cni-chaining-mode": "calico"}, "cni-chaining-mode=calico: expected one of none, aws-cni"),
+        ({"read-cni-conf": "x.conf"}, "read-cni-conf=x.conf: expected an absolute path"),
+        ({"cni-mac-addr-mode": "Random"}, "cni-mac-addr-mode=Random: expected random, deterministic"),
+        (
+            {"cni-fixed-mac": "01:00:00:00:00:01"},
+            "cni-fixed-mac=01:00:00:00:00:01: expected the address of one",
+        ),
+        ({"cni-fixed-mac": "00:00:00:00:00:00"}, "not zero"),
+        ({"cni-fixed-mac": "aa:bb"}, "cni-fixed-mac=aa:bb: expected a MAC address"),
+        ({"cni-prefix-mac-map": "{"}, "cni-prefix-mac-map: expected a JSON object: "),
+        ({"cni-prefix-mac-map": '["a"]'}, "cni-prefix-mac-map: expected a JSON object of prefixes"),
+        ({"cni-prefix-mac-map": '{"a": 1}'}, "cni-prefix-mac-map: expected a JSON object of prefixes"),
+        ({"cni-prefix-mac-map": '{"a-": "x"}'}, "cni-prefix-mac-map: a-=x: expected a MAC address"),
         (
             {"write-cni-conf-when-ready": "x.conflist"},
             "write-cni-conf-when-ready=x.conflist: expected an absolute",
@@ -87,16 +84,19 @@ class Held(DeleteQueue):
         self.released = True
 
 
-def cni_hive(tmp_path: Path, file: Path | None, queue: Held) -> Hive:
+def cni_hive(tmp_path: Path, file: Path | None, queue: Held | None = None, **values: object) -> Hive:
     """The cell under test, everything before it being there already."""
     agent = AgentConfig(AgentSettings(state_dir=tmp_path / "run"), Lifecycle("test"), structlog.get_logger())
     return Hive(
         cell,
         replace(AgentConfig, agent),
-        replace(DeleteQueue, queue),
+        replace(DeleteQueue, queue or Held()),
         replace(CniServer, CniServer.__new__(CniServer)),
         replace(Api, Api.__new__(Api)),
-        settings={"write-cni-conf-when-ready": str(file or "")},
+        settings={
+            "write-cni-conf-when-ready": str(file or ""),
+            **{name.replace("_", "-"): value for name, value in values.items()},
+        },
     )
 
 
@@ -142,6 +142,47 @@ async def test_a_file_that_cannot_be_written_degrades_health_until_it_can(tmp_pa
         path.rmdir()
         await until(lambda: told(hive).level == "ok")
         assert path.is_file()
+
+
+@pytest.mark.anyio
+async def test_an_exclusive_file_is_put_back_and_others_are_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "net.d" / "05-cilium.conflist"
+    hive = cni_hive(tmp_path, path, cni_exclusive=True)
+    async with hive.started():
+        await until(path.exists)
+        wanted = path.read_bytes()
+        path.unlink()
+        await until(path.exists)
+        path.write_text("edited")
+        await until(lambda: path.read_bytes() == wanted)
+        (path.parent / "00-flannel.conflist").write_text("{}")
+        await until(lambda: names(path.parent) == ["00-flannel.conflist.cilium_bak", path.name])
+        for entry in path.parent.iterdir():
+            entry.unlink()
+        path.parent.rmdir()
+        await until(path.exists)
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_not_exclusive_is_left_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "05-cilium.conflist"
+    (tmp_path / "10-istio.conflist").write_text("{}")
+    hive = cni_hive(tmp_path, path)
+    async with hive.started():
+        await until(lambda: told(hive).level == "ok")
+        assert "10-istio.conflist" in names(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_network_to_be_chained_to_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "05-cilium.conflist"
+    hive = cni_hive(tmp_path, path, cni_chaining_target="ptp")
+    async with hive.started():
+        await until(lambda: told(hive).level == "degraded")
+        assert "no matching CNI configurations found (will retry)" in told(hive).message
+        (tmp_path / "10-ptp.conf").write_text('{"name": "ptp", "type": "ptp"}')
+        await until(path.exists)
+        assert [plugin["type"] for plugin in json.loads(path.read_text())["plugins"]] == ["ptp", "cilium-cni"]
 
 
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
