@@ -21,6 +21,7 @@ COMMANDS = {
         "Write the agent's configuration directory from several sources.",
     ),
     "cleanup": ("hive.init.cleanup", "Take the agent's traces off this node."),
+    "cni": ("hive.cni", "Put the CNI plugin on a node, or take its configuration away."),
     "config": ("hive.config", "What can be set, and how."),
     "db": ("hive.db", "Look at the tables of the running agent."),
     "endpoint": ("hive.endpoint", "Look at the endpoints of the running agent."),

@@ -1,0 +1,134 @@
+"""``hive cni``: the plugin into the container runtime's directory, and its configuration out of it.
+
+Needs: the built plugin.   Gives: command.
+Source: Cilium 1.17, install-plugin.sh and cni-uninstall.sh: names, environment and output are theirs.
+"""
+
+import shutil
+from pathlib import Path
+
+import click
+
+PLUGIN = Path(__file__).parent / "bin" / "cilium-cni"
+LOOPBACK = Path("/cni/loopback")
+
+host_prefix = click.option(
+    "--host-prefix",
+    envvar="HOST_PREFIX",
+    type=click.Path(path_type=Path),
+    default="/host",
+    show_default=True,
+    help="Where the node's files are mounted. [HOST_PREFIX]",
+)
+
+
+@click.group()
+def command() -> None:
+    """Put the CNI plugin on a node, or take its configuration away."""
+
+
+@command.command()
+@host_prefix
+@click.option(
+    "--cni-dir",
+    envvar="CNI_DIR",
+    type=click.Path(path_type=Path),
+    help="The runtime's CNI directory, plugins being in its bin; HOST_PREFIX/opt/cni by default. [CNI_DIR]",
+)
+@click.option(
+    "--overwrite-cilium",
+    envvar="OVERWRITE_CILIUM",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Replace a plugin that is there. [OVERWRITE_CILIUM]",
+)
+@click.option(
+    "--overwrite-loopback",
+    envvar="OVERWRITE_LOOPBACK",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="Replace a loopback plugin that is there. [OVERWRITE_LOOPBACK]",
+)
+def install(
+    host_prefix: Path, cni_dir: Path | None, overwrite_cilium: bool, overwrite_loopback: bool
+) -> None:
+    """Install cilium-cni, and loopback where the image has one.
+
+    A plugin takes its place at once: one that runs goes on with the former file.
+    """
+    directory = (cni_dir or host_prefix / "opt/cni") / "bin"
+    if LOOPBACK.exists():
+        try:
+            put(LOOPBACK, directory / "loopback", overwrite=overwrite_loopback)
+        except OSError as error:
+            click.echo(f"hive: loopback not installed: {error}", err=True)
+    try:
+        put(PLUGIN, directory / "cilium-cni", overwrite=overwrite_cilium)
+    except OSError as error:
+        raise click.ClickException(f"cilium-cni not installed: {error}") from error
+
+
+def put(source: Path, destination: Path, *, overwrite: bool) -> None:
+    """Copy an executable to its place, at once or not at all. Raises OSError."""
+    if destination.exists() and not overwrite:
+        click.echo(f"{destination} is there already")
+        return
+    click.echo(f"Installing {source.name} to {destination.parent} ...")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    fresh = destination.with_name(f".{destination.name}.new")
+    try:
+        shutil.copyfile(source, fresh)
+        fresh.chmod(0o755)
+        fresh.replace(destination)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    click.echo(f"Wrote {destination}")
+
+
+@command.command()
+@host_prefix
+@click.option(
+    "--config-dir",
+    type=click.Path(path_type=Path),
+    default="/tmp/cilium/config-map",  # noqa: S108  # where the init container wrote it
+    show_default=True,
+    help="The agent's config-dir, whose cni-uninstall decides.",
+)
+@click.option(
+    "--custom-conf",
+    envvar="CILIUM_CUSTOM_CNI_CONF",
+    type=bool,
+    default=False,
+    help="The configuration is the operator's own: leave it. [CILIUM_CUSTOM_CNI_CONF]",
+)
+def uninstall(host_prefix: Path, config_dir: Path, custom_conf: bool) -> None:
+    """Remove our CNI configuration from the node, when cni-uninstall says so.
+
+    What was put aside as *.cilium_bak and the plugin itself stay: pods must still be deleted.
+    """
+    if _content(config_dir / "cni-uninstall") != "true":
+        click.echo("cni-uninstall disabled, not removing CNI configuration")
+        return
+    if custom_conf:
+        click.echo("the CNI configuration is a custom one, not removing it")
+        return
+    directory = host_prefix / "etc/cni/net.d"
+    for path in sorted(directory.glob("*cilium*")) if directory.is_dir() else []:
+        if path.suffix in {".conf", ".conflist"} and path.is_file():
+            try:
+                path.unlink()
+            except OSError as error:
+                raise click.ClickException(f"{path} not removed: {error}") from error
+            click.echo(f"Removed {path}")
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error

@@ -1,0 +1,4 @@
+#!/bin/sh
+# Before the agent's container stops: our CNI configuration off the node, if cni-uninstall says so.
+# Takes HOST_PREFIX and CILIUM_CUSTOM_CNI_CONF.
+exec hive cni uninstall
