@@ -10,12 +10,20 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import framework, podadd, traffic
-from tests.bench.stats import Row, table
+from tests.bench import framework, podadd, startup, traffic
+from tests.bench.stats import Figure, Row, table
 
-PARTS = {"pods": podadd.measure, "traffic": traffic.measure, "framework": framework.measure}
+Measure = Callable[[Path, int], Sequence[Row | Figure]]
+
+PARTS: dict[str, Measure] = {
+    "pods": podadd.measure,
+    "start": startup.measure,
+    "traffic": traffic.measure,
+    "framework": framework.measure,
+}
 UNPRIVILEGED = {"framework"}
 
 
@@ -27,7 +35,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.geteuid() != 0 and options.only not in UNPRIVILEGED:
         sys.exit("bench: network namespaces and BPF need root; run: sudo make bench")
-    rows: list[Row] = []
+    rows: list[Row | Figure] = []
     with tempfile.TemporaryDirectory(prefix="hive-bench-") as folder:
         for name, measure in PARTS.items():
             if options.only in (None, name):

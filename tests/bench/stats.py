@@ -1,6 +1,6 @@
 """Figures of interleaved rounds: median, spread, ratio.
 
-Needs: nothing.   Gives: Sample, Row, table.
+Needs: nothing.   Gives: Sample, Row, Figure, table.
 """
 
 from __future__ import annotations
@@ -76,10 +76,30 @@ class Row:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of ours that has no peer; ``target`` is what it is to stay at or below."""
+
+    what: str
+    unit: str
+    ours: Sample
+    target: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the median reaches the target."""
+        return self.target is None or self.ours.median <= self.target
+
+    def cells(self) -> tuple[str, ...]:
+        """The figure as text."""
+        told = ("", "") if self.target is None else (f"≤ {self.target:g}", "yes" if self.reached else "NO")
+        return (self.what, self.unit, str(self.ours), "", "", "", *told)
+
+
 HEADER = ("figure", "unit", "ours", "peer", "peer's", "ratio", "target", "reached")
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[Row | Figure]) -> str:
     """All rows as one aligned table, medians with [lowest to highest] round."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]

@@ -1,0 +1,169 @@
+"""Cold start to serving, and what of memory the agent takes.
+
+Needs: root, the lab, the compiled plugin.   Gives: measure.
+A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
+is. It serves once the API answers Ok and the runtime is told of the network. Rounds are interleaved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from compileall import compile_dir
+from importlib.util import find_spec
+from pathlib import Path
+
+from hive.lab import agent_process
+from hive.lab.node import Lab
+from tests.bench.nodes import lab, our_node
+from tests.bench.podadd import run
+from tests.bench.stats import Figure, Row, Sample
+from tests.bench.tools import tool
+
+PODS = 100
+TARGET, AIM = 8, 5
+"""Times the start of a Python that imports asyncio."""
+MEMORY_EMPTY, MEMORY_POD = 60 * 1024, 20
+"""KiB: an agent without pods, and what each adds."""
+LOOK_EVERY = 0.0005
+SERVES_WITHIN = 60.0
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=SERVES_WITHIN)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def answers_ok(path: Path) -> bool:
+    """Whether the agent says on its API socket that it is well."""
+    connection = _Connection(path)
+    try:
+        connection.request("GET", "/v1/healthz", headers={"Brief": "true"})
+        return b'"state":"Ok"' in connection.getresponse().read().replace(b" ", b"")
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def wait_serving(made: Lab, pid: int, began: float) -> float:
+    """Seconds from ``began`` (monotonic) to the agent serving, seen at half a millisecond's grain."""
+    path = agent_process.api_socket(pid)
+    while not (made.cni_conf.exists() and answers_ok(path)):
+        if time.monotonic() - began > SERVES_WITHIN:
+            raise RuntimeError(f"the agent does not serve:\n{agent_process.log_end(made)}")
+        time.sleep(LOOK_EVERY)
+    return time.monotonic() - began
+
+
+def compiled() -> None:
+    """Compile the agent's bytecode, as installing it does."""
+    for package in ("lifecycle", "cells", "hive"):
+        found = find_spec(package)
+        if found is not None:
+            for folder in found.submodule_search_locations or ():
+                compile_dir(folder, quiet=1)
+
+
+def cold_start() -> tuple[float, float]:
+    """ms from starting the process to serving on a new node, and the CPU it took."""
+    with lab("bench-start") as made:
+        began = time.monotonic()
+        pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16")
+        took = wait_serving(made, pid, began)
+        return took * 1000, cpu(pid)
+
+
+def cpu(pid: int) -> float:
+    """ms on a processor, user and kernel, of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def asyncio_start() -> tuple[float, float]:
+    """ms, and CPU, of a Python that imports asyncio and ends."""
+    before = os.times()
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import asyncio"], check=True)  # with a time-out it would poll
+    took = time.monotonic() - began
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return took * 1000, spent * 1000
+
+
+def memory(pid: int) -> dict[str, float]:
+    """KiB that a process holds: PSS shares pages among those who map them, RSS does not."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    rows = (line.split() for line in text.splitlines()[1:])
+    return {row[0].rstrip(":"): float(row[1]) for row in rows}
+
+
+def starts(rounds: int) -> list[Row | Figure]:
+    """How long until it serves."""
+    compiled()
+    cold_start()  # warms the file cache: what is measured is the agent
+    found: dict[str, list[tuple[float, float]]] = {"ours": [], "asyncio": []}
+    for _ in range(rounds):
+        found["ours"].append(cold_start())
+        found["asyncio"].append(asyncio_start())
+    took, spent = (Sample(values) for values in zip(*found["ours"], strict=True))
+    their_time, their_cpu = (Sample(values) for values in zip(*found["asyncio"], strict=True))
+    peer = 'python -c "import asyncio"'
+    return [
+        Row("cold start to serving", "ms", took, peer, their_time, TARGET, faster=False),
+        Row("cold start to serving, CPU", "ms", spent, peer, their_cpu, None, faster=False),
+    ]
+
+
+def memories(folder: Path, rounds: int) -> list[Row | Figure]:
+    """What the agent holds without pods, with pods, and after they have gone; a new agent each round."""
+    spawn = tool("spawn", folder)
+    empty, full, emptied = [], [], []
+    for _ in range(rounds):
+        with our_node(folder, PODS) as node:
+            assert node.agent is not None
+            empty.append(memory(node.agent))
+            run(node, spawn, "ADD", PODS, 10)
+            node.verify_added(PODS)
+            full.append(memory(node.agent))
+            run(node, spawn, "DEL", PODS, 10)
+            node.verify_deleted()
+            emptied.append(memory(node.agent))
+
+    def sample(figure: Callable[[int], float]) -> Sample:
+        return Sample(tuple(figure(index) for index in range(rounds)))
+
+    return [
+        Figure("memory without pods, PSS", "KiB", sample(lambda i: empty[i]["Pss"]), MEMORY_EMPTY),
+        Figure("memory without pods, RSS", "KiB", sample(lambda i: empty[i]["Rss"])),
+        Figure(f"memory with {PODS} pods, PSS", "KiB", sample(lambda i: full[i]["Pss"])),
+        Figure(
+            "memory a pod, PSS",
+            "KiB",
+            sample(lambda i: (full[i]["Pss"] - empty[i]["Pss"]) / PODS),
+            MEMORY_POD,
+        ),
+        Figure(f"memory after {PODS} pods have gone, PSS", "KiB", sample(lambda i: emptied[i]["Pss"])),
+    ]
+
+
+def measure(folder: Path, rounds: int) -> list[Row | Figure]:
+    """Every figure of start and memory."""
+    with contextlib.suppress(KeyError):
+        del os.environ["PYTHONDONTWRITEBYTECODE"]  # a deployed agent has its bytecode
+    return [*starts(rounds), *memories(folder, rounds)]
