@@ -1,0 +1,103 @@
+"""The manifests: what Kubernetes' own schemas say of them, and what hangs together."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from cells.agent import agent
+from lifecycle import Hive, Sources
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+FILES = sorted((CONFIGS / "manifests").glob("*.yaml"))
+VERSIONS = ["1.25", "1.30", "1.33"]
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CONFIGS / "manifests" / name).read_text())
+    return found
+
+
+def containers(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in [*pod["initContainers"], *pod["containers"]]}
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = load("daemonset.yaml")["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_kubernetes_takes_them(file: Path, version: str) -> None:
+    for found in yaml.safe_load_all(file.read_text()):
+        kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_strict_validation_finds_a_misspelt_field() -> None:
+    wrong = load("daemonset.yaml")
+    wrong["spec"]["template"]["spec"]["hostNetwerk"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_the_agent_starts_from_the_config_map(tmp_path: Path) -> None:
+    for key, value in load("configmap.yaml")["data"].items():
+        (tmp_path / key).write_text(value)
+    hive = Hive(agent, settings=Sources([f"--config-dir={tmp_path}"], {}, yaml_name="cilium-config.yaml"))
+    hive.check()
+    used = {one.option.name for one in hive.settings() if one.origin.startswith("file ")}
+    assert used == load("configmap.yaml")["data"].keys() - {"cni-uninstall"}
+
+
+def test_init_containers_run_in_the_documented_order(pod: dict[str, Any]) -> None:
+    assert [one["name"] for one in pod["initContainers"]] == [
+        "config",
+        "mount-cgroup",
+        "apply-sysctl-overwrites",
+        "mount-bpf-fs",
+        "clean-cilium-state",
+        "install-cni-binaries",
+    ]
+
+
+def test_every_mount_has_its_volume_and_every_volume_its_use(pod: dict[str, Any]) -> None:
+    used = {mount["name"] for one in containers(pod).values() for mount in one["volumeMounts"]}
+    assert used == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_every_container_gives_up_all_it_does_not_need(pod: dict[str, Any]) -> None:
+    for name, one in containers(pod).items():
+        context = one["securityContext"]
+        assert context.get("privileged", False) == (name == "mount-bpf-fs")
+        if name != "mount-bpf-fs":
+            assert context["capabilities"]["drop"] == ["ALL"]
+    added = containers(pod)["cilium-agent"]["securityContext"]["capabilities"]["add"]
+    assert added == ["NET_ADMIN", "SYS_ADMIN"]
+
+
+def test_every_capability_says_what_it_is_for() -> None:
+    text = (CONFIGS / "manifests" / "daemonset.yaml").read_text()
+    lines = text.splitlines()
+    added = [
+        line for line in lines if line.strip().removeprefix("- ").split(" ")[0].isupper() and "- " in line
+    ]
+    assert added
+    assert all("#" in line for line in added)
+
+
+def test_the_probes_ask_where_the_agent_answers(pod: dict[str, Any]) -> None:
+    one = containers(pod)["cilium-agent"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = one[probe]["httpGet"]
+        assert (asked["host"], asked["port"], asked["path"]) == ("127.0.0.1", 9879, "/healthz")
+
+
+def test_an_agent_without_a_client_has_no_rights_in_the_cluster(pod: dict[str, Any]) -> None:
+    assert not any(
+        found["kind"].endswith(("Role", "RoleBinding")) for found in map(load, (f.name for f in FILES))
+    )
+    assert pod["automountServiceAccountToken"] is False
