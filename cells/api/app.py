@@ -1,4 +1,4 @@
-"""The aiohttp application: routes, the rule for changing calls, and errors in their documented form.
+"""The API as one handler: routes, the rule for changing calls, and errors in their documented form.
 
 Needs: Operations.   Gives: application.
 """
@@ -6,62 +6,47 @@ Needs: Operations.   Gives: application.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from cells.api.operations import Route
-from cells.api.wire import (
-    INTERNAL_ERROR,
-    FrameworkError,
-    Handler,
-    framework_answer,
-    peer_uid,
-    plain,
-    refusal,
-)
+from cells.api.wire import INTERNAL_ERROR, FrameworkError, framework_answer, nowhere, peer_uid, plain
 from cells.endpoint import EndpointError
+from cells.http import MAX_BODY, Handler, Request, Response, Routes
 from cells.ipam import IpamError
 from lifecycle import Logger
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
 READING = frozenset({"GET", "HEAD"})
-MAX_BODY = 1 << 20
 
 
-def application(routes: Iterable[Route], may_change: Callable[[int], bool], log: Logger) -> web.Application:
-    """The application of these routes; ``may_change`` says which peer uids may do more than read."""
-    from aiohttp import web
+def application(routes: Iterable[Route], may_change: Callable[[int], bool], log: Logger) -> Handler:
+    """The handler of these routes; ``may_change`` says which peer uids may do more than read."""
+    known: Routes[Route] = Routes()
+    for route in routes:
+        known.add(route.method, route.path, route)
 
-    @web.middleware
-    async def documented_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def handle(request: Request) -> Response:
+        match = known.match(request.method, request.path)
+        if match.found is None:
+            return nowhere(request, match.allowed)
+        if request.too_large:
+            return framework_answer(413, 413, f"the request body is larger than {MAX_BODY} bytes")
         try:
-            return await handler(request)
+            return await _operate(match.found, replace(request, match_info=match.info), may_change)
         except FrameworkError as error:
             return framework_answer(error.status, error.code, error.message)
-        except web.HTTPException as error:
-            return refusal(request, error)
         except Exception:  # the API answers, whatever a handler does; the log has the trace
             log.exception("API handler failed", method=request.method, path=request.path)
             return plain(500, INTERNAL_ERROR)
 
-    app = web.Application(middlewares=[documented_errors], client_max_size=MAX_BODY)
-    for route in routes:
-        app.router.add_route(route.method, route.path, _handler(route, may_change))
-    return app
-
-
-def _handler(route: Route, may_change: Callable[[int], bool]) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        if route.method not in READING:
-            uid = peer_uid(request)
-            if not may_change(uid):
-                return plain(
-                    403, f"{route.method} changes the node: it needs uid 0, the caller has uid {uid}\n"
-                )
-        try:
-            return await route.operation(request)
-        except (EndpointError, IpamError) as error:
-            return route.refusal(error)
-
     return handle
+
+
+async def _operate(route: Route, request: Request, may_change: Callable[[int], bool]) -> Response:
+    if route.method not in READING:
+        uid = peer_uid(request)
+        if not may_change(uid):
+            return plain(403, f"{route.method} changes the node: it needs uid 0, the caller has uid {uid}\n")
+    try:
+        return await route.operation(request)
+    except (EndpointError, IpamError) as error:
+        return route.refusal(error)

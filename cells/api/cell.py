@@ -1,7 +1,7 @@
 """How the API is put together from the other cells.
 
-Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector,
-WebFramework; starts after ExposedEndpoints, DeleteQueue and HostIPSync.   Gives: cell.
+Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector;
+starts after ExposedEndpoints, DeleteQueue and HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints
-from cells.health import WebFramework
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings, PolicyMaps
@@ -50,7 +49,6 @@ def api(
     exposed: ExposedEndpoints,
     drained: DeleteQueue,
     synced: HostIPSync,
-    framework: WebFramework,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
@@ -58,7 +56,7 @@ def api(
 
     The datapath knows the node's own addresses by then, so that the first pod reaches them.
     """
-    del exposed, drained, synced, framework
+    del exposed, drained, synced
     return Api(config.api_socket, operations, lifecycle, log)
 
 

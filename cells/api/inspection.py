@@ -8,16 +8,13 @@ docs/timeline-schema.json.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from cells.api.wire import answer, json_answer
+from cells.http import Request, Response
 from lifecycle import HiveView
 from lifecycle.loop_lag import BOUNDS, LoopLag
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 
 class Inspection:
@@ -26,17 +23,17 @@ class Inspection:
     def __init__(self, view: HiveView) -> None:
         self._view = view
 
-    async def get_graph(self, _request: web.Request) -> web.Response:
+    async def get_graph(self, _request: Request) -> Response:
         """GET /hive/graph."""
         return json_answer(await anyio.to_thread.run_sync(lambda: self._view.graph().json()))
 
-    async def get_timeline(self, _request: web.Request) -> web.Response:
+    async def get_timeline(self, _request: Request) -> Response:
         """GET /hive/timeline; complete for hooks that have started by now."""
         return json_answer(
             await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
         )
 
-    async def get_loop(self, _request: web.Request) -> web.Response:
+    async def get_loop(self, _request: Request) -> Response:
         """GET /hive/loop: how long the event loop was busy at a stretch, in seconds, since the agent started.
 
         ``counts[i]`` stretches took at most ``bounds[i]``, the last of them longer than every bound. 404 when

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from cells.api import config_mapping, endpoint_mapping, models, status_mapping
 from cells.api.inspection import Inspection
@@ -17,14 +17,12 @@ from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
+from cells.http import Request, Response
 from cells.ipam import Ipam, IpamError
 from cells.maps import PoolEmpty
 from lifecycle import HiveError
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-Operation = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+Operation = Callable[[Request], Awaitable[Response]]
 
 
 class Facts(Protocol):
@@ -63,7 +61,7 @@ class Route:
     bare: frozenset[int] = frozenset()
     """Error statuses without a body."""
 
-    def refusal(self, error: EndpointError | IpamError) -> web.Response:
+    def refusal(self, error: EndpointError | IpamError) -> Response:
         """The answer to an error of the cell behind; one outside the schema becomes the nearest in it."""
         if error.status in self.texts:
             return answer(error.status, error.text)
@@ -131,17 +129,17 @@ class Operations:
 
     # --- the daemon ------------------------------------------------------------------------------
 
-    async def get_config(self, _request: web.Request) -> web.Response:
+    async def get_config(self, _request: Request) -> Response:
         """GET /config; never rate limited: the plugin probes with it twice a second."""
         return answer(200, config_mapping.configuration_model(self._facts.node(), self._facts.settings()))
 
-    async def patch_config(self, request: web.Request) -> web.Response:
+    async def patch_config(self, request: Request) -> Response:
         """PATCH /config: what is unchanged is accepted, everything else is refused."""
-        wanted = await read_body(request, models.DaemonConfigurationSpec, "configuration")
+        wanted = read_body(request, models.DaemonConfigurationSpec, "configuration")
         refusal = config_mapping.patch_refusal(wanted)
         return empty(200) if refusal is None else answer(400, refusal)
 
-    async def get_healthz(self, request: web.Request) -> web.Response:
+    async def get_healthz(self, request: Request) -> Response:
         """GET /healthz: always 200, the verdict is in the body."""
         status = self._collector.status()
         facts = self._facts.status()
@@ -151,23 +149,23 @@ class Operations:
 
     # --- endpoints -------------------------------------------------------------------------------
 
-    async def list_endpoints(self, request: web.Request) -> web.Response:
+    async def list_endpoints(self, request: Request) -> Response:
         """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
-        if not await request.read():
+        if not request.body:
             return answer(200, [self._model(endpoint) for endpoint in self._endpoints.all()])
-        wanted = await read_body(request, list[str], "labels")
+        wanted = read_body(request, list[str], "labels")
         found = [e for e in self._endpoints.all() if endpoint_mapping.has_labels(e, wanted)]
         if wanted and not found:
             return empty(404)
         return answer(200, [self._model(endpoint) for endpoint in found])
 
-    async def get_endpoint(self, request: web.Request) -> web.Response:
+    async def get_endpoint(self, request: Request) -> Response:
         """GET /endpoint/{id}."""
         return answer(200, self._model(self._find(request)))
 
-    async def put_endpoint(self, request: web.Request) -> web.Response:
+    async def put_endpoint(self, request: Request) -> Response:
         """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
-        body = await read_body(request, models.EndpointChangeRequest, "endpoint")
+        body = read_body(request, models.EndpointChangeRequest, "endpoint")
         wanted = endpoint_mapping.endpoint_request(body)
         while True:
             try:
@@ -181,13 +179,13 @@ class Operations:
         except HiveError as error:
             raise EndpointError(500, str(error)) from error
 
-    async def delete_endpoint(self, request: web.Request) -> web.Response:
+    async def delete_endpoint(self, request: Request) -> Response:
         """DELETE /endpoint/{id}."""
         return self._deleted([self._find(request)])
 
-    async def delete_endpoints(self, request: web.Request) -> web.Response:
+    async def delete_endpoints(self, request: Request) -> Response:
         """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
-        body = await read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
+        body = read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
         if not body.container_id:
             return answer(400, "invalid container id")
         found = self._endpoints.by_container(body.container_id)
@@ -195,31 +193,31 @@ class Operations:
             return answer(404, "endpoints not found")
         return self._deleted(found)
 
-    def _deleted(self, endpoints: list[Endpoint]) -> web.Response:
+    def _deleted(self, endpoints: list[Endpoint]) -> Response:
         """Delete them: 200, or 206 and how many things went wrong. The log of the endpoint cell says what."""
         errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
         return answer(206, errors) if errors else empty(200)
 
-    async def get_endpoint_health(self, request: web.Request) -> web.Response:
+    async def get_endpoint_health(self, request: Request) -> Response:
         """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
         return answer(200, endpoint_mapping.health_model(self._endpoints.shown_state(self._find(request))))
 
-    async def get_endpoint_log(self, request: web.Request) -> web.Response:
+    async def get_endpoint_log(self, request: Request) -> Response:
         """GET /endpoint/{id}/log, the newest line first."""
         log = self._endpoints.status(self._find(request).id)
         return answer(200, [endpoint_mapping.log_line(entry) for entry in log.entries()])
 
-    async def get_endpoint_labels(self, request: web.Request) -> web.Response:
+    async def get_endpoint_labels(self, request: Request) -> Response:
         """GET /endpoint/{id}/labels."""
         return answer(200, endpoint_mapping.labels_model(self._find(request)))
 
-    async def get_endpoint_config(self, request: web.Request) -> web.Response:
+    async def get_endpoint_config(self, request: Request) -> Response:
         """GET /endpoint/{id}/config."""
         self._find(request)
         realized = endpoint_mapping.configuration_model()
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable={}))
 
-    def _find(self, request: web.Request) -> Endpoint:
+    def _find(self, request: Request) -> Endpoint:
         text = request.match_info["id"]
         endpoint = self._endpoints.lookup(text)
         if endpoint is None:
@@ -233,7 +231,7 @@ class Operations:
 
     # --- addresses -------------------------------------------------------------------------------
 
-    async def post_ipam(self, request: web.Request) -> web.Response:
+    async def post_ipam(self, request: Request) -> Response:
         """POST /ipam: the next free address; with ``expiration`` it is free again unless it is used soon.
 
         Any failure is 502. A family nobody knows allocates nothing, and is no error.
@@ -262,7 +260,7 @@ class Operations:
             ),
         )
 
-    async def post_ipam_address(self, request: web.Request) -> web.Response:
+    async def post_ipam_address(self, request: Request) -> Response:
         """POST /ipam/{ip}: that very address; every error is 500, as upstream."""
         text = request.match_info["ip"]
         try:
@@ -272,7 +270,7 @@ class Operations:
         self._ipam.allocate(address, request.query.get("owner", ""), request.query.get("pool", ""))
         return empty(200)
 
-    async def delete_ipam_address(self, request: web.Request) -> web.Response:
+    async def delete_ipam_address(self, request: Request) -> Response:
         """DELETE /ipam/{ip}: free it again, unless an endpoint or the router has it."""
         try:
             address = IPv4Address(request.match_info["ip"])

@@ -7,19 +7,17 @@ Read only; outside /v1, which is Cilium's document.
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import anyio
 import msgspec
 
 from cells.api.plain import plain
-from cells.api.wire import answer
+from cells.api.wire import JSON, answer
+from cells.http import Request, Response
 from lifecycle import Change, ReadTable, Tables
 from lifecycle.changes import Changes
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 KEEPALIVE = 30.0
 """Seconds of silence after which a stream sends an empty line: writing finds out whether someone reads."""
@@ -33,7 +31,7 @@ class StateDB:
         self._watched: set[Changes[Any]] = set()
         self._closed = False
 
-    async def list_tables(self, _request: web.Request) -> web.Response:
+    async def list_tables(self, _request: Request) -> Response:
         """GET /statedb/tables: what each table is called, how large it is, whom it waits for."""
         return answer(
             200,
@@ -49,11 +47,11 @@ class StateDB:
             ],
         )
 
-    async def dump_all(self, _request: web.Request) -> web.Response:
+    async def dump_all(self, _request: Request) -> Response:
         """GET /statedb/dump: every row of every table, by the table's name."""
         return answer(200, {table.name: _rows(table) for table in self._tables.all()})
 
-    async def dump(self, request: web.Request) -> web.Response:
+    async def dump(self, request: Request) -> Response:
         """GET /statedb/dump/{table}: every row of one table, under its name; 404 when there is none."""
         try:
             table = self._tables.get(request.match_info["table"])
@@ -61,27 +59,16 @@ class StateDB:
             return answer(404, {"err": str(error)})
         return answer(200, {table.name: _rows(table)})
 
-    async def changes(self, request: web.Request) -> web.StreamResponse:
+    async def changes(self, request: Request) -> Response:
         """GET /statedb/changes/{table}: a line of JSON for every row there is, then for every change.
 
         Without end, with empty lines in between; a line ``{"err": ..}`` is the last.
         """
-        from aiohttp import web
-
         try:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
             return answer(404, {"err": str(error)})
-        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await stream.prepare(request)
-        with contextlib.suppress(ConnectionError):  # the reader has seen enough
-            try:
-                await self._follow(table, stream)
-            except ConnectionError:
-                raise
-            except Exception as error:  # noqa: BLE001  # a derived table may break meanwhile: its reader is told
-                await stream.write(msgspec.json.encode({"err": f"{type(error).__name__}: {error}"}) + b"\n")
-        return stream
+        return Response(200, self._lines(table), JSON)
 
     def close(self) -> None:
         """End the streams: the server stops."""
@@ -89,15 +76,17 @@ class StateDB:
         for changes in self._watched:
             changes.wake()
 
-    async def _follow(self, table: ReadTable[Any], stream: web.StreamResponse) -> None:
+    async def _lines(self, table: ReadTable[Any]) -> AsyncGenerator[bytes, None]:
         changes = table.changes()
         self._watched.add(changes)
         try:
             while not self._closed:
                 batch = changes.take()
-                await stream.write(b"".join(map(_line, batch)) if batch else b"\n")
+                yield b"".join(map(_line, batch)) if batch else b"\n"
                 with anyio.move_on_after(KEEPALIVE):
                     await changes.wait()
+        except Exception as error:  # noqa: BLE001  # a derived table may break meanwhile: its reader is told
+            yield msgspec.json.encode({"err": f"{type(error).__name__}: {error}"}) + b"\n"
         finally:
             self._watched.discard(changes)
 

@@ -1,6 +1,6 @@
 """The wire rules of the REST API: bodies in, bodies out, and the errors of the framework itself.
 
-Needs: nothing.   Gives: answer, json_answer, empty, read_body, FrameworkError, the middleware.
+Needs: cells.http.   Gives: answer, json_answer, empty, plain, read_body, nowhere, FrameworkError.
 An error of an operation is a JSON string, or nothing where the operation's schema has no body; an error
 of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from aiohttp import web
+from cells.http import Request, Response
 
 T = TypeVar("T")
-Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 JSON = "application/json"
 INTERNAL_ERROR = "Internal error occurred, check Cilium logs for details."
@@ -36,34 +33,24 @@ class FrameworkError(Exception):
         self.message = message
 
 
-def answer(status: int, body: object) -> web.Response:
+def answer(status: int, body: object) -> Response:
     """A response with a JSON body, newline-terminated like the Go server's."""
-    from aiohttp import web
-
-    return web.Response(status=status, body=msgspec.json.encode(body) + b"\n", content_type=JSON)
+    return Response(status, msgspec.json.encode(body) + b"\n", JSON)
 
 
-def json_answer(text: str) -> web.Response:
+def json_answer(text: str) -> Response:
     """A 200 whose body is JSON already."""
-    from aiohttp import web
-
-    return web.Response(text=text, content_type=JSON)
+    return Response(200, text.encode(), JSON)
 
 
-def empty(status: int) -> web.Response:
+def empty(status: int) -> Response:
     """A response of an operation whose schema has no body for this status."""
-    from aiohttp import web
-
-    response = web.Response(status=status)
-    response.headers.popall("Content-Type", None)
-    return response
+    return Response(status)
 
 
-def plain(status: int, text: str) -> web.Response:
+def plain(status: int, text: str) -> Response:
     """A response outside every schema, for a person to read."""
-    from aiohttp import web
-
-    return web.Response(status=status, text=text)
+    return Response(status, text.encode(), "text/plain; charset=utf-8")
 
 
 def parse_bool(text: str | None, *, default: bool) -> bool:
@@ -98,40 +85,32 @@ def _without_nulls(value: object) -> object:
     return value
 
 
-async def read_body(request: web.Request, model: type[T], name: str) -> T:
-    """Read and decode the body of a request, also of a GET; see :func:`decode`."""
-    body = await request.read()
-    kind = request.headers.get("Content-Type", JSON).partition(";")[0].strip().lower()
-    if body and kind != JSON:
+def read_body(request: Request, model: type[T], name: str) -> T:
+    """Decode the body of a request, also of a GET; see :func:`decode`."""
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if request.body and kind != JSON:
         raise FrameworkError(415, 415, f'unsupported media type "{kind}", only [{JSON}] are allowed')
-    return decode(body, model, name)
+    return decode(request.body, model, name)
 
 
-def peer_uid(request: web.Request) -> int:
+def peer_uid(request: Request) -> int:
     """The uid of the process at the other end of the unix socket (SO_PEERCRED, unix(7))."""
-    if request.transport is None:
-        raise ConnectionResetError("the peer has gone")
-    peer: socket.socket = request.transport.get_extra_info("socket")
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    credentials = request.peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     uid: int = _UCRED.unpack(credentials)[1]
     return uid
 
 
-def framework_answer(status: int, code: int, message: str) -> web.Response:
+def framework_answer(status: int, code: int, message: str) -> Response:
     """The framework's own error form."""
     return answer(status, {"code": code, "message": message})
 
 
-def refusal(request: web.Request, error: web.HTTPException) -> web.Response:
-    """What an unknown path, a wrong method or an oversized body is answered with."""
-    from aiohttp import web
-
-    if isinstance(error, web.HTTPNotFound):
-        return framework_answer(404, 404, f"path {request.rel_url.raw_path} was not found")
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = ",".join(sorted(error.allowed_methods))
-        message = f"method {request.method} is not allowed, but [{allowed}] are"
-        response = framework_answer(405, 405, message)
-        response.headers["Allow"] = allowed
-        return response
-    return framework_answer(error.status, error.status, error.reason)
+def nowhere(request: Request, allowed: frozenset[str]) -> Response:
+    """What an unknown path is answered with, or a known one with a method that is not ``allowed`` there."""
+    if not allowed:
+        return framework_answer(404, 404, f"path {request.path} was not found")
+    methods = ",".join(sorted(allowed))
+    message = f"method {request.method} is not allowed, but [{methods}] are"
+    response = framework_answer(405, 405, message)
+    response.headers["Allow"] = methods
+    return response

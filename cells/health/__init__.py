@@ -2,13 +2,12 @@
 
 Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
 Needs:  HealthTree, AgentReady (from the composition), HealthServerSettings.
-Gives:  StatusCollector, AgentStatus, WebFramework; listens on 127.0.0.1, ``agent-health-port`` (9879).
+Gives:  StatusCollector, AgentStatus; listens on 127.0.0.1, ``agent-health-port`` (9879).
 Why:    the port listens only once everything serves, so that a probe before that is refused.
 """
 
 from cells.health.server import AgentReady, HealthServer, HealthServerSettings
 from cells.health.status import AgentStatus, State, StatusCollector, agent_status, agent_version
-from cells.health.web import WebFramework
 from lifecycle import config, invoke, module, provide
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "HealthServerSettings",
     "State",
     "StatusCollector",
-    "WebFramework",
     "agent_status",
     "agent_version",
     "cell",
@@ -28,6 +26,6 @@ cell = module(
     "health",
     "The agent's status, and the port that probes ask",
     config(HealthServerSettings),
-    provide(StatusCollector, WebFramework, HealthServer),
+    provide(StatusCollector, HealthServer),
     invoke(HealthServer),
 )

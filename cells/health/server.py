@@ -1,22 +1,19 @@
 """The probe endpoint: HTTP on 127.0.0.1, ``/healthz`` answers 200 or 503 with an empty body.
 
-Needs: HealthServerSettings, StatusCollector, AgentReady, WebFramework.   Gives: HealthServer.
+Needs: HealthServerSettings, StatusCollector, AgentReady.   Gives: HealthServer.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 
 from cells.health.status import StatusCollector
-from cells.health.web import WebFramework
+from cells.http import HttpServer, Request, Response
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 HOST = "127.0.0.1"
 
@@ -53,44 +50,30 @@ class HealthServer:
         settings: HealthServerSettings,
         collector: StatusCollector,
         _ready: AgentReady,
-        _framework: WebFramework,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         self._port = settings.agent_health_port
         self._collector = collector
         self._log = log
-        self._runner: web.AppRunner | None = None
-        lifecycle.append(Hook("serve health", self._start, self._stop))
+        self._server = HttpServer(self._answer, grace=1.0)
+        lifecycle.append(Hook("serve health", self._start, self._server.close))
 
     async def _start(self) -> None:
-        from aiohttp import web
-
-        app = web.Application()
-        app.router.add_route("*", "/healthz", self._healthz)
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
         try:
-            # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
-            with anyio.CancelScope(shield=True):
-                await self._runner.setup()
-                await web.TCPSite(self._runner, HOST, self._port).start()
+            listener = socket.create_server((HOST, self._port))
         except OSError as error:
-            await self._stop()
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise HiveError(
                 f"agent-health-port: {HOST}:{self._port} cannot be served ({reason}): "
                 "stop what listens there, or choose another port"
             ) from error
+        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        with anyio.CancelScope(shield=True):
+            await self._server.serve(listener)
         self._log.info("health served", address=f"{HOST}:{self._port}")
 
-    async def _stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        response = web.Response(status=200 if self._collector.status().serves else 503)
-        response.headers.popall("Content-Type", None)
-        return response
+    async def _answer(self, request: Request) -> Response:
+        if request.path != "/healthz":
+            return Response(404)
+        return Response(200 if self._collector.status().serves else 503)

@@ -25,7 +25,7 @@ from cells.config import AgentConfig
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
-from cells.health import StatusCollector, WebFramework
+from cells.health import StatusCollector
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import PoolEmpty
@@ -200,7 +200,7 @@ async def running_node(directory: Path, cidr: str = str(POD_CIDR)) -> AsyncItera
         api.cell,
         endpoint.cell,
         ipam.cell,
-        provide(StatusCollector, WebFramework),
+        provide(StatusCollector),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
