@@ -221,6 +221,16 @@ class Map:
         if self.spec.type in _BATCHED:
             yield from self._batched_items()
             return
+        if self.spec.type in _OF_MAPS:
+            # 0.4 ms for 4096 entries; a call each takes 6, and 80 while another thread wants the interpreter
+            try:
+                found = list(self._batched_items())
+            except BpfError as error:
+                if error.errno != errno.EINTR:  # what kernels before 6.14 say of an entry that is not set
+                    raise
+            else:
+                yield from found
+                return
         indexes = (struct.pack("<I", i) for i in range(self.spec.max_entries))
         for key in indexes if self.spec.type in _BY_INDEX else self.keys():
             value = self.lookup(key)
