@@ -10,6 +10,8 @@ from cells.router.pair import HOST, NET
 from lifecycle import HiveError
 
 PROC = Path("/proc/sys")
+HOST_PROC = Path("/host/proc/sys")
+"""Where a container that is not privileged has the node's mounted: its own is read-only."""
 
 
 def router_settings() -> dict[str, str]:
@@ -22,8 +24,9 @@ def router_settings() -> dict[str, str]:
     }
 
 
-def ensure(settings: dict[str, str], root: Path = PROC) -> None:
+def ensure(settings: dict[str, str], root: Path | None = None) -> None:
     """Write those settings that differ. Raises HiveError, one line, for the first that cannot be."""
+    root = root or (HOST_PROC if HOST_PROC.is_dir() else PROC)
     for name, value in settings.items():
         path = root / name
         try:

@@ -51,7 +51,7 @@ def test_a_container_mounts_for_the_node(tmp_path: Path) -> None:
     """The tool runs in namespaces of its own, and what it mounts appears in the node's."""
     target = tmp_path / "cgroupv2"
     with new_node() as node, new_node() as container:
-        waits = Child(lambda stop: stop.wait(), enter=node.enter)
+        waits = Child(lambda stop: stop.wait(300), enter=node.enter)
         try:
             arguments = (f"--host-process=/proc/{waits.pid}", str(target))
             assert container.run(call, mount_cgroup.command, *arguments)[0] == 0
