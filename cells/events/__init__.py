@@ -1,0 +1,52 @@
+"""What the datapath tells of packets: drops, traces and policy verdicts, as typed records.
+
+Source: reads the perf event array cilium_events, hands every record to whoever subscribed.
+Needs:  Maps.   Gives: Events, the records and their texts, the names of drop reasons.
+Why:    a packet that is dropped must be explainable while it happens, and cost nothing while nobody looks:
+        the buffers exist only as long as there is a subscriber.
+
+    with events.subscribe() as subscription:
+        async for event in subscription:
+            print(event_text(event))
+
+Settings: monitor-num-pages, monitor-queue-size.
+"""
+
+from cells.events.events import Events, Subscription
+from cells.events.reasons import (
+    DROP_REASONS,
+    FORWARD_REASONS,
+    MATCH_TYPES,
+    OBSERVATION_POINTS,
+    TRACE_REASONS,
+    reason_name,
+)
+from cells.events.records import Drop, Event, Lost, Raw, Trace, Verdict, decode
+from cells.events.ring import RingError
+from cells.events.settings import EventsSettings
+from cells.events.text import event_text
+from lifecycle import config, module, provide
+
+__all__ = [
+    "DROP_REASONS",
+    "FORWARD_REASONS",
+    "MATCH_TYPES",
+    "OBSERVATION_POINTS",
+    "TRACE_REASONS",
+    "Drop",
+    "Event",
+    "Events",
+    "EventsSettings",
+    "Lost",
+    "Raw",
+    "RingError",
+    "Subscription",
+    "Trace",
+    "Verdict",
+    "cell",
+    "decode",
+    "event_text",
+    "reason_name",
+]
+
+cell = module("events", "What the datapath tells of packets", config(EventsSettings), provide(Events))

@@ -1,0 +1,194 @@
+"""What the datapath says of a packet, as typed records made from the bytes of a perf event.
+
+For:    subscribers of Events. Needs: nothing. Gives: decode(), Drop, Trace, Verdict, Raw, Lost, Event.
+Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,policy_log,common}.h: version 1 of each, little endian.
+"""
+
+import struct
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+import msgspec
+
+DROP: Final = 1
+TRACE: Final = 4
+VERDICT: Final = 5
+
+VERSION: Final = 1
+
+_head = struct.Struct("<BBHIIHH")  # type, subtype, source, hash; original length, captured length, version
+_drop = struct.Struct("<IIIHBbI")
+_trace = struct.Struct("<IIHBBI16s")
+_verdict = struct.Struct("<IiHBBB3x")
+
+_IPV6: Final = 1 << 0  # of the flags of a trace
+_ENCRYPTED: Final = 0x80  # of its reason
+_OUTGOING: Final = 2  # of the two direction bits of a verdict, where 1 is in
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet was dropped. ``packet`` holds its first bytes, from the Ethernet header on."""
+
+    source: int
+    """The endpoint whose program spoke; 0 if none was known."""
+    hash: int
+    """The kernel's flow hash, 0 if it has none."""
+    reason: int
+    """See reason_name()."""
+    length: int
+    """Bytes the packet has, of which only the first may be in ``packet``."""
+    source_identity: int
+    destination_identity: int
+    destination: int
+    """The endpoint it was for; 0 if it was for none, or that was not known yet."""
+    line: int
+    """Where in the datapath's source; 0 if it does not say."""
+    file: int
+    ext_error: int
+    """What the kernel answered, for reasons that come from it."""
+    ifindex: int
+    packet: bytes
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet passed a point of the datapath. ``packet`` holds its first bytes."""
+
+    source: int
+    """The endpoint whose program spoke; 0 if none."""
+    hash: int
+    point: int
+    """See OBSERVATION_POINTS."""
+    length: int
+    source_identity: int
+    destination_identity: int
+    destination: int
+    """The endpoint it goes to; 0 if none."""
+    reason: int
+    """What conntrack took it for: see TRACE_REASONS."""
+    encrypted: bool
+    ipv6: bool
+    ifindex: int
+    """The device it goes to; 0 if that is for the stack to say."""
+    original_ip: IPv4Address | IPv6Address
+    """The source before it was translated; unspecified if it was not."""
+    packet: bytes
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint's policy decided about a packet."""
+
+    source: int
+    """The endpoint."""
+    hash: int
+    length: int
+    remote_identity: int
+    verdict: int
+    """0 allow; above, the proxy's port; below, minus the drop reason."""
+    port: int
+    """The destination port, or ICMP type, the policy was asked about."""
+    protocol: int
+    egress: bool
+    ipv6: bool
+    match: int
+    """Which kind of entry decided: see MATCH_TYPES."""
+    audited: bool
+    """It was let through against the verdict, because the endpoint is only audited."""
+    auth: int
+    packet: bytes
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """An event of a type or version not known here, as it came; up to 7 bytes of padding may follow it."""
+
+    data: bytes
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Events are missing before the next one."""
+
+    count: int
+    cpu: int | None = None
+    """The CPU whose buffer was full; None: the subscriber's own queue was."""
+
+
+Event = Drop | Trace | Verdict | Raw | Lost
+
+
+def decode(data: bytes) -> Drop | Trace | Verdict | Raw:
+    """The record in one sample. Never fails: what cannot be read is Raw."""
+    size = _SIZES.get(data[0]) if data else None
+    if size is None or len(data) < size:
+        return Raw(data)
+    kind, subtype, source, hash_, length, captured, version = _head.unpack_from(data)
+    if version != VERSION or len(data) < size + captured:
+        return Raw(data)
+    packet = data[size : size + captured]  # the kernel pads samples to eight bytes
+    if kind == DROP:
+        return _read_drop(data, source, hash_, subtype, length, packet)
+    if kind == TRACE:
+        return _read_trace(data, source, hash_, subtype, length, packet)
+    return _read_verdict(data, source, hash_, length, packet)
+
+
+def _read_drop(data: bytes, source: int, hash_: int, reason: int, length: int, packet: bytes) -> Drop:
+    from_, to, destination, line, file, ext_error, ifindex = _drop.unpack_from(data, _head.size)
+    return Drop(
+        source=source,
+        hash=hash_,
+        reason=reason,
+        length=length,
+        source_identity=from_,
+        destination_identity=to,
+        destination=destination,
+        line=line,
+        file=file,
+        ext_error=ext_error,
+        ifindex=ifindex,
+        packet=packet,
+    )
+
+
+def _read_trace(data: bytes, source: int, hash_: int, point: int, length: int, packet: bytes) -> Trace:
+    from_, to, destination, reason, flags, ifindex, original = _trace.unpack_from(data, _head.size)
+    ipv6 = bool(flags & _IPV6)
+    return Trace(
+        source=source,
+        hash=hash_,
+        point=point,
+        length=length,
+        source_identity=from_,
+        destination_identity=to,
+        destination=destination,
+        reason=reason & ~_ENCRYPTED,
+        encrypted=bool(reason & _ENCRYPTED),
+        ipv6=ipv6,
+        ifindex=ifindex,
+        original_ip=IPv6Address(original) if ipv6 else IPv4Address(original[:4]),
+        packet=packet,
+    )
+
+
+def _read_verdict(data: bytes, source: int, hash_: int, length: int, packet: bytes) -> Verdict:
+    remote, verdict, port, protocol, bits, auth = _verdict.unpack_from(data, _head.size)
+    return Verdict(
+        source=source,
+        hash=hash_,
+        length=length,
+        remote_identity=remote,
+        verdict=verdict,
+        port=port,
+        protocol=protocol,
+        egress=bits & 3 == _OUTGOING,
+        ipv6=bool(bits & 1 << 2),
+        match=bits >> 3 & 7,
+        audited=bool(bits & 1 << 6),
+        auth=auth,
+        packet=packet,
+    )
+
+
+_SIZES: Final = {
+    DROP: _head.size + _drop.size,
+    TRACE: _head.size + _trace.size,
+    VERDICT: _head.size + _verdict.size,
+}

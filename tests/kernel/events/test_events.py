@@ -1,0 +1,169 @@
+"""Events on their way from an eBPF program to a subscriber, through the real buffers of the kernel."""
+
+import errno
+import os
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cells import config, events, maps
+from cells.datapath.build import compile_one, find_clang
+from cells.datapath.libbpf import LoadedObject
+from cells.events import Drop, Events, Lost, Raw, event_text
+from cells.events.ring import Ring
+from cells.maps import Maps, map_by_id
+from cells.maps import test_run as run_program
+from lifecycle import Hive, invoke
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio, pytest.mark.usefixtures("in_node")]
+
+DROPPED = struct.pack("<BBHIIHHIIIHBbI", 1, 133, 11, 0xAB, 60, 14, 1, 1000, 1001, 12, 0, 0, 0, 5) + b"p" * 14
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def root(_events: Events) -> None:
+    """What the tests need of the hive."""
+
+
+@pytest.fixture(scope="module")
+def emitter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The object of emit.c."""
+    target = tmp_path_factory.mktemp("emit") / "emit.o"
+    return compile_one(find_clang(), Path(__file__).with_name("emit.c"), target, "").read_bytes()
+
+
+@asynccontextmanager
+async def running(
+    emitter: bytes, **settings: object
+) -> AsyncIterator[tuple[Events, Maps, Callable[..., int]]]:
+    """The cell, started, and what outputs a packet as an event any number of times: the last one's result."""
+    small: dict[str, object] = {
+        "bpf-ct-global-tcp-max": 1024,
+        "bpf-ct-global-any-max": 1024,
+        "policy-map-pool": 1,
+    }
+    given = small | {name.replace("_", "-"): value for name, value in settings.items()}
+    hive = Hive(config.cell, maps.cell, events.cell, invoke(root), settings=given)
+    async with hive.started():
+        table = hive.get(Maps).events
+        with LoadedObject(emitter, "emit.o") as loaded:
+            loaded.use_maps({"cilium_events": table.fd})
+            loaded.load()
+            program = loaded.programs()["emit"]
+
+            def emit(data: bytes, times: int = 1) -> int:
+                return run_program(program, data, repeat=times).retval
+
+            yield hive.get(Events), hive.get(Maps), emit
+
+
+@contextmanager
+def foreign_reader(maps_: Maps) -> Iterator[Callable[[], list[bytes | int]]]:
+    """Another program's reader of all CPUs, as bpftool map event_pipe is one."""
+    rings = [Ring(cpu, 1) for cpu in range(os.cpu_count() or 1)]
+    with map_by_id(maps_.events.id) as table:
+        for ring in rings:
+            table.update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
+        try:
+            yield lambda: [each for ring in rings for each in ring.read(100)]
+        finally:
+            for ring in rings:
+                ring.close()
+
+
+async def test_an_event_reaches_every_subscriber(emitter: bytes) -> None:
+    async with running(emitter) as (events_, _, emit):
+        with events_.subscribe() as first, events_.subscribe() as second:
+            assert emit(DROPPED) == 0
+            with anyio.fail_after(5):
+                heard = await anext(first)
+                assert await anext(second) == heard
+        assert isinstance(heard, Drop)
+        assert (heard.source, heard.reason, heard.packet) == (11, 133, b"p" * 14)
+        assert event_text(heard).startswith("xx drop (Policy denied) flow 0xab from endpoint 11")
+
+
+async def test_nothing_is_attached_while_nobody_subscribes(emitter: bytes) -> None:
+    async with running(emitter) as (events_, _, emit):
+        descriptors = open_descriptors()
+        assert emit(DROPPED) == -errno.ENOENT
+        with events_.subscribe():
+            assert emit(DROPPED) == 0
+            with events_.subscribe():
+                pass
+            assert emit(DROPPED) == 0
+        eventually(lambda: emit(DROPPED) == -errno.ENOENT)
+        assert open_descriptors() == descriptors
+
+
+async def test_what_overflows_the_buffer_is_counted(emitter: bytes) -> None:
+    async with running(emitter, monitor_num_pages=1) as (events_, _, emit):
+        with events_.subscribe() as subscription, anyio.fail_after(5):
+            assert emit(DROPPED, 500) == -errno.ENOSPC
+            heard = [await anext(subscription)]  # then all that found room has been read
+            assert emit(DROPPED) == 0
+            while not isinstance(heard[-1], Lost):
+                heard.append(await anext(subscription))
+            missing = heard.pop()
+            assert isinstance(missing, Lost)
+            assert missing.cpu in range(maps.possible_cpus())
+            assert missing.count == subscription.lost == 500 - len(heard)
+            assert isinstance(await anext(subscription), Drop)
+
+
+async def test_the_buffer_goes_round_and_keeps_every_event(emitter: bytes) -> None:
+    async with running(emitter, monitor_num_pages=1) as (events_, _, emit):
+        with events_.subscribe() as subscription, anyio.fail_after(10):
+            for n in range(300):
+                data = b"\x7f" + struct.pack("<I", n) * (4 + n % 29)
+                emit(data)
+                event = await anext(subscription)
+                assert isinstance(event, Raw)
+                assert event.data[: len(data)] == data
+            assert subscription.lost == 0
+
+
+async def test_more_than_one_turns_worth_is_read_without_another_event(emitter: bytes) -> None:
+    async with running(emitter) as (events_, _, emit):
+        with events_.subscribe() as subscription, anyio.fail_after(10):
+            emit(DROPPED, 1000)
+            for _ in range(1000):
+                assert isinstance(await anext(subscription), Drop)
+            assert subscription.lost == 0
+
+
+async def test_a_foreign_reader_works_after_ours_is_gone(emitter: bytes) -> None:
+    async with running(emitter) as (events_, maps_, emit):
+        with events_.subscribe():
+            pass
+        with foreign_reader(maps_) as read:
+            assert emit(DROPPED) == 0
+            assert [event[: len(DROPPED)] for event in read() if isinstance(event, bytes)] == [DROPPED]
+
+
+async def test_ending_ours_leaves_a_reader_that_came_later(emitter: bytes) -> None:
+    async with running(emitter) as (events_, maps_, emit):
+        with ExitStack() as ends:
+            with events_.subscribe():
+                read = ends.enter_context(foreign_reader(maps_))
+            assert emit(DROPPED) == 0
+            assert len(read()) == 1
+
+
+async def test_a_subscription_ends_with_the_agent(emitter: bytes) -> None:
+    with ExitStack() as watching, anyio.fail_after(10):
+        async with running(emitter) as (events_, _, emit):
+            subscription = watching.enter_context(events_.subscribe())
+            emit(DROPPED)
+            assert isinstance(await anext(subscription), Drop)
+        assert [event async for event in subscription] == []
+        late = watching.enter_context(events_.subscribe())
+        assert [event async for event in late] == []

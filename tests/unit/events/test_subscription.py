@@ -1,0 +1,57 @@
+"""What a subscriber hears when it is slow, and when it is over."""
+
+import pytest
+
+from cells.events import Event, EventsSettings, Lost, Raw, Subscription
+
+ONE, TWO, THREE = (Raw(bytes([n])) for n in (1, 2, 3))
+
+pytestmark = pytest.mark.anyio
+
+
+async def rest(subscription: Subscription) -> list[Event]:
+    subscription.end()
+    return [event async for event in subscription]
+
+
+async def test_events_come_in_order() -> None:
+    subscription = Subscription(4)
+    for event in (ONE, TWO, THREE):
+        subscription.tell(event)
+    assert await rest(subscription) == [ONE, TWO, THREE]
+    assert subscription.lost == 0
+
+
+async def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
+    subscription = Subscription(1)
+    for event in (ONE, TWO, Lost(5, 0)):
+        subscription.tell(event)
+    assert await anext(subscription) == ONE
+    subscription.tell(THREE)
+    assert await rest(subscription) == [Lost(6), THREE]
+    assert subscription.lost == 6
+
+
+async def test_losses_are_told_without_another_event() -> None:
+    subscription = Subscription(1)
+    subscription.tell(ONE)
+    subscription.tell(TWO)
+    assert await rest(subscription) == [ONE, Lost(1)]
+
+
+async def test_losses_of_the_kernel_are_counted() -> None:
+    subscription = Subscription(4)
+    subscription.tell(Lost(5, 0))
+    assert await rest(subscription) == [Lost(5, 0)]
+    assert subscription.lost == 5
+
+
+@pytest.mark.parametrize("pages", [0, 3, -4, 1 << 15])
+async def test_a_wrong_number_of_pages_is_refused(pages: int) -> None:
+    with pytest.raises(ValueError, match=f"monitor-num-pages={pages}: expected a power of two"):
+        EventsSettings(monitor_num_pages=pages).validate()
+
+
+async def test_a_queue_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="monitor-queue-size=0: expected at least 1"):
+        EventsSettings(monitor_queue_size=0).validate()
