@@ -1,6 +1,6 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
-Needs: root, gcc, nft, Debian's containernetworking-plugins; --only framework needs none of these.
+Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework and tables need none.
 Gives: the table on standard output.
 """
 
@@ -13,34 +13,46 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import framework, podadd, startup, traffic
+from tests.bench import framework, lag, losses, packets, podadd, restore, startup, tables, traffic
 from tests.bench.stats import Figure, Row, table
 
 Measure = Callable[[Path, int], Sequence[Row | Figure]]
 
 PARTS: dict[str, Measure] = {
     "pods": podadd.measure,
-    "start": startup.measure,
+    "start": startup.starts,
+    "memory": startup.memories,
+    "restore": restore.measure,
+    "lag": lag.measure,
+    "packets": packets.measure,
     "traffic": traffic.measure,
     "framework": framework.measure,
+    "tables": tables.measure,
 }
-UNPRIVILEGED = {"framework"}
+LOSSES = "losses"
+"""The part that runs for --seconds, not in rounds."""
+UNPRIVILEGED = {"framework", "tables"}
 
 
 def main() -> int:
     """Measure what was asked for and print it; a target missed is told, not failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds of each figure (7)")
-    parser.add_argument("--only", choices=sorted(PARTS), help="one part only")
+    parser.add_argument("--seconds", type=float, default=60, help="of traffic for each figure of losses (60)")
+    parser.add_argument("--only", nargs="+", choices=sorted({*PARTS, LOSSES}), help="these parts only")
     options = parser.parse_args()
-    if os.geteuid() != 0 and options.only not in UNPRIVILEGED:
+    wanted = set(options.only or {*PARTS, LOSSES})
+    if os.geteuid() != 0 and not wanted <= UNPRIVILEGED:
         sys.exit("bench: network namespaces and BPF need root; run: sudo make bench")
     rows: list[Row | Figure] = []
     with tempfile.TemporaryDirectory(prefix="hive-bench-") as folder:
         for name, measure in PARTS.items():
-            if options.only in (None, name):
+            if name in wanted:
                 print(f"measuring {name} …", file=sys.stderr)
                 rows += measure(Path(folder), options.rounds)
+        if LOSSES in wanted:
+            print(f"measuring {LOSSES} …", file=sys.stderr)
+            rows += losses.measure(Path(folder), options.seconds)
     print(table(rows))
     return 0
 

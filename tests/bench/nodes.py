@@ -136,10 +136,10 @@ def our_pair() -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def our_node(folder: Path, count: int) -> Iterator[PluginNode]:
+def our_node(folder: Path, count: int, name: str = "bench-ours") -> Iterator[PluginNode]:
     """A node with our agent and plugin."""
-    with our_lab("bench-ours") as (made, pid), made.open() as namespaces:
-        netconf = folder / "ours.json"
+    with our_lab(name) as (made, pid), made.open() as namespaces:
+        netconf = folder / f"{name}.json"
         netconf.write_bytes(pods.network_configuration(made))
         yield PluginNode("ours", made, namespaces, pods.PLUGIN, netconf, hold(made, count), "lxc", pid)
 

@@ -1,13 +1,12 @@
 """Cold start to serving, and what of memory the agent takes.
 
-Needs: root, the lab, the compiled plugin.   Gives: measure.
+Needs: root, the lab, the compiled plugin.   Gives: starts, memories, compiled, wait_serving.
 A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
 is. It serves once the API answers Ok and the runtime is told of the network. Rounds are interleaved.
 """
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import socket
@@ -27,7 +26,7 @@ from tests.bench.stats import Figure, Row, Sample
 from tests.bench.tools import tool
 
 PODS = 100
-TARGET, AIM = 8, 5
+TARGET = 8
 """Times the start of a Python that imports asyncio."""
 MEMORY_EMPTY, MEMORY_POD = 60 * 1024, 20
 """KiB: an agent without pods, and what each adds."""
@@ -71,7 +70,8 @@ def wait_serving(made: Lab, pid: int, began: float) -> float:
 
 
 def compiled() -> None:
-    """Compile the agent's bytecode, as installing it does."""
+    """Have the agent's bytecode compiled and used, as an installed package's is."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for package in ("lifecycle", "cells", "hive"):
         found = find_spec(package)
         if found is not None:
@@ -113,8 +113,9 @@ def memory(pid: int) -> dict[str, float]:
     return {row[0].rstrip(":"): float(row[1]) for row in rows}
 
 
-def starts(rounds: int) -> list[Row | Figure]:
+def starts(folder: Path, rounds: int) -> list[Row]:
     """How long until it serves."""
+    del folder
     compiled()
     cold_start()  # warms the file cache: what is measured is the agent
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "asyncio": []}
@@ -130,8 +131,9 @@ def starts(rounds: int) -> list[Row | Figure]:
     ]
 
 
-def memories(folder: Path, rounds: int) -> list[Row | Figure]:
+def memories(folder: Path, rounds: int) -> list[Figure]:
     """What the agent holds without pods, with pods, and after they have gone; a new agent each round."""
+    compiled()
     spawn = tool("spawn", folder)
     empty, full, emptied = [], [], []
     for _ in range(rounds):
@@ -160,10 +162,3 @@ def memories(folder: Path, rounds: int) -> list[Row | Figure]:
         ),
         Figure(f"memory after {PODS} pods have gone, PSS", "KiB", sample(lambda i: emptied[i]["Pss"])),
     ]
-
-
-def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Every figure of start and memory."""
-    with contextlib.suppress(KeyError):
-        del os.environ["PYTHONDONTWRITEBYTECODE"]  # a deployed agent has its bytecode
-    return [*starts(rounds), *memories(folder, rounds)]

@@ -1,6 +1,6 @@
 """Tables and reconcilers alone: how many writes and changes a second.
 
-Needs: nothing but lifecycle.   Gives: figures; run it as ``python -m tests.bench.tables``.
+Needs: nothing but lifecycle.   Gives: measure.
 """
 
 from __future__ import annotations
@@ -8,23 +8,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 import anyio
 
 from lifecycle import Reconciler, Table
+from tests.bench.stats import Figure, Sample
 
 Row = tuple[int, int]
 
 ROWS = 50_000
 
 
-def figures(rows: int = ROWS) -> dict[str, float]:
-    """What each costs, in rows a second; one run each, after one that is not counted."""
-    return {name: _rate(work, rows) for name, work in WORK.items()}
+def measure(folder: Path, rounds: int) -> list[Figure]:
+    """What each costs, in thousands of rows a second: more is better."""
+    del folder
+    found: dict[str, list[float]] = {name: [] for name in WORK}
+    for _ in range(rounds):
+        for name, work in WORK.items():
+            found[name].append(_rate(work, ROWS) / 1000)
+    return [Figure(f"tables: {name}", "1000/s", Sample(tuple(rates))) for name, rates in found.items()]
 
 
 def _rate(work: Callable[[int], float], rows: int) -> float:
-    work(rows // 10)
+    work(rows // 10)  # warms up
     return rows / work(rows)
 
 
@@ -156,8 +163,3 @@ WORK: dict[str, Callable[[int], float]] = {
     "objects reconciled": _reconciled,
     "objects compared and found equal": _swept,
 }
-
-
-if __name__ == "__main__":
-    for name, rate in figures().items():
-        print(f"{name:60} {rate:12,.0f} /s")  # noqa: T201

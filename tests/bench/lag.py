@@ -1,0 +1,57 @@
+"""How long the agent's event loop is busy at a stretch while fifty pods are added at once.
+
+Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
+The loop measures itself, exactly: lifecycle/loop_lag.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hive.client import ask
+from hive.lab import agent_process
+from lifecycle.loop_lag import BOUNDS, Stretches
+from tests.bench.nodes import our_node
+from tests.bench.podadd import run
+from tests.bench.stats import Figure, Sample
+from tests.bench.tools import tool
+
+AT_ONCE, BATCHES = 50, 2
+TARGET = 20.0
+"""ms that 99.9 % of the stretches stay within."""
+
+
+def stretches(pid: int) -> Stretches:
+    """All stretches of the agent's loop so far."""
+    told = ask("/hive/loop", agent_process.api_socket(pid))
+    if tuple(told["bounds"]) != BOUNDS:
+        raise RuntimeError("the agent is of another version: its bounds are others")
+    return Stretches(tuple(told["counts"]))
+
+
+def measure(folder: Path, rounds: int) -> list[Figure]:
+    """p99, p99.9 and the longest stretch of adding and of deleting, a value a round."""
+    spawn = tool("spawn", folder)
+    count = AT_ONCE * BATCHES
+    found: dict[str, list[Stretches]] = {"ADD": [], "DEL": []}
+    with our_node(folder, count, "bench-lag") as node:
+        assert node.agent is not None
+        for index in range(rounds + 1):
+            for command, seen in found.items():
+                before = stretches(node.agent)
+                run(node, spawn, command, count, AT_ONCE)
+                if command == "DEL":
+                    node.verify_deleted()
+                between = stretches(node.agent) - before
+                if index:  # the first round warms up
+                    seen.append(between)
+    return [
+        Figure(
+            f"loop lag, {AT_ONCE} {command} at once, {what}",
+            "ms",
+            Sample(tuple(one.within(share) * 1000 for one in seen)),
+            TARGET if what == "p99.9" else None,
+        )
+        for command, seen in found.items()
+        for what, share in (("p99", 0.99), ("p99.9", 0.999), ("longest", 1.0))
+    ]
