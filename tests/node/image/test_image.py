@@ -28,8 +28,9 @@ def manifest(name: str) -> dict[str, Any]:
     return found
 
 
-def bare_of_bpffs() -> None:
-    """The node's bpffs goes, and its /sys passes mounts on, as that of a machine with systemd does."""
+def make_bare() -> None:
+    """As a machine with systemd, before anyone prepared it: no bpffs, a /sys that passes mounts on, no sysctl.d."""
+    syscalls.mount("tmpfs", "/etc/sysctl.d", "tmpfs")
     syscalls.unmount("/sys/fs/bpf", syscalls.MNT_DETACH)
     syscalls.mount("none", "/sys", flags=syscalls.MS_SHARED)
 
@@ -106,7 +107,7 @@ class DaemonPod:
 def daemon_pod(node: Lab, rootfs: Path, tmp_path: Path) -> Iterator[DaemonPod]:
     """The pod on a node that nobody has prepared."""
     with node.open() as namespaces:
-        namespaces.run(bare_of_bpffs)
+        namespaces.run(make_bare)
         first = namespaces.start(lambda stop: stop.wait(300))
         made = DaemonPod(node, rootfs, tmp_path, first.pid)
         try:
@@ -122,7 +123,8 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, daemon_pod: DaemonPo
         assert (daemon_pod.settings / "cni-exclusive").read_text() == "true"
         assert "mounted cgroup v2 on /run/cilium/cgroupv2" in daemon_pod.run("mount-cgroup")
         assert namespaces.run(os.path.ismount, "/run/cilium/cgroupv2")
-        assert "sysctl config" in daemon_pod.run("apply-sysctl-overwrites")
+        assert "sysctl config created" in daemon_pod.run("apply-sysctl-overwrites")
+        assert namespaces.run(os.listdir, "/etc/sysctl.d") == ["99-zzz-override_cilium.conf"]
         assert "mounted bpffs on /sys/fs/bpf" in daemon_pod.run("mount-bpf-fs")
         assert namespaces.run(syscalls.filesystem_type, "/sys/fs/bpf") == syscalls.BPF_FS_MAGIC
         assert daemon_pod.run("clean-cilium-state") == ""
@@ -148,14 +150,13 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, daemon_pod: DaemonPo
         daemon_pod.set("cni-uninstall", "true")
         daemon_pod.run("config")
         with daemon_pod.running("cilium-agent"):
-            eventually(
-                lambda: "first" in daemon_pod.exec("cilium-agent", "hive", "endpoint", "list"), within=30
-            )
+            listing = ("hive", "endpoint", "list", "-o", "json")
+            eventually(lambda: '"first"' in daemon_pod.exec("cilium-agent", *listing), within=30)
             pods.delete(node, "first")
             assert "Removed" in daemon_pod.exec("cilium-agent", "/cni-uninstall.sh")
             assert not node.cni_conf.exists()
 
         output = daemon_pod.run("clean-cilium-state", CILIUM_ALL_STATE="true")
         assert "removed cilium_host" in output
-        assert namespaces.run(os.listdir, "/sys/fs/bpf") == ["tc"]
+        assert not namespaces.run(os.path.exists, "/sys/fs/bpf/cilium")
         assert namespaces.run(os.listdir, "/sys/fs/bpf/tc/globals") == []
