@@ -29,7 +29,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 def make_bare() -> None:
-    """As a machine with systemd, before anyone prepared it: no bpffs, a /sys that passes mounts on, no sysctl.d."""
+    """As before anyone prepared it: no bpffs, an empty sysctl.d, and a /sys that passes mounts on."""
     syscalls.mount("tmpfs", "/etc/sysctl.d", "tmpfs")
     syscalls.unmount("/sys/fs/bpf", syscalls.MNT_DETACH)
     syscalls.mount("none", "/sys", flags=syscalls.MS_SHARED)
