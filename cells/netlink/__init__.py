@@ -2,8 +2,7 @@
 
 Edge: the kernel's links, addresses, routes and filters, as a few packed messages per exchange.
 Needs:  Lifecycle.   Gives: HostLinks (this node's links), PodLink (a pod's, over a socket handed over).
-Why:    pyroute2 takes 10 to 30 ms a pod; these batches take 0.4 ms together. Everything that is not on that
-        path uses pyroute2.
+Why:    pyroute2 takes 10 to 30 ms a pod; these batches take 0.4 ms together.
 """
 
 from cells.netlink.connection import NetlinkError
