@@ -1,0 +1,138 @@
+"""The plain model's conntrack: each pod remembers its flows, what it started and what it accepted.
+
+Needs: model_packet.   Gives: Conntrack, Key, Entry, Status.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from tests.kernel.datapath.model_packet import FIN, ICMP, RST, SYN, TCP, Address, Direction, Flow
+
+OUT, IN, RELATED = 0, 1, 2
+TCP_LIFETIME, SYN_LIFETIME, OTHER_LIFETIME, CLOSED_LIFETIME = 8000, 60, 60, 10
+_REPORTED: Final = SYN | FIN | RST
+
+
+class Status(Enum):
+    """What a packet is to the pod."""
+
+    NEW = auto()
+    ESTABLISHED = auto()
+    REPLY = auto()
+    RELATED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Of a flow from ``starter`` to ``peer``; ``flags`` say to which of them it belongs, and errors."""
+
+    starter: Address
+    peer: Address
+    dport: int
+    sport: int
+    protocol: int
+    flags: int
+
+    @classmethod
+    def started_by(cls, flow: Flow, direction: Direction) -> "Key":
+        """The flow that this packet would have started."""
+        flags = (IN if direction is Direction.INGRESS else OUT) | RELATED * flow.related
+        return cls(flow.source, flow.destination, flow.dport, flow.sport, flow.protocol, flags)
+
+    @classmethod
+    def answered_by(cls, flow: Flow, direction: Direction) -> "Key":
+        """The flow that this packet would answer: all the other way round."""
+        flags = (OUT if direction is Direction.INGRESS else IN) | RELATED * flow.related
+        return cls(flow.destination, flow.source, flow.sport, flow.dport, flow.protocol, flags)
+
+    def errors(self) -> "Key":
+        """Where ICMP errors between the two are looked for."""
+        return replace(self, dport=0, sport=0, protocol=ICMP, flags=self.flags | RELATED)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A flow. The receiving direction is ``rx``, the other ``tx``, seen from the pod it belongs to."""
+
+    source_identity: int
+    until: int
+    """The second at whose end it is forgotten."""
+    seen_non_syn: bool = False
+    closed: frozenset[Direction] = frozenset()
+    seen: tuple[int, int] = (0, 0)
+    """TCP flags seen: received, sent."""
+
+    def saw(self, tcp_flags: int, direction: Direction) -> None:
+        """Note flags of a packet in that direction."""
+        received, sent = self.seen
+        if direction is Direction.INGRESS:
+            received |= tcp_flags & _REPORTED
+        else:
+            sent |= tcp_flags & _REPORTED
+        self.seen = (received, sent)
+
+    @property
+    def over(self) -> bool:
+        """Whether both directions have ended."""
+        return len(self.closed) == 2
+
+
+class Conntrack:
+    """All entries of the node."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
+
+    def look_up(self, flow: Flow, direction: Direction, now: int) -> Status:
+        """What the packet is, noted in the entry it belongs to. The answer is tried first."""
+        if self._belongs(Key.answered_by(flow, direction), flow, direction, now):
+            return Status.RELATED if flow.related else Status.REPLY
+        if self._belongs(Key.started_by(flow, direction), flow, direction, now):
+            return Status.ESTABLISHED
+        return Status.NEW
+
+    def _belongs(self, key: Key, flow: Flow, direction: Direction, now: int) -> bool:
+        entry = self.entries.get(key)
+        if entry is None or entry.until < now:
+            return False
+        if flow.protocol != TCP:
+            entry.until = now + OTHER_LIFETIME
+            return True
+        return self._note_tcp(entry, flow.tcp_flags, direction, now)
+
+    def _note_tcp(self, entry: Entry, flags: int, direction: Direction, now: int) -> bool:
+        ends = bool(flags & (RST | FIN))
+        if flags & SYN and not ends and entry.closed:  # after the end, a beginning: not of this flow
+            entry.closed, entry.seen, entry.seen_non_syn = frozenset(), (0, 0), False
+            self._refresh_tcp(entry, flags, direction, now)
+            return False
+        if not entry.over:
+            self._refresh_tcp(entry, flags, direction, now)
+        if ends:
+            both_spoke = entry.seen[0] & entry.seen[1] & SYN
+            both = flags & RST and not both_spoke
+            entry.closed |= set(Direction) if both else {direction}
+            if entry.over:
+                entry.until = now + CLOSED_LIFETIME
+                entry.saw(flags, direction)
+        return True
+
+    def _refresh_tcp(self, entry: Entry, flags: int, direction: Direction, now: int) -> None:
+        entry.seen_non_syn |= not flags & SYN
+        entry.until = now + (TCP_LIFETIME if entry.seen_non_syn else SYN_LIFETIME)
+        entry.saw(flags, direction)
+
+    def create(self, flow: Flow, direction: Direction, source_identity: int, now: int) -> None:
+        """Remember a flow that policy has let through, and expect errors about it."""
+        tcp = flow.protocol == TCP
+        key = Key.started_by(flow, direction)
+        entry = Entry(source_identity, now + (SYN_LIFETIME if tcp else OTHER_LIFETIME))
+        entry.saw(SYN if tcp else 0, direction)
+        self.entries[key] = entry
+        until = now + (TCP_LIFETIME if tcp else OTHER_LIFETIME)
+        known = self.entries.get(key.errors())
+        if known and known.source_identity == source_identity:
+            known.until = max(known.until, until)
+        else:
+            self.entries[key.errors()] = replace(entry, seen_non_syn=True, until=until)

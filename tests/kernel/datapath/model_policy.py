@@ -1,0 +1,57 @@
+"""The plain model's policy: the most specific entry decides.
+
+Needs: cells.maps for the keys.   Gives: decide(), Rules.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from cells.maps import PolicyKey
+from tests.kernel.datapath.model_packet import Direction, Flow
+
+NO_MATCH, DENIED = 133, 181
+
+Rules = Mapping[PolicyKey, bool]
+"""Whether each entry denies."""
+
+_CLASSES: Final = ("peer and port", "port", "peer and protocol", "protocol", "peer", "all")
+"""Entries by what they name, the one that decides first. How much of a port they name means nothing here."""
+
+
+def decide(rules: Rules, flow: Flow, direction: Direction, peer: int) -> int | None:
+    """Why the packet may not pass; None: it may.
+
+    Of the entries for this peer the closest counts, and of those for any peer; the better class of the two.
+    """
+    if flow.frag_needed:
+        return None
+    egress = direction is Direction.EGRESS
+    found = [closest(rules, identity, flow, egress) for identity in (peer, 0)]
+    candidates = [key for key in found if key is not None]
+    if not candidates:
+        return NO_MATCH
+    return DENIED if rules[min(candidates, key=lambda key: _CLASSES.index(class_of(key)))] else None
+
+
+def closest(rules: Rules, identity: int, flow: Flow, egress: bool) -> PolicyKey | None:
+    """Of the entries for exactly this identity that cover the packet, the one that says most of the port."""
+    covering = [
+        key for key in rules if (key.identity, key.egress) == (identity, egress) and covers(key, flow)
+    ]
+    return max(covering, key=lambda key: (key.protocol != 0, key.port_bits), default=None)
+
+
+def covers(key: PolicyKey, flow: Flow) -> bool:
+    """Whether the entry is for the packet's protocol and port."""
+    differing = 16 - key.port_bits
+    return key.protocol in {0, flow.protocol} and key.port >> differing == (
+        flow.policy_port >> differing if key.port_bits else 0
+    )
+
+
+def class_of(key: PolicyKey) -> str:
+    """What the entry names."""
+    what = "port" if key.port_bits else "protocol" if key.protocol else ""
+    if not key.identity:
+        return what or "all"
+    return f"peer and {what}" if what else "peer"
