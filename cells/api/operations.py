@@ -18,7 +18,7 @@ from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, Endpoints
 from cells.health import StatusCollector
 from cells.http import Request, Response
-from cells.ipam import Ipam, IpamError
+from cells.ipam import Family, Ipam, IpamError
 from cells.maps import PoolEmpty
 from lifecycle import HiveError
 
@@ -246,7 +246,7 @@ class Operations:
         expires = parse_bool(request.headers.get("expiration"), default=False)
         allocate = self._ipam.allocate_next_expiring if expires else self._ipam.allocate_next
         try:
-            allocation = allocate(query.get("owner", ""), query.get("pool", ""))
+            (allocation,) = allocate(query.get("owner", ""), query.get("pool", ""), Family.IPV4)
         except IpamError as error:
             return answer(502, error.text)
         return answer(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address
+from typing import NamedTuple
 
 import anyio
 
@@ -24,7 +25,7 @@ from cells.cni_server.request import Call, Pod, check_add, pod_of
 from cells.cni_server.result import Attached, result_json
 from cells.cni_server.undo import Undo
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest
-from cells.ipam import Allocation, IpamError
+from cells.ipam import Family, IpamError
 from cells.netlink import CreatedLink, NetlinkError, VethPair, random_mac
 
 ALIAS = "hive endpoint"
@@ -35,6 +36,13 @@ _SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 class Obstructed(Exception):  # noqa: N818  # not a failure: clear_the_way() and try again
     """A name is taken, in the pod or on the node."""
+
+
+class PodAddress(NamedTuple):
+    """A pod's address and the pool it is of."""
+
+    ip: IPv4Address
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +139,16 @@ class Attacher:
         )
         return endpoint, result_json(attached, call.conf.cni_version)
 
-    def _allocate(self, pod: Pod, undo: Undo) -> Allocation:
+    def _allocate(self, pod: Pod, undo: Undo) -> PodAddress:
         try:
-            allocation = self._addresses.allocate_next(pod.owner)
+            (taken,) = self._addresses.allocate_next(pod.owner, family=Family.IPV4)
         except IpamError as error:
             raise CniError(f"unable to allocate IP via local cilium agent: {error.text}") from error
-        undo.push("address", partial(self._addresses.release, allocation.ip, allocation.pool))
-        return allocation
+        address = PodAddress(IPv4Address(int(taken.ip)), taken.pool)
+        undo.push("address", partial(self._addresses.release, *address))
+        return address
 
-    def _create(self, pair: VethPair, allocation: Allocation, undo: Undo) -> CreatedLink:
+    def _create(self, pair: VethPair, allocation: PodAddress, undo: Undo) -> CreatedLink:
         try:
             created = self._links.create_veth(pair)
         except NetlinkError as error:
@@ -161,7 +170,7 @@ class Attacher:
         pair: VethPair,
         created: CreatedLink,
         *,
-        allocation: Allocation,
+        allocation: PodAddress,
         cookie: int,
         undo: Undo,
     ) -> Endpoint:

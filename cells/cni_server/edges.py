@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 from typing import Protocol
 
 from cells.endpoint import Endpoint, EndpointRequest
-from cells.ipam import Allocation
+from cells.ipam import Allocation, Family
 from cells.netlink import CreatedLink, LinkInfo, VethPair
 
 
@@ -55,8 +55,10 @@ class PodEnd(Protocol):
 class Addresses(Protocol):
     """The address allocator; cells.ipam.Ipam. Methods raise IpamError."""
 
-    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
-        """A free address."""
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        """A free address of each family, or of this one."""
         ...
 
     def release(self, ip: IPv4Address, pool: str) -> None:

@@ -32,12 +32,19 @@ class AgentConfig:
     same maps is refused, and the pidfile is written. Raises HiveError, one line, when the node is not usable.
     """
 
+    ipv4: bool = True
+    """Whether pods get IPv4 addresses."""
+    ipv6: bool = False
+    """Whether pods get IPv6 addresses."""
+
     def __init__(self, settings: AgentSettings, lifecycle: Lifecycle, log: Logger) -> None:
         self.state_dir = settings.state_dir
         self.bpf_root = settings.bpf_root
         self.cluster_name = settings.cluster_name
         self.debug = settings.debug
         self.mtu = settings.mtu
+        self.ipv4 = settings.enable_ipv4
+        self.ipv6 = settings.enable_ipv6
         self.state = self.state_dir / "state"
         self.globals_dir = self.bpf_root / "tc" / "globals"
         self.programs_dir = self.bpf_root / "cilium"
@@ -57,6 +64,8 @@ class AgentConfig:
     async def _claim(self) -> None:
         check_privileges()
         check_bpffs(self.bpf_root)
+        if self.ipv6:
+            check_ipv6()
         raise_descriptor_limit()
         try:
             with writable("state-dir", self.state_dir):
@@ -119,6 +128,23 @@ def check_bpffs(root: Path) -> None:
     answer = (ctypes.c_long * 32)()
     if libc.statfs(os.fsencode(root), ctypes.byref(answer)) or answer[0] & 0xFFFFFFFF != BPF_FS_MAGIC:
         raise HiveError(f"no bpffs at bpf-root {root}: mount one with: mount -t bpf bpf {root}")
+
+
+def check_ipv6(root: Path = Path("/proc/sys")) -> None:
+    """Raise HiveError unless the kernel has IPv6, and it is on (kernel Documentation/networking/ipv6.rst)."""
+    switch = root / "net/ipv6/conf/all/disable_ipv6"
+    try:
+        off = switch.read_text(encoding="ascii").strip() != "0"
+    except OSError:
+        raise HiveError(
+            "enable-ipv6=true, and this kernel has no IPv6: start it without ipv6.disable=1, or set"
+            " enable-ipv6=false"
+        ) from None
+    if off:
+        raise HiveError(
+            "enable-ipv6=true, and IPv6 is off on this node: set net.ipv6.conf.all.disable_ipv6=0, or"
+            " enable-ipv6=false"
+        )
 
 
 def raise_descriptor_limit() -> None:

@@ -45,10 +45,10 @@ class AgentSettings(Settings, frozen=True):
 
     def validate(self) -> None:
         """Refuse combinations that cannot work; raises ValueError with one line."""
-        if self.enable_ipv6:
-            raise ValueError("enable-ipv6=true: IPv6 is not built yet (docs/status.md); leave it false")
-        if not self.enable_ipv4:
-            raise ValueError("enable-ipv4=false: a pod needs an address family; leave it true")
+        if not (self.enable_ipv4 or self.enable_ipv6):
+            raise ValueError(
+                "enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true"
+            )
         if self.mtu and not 576 <= self.mtu <= 65535:
             raise ValueError(f"mtu={self.mtu}: expected 0, or 576 to 65535 bytes")
         for name in ("state_dir", "bpf_root"):

@@ -1,16 +1,18 @@
-"""Pod addresses of this node: a host-scope allocator over one IPv4 range.
+"""Pod addresses of this node: a host-scope allocator over one range for each address family.
 
-Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart.
-Needs:  IpamSettings, Table[Device] (for ipv4-range=auto).   Gives: Ipam.
+Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
+        ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods keep
+        their addresses though the node got another one.
+Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto).   Gives: Ipam.
 
-Settings: ipam, ipv4-range, ipam-default-ip-pool.
+Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool.
 """
 
-from cells.ipam.addresses import AddressRange
+from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocation, Allocator, IpamError
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.node_ipam import Ipam
-from cells.ipam.settings import IpamSettings, automatic_range
+from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from lifecycle import config, module, provide, provide_private
 
 __all__ = [
@@ -19,11 +21,15 @@ __all__ = [
     "Allocation",
     "Allocator",
     "Clock",
+    "Family",
+    "IPAddress",
+    "IPNetwork",
     "Ipam",
     "IpamError",
     "IpamSettings",
     "automatic_range",
     "cell",
+    "nested_range",
 ]
 
 cell = module("ipam", "Pod addresses", config(IpamSettings), provide(Ipam), provide_private(Clock))

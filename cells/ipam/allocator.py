@@ -4,22 +4,24 @@ For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, A
 Texts of errors are Cilium's: its clients show them to people.
 """
 
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 
 import msgspec
 
-from cells.ipam.addresses import AddressRange, RangeFull
+from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, RangeFull
 from cells.ipam.expiration import Clock, Expirations
 from lifecycle import NotStartedError
 
 NEXT_FAILED = 502
 FAILED = 500
 
+_ORDER = (Family.IPV6, Family.IPV4)  # of allocation, as in Cilium
+
 
 class Allocation(msgspec.Struct, frozen=True):
     """An address somebody has."""
 
-    ip: IPv4Address
+    ip: IPAddress
     pool: str
     owner: str
     """``namespace/pod``, or what else has it: ``router``, ``node-ip``."""
@@ -40,33 +42,153 @@ class IpamError(Exception):
 
 
 class Allocator:
-    """Hands out the addresses of one range, once it knows it. There is one pool, the default one."""
+    """Hands out the addresses of one range for each family, once it knows them.
+
+    There is one pool, the default one. An address says by itself where it belongs: the pool it is named with
+    must only be named, so that addresses outlive a change of the pool's name (in Cilium, too, the host-scope
+    allocator does not look at it).
+    """
 
     def __init__(self, pool: str, clock: Clock) -> None:
         self._pool = pool
-        self._addresses: AddressRange | None = None
-        self._owners: dict[IPv4Address, str] = {}
-        self._excluded: dict[IPv4Address, str] = {}
+        self._ranges: dict[Family, AddressRange] = {}
+        self._owners: dict[IPAddress, str] = {}
+        self._excluded: dict[IPAddress, str] = {}
         self._expirations = Expirations(clock)
 
-    def use(self, network: IPv4Network) -> None:
-        """Allocate from this network, of which nothing is taken yet."""
-        self._addresses = AddressRange(network)
+    def use(self, *networks: IPNetwork) -> None:
+        """Allocate from these networks, one of a family, of which nothing is taken yet."""
+        by_family = {Family.of(network): AddressRange(network) for network in networks}
+        self._ranges = {family: by_family[family] for family in _ORDER if family in by_family}
+
+    @property
+    def ranges(self) -> dict[Family, IPNetwork]:
+        """The networks of this node's pods; a family that is off has none. IPv6 comes first."""
+        return {family: addresses.network for family, addresses in self._known().items()}
 
     @property
     def range(self) -> IPv4Network:
-        """The network of this node's pods."""
-        return self._known().network
+        """The IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` tells."""
+        found = self.ranges.get(Family.IPV4)
+        if not isinstance(found, IPv4Network):
+            raise IpamError(FAILED, "IPv4 allocation disabled")
+        return found
 
     @property
     def default_pool(self) -> str:
         """The name of the pool."""
         return self._pool
 
-    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
-        """A free address for ``owner``. IpamError: no address left, no such pool."""
-        self._check_pool(pool or self._pool, NEXT_FAILED)
-        addresses = self._known()
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        """A free address of each family, or of the one asked for, for ``owner``: IPv6 first; all or none.
+
+        IpamError: no address left, no such pool, the family is off.
+        """
+        if pool and pool != self._pool:
+            text = f'unknown IPAM pool "{pool}": this node has the pool "{self._pool}" only'
+            raise IpamError(NEXT_FAILED, text)
+        known = self._known()
+        if family is not None and family not in known:
+            raise IpamError(NEXT_FAILED, f"{family.text} allocator not available")
+        got: list[Allocation] = []
+        try:
+            for each in known if family is None else (family,):
+                got.append(self._next(known[each], owner))  # noqa: PERF401  (what was got is given back)
+        except IpamError:
+            for allocation in got:
+                self.release(allocation.ip, allocation.pool)
+            raise
+        return tuple(got)
+
+    def allocate_next_expiring(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        """Like allocate_next; each is released in 10 minutes unless stop_expiration is called for it."""
+        return tuple(
+            Allocation(got.ip, got.pool, owner, self.arm_expiration(got.ip, got.pool))
+            for got in self.allocate_next(owner, pool, family)
+        )
+
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
+        """This address for ``owner``. IpamError: no pool, excluded, family off, taken, out of range."""
+        if not pool:
+            raise IpamError(FAILED, f'unable to restore IP {ip} for "{owner}": pool name must be provided')
+        known = self._known()
+        if (excluded_for := self._excluded.get(ip)) is not None:
+            raise IpamError(FAILED, f"IP {ip} is excluded, owned by {excluded_for}")
+        family = Family.of(ip)
+        addresses = known.get(family)
+        if addresses is None:
+            raise IpamError(FAILED, f"{family.text} allocation disabled")
+        if not addresses.covers(ip):
+            text = f"provided IP is not in the valid range. The range of valid IPs is {addresses.network}"
+            raise IpamError(FAILED, text)
+        if not addresses.take(ip):
+            raise IpamError(FAILED, "provided IP is already allocated")
+        self._owners[ip] = owner
+        return Allocation(ip, self._pool, owner)
+
+    def release(self, ip: IPAddress, pool: str) -> None:
+        """Give an address back, and stop its timer. One that is not allocated is no error."""
+        if not pool:
+            raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
+        known = self._known()
+        self._expirations.stop(ip)
+        if (addresses := known.get(Family.of(ip))) is not None:
+            addresses.give_back(ip)
+        self._owners.pop(ip, None)
+
+    def exclude(self, ip: IPAddress, owner: str) -> None:
+        """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
+        self._excluded[ip] = owner
+
+    def arm_expiration(self, ip: IPAddress, pool: str) -> str:
+        """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
+        del pool  # an address has one timer
+        if ip in self._expirations:
+            raise IpamError(FAILED, "expiration timer already registered")
+        return self._expirations.arm(ip)
+
+    def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
+        """The address is in use: keep it. IpamError: no timer runs, or the uuid is of another allocation."""
+        del pool
+        running = self._expirations.uuid_of(ip)
+        if running is None:
+            raise IpamError(FAILED, "no expiration timer registered")
+        if running != uuid:
+            raise IpamError(FAILED, "UUID mismatch, not stopping expiration timer")
+        self._expirations.stop(ip)
+
+    def owner(self, ip: IPAddress) -> str | None:
+        """Who has the address; None if nobody."""
+        return self._owners.get(ip)
+
+    def dump(self) -> dict[str, str]:
+        """Who has what: owner by address, IPv4 first."""
+        known = self._known()
+        taken = (ip for family in Family if family in known for ip in known[family])
+        return {str(ip): self._owners.get(ip, "") for ip in taken}
+
+    def status(self) -> str:
+        """As `cilium-dbg status` prints it; of a family that is off only the comma is left."""
+        known = self._known()
+        return ", ".join(_status(family, known.get(family)) for family in Family)
+
+    def next_expiration(self) -> float | None:
+        """Seconds until the first timer is due; None if none runs."""
+        return self._expirations.wait()
+
+    def release_expired(self) -> list[Allocation]:
+        """Release what is due; what it was."""
+        expired = []
+        for ip, token in self._expirations.pop_due():
+            expired.append(Allocation(ip, self._pool, self._owners.get(ip, ""), token))
+            self.release(ip, self._pool)
+        return expired
+
+    def _next(self, addresses: AddressRange, owner: str) -> Allocation:
         while True:
             try:
                 ip = addresses.take_next()
@@ -77,90 +199,16 @@ class Allocator:
                 return Allocation(ip, self._pool, owner)
             self._owners[ip] = f"{excluded_for} (excluded)"  # and stays taken, so it is met only once
 
-    def allocate_next_expiring(self, owner: str, pool: str = "") -> Allocation:
-        """Like allocate_next; the address is released in 10 minutes unless stop_expiration is called."""
-        allocation = self.allocate_next(owner, pool)
-        token = self.arm_expiration(allocation.ip, allocation.pool)
-        return Allocation(allocation.ip, allocation.pool, owner, token)
-
-    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> Allocation:
-        """This address for ``owner``. IpamError: no pool, excluded, taken, outside of the range."""
-        if not pool:
-            raise IpamError(FAILED, f'unable to restore IP {ip} for "{owner}": pool name must be provided')
-        self._check_pool(pool, FAILED)
-        if (excluded_for := self._excluded.get(ip)) is not None:
-            raise IpamError(FAILED, f"IP {ip} is excluded, owned by {excluded_for}")
-        addresses = self._known()
-        if not addresses.covers(ip):
-            text = f"provided IP is not in the valid range. The range of valid IPs is {addresses.network}"
-            raise IpamError(FAILED, text)
-        if not addresses.take(ip):
-            raise IpamError(FAILED, "provided IP is already allocated")
-        self._owners[ip] = owner
-        return Allocation(ip, pool, owner)
-
-    def release(self, ip: IPv4Address, pool: str) -> None:
-        """Give an address back, and stop its timer. One that is not allocated is no error."""
-        if not pool:
-            raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
-        self._check_pool(pool, FAILED)
-        self._expirations.stop((ip, pool))
-        self._known().give_back(ip)
-        self._owners.pop(ip, None)
-
-    def exclude(self, ip: IPv4Address, owner: str, pool: str = "") -> None:
-        """Never hand out this address, which ``owner`` has elsewhere. It need not be in the range."""
-        self._check_pool(pool or self._pool, FAILED)
-        self._excluded[ip] = owner
-
-    def arm_expiration(self, ip: IPv4Address, pool: str) -> str:
-        """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
-        if (ip, pool) in self._expirations:
-            raise IpamError(FAILED, "expiration timer already registered")
-        return self._expirations.arm((ip, pool))
-
-    def stop_expiration(self, ip: IPv4Address, pool: str, uuid: str) -> None:
-        """The address is in use: keep it. IpamError: no timer runs, or the uuid is of another allocation."""
-        running = self._expirations.uuid_of((ip, pool))
-        if running is None:
-            raise IpamError(FAILED, "no expiration timer registered")
-        if running != uuid:
-            raise IpamError(FAILED, "UUID mismatch, not stopping expiration timer")
-        self._expirations.stop((ip, pool))
-
-    def owner(self, ip: IPv4Address) -> str | None:
-        """Who has the address; None if nobody."""
-        return self._owners.get(ip)
-
-    def dump(self) -> dict[str, str]:
-        """Who has what: owner by address."""
-        return {str(ip): self._owners.get(ip, "") for ip in self._known()}
-
-    def status(self) -> str:
-        """As `cilium-dbg status` prints it; the trailing comma stands before the IPv6 part there is not."""
-        addresses = self._known()
-        capacity = max(addresses.network.num_addresses - 2, 0)
-        return f"IPv4: {len(addresses)}/{capacity} allocated from {addresses.network}, "
-
-    def next_expiration(self) -> float | None:
-        """Seconds until the first timer is due; None if none runs."""
-        return self._expirations.wait()
-
-    def release_expired(self) -> list[Allocation]:
-        """Release what is due; what it was."""
-        expired = []
-        for (ip, pool), token in self._expirations.pop_due():
-            expired.append(Allocation(ip, pool, self._owners.get(ip, ""), token))
-            self.release(ip, pool)
-        return expired
-
-    def _known(self) -> AddressRange:
-        if self._addresses is None:
+    def _known(self) -> dict[Family, AddressRange]:
+        if not self._ranges:
             raise NotStartedError(
                 "Ipam was used before the hook 'find the range of pod addresses' ran: depend on Ipam"
             )
-        return self._addresses
+        return self._ranges
 
-    def _check_pool(self, pool: str, status: int) -> None:
-        if pool != self._pool:
-            raise IpamError(status, f'unknown IPAM pool "{pool}": this node has the pool "{self._pool}" only')
+
+def _status(family: Family, addresses: AddressRange | None) -> str:
+    if addresses is None:
+        return ""
+    taken, capacity = len(addresses), addresses.capacity
+    return f"{family.text}: {taken}/{capacity} allocated from {addresses.network}"

@@ -7,15 +7,14 @@ the creation of the endpoint presents.
 
 import time
 import uuid
-from ipaddress import IPv4Address
 from typing import Final
 
 import anyio
 
+from cells.ipam.addresses import IPAddress
+
 EXPIRATION: Final = 600.0
 """Seconds an address waits for its endpoint (Cilium's defaults.IPAMExpiration)."""
-
-Key = tuple[IPv4Address, str]
 
 
 class Clock:
@@ -31,29 +30,29 @@ class Clock:
 
 
 class Expirations:
-    """Timers by address and pool. All run equally long, so the oldest is the first due."""
+    """Timers by address. All run equally long, so the oldest is the first due."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._timers: dict[Key, tuple[str, float]] = {}
+        self._timers: dict[IPAddress, tuple[str, float]] = {}
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._timers
+    def __contains__(self, ip: IPAddress) -> bool:
+        return ip in self._timers
 
-    def arm(self, key: Key) -> str:
-        """Start a timer and return its uuid. The key must have none."""
+    def arm(self, ip: IPAddress) -> str:
+        """Start a timer and return its uuid. The address must have none."""
         token = str(uuid.uuid4())
-        self._timers[key] = token, self._clock.now() + EXPIRATION
+        self._timers[ip] = token, self._clock.now() + EXPIRATION
         return token
 
-    def uuid_of(self, key: Key) -> str | None:
-        """The uuid of the timer that runs for the key."""
-        timer = self._timers.get(key)
+    def uuid_of(self, ip: IPAddress) -> str | None:
+        """The uuid of the timer that runs for the address."""
+        timer = self._timers.get(ip)
         return timer[0] if timer else None
 
-    def stop(self, key: Key) -> None:
+    def stop(self, ip: IPAddress) -> None:
         """Forget the timer, if there is one."""
-        self._timers.pop(key, None)
+        self._timers.pop(ip, None)
 
     def wait(self) -> float | None:
         """Seconds until the first timer is due (0 if it is); None if none runs."""
@@ -61,14 +60,14 @@ class Expirations:
             return max(deadline - self._clock.now(), 0.0)
         return None
 
-    def pop_due(self) -> list[tuple[Key, str]]:
+    def pop_due(self) -> list[tuple[IPAddress, str]]:
         """The timers that are due, which then are no more, with their uuids."""
         now = self._clock.now()
         due = []
-        for key, (token, deadline) in self._timers.items():
+        for ip, (token, deadline) in self._timers.items():
             if deadline > now:
                 break
-            due.append((key, token))
-        for key, _ in due:
-            del self._timers[key]
+            due.append((ip, token))
+        for ip, _ in due:
+            del self._timers[ip]
         return due

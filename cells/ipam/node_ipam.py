@@ -1,37 +1,44 @@
-"""The allocator of this node: finds its range at start, releases what expires.
+"""The allocator of this node: finds its ranges at start, releases what expires.
 
-For:    cni_server, api, endpoint, endpoint_restore, router. Needs: IpamSettings, Table[Device], Clock.
+For:    cni_server, api, endpoint, endpoint_restore, router. Needs: IpamSettings, AgentConfig, Table[Device],
+        Clock.
 Gives:  Ipam.
 """
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Network
 
 import anyio
 
+from cells.config import AgentConfig
 from cells.devices import Device
+from cells.ipam.addresses import Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocator
 from cells.ipam.expiration import Clock
-from cells.ipam.settings import IpamSettings, automatic_range
+from cells.ipam.kept import FILE, keep_ranges, kept_ranges
+from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, UsageError
 
 
 class Ipam(Allocator):
-    """Hands out the addresses of the node's range. Synchronous: for the event loop only.
+    """Hands out the addresses of the node's ranges. Synchronous: for the event loop only.
 
-    Whoever takes an Ipam starts after its hook, and so knows the range.
+    Whoever takes an Ipam starts after its hook, and so knows the ranges.
     """
 
     def __init__(
         self,
         settings: IpamSettings,
+        agent: AgentConfig,
         devices: Table[Device],
         clock: Clock,
+        *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         super().__init__(settings.ipam_default_ip_pool, clock)
         self._settings = settings
+        self._agent = agent
         self._devices = devices
         self._clock = clock
         self._log = log
@@ -39,7 +46,7 @@ class Ipam(Allocator):
         lifecycle.append(Hook("find the range of pod addresses", self._start))
         jobs.one_shot("release expired addresses", self._expire)
 
-    def arm_expiration(self, ip: IPv4Address, pool: str) -> str:
+    def arm_expiration(self, ip: IPAddress, pool: str) -> str:
         """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
         token = super().arm_expiration(ip, pool)
         if self._armed is not None:
@@ -47,17 +54,33 @@ class Ipam(Allocator):
         return token
 
     async def _start(self) -> None:
-        network = self._settings.explicit_range()
-        if network is None:
+        enabled = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+        path = self._agent.state_dir / FILE
+        kept = kept_ranges(path, self._log)
+        found = {family: self._settings.explicit_range(family) or kept.get(family) for family in Family}
+        if any(enabled[family] and network is None for family, network in found.items()):
             await self._devices.wait_initialized()
-            network = automatic_range(self._devices.all())
-        if network is None:
+            self._choose(found)
+        missing = [family for family, network in found.items() if enabled[family] and network is None]
+        if missing:
+            name = missing[0].text
             raise UsageError(
-                "IPv4 allocation CIDR is not configured. Please specify --ipv4-range: "
+                f"{name} allocation CIDR is not configured. Please specify --{missing[0]}-range: "
                 "auto needs a global IPv4 address on one of the node's devices, there is none"
             )
-        self.use(network)
-        self._log.info("pod address range", range=str(network), pool=self.default_pool)
+        used = {family: network for family, network in found.items() if enabled[family] and network}
+        self.use(*used.values())
+        if used != {family: kept.get(family) for family in used}:
+            keep_ranges(path, kept | used)
+        self._log.info(
+            "pod address ranges", **{family: str(used[family]) for family in used}, pool=self.default_pool
+        )
+
+    def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
+        """Fill in what is missing from the node's own addresses, as far as they tell."""
+        ipv4 = found[Family.IPV4] = found[Family.IPV4] or automatic_range(self._devices.all())
+        if found[Family.IPV6] is None and isinstance(ipv4, IPv4Network):
+            found[Family.IPV6] = nested_range(self._settings.cluster_alloc_network(), ipv4)
 
     async def _expire(self) -> None:
         while True:

@@ -1,13 +1,14 @@
 """Where pod addresses come from: the options, and the range a node chooses by itself.
 
-For:    Ipam. Needs: rows of Table[Device]. Gives: IpamSettings, automatic_range().
+For:    Ipam. Needs: rows of Table[Device]. Gives: IpamSettings, automatic_range(), nested_range().
 """
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 from typing import Final
 
 from cells.devices import Device
+from cells.ipam.addresses import Family, IPNetwork
 from lifecycle import Settings
 
 _OTHER_MODES: Final = {
@@ -21,6 +22,7 @@ _OTHER_MODES: Final = {
 }
 _PRIVATE: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
 _NOT_FOR_PODS: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
+_NOT_FOR_PODS6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80::/10", "ff00::/8")))
 _OUR_DEVICES: Final = ("cilium_", "lxc")
 
 
@@ -31,7 +33,15 @@ class IpamSettings(Settings, frozen=True):
     """How addresses are managed. Without Kubernetes this node allocates from its own ipv4-range."""
 
     ipv4_range: str = "auto"
-    """Network of this node's pods; auto: 10.X.0.0/16, X being the last byte of the node's address."""
+    """Network of this node's pods; auto: the one in use, at first 10.X.0.0/16 with X the last byte of the
+    node's address."""
+
+    ipv6_range: str = "auto"
+    """IPv6 network of this node's pods; auto: the one in use, at first the IPv4 network below
+    ipv6-cluster-alloc-cidr."""
+
+    ipv6_cluster_alloc_cidr: str = "f00d::/64"
+    """A /64 in which ipv6-range=auto chooses: its next 32 bits are the IPv4 network's address."""
 
     ipam_default_ip_pool: str = "default"
     """Name of the pool that addresses come from."""
@@ -44,28 +54,58 @@ class IpamSettings(Settings, frozen=True):
             raise ValueError(f"ipam={self.ipam}: unknown IPAM backend, expected cluster-pool")
         if not self.ipam_default_ip_pool:
             raise ValueError("ipam-default-ip-pool is empty: expected a name")
-        self.explicit_range()
+        for family in Family:
+            self.explicit_range(family)
+        self.cluster_alloc_network()
 
-    def explicit_range(self) -> IPv4Network | None:
+    def explicit_range(self, family: Family) -> IPNetwork | None:
         """The range as configured, None for auto; raises ValueError. Host bits are ignored, as in Cilium."""
-        if self.ipv4_range == "auto":
-            return None
-        expected = f"ipv4-range={self.ipv4_range}: expected auto or a network such as 10.5.0.0/16"
+        text = self.ipv4_range if family is Family.IPV4 else self.ipv6_range
+        return None if text == "auto" else parse_range(family, text)
+
+    def cluster_alloc_network(self) -> IPv6Network:
+        """The /64; raises ValueError."""
+        text = self.ipv6_cluster_alloc_cidr
         try:
-            network = IPv4Network(self.ipv4_range, strict=False)
+            network: IPv6Network | None = IPv6Network(text, strict=False)
         except ValueError:
-            raise ValueError(expected) from None
-        if "/" not in self.ipv4_range:
-            raise ValueError(expected)
-        if network.prefixlen < 2:
-            raise ValueError(f"ipv4-range={self.ipv4_range}: too wide, expected at least a /2")
-        if network.prefixlen > 31:
-            raise ValueError(
-                f"ipv4-range={self.ipv4_range}: too small, expected at most a /31: the node takes one address"
-            )
-        if any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS):
-            raise ValueError(f"ipv4-range={self.ipv4_range}: expected addresses that hosts may have")
+            network = None
+        if network is None or network.prefixlen != 64 or _misplaced(network):
+            raise ValueError(f"ipv6-cluster-alloc-cidr={text}: expected a /64 such as f00d::/64")
         return network
+
+
+def parse_range(family: Family, text: str) -> IPNetwork:
+    """The network; raises ValueError that names the setting."""
+    given = f"{family}-range={text}"
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        network = None
+    if network is None or Family.of(network) is not family or "/" not in text:
+        example = "10.5.0.0/16" if family is Family.IPV4 else "fd00:5::/112"
+        raise ValueError(f"{given}: expected auto or a network such as {example}")
+    if network.prefixlen < 2:
+        raise ValueError(f"{given}: too wide, expected at least a /2")
+    if network.prefixlen == network.max_prefixlen:
+        smallest = network.max_prefixlen - 1
+        raise ValueError(f"{given}: too small, expected at most a /{smallest}: the node takes one address")
+    if _misplaced(network):
+        raise ValueError(f"{given}: expected addresses that hosts may have")
+    return network
+
+
+def _misplaced(network: IPNetwork) -> bool:
+    """Whether some of the addresses are none of hosts."""
+    if isinstance(network, IPv4Network):
+        return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS)
+    return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS6)
+
+
+def nested_range(base: IPv6Network, ipv4: IPv4Network) -> IPv6Network:
+    """The /96 below the /64 ``base`` that an IPv4 range stands for: its address is bits 64 to 95 (Cilium)."""
+    number = int(base.network_address) | int(ipv4.network_address) << 32
+    return IPv6Network((number, 96))
 
 
 def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
@@ -86,5 +126,7 @@ def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
             continue
         for interface in device.addresses:
             ip = interface.ip
+            if not isinstance(ip, IPv4Address):
+                continue
             if not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified):
                 yield ip

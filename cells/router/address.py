@@ -4,11 +4,10 @@ Needs: the address allocator (Addresses, a Protocol).   Gives: choose_address().
 Source: Cilium 1.17, the router's address; the only memory of an earlier choice is the address on cilium_host.
 """
 
-from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from cells.ipam import Allocation, IpamError
+from cells.ipam import Allocation, Family, IPAddress, IpamError, IPNetwork
 from lifecycle import HiveError, Logger
 
 OWNER = "router"
@@ -18,8 +17,8 @@ class Addresses(Protocol):
     """The address allocator, as far as the router needs it. Methods raise IpamError."""
 
     @property
-    def range(self) -> IPv4Network:
-        """The network of this node's pods."""
+    def ranges(self) -> Mapping[Family, IPNetwork]:
+        """The networks of this node's pods."""
         ...
 
     @property
@@ -27,31 +26,37 @@ class Addresses(Protocol):
         """The name of the pool."""
         ...
 
-    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> Allocation:
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
         """This address."""
         ...
 
-    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
-        """A free address."""
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        """A free address of this family."""
         ...
 
 
-def choose_address(found: Sequence[IPv4Interface], addresses: Addresses, log: Logger) -> IPv4Address:
-    """Claim the router's address: the first of those found on cilium_host that can be had, else a free one.
+def choose_address(
+    family: Family, found: Iterable[IPAddress], addresses: Addresses, log: Logger
+) -> IPAddress:
+    """Claim the router's address: the first of those it had before that can be had, else a free one.
 
     Raises HiveError when the range has none left.
     """
+    lost = False
     for candidate in found:
         try:
-            return addresses.allocate(candidate.ip, OWNER, addresses.default_pool).ip
+            return addresses.allocate(candidate, OWNER, addresses.default_pool).ip
         except IpamError as error:
-            log.warning("Unable to restore router IP from filesystem", ip=str(candidate.ip), error=str(error))
-    if found:
+            log.warning("Unable to restore router IP from filesystem", ip=str(candidate), error=str(error))
+            lost = True
+    if lost:
         log.warning("Router IP could not be re-allocated: a new one will cause brief network disruption")
     try:
-        return addresses.allocate_next(OWNER).ip
+        return addresses.allocate_next(OWNER, family=family)[0].ip
     except IpamError as error:
         raise HiveError(
-            f"Unable to allocate router IP for family ipv4: {error}; "
-            f"every address of {addresses.range} is taken, choose a larger ipv4-range"
+            f"Unable to allocate router IP for family {family}: {error}; "
+            f"every address of {addresses.ranges[family]} is taken, choose a larger {family}-range"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint_restore import ExposedEndpoints
-from cells.ipam import Ipam
+from cells.ipam import Family, Ipam
 from cells.netlink import HostLinks, VethPair, random_mac
 from lifecycle import Hive, invoke
 from tests.support.namespaces import Namespaces, new_netns
@@ -57,7 +57,7 @@ def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
     """A link into the pod and an address for it: what an endpoint is asked for with."""
     name, pod_mac, host_mac = f"lxc{number:012x}", random_mac(), random_mac()
     created = hive.get(HostLinks).create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, pod.net))
-    address = hive.get(Ipam).allocate_next(f"default/web-{number}")
+    (address,) = hive.get(Ipam).allocate_next(f"default/web-{number}", family=Family.IPV4)
     return EndpointRequest(
         container_id=f"cid{number}",
         container_ifname="eth0",
@@ -65,7 +65,7 @@ def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
         ifindex=created.host_ifindex,
         pod_mac=pod_mac,
         host_mac=host_mac,
-        ipv4=address.ip,
+        ipv4=IPv4Address(int(address.ip)),
         pool=address.pool,
         pod_name=f"web-{number}",
         pod_namespace="default",

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from cells.cni_server.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
-from cells.ipam import Allocation, IpamError
+from cells.ipam import Allocation, Family, IpamError
 from cells.maps import PoolEmpty
 from cells.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
 
@@ -116,13 +116,15 @@ class FakeNode:
 
     # Addresses
 
-    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
         if self._step("allocate"):
             raise IpamError(502, "range is full")
         self.owners.append(owner)
         address = IPv4Address("10.0.1.77") + self._number()
         self.addresses.add(address)
-        return Allocation(ip=address, pool=pool or "default", owner=owner)
+        return (Allocation(ip=address, pool=pool or "default", owner=owner),)
 
     def release(self, ip: IPv4Address, pool: str) -> None:
         assert pool == "default"

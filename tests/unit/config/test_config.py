@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from cells.config import AgentSettings
-from cells.config.node import check_bpffs, take_lock, writable, write_pidfile
+from cells.config.node import check_bpffs, check_ipv6, take_lock, writable, write_pidfile
 from lifecycle import HiveError
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"enable_ipv6": True}, "IPv6 is not built yet"),
-        ({"enable_ipv4": False}, "needs an address family"),
+        ({"enable_ipv4": False, "enable_ipv6": False}, "a pod needs an address"),
         ({"mtu": 100}, "576 to 65535"),
         ({"state_dir": Path("relative")}, "absolute path"),
         ({"state_dir": Path("/" + "x" * 95)}, "expected at most 95 bytes"),
@@ -68,3 +67,15 @@ def test_what_cannot_be_made_is_told_with_its_setting_and_place(tmp_path: Path) 
         writable("state-dir", tmp_path),
     ):
         (tmp_path / "state").mkdir()
+
+
+def test_ipv6_needs_a_kernel_that_has_it_on(tmp_path: Path) -> None:
+    with pytest.raises(HiveError, match="this kernel has no IPv6"):
+        check_ipv6(tmp_path)
+    switch = tmp_path / "net/ipv6/conf/all/disable_ipv6"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("1\n")
+    with pytest.raises(HiveError, match=r"set net\.ipv6\.conf\.all\.disable_ipv6=0"):
+        check_ipv6(tmp_path)
+    switch.write_text("0\n")
+    check_ipv6(tmp_path)

@@ -196,7 +196,7 @@ def present(node: Node, container: str, number: int | None = None) -> None:
             ifindex=12,
             pod_mac=bytes.fromhex("5e0000000002"),
             host_mac=bytes.fromhex("5e0000000001"),
-            ipv4=IPv4Address(node.ipam.allocate_next("default/web-0").ip),
+            ipv4=IPv4Address(int(node.ipam.allocate_next("default/web-0")[-1].ip)),
             pod_name="web-0",
             pod_namespace="default",
             labels=("k8s:app=web", "k8s:pod-template-hash=1"),

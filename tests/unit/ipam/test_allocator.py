@@ -1,11 +1,11 @@
 """What the allocator promises, and its texts, which Cilium's clients show."""
 
 import re
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 
-from cells.ipam import EXPIRATION, Allocation, Allocator, IpamError
+from cells.ipam import EXPIRATION, Allocation, Allocator, Family, IpamError
 from lifecycle import NotStartedError
 from tests.unit.ipam.clock import FakeClock
 
@@ -22,7 +22,7 @@ def refused(status: int, text: str) -> "pytest.RaisesExc[IpamError]":
 
 def test_every_address_but_the_first_and_last_is_handed_out_once() -> None:
     ipam = allocator("10.0.1.0/28")
-    handed_out = {ipam.allocate_next("default/web").ip for _ in range(14)}
+    handed_out = {ipam.allocate_next("default/web")[0].ip for _ in range(14)}
     assert handed_out == set(IPv4Network("10.0.1.0/28").hosts())
     with refused(502, "range is full"):
         ipam.allocate_next("default/late")
@@ -38,7 +38,7 @@ def test_every_address_but_the_first_and_last_is_handed_out_once() -> None:
 )
 def test_the_smallest_ranges_are_used_whole(network: str, usable: list[str]) -> None:
     ipam = allocator(network)
-    handed_out = sorted(str(ipam.allocate_next("x").ip) for _ in usable)
+    handed_out = sorted(str(ipam.allocate_next("x")[0].ip) for _ in usable)
     assert handed_out == usable
     assert sorted(ipam.dump()) == usable
     with refused(502, "range is full"):
@@ -76,7 +76,7 @@ def test_an_excluded_address_is_never_handed_out_but_counts() -> None:
     ipam = allocator("10.0.1.0/29")
     ipam.exclude(IPv4Address("10.0.1.3"), "node-ip")
     ipam.exclude(IPv4Address("192.0.2.1"), "node-ip")
-    assert len({ipam.allocate_next("x").ip for _ in range(5)}) == 5
+    assert len({ipam.allocate_next("x")[0].ip for _ in range(5)}) == 5
     with refused(502, "range is full"):
         ipam.allocate_next("x")
     assert ipam.owner(IPv4Address("10.0.1.3")) == "node-ip (excluded)"
@@ -91,24 +91,75 @@ def test_releasing_what_nobody_has_is_no_error() -> None:
         ipam.release(IPv4Address("10.0.1.7"), "")
 
 
-def test_other_pools_are_refused_by_name() -> None:
+def test_another_pool_has_no_addresses_to_give() -> None:
     ipam = allocator()
-    text = 'unknown IPAM pool "blue": this node has the pool "default" only'
-    with refused(502, text):
+    with refused(502, 'unknown IPAM pool "blue": this node has the pool "default" only'):
         ipam.allocate_next("x", "blue")
-    with refused(500, text):
-        ipam.allocate(IPv4Address("10.0.1.7"), "x", "blue")
-    with refused(500, text):
-        ipam.release(IPv4Address("10.0.1.7"), "blue")
-    with refused(500, text):
-        ipam.exclude(IPv4Address("10.0.1.7"), "x", "blue")
-    assert ipam.allocate_next("x", "default").pool == "default"
+    assert ipam.allocate_next("x", "default")[0].pool == "default"
+
+
+def test_an_address_outlives_a_change_of_the_pools_name() -> None:
+    ipam = allocator()
+    ip = IPv4Address("10.0.1.7")
+    assert ipam.allocate(ip, "default/web [restored]", "the-former-name").pool == "default"
+    ipam.release(ip, "the-former-name")
+    assert ipam.dump() == {}
+
+
+def dual(ipv4: str = "10.0.1.0/24", ipv6: str = "fd00::/112", clock: FakeClock | None = None) -> Allocator:
+    made = Allocator("default", clock or FakeClock())
+    made.use(IPv4Network(ipv4), IPv6Network(ipv6))
+    return made
+
+
+def test_with_both_families_ipv6_comes_first() -> None:
+    ipam = dual()
+    six, four = ipam.allocate_next("default/web")
+    assert (six.ip.version, four.ip.version) == (6, 4)
+    assert list(ipam.dump()) == [str(four.ip), str(six.ip)]
+    assert ipam.status() == (
+        "IPv4: 1/254 allocated from 10.0.1.0/24, IPv6: 1/65534 allocated from fd00::/112"
+    )
+    [only] = ipam.allocate_next("default/web", family=Family.IPV6)
+    assert only.ip.version == 6
+
+
+def test_without_ipv4_left_no_ipv6_address_is_lost() -> None:
+    ipam = dual("10.0.1.4/31")
+    for _ in range(2):
+        ipam.allocate_next("default/web", family=Family.IPV4)
+    with refused(502, "range is full"):
+        ipam.allocate_next_expiring("default/late")
+    assert all(IPv4Address(ip) for ip in ipam.dump())
+    assert ipam.next_expiration() is None
+
+
+def test_a_family_that_is_off_is_refused() -> None:
+    with refused(502, "IPv6 allocator not available"):
+        allocator().allocate_next("x", family=Family.IPV6)
+    with refused(500, "IPv6 allocation disabled"):
+        allocator().allocate(IPv6Address("fd00::1"), "x", "default")
+    only6 = Allocator("default", FakeClock())
+    only6.use(IPv6Network("fd00::/96"))
+    assert only6.status() == ", IPv6: 0/4294967294 allocated from fd00::/96"
+    with refused(500, "IPv4 allocation disabled"):
+        only6.allocate(IPv4Address("10.0.1.7"), "x", "default")
+
+
+def test_of_a_wide_ipv6_range_the_low_16_bits_are_used() -> None:
+    ipam = Allocator("default", FakeClock())
+    ipam.use(IPv6Network("fd00::/64"))
+    got = {ipam.allocate_next("x")[0].ip for _ in range(65534)}
+    assert (min(map(int, got)) & 0xFFFF, max(map(int, got)) & 0xFFFF) == (1, 0xFFFE)
+    with refused(502, "range is full"):
+        ipam.allocate_next("x")
 
 
 def test_an_address_nobody_confirms_goes_back_after_ten_minutes() -> None:
     clock = FakeClock()
     ipam = allocator(clock=clock)
-    lost, kept = ipam.allocate_next_expiring("default/lost"), ipam.allocate_next_expiring("default/kept")
+    (lost,) = ipam.allocate_next_expiring("default/lost")
+    (kept,) = ipam.allocate_next_expiring("default/kept")
     ipam.stop_expiration(kept.ip, kept.pool, kept.expiration_uuid)
     clock.time += EXPIRATION - 1
     assert ipam.release_expired() == []
@@ -121,7 +172,7 @@ def test_an_address_nobody_confirms_goes_back_after_ten_minutes() -> None:
 
 def test_a_timer_is_stopped_only_by_its_own_uuid() -> None:
     ipam = allocator()
-    pod = ipam.allocate_next_expiring("default/web")
+    (pod,) = ipam.allocate_next_expiring("default/web")
     with refused(500, "expiration timer already registered"):
         ipam.arm_expiration(pod.ip, pod.pool)
     with refused(500, "UUID mismatch, not stopping expiration timer"):
@@ -134,10 +185,10 @@ def test_a_timer_is_stopped_only_by_its_own_uuid() -> None:
 def test_the_old_timer_of_a_released_address_does_not_hurt_its_next_owner() -> None:
     clock = FakeClock()
     ipam = allocator("10.0.1.4/32", clock)
-    first = ipam.allocate_next_expiring("default/first")
+    (first,) = ipam.allocate_next_expiring("default/first")
     ipam.release(first.ip, first.pool)
     clock.time += EXPIRATION / 2
-    second = ipam.allocate_next_expiring("default/second")
+    (second,) = ipam.allocate_next_expiring("default/second")
     clock.time += EXPIRATION / 2
     assert ipam.release_expired() == []
     assert ipam.owner(second.ip) == "default/second"

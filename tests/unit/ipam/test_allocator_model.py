@@ -44,7 +44,8 @@ class AllocatorMachine(RuleBasedStateMachine):
             for ip in self.hosts & self.excluded.keys() - self.owners.keys():
                 self.owners[ip] = f"{self.excluded[ip]} (excluded)"  # looking for a free one, it met them all
             return
-        got = allocate_next(owner)
+        (got,) = allocate_next(owner)
+        assert isinstance(got.ip, IPv4Address)
         assert got.ip in free
         self.owners[got.ip] = owner
         if expiring:

@@ -1,13 +1,15 @@
 """Which network a node takes its pods' addresses from."""
 
 from collections.abc import Mapping
-from ipaddress import IPv4Interface, IPv4Network
+from ipaddress import IPv4Interface, IPv4Network, IPv6Network
+from pathlib import Path
 
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from cells.config import AgentConfig
 from cells.devices import Device
-from cells.ipam import EXPIRATION, Clock, Ipam, automatic_range, cell
+from cells.ipam import EXPIRATION, Clock, Family, Ipam, automatic_range, cell
 from lifecycle import Hive, SettingsError, Table, UsageError, explain, invoke, replace, supply
 from tests.unit.ipam.clock import FakeClock
 
@@ -30,9 +32,22 @@ def use(ipam: Ipam) -> None:
     """Somebody needs it."""
 
 
-def hive(table: Table[Device], settings: Mapping[str, object], clock: Clock | None = None) -> Hive:
-    node = supply(table, type=Table[Device])
-    return Hive(cell, node, invoke(use), replace(Clock, clock or FakeClock()), settings=settings)
+class Node(AgentConfig):
+    """A state directory and the families; nothing is claimed."""
+
+    def __init__(self, directory: Path, *, ipv4: bool = True, ipv6: bool = False) -> None:
+        self.state_dir, self.ipv4, self.ipv6 = directory, ipv4, ipv6
+
+
+def hive(
+    directory: Path,
+    table: Table[Device],
+    settings: Mapping[str, object],
+    clock: Clock | None = None,
+    **families: bool,
+) -> Hive:
+    node = supply(table, type=Table[Device]), supply(Node(directory, **families), type=AgentConfig)
+    return Hive(cell, *node, invoke(use), replace(Clock, clock or FakeClock()), settings=settings)
 
 
 LO = device(1, "lo", "127.0.0.1/8")
@@ -53,21 +68,21 @@ def test_the_automatic_range_comes_from_the_first_global_address(
     assert automatic_range(rows) == IPv4Network(network)
 
 
-async def test_the_range_is_found_at_start() -> None:
-    async with hive(devices(LO, device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
+async def test_the_range_is_found_at_start(tmp_path: Path) -> None:
+    async with hive(tmp_path, devices(LO, device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
         assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
 
 
-async def test_a_configured_range_needs_no_device() -> None:
-    async with hive(devices(), {"ipv4-range": "10.99.3.7/24"}).started() as started:
+async def test_a_configured_range_needs_no_device(tmp_path: Path) -> None:
+    async with hive(tmp_path, devices(), {"ipv4-range": "10.99.3.7/24"}).started() as started:
         ipam = started.get(Ipam)
         assert ipam.range == IPv4Network("10.99.3.0/24")
-        assert ipam.allocate_next("default/web").ip in ipam.range
+        assert ipam.allocate_next("default/web")[0].ip in ipam.range
 
 
-async def test_no_address_and_no_range_is_one_clear_line() -> None:
+async def test_no_address_and_no_range_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(Exception) as failed:  # noqa: PT011  (start errors are groups)
-        async with hive(devices(LO), {}).started():
+        async with hive(tmp_path, devices(LO), {}).started():
             pass
     text = explain(failed.value)
     assert text is not None
@@ -87,17 +102,21 @@ async def test_no_address_and_no_range_is_one_clear_line() -> None:
         ({"ipv4-range": "10.0.0.1/32"}, "ipv4-range=10.0.0.1/32: too small, expected at most a /31"),
         ({"ipv4-range": "127.0.0.0/8"}, "ipv4-range=127.0.0.0/8: expected addresses that hosts may have"),
         ({"ipv4-range": "192.0.0.0/2"}, "ipv4-range=192.0.0.0/2: expected addresses that hosts may have"),
+        ({"ipv6-range": "fd00::1"}, "ipv6-range=fd00::1: expected auto or a network such as fd00:5::/112"),
+        ({"ipv6-range": "ff02::/16"}, "ipv6-range=ff02::/16: expected addresses that hosts may have"),
+        ({"ipv6-range": "fd00::/128"}, "ipv6-range=fd00::/128: too small, expected at most a /127"),
+        ({"ipv6-cluster-alloc-cidr": "fd00::/48"}, "ipv6-cluster-alloc-cidr=fd00::/48: expected a /64"),
         ({"ipam-default-ip-pool": ""}, "ipam-default-ip-pool is empty"),
     ],
 )
-def test_bad_settings_are_refused_by_name(settings: dict[str, str], text: str) -> None:
+def test_bad_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, str], text: str) -> None:
     with pytest.raises(SettingsError, match=text.replace(".", r"\.")):
-        hive(devices(), settings).check()
+        hive(tmp_path, devices(), settings).check()
 
 
-async def test_a_running_agent_releases_what_expires() -> None:
+async def test_a_running_agent_releases_what_expires(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with hive(devices(), {"ipv4-range": "10.1.0.0/24"}, clock).started() as started:
+    async with hive(tmp_path, devices(), {"ipv4-range": "10.1.0.0/24"}, clock).started() as started:
         ipam = started.get(Ipam)
         for owner in ("default/first", "default/second"):
             ipam.allocate_next_expiring(owner)
@@ -105,3 +124,34 @@ async def test_a_running_agent_releases_what_expires() -> None:
             clock.advance(EXPIRATION)
             await wait_all_tasks_blocked()
             assert ipam.dump() == {}
+
+
+async def test_the_ipv6_range_is_the_ipv4_one_below_a_prefix(tmp_path: Path) -> None:
+    node = devices(LO, device(2, "eth0", "192.168.7.21/24"))
+    async with hive(tmp_path, node, {}, ipv6=True).started() as started:
+        assert started.get(Ipam).ranges == {
+            Family.IPV6: IPv6Network("f00d::a15:0:0:0/96"),
+            Family.IPV4: IPv4Network("10.21.0.0/16"),
+        }
+
+
+async def test_the_automatic_range_stays_when_the_nodes_address_changes(tmp_path: Path) -> None:
+    for address in ("192.168.7.21/24", "192.168.7.99/24"):
+        async with hive(tmp_path, devices(device(2, "eth0", address)), {}).started() as started:
+            assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+
+
+async def test_auto_goes_on_with_a_range_that_was_configured(tmp_path: Path) -> None:
+    node = devices(device(2, "eth0", "192.168.7.21/24"))
+    for settings in ({"ipv4-range": "10.99.3.0/24"}, {}):
+        async with hive(tmp_path, node, settings).started() as started:
+            assert started.get(Ipam).range == IPv4Network("10.99.3.0/24")
+
+
+async def test_a_damaged_file_of_ranges_is_written_anew(tmp_path: Path) -> None:
+    kept = tmp_path / "pod-ranges.json"
+    for damage in ("", "{", '{"ipv4": "ff::/64"}', '{"ipv9": "10.1.0.0/16"}'):
+        kept.write_text(damage)
+        async with hive(tmp_path, devices(device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
+            assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+        assert kept.read_text() == '{"ipv4":"10.21.0.0/16"}'

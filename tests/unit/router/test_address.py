@@ -1,12 +1,12 @@
 """The router keeps its address as long as it can."""
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.ipam import Allocation, IpamError
+from cells.ipam import Allocation, Family, IPAddress, IpamError, IPNetwork
 from cells.router.address import choose_address
 from lifecycle import HiveError
 
@@ -17,28 +17,32 @@ class FakeAddresses:
     default_pool = "default"
 
     def __init__(self, *taken: str, free: str | None = "10.0.1.77") -> None:
-        self.range = IPv4Network("10.0.1.0/24")
-        self.taken = {IPv4Address(each): "web" for each in taken}
+        self.ranges: dict[Family, IPNetwork] = {Family.IPV4: IPv4Network("10.0.1.0/24")}
+        self.taken: dict[IPAddress, str] = {IPv4Address(each): "web" for each in taken}
         self._free = free
 
-    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> Allocation:
-        if ip not in self.range:
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
+        if ip not in self.ranges[Family.IPV4]:
             raise IpamError(500, "provided IP is not in the valid range")
         if ip in self.taken:
             raise IpamError(500, "provided IP is already allocated")
         self.taken[ip] = owner
         return Allocation(ip, pool, owner)
 
-    def allocate_next(self, owner: str, pool: str = "") -> Allocation:
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        assert family is Family.IPV4
         if self._free is None:
             raise IpamError(502, "range is full")
-        return self.allocate(IPv4Address(self._free), owner, pool or self.default_pool)
+        return (self.allocate(IPv4Address(self._free), owner, pool or self.default_pool),)
 
 
 def choose(addresses: FakeAddresses, *found: str) -> tuple[str, list[str]]:
     """The choice, and the warnings on the way."""
     with capture_logs() as logs:
-        ip = choose_address([IPv4Interface(each) for each in found], addresses, structlog.get_logger())
+        before = [IPv4Address(each) for each in found]
+        ip = choose_address(Family.IPV4, before, addresses, structlog.get_logger())
     assert addresses.taken[ip] == "router"
     return str(ip), [f"{entry['event']} {entry.get('ip', '')}".strip() for entry in logs]
 
@@ -48,17 +52,17 @@ def test_without_a_past_it_is_the_next_free_one() -> None:
 
 
 def test_the_address_on_cilium_host_is_kept() -> None:
-    assert choose(FakeAddresses(), "10.0.1.5/32") == ("10.0.1.5", [])
+    assert choose(FakeAddresses(), "10.0.1.5") == ("10.0.1.5", [])
 
 
 def test_the_first_that_can_be_had_is_kept() -> None:
-    ip, warnings = choose(FakeAddresses(), "192.0.2.1/32", "10.0.1.5/32", "10.0.1.6/32")
+    ip, warnings = choose(FakeAddresses(), "192.0.2.1", "10.0.1.5", "10.0.1.6")
     assert ip == "10.0.1.5"
     assert warnings == ["Unable to restore router IP from filesystem 192.0.2.1"]
 
 
 def test_a_lost_address_is_warned_about() -> None:
-    ip, warnings = choose(FakeAddresses("10.0.1.5"), "10.0.1.5/32")
+    ip, warnings = choose(FakeAddresses("10.0.1.5"), "10.0.1.5")
     assert ip == "10.0.1.77"
     assert warnings == [
         "Unable to restore router IP from filesystem 10.0.1.5",
