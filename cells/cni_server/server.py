@@ -192,6 +192,7 @@ class CniServer:
                 return
             try:
                 await attempt.before_retry()
+                await self._server.turn()
             except HiveError as error:
                 raise CniError(f"unable to create endpoint: {error}") from error
             if connection.gone():

@@ -1,6 +1,6 @@
 """cni.sock: connections that bring one packet, with descriptors, and get one back.
 
-Needs: a path.   Gives: listen, PacketServer, Connection.
+Needs: a path.   Gives: listen, PacketServer, Connection, TURN.
 Callbacks of the event loop rather than tasks: a pod's ADD is a millisecond of work, and each hop of a task
 would be a tenth of that.
 """
@@ -23,7 +23,7 @@ from lifecycle import HiveError, Logger, UsageError
 
 BACKLOG: Final = 1024
 _PATH_LIMIT: Final = 107
-_ACCEPTS_PER_WAKE: Final = 8  # each may be an ADD: the loop gets its turn in between
+TURN: Final = 0.005  # seconds of calls, a millisecond each, before the loop's others get their turn
 _CREDENTIALS: Final = struct.Struct("3i")
 _MAX_FDS: Final = 2
 
@@ -98,8 +98,10 @@ class PacketServer:
         self._log = log
         self._uids = frozenset(uids)
         self._buffer = bytearray(MAX_PACKET)
-        self._silent: set[socket.socket] = set()
+        self.silent: set[socket.socket] = set()
         """Connected and yet to send."""
+        self._turn_ends: float | None = None
+        self._turn_over = asyncio.Event()
 
     def start(self, listener: socket.socket) -> None:
         """Serve on the running event loop until :meth:`stop`."""
@@ -114,11 +116,11 @@ class PacketServer:
         """
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        for connected in list(self._silent):
+        for connected in list(self.silent):
             self._drop(connected)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_WAKE):
+        while self._has_turn():
             try:
                 connected, _ = self._listener.accept()
             except BlockingIOError:
@@ -135,12 +137,32 @@ class PacketServer:
                 connected.close()
                 continue
             if not self._receive(connected):
-                self._silent.add(connected)
+                self.silent.add(connected)
                 self._loop.add_reader(connected.fileno(), self._readable, connected)
 
+    async def turn(self) -> None:
+        """Return in a round of the loop that has time for a call: many may have been woken by one thing."""
+        while not self._has_turn():
+            await self._turn_over.wait()
+
+    def _has_turn(self) -> bool:
+        """Whether there is time for a call in this round of the loop; if not, the loop calls again."""
+        now = self._loop.time()
+        if self._turn_ends is None:
+            self._turn_ends = now + TURN
+            self._turn_over.clear()
+            self._loop.call_soon(self._end_turn)  # comes first in the next round
+        return now < self._turn_ends
+
+    def _end_turn(self) -> None:
+        self._turn_ends = None
+        self._turn_over.set()
+
     def _readable(self, connected: socket.socket) -> None:
+        if not self._has_turn():
+            return
         self._loop.remove_reader(connected.fileno())
-        self._silent.discard(connected)
+        self.silent.discard(connected)
         if not self._receive(connected):
             connected.close()
 
@@ -172,5 +194,5 @@ class PacketServer:
     def _drop(self, connected: socket.socket) -> None:
         with contextlib.suppress(ValueError, OSError):
             self._loop.remove_reader(connected.fileno())
-        self._silent.discard(connected)
+        self.silent.discard(connected)
         connected.close()

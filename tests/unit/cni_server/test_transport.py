@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 import structlog
 
-from cells.cni_server.transport import PacketServer, listen
+from cells.cni_server.transport import TURN, Connection, PacketServer, listen
 from lifecycle import HiveError, UsageError
 from tests.unit.cni_server.harness import Client, Harness, harness, request, until
 from tests.unit.cni_server.plugin import HEADER, environment
@@ -141,3 +143,41 @@ def test_a_path_too_long_for_a_socket_is_the_users_mistake(tmp_path: Path) -> No
 def test_a_missing_directory_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(HiveError, match=r"CNI socket .* cannot be made: No such file or directory"):
         listen(tmp_path / "gone" / "cni.sock")
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["sent at once", "sent later"])
+async def test_many_long_calls_leave_the_loop_to_others_in_between(early: bool, tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def handle(connection: Connection, packet: memoryview) -> None:
+        began = time.monotonic()
+        while time.monotonic() - began < TURN:
+            pass
+        done.append(bytes(packet).decode())
+        connection.close()
+
+    async def others() -> None:
+        while True:
+            done.append("others")
+            await asyncio.sleep(0)
+
+    server = PacketServer(handle, structlog.get_logger(), uids=(os.getuid(),))
+    listener = listen(tmp_path / "cni.sock")
+    clients = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(5)]
+    for client in clients:
+        client.connect(str(tmp_path / "cni.sock"))
+        if early:
+            client.send(b"call")
+    server.start(listener)
+    if not early:
+        await until(lambda: len(server.silent) == len(clients))
+        for client in clients:
+            client.send(b"call")
+    busy = asyncio.create_task(others())
+    await until(lambda: done.count("call") == len(clients))
+    busy.cancel()
+    calls = [number for number, what in enumerate(done) if what == "call"]
+    assert all("others" in done[one:following] for one, following in itertools.pairwise(calls))
+    for client in clients:
+        client.close()
+    server.stop()
