@@ -10,6 +10,8 @@ Nothing of an endpoint that lives on is written here: its pod goes on using it.
 import time
 from dataclasses import replace
 
+import anyio.lowlevel
+
 from cells.endpoint import (
     INIT_LABELS,
     Endpoint,
@@ -26,6 +28,9 @@ from cells.endpoint_restore.validate import alias_owner, fault_of
 from cells.ipam import IpamError
 from cells.netlink import LinkInfo
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
+
+STRETCH = 100
+"""Endpoints taken on before others get their turn on the event loop: about 5 ms."""
 
 
 class RestoredEndpoints:
@@ -71,8 +76,10 @@ class RestoredEndpoints:
         links = self._links.links()
         await self._prepare([*scan.endpoints, *scan.unreadable])
         by_name = {link.name: link for link in links}
-        for number, saved in sorted(scan.endpoints.items()):
+        for position, (number, saved) in enumerate(sorted(scan.endpoints.items())):
             self._take(number, saved, by_name)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
         by_index = {link.ifindex: link for link in links}
         for number in scan.unreadable:
             self._keep(number, [row for row in left if row.endpoint_id == number], by_index)

@@ -50,6 +50,8 @@ class PolicyMaps:
         self._spare: deque[PolicyMap] = deque()
         self._unclaimed: dict[int, PolicyMap] = {}
         self._used: dict[int, PolicyMap] = {}
+        self._pinned: set[int] = set()
+        """Unclaimed ones whose maps are known to be pinned where they should."""
         self._untouched: deque[int] = deque(range(1, ENDPOINT_IDS + 1))
         self._waiting = 0
         self._low = self._filled = anyio.Event()
@@ -100,7 +102,8 @@ class PolicyMaps:
 
     async def prepare(self, ids: Collection[int]) -> None:
         """Make sure these ids of endpoints to be restored can be adopted without waiting."""
-        missing = [each for each in ids if each in self._untouched]
+        untouched = set(self._untouched)  # looking through the deque for each id took 5 ms for 250
+        missing = [each for each in ids if each in untouched]
         for policy in await self._create(missing):
             self._unclaimed[policy.endpoint_id] = policy
 
@@ -118,7 +121,10 @@ class PolicyMaps:
         if policy is None:
             self._untouched.remove(endpoint_id)
             (policy,) = self._started().create([endpoint_id])
-        self._pin(policy)
+        if endpoint_id in self._pinned:
+            self._pinned.discard(endpoint_id)  # restoring saw to it a moment ago: 5 ms less for 250
+        else:
+            self._pin(policy)
         self._used[endpoint_id] = policy
         return policy
 
@@ -132,6 +138,7 @@ class PolicyMaps:
         pins = self._started()
         leftover = list(self._unclaimed.values())
         self._unclaimed.clear()
+        self._pinned.clear()
         await to_thread.run_sync(partial(pins.sweep, set(self._used)))
         for policy in leftover:
             policy.clear()
@@ -143,6 +150,7 @@ class PolicyMaps:
         self._low, self._filled = anyio.Event(), anyio.Event()
         pinned, spare = await to_thread.run_sync(self._pins.restore)
         self._unclaimed = {policy.endpoint_id: policy for policy in pinned}
+        self._pinned = set(self._unclaimed)
         self._spare.extend(spare)
         there = self._unclaimed.keys() | {policy.endpoint_id for policy in spare}
         self._untouched = deque(each for each in range(1, ENDPOINT_IDS + 1) if each not in there)
