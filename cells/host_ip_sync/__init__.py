@@ -7,8 +7,9 @@ Why:    the datapath takes an address for the node's, and its traffic for the ho
 """
 
 from cells.host_ip_sync.kernel import host_maps
+from cells.host_ip_sync.settings import HostIPSettings
 from cells.host_ip_sync.sync import HostIPSync, HostMaps
-from lifecycle import invoke, module, provide, provide_private
+from lifecycle import config, invoke, module, provide, provide_private
 
 __all__ = ["HostIPSync", "HostMaps", "cell"]
 
@@ -21,6 +22,7 @@ def run(sync: HostIPSync) -> None:
 cell = module(
     "host-ip-sync",
     "Addresses of the node in the datapath's maps",
+    config(HostIPSettings),
     provide(HostIPSync),
     provide_private(host_maps),
     invoke(run),

@@ -5,10 +5,11 @@ Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), for IPv4.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import Final, Protocol
 
 from cells.devices import Device
+from cells.host_ip_sync.settings import HostIPSettings
 from cells.router import Router
 from lifecycle import (
     BatchError,
@@ -62,13 +63,17 @@ class HostMaps(Protocol):
         ...
 
 
-def wanted(devices: Iterable[Device], router: IPv4Address) -> dict[IPv4Network, int]:
+def wanted(
+    devices: Iterable[Device], router: IPv4Address, excluded: Collection[IPv4Network | IPv6Network] = ()
+) -> dict[IPv4Network, int]:
     """The identity of each prefix this node answers for.
 
-    The world, the router's address, and those of every device but 127.0.0.0/8.
+    The world, the router's address, and those of every device but 127.0.0.0/8 and what is excluded.
     """
     found = {address.ip for device in devices for address in device.addresses}
-    ours = sorted({ip for ip in found if not ip.is_loopback} | {router})
+    ours = sorted(
+        {ip for ip in found if not (ip.is_loopback or any(ip in each for each in excluded))} | {router}
+    )
     return {EVERYWHERE: WORLD} | {IPv4Network(ip): HOST for ip in ours}
 
 
@@ -138,13 +143,15 @@ class HostIPSync:
         maps: HostMaps,
         devices: Table[Device],
         router: Router,
+        settings: HostIPSettings,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
         log: Logger,
     ) -> None:
-        addresses = devices.derive(lambda rows: wanted(rows, router.ip), name="host-addresses")
+        excluded = settings.excluded()
+        addresses = devices.derive(lambda rows: wanted(rows, router.ip, excluded), name="host-addresses")
         self._reconciler = Reconciler(addresses, HostEntries(maps, log), full_every=INTERVAL)
         tables.add(addresses, self._reconciler.statuses)
         lifecycle.append(Hook("sync host addresses", self._first))

@@ -11,6 +11,7 @@ import structlog
 
 from cells.devices import Device
 from cells.host_ip_sync import HostIPSync, HostMaps
+from cells.host_ip_sync.settings import HostIPSettings
 from cells.host_ip_sync.sync import EVERYWHERE, HOST, WORLD, HostEntries, wanted
 from cells.router import Router
 from lifecycle import (
@@ -21,12 +22,14 @@ from lifecycle import (
     StartError,
     Table,
     Tables,
+    config,
     invoke,
     module,
     provide,
 )
 
 ROUTER = IPv4Address("10.0.1.5")
+EXCLUDED = [IPv4Network("192.0.2.0/24"), IPv4Network("10.0.1.0/24")]
 NONE: Mapping[str, bool] = MappingProxyType({})
 
 
@@ -102,6 +105,16 @@ def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
     }
 
 
+def test_excluded_addresses_are_not_the_hosts_but_the_routers_is() -> None:
+    found = wanted([device(2, "192.0.2.1/24", "198.51.100.4/24", "10.0.1.5/32")], ROUTER, EXCLUDED)
+    assert found == {EVERYWHERE: WORLD, IPv4Network("198.51.100.4"): HOST, IPv4Network(ROUTER): HOST}
+
+
+def test_an_excluded_network_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"exclude-local-address=192\.0\.2\.1/24: expected a network"):
+        HostIPSettings(exclude_local_address=("192.0.2.1/24",)).validate()
+
+
 def test_a_first_run_writes_host_and_world() -> None:
     maps = FakeMaps()
     run(maps, "192.0.2.1", "10.0.1.5")
@@ -170,7 +183,14 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
     def kernel() -> HostMaps:
         return maps
 
-    parts = (provide(device_table), provide(router), provide(HostIPSync), provide(kernel), invoke(root))
+    parts = (
+        config(HostIPSettings),
+        provide(device_table),
+        provide(router),
+        provide(HostIPSync),
+        provide(kernel),
+        invoke(root),
+    )
     return Hive(module("host-ip-sync", "Host addresses", *parts))
 
 
