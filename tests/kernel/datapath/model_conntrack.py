@@ -85,11 +85,17 @@ class Conntrack:
         self.entries: dict[Key, Entry] = {}
 
     def look_up(self, flow: Flow, direction: Direction, now: int) -> Status:
-        """What the packet is, noted in the entry it belongs to. The answer is tried first."""
-        if self._belongs(Key.answered_by(flow, direction), flow, direction, now):
-            return Status.RELATED if flow.related else Status.REPLY
-        if self._belongs(Key.started_by(flow, direction), flow, direction, now):
-            return Status.ESTABLISHED
+        """What the packet is, noted in the entry it belongs to.
+
+        It belongs to one at most, except when a flow ended and its other side began anew between the same
+        ports: then to the one that it looks like.
+        """
+        for answer in (flow.answer_likely, not flow.answer_likely):
+            key = Key.answered_by(flow, direction) if answer else Key.started_by(flow, direction)
+            if self._belongs(key, flow, direction, now):
+                if not answer:
+                    return Status.ESTABLISHED
+                return Status.RELATED if flow.related else Status.REPLY
         return Status.NEW
 
     def _belongs(self, key: Key, flow: Flow, direction: Direction, now: int) -> bool:

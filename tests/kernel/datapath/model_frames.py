@@ -68,6 +68,33 @@ def host_frames(draw: st.DrawFn) -> bytes:
     return bytes(Ether(src=NET_MAC, dst=NET_MAC) / draw(ipv4()))
 
 
+CONVERSATIONS = ((A.ip, B.ip), (B.ip, A.ip), (A.ip, OUTSIDE), (ROUTER, A.ip))
+"""Who started, and with whom. Few, so that packets of one follow each other."""
+
+
+@st.composite
+def said(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
+    """A packet of one of the conversations, either way, and the pod that sends it; None: the host does."""
+    starter, peer = draw(st.sampled_from(CONVERSATIONS))
+    answers = draw(st.booleans())
+    source, destination = (peer, starter) if answers else (starter, peer)
+    sport, dport = (80, 40000) if answers else (40000, 80)
+    match draw(st.sampled_from(("tcp",) * 6 + ("udp", "echo", "error"))):
+        case "tcp":
+            body = TCP(sport=sport, dport=dport, flags=draw(st.sampled_from(TCP_FLAGS)))
+        case "udp":
+            body = UDP(sport=sport, dport=dport)
+        case "echo":
+            body = ICMP(type=0 if answers else 8, id=77)
+        case _:
+            body = ICMP(type=draw(st.sampled_from((3, 11))), code=draw(st.sampled_from((1, 4)))) / Raw(
+                bytes(28)
+            )
+    pod = next((pod for pod in PODS if pod.ip == source), None)
+    ends = {"src": pod.mac, "dst": pod.host_mac} if pod else {"src": NET_MAC, "dst": NET_MAC}
+    return pod, bytes(Ether(**ends) / IP(src=source, dst=destination) / body)
+
+
 @st.composite
 def damaged(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
     """A frame cut short, or with bytes of its headers changed."""

@@ -45,6 +45,8 @@ class Flow:
     """An ICMP error: it belongs to whatever flow the two addresses have."""
     frag_needed: bool = False
     """The one error that no policy may stop: path MTU discovery needs it (RFC 1191)."""
+    answer_likely: bool = False
+    """Whether it looks like an answer: from the lower port, an echo's reply, or an error."""
 
 
 class RefusedError(Exception):
@@ -82,7 +84,12 @@ def _read_transport(source: Address, destination: Address, protocol: int, hops: 
         return _read_icmp(source, destination, hops, body)
     sport, dport = struct.unpack_from(">HH", body)
     flags = body[13] if protocol == TCP else 0
-    return Flow(source, destination, protocol, hops, sport, dport, policy_port=dport, tcp_flags=flags)
+    return Flow(
+        *(source, destination, protocol, hops, sport, dport),
+        policy_port=dport,
+        tcp_flags=flags,
+        answer_likely=sport < dport,
+    )
 
 
 def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) -> Flow:
@@ -97,6 +104,7 @@ def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) ->
         policy_port=kind,
         related=kind in {3, 11, 12},
         frag_needed=(kind, code) == (3, 4),
+        answer_likely=kind in {0, 3, 11, 12},
     )
 
 
