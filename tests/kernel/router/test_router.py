@@ -15,7 +15,7 @@ from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
 from cells.netlink import HostLinks, LinkInfo
 from cells.router import Router
-from lifecycle import Hive, invoke
+from lifecycle import Hive, explain, invoke
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -143,3 +143,13 @@ async def test_the_node_can_be_reached_at_the_routers_address(in_node: None) -> 
             tasks.start_soon(listener.serve, lambda stream: stream.aclose())
             async with await anyio.connect_tcp(str(hive.get(Router).ip), port):
                 tasks.cancel_scope.cancel()
+
+
+async def test_families_the_router_does_not_have_are_refused_in_one_line(in_node: None) -> None:
+    with pytest.raises(Exception) as failed:  # noqa: PT011  (start errors are groups)
+        async with agent(**{"enable-ipv6": "true"}):
+            pass
+    text = explain(failed.value)
+    assert text is not None
+    assert "the router is IPv4 only as yet" in text
+    assert "\n" not in text
