@@ -55,10 +55,12 @@ $(BIN)/python: | debian
 # The build compiles too; the rules below serve those who change the C afterwards.
 .make/installed: pyproject.toml hatch_build.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch $@
 
 .make/installed-dev: pyproject.toml hatch_build.py | $(BIN)/python debian-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch .make/installed $@
 
 $(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch]) cells/datapath/build.py | debian

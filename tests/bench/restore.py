@@ -38,7 +38,7 @@ class Restart:
     restored: float
     """From the start of the hook that restores to its end: everything claimed, left-overs gone."""
     exposed: float
-    """From the start of the hook that exposes to all being visible."""
+    """From the start of the hook that restores to all being visible; the router is set up in between."""
     regenerated: float
     """From there to all made right."""
     serving: float
@@ -55,12 +55,15 @@ def restart(node: PluginNode, count: int) -> Restart:
     pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16")
     serving = wait_serving(made, pid, began) * 1000
     timeline = ask("/hive/timeline", agent_process.api_socket(pid))
-    took = {span["id"]: span["took"] * 1000 for span in timeline["spans"] if span["kind"] == "start"}
+    starts = [span for span in timeline["spans"] if span["kind"] == "start"]
+    took = {span["id"]: span["took"] * 1000 for span in starts}
+    began_at = {span["id"]: span["began"] * 1000 for span in starts}
     told = EXPOSED_LINE.search(made.agent_log.read_text())
     if told is None or int(told[1]) != count:
         raise RuntimeError(f"{count} endpoints, but: {told and told[0]}\n{agent_process.log_end(made)}")
     exposed, regenerated = float(told[2]), float(told[3])
-    return Restart(took[RESTORE], exposed, regenerated - exposed, serving)
+    between = began_at[EXPOSE] - began_at[RESTORE]
+    return Restart(took[RESTORE], between + exposed, regenerated - exposed, serving)
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:

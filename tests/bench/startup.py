@@ -107,7 +107,7 @@ def asyncio_start() -> tuple[float, float]:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """KiB that a process holds: PSS shares pages among those who map them, RSS does not."""
+    """KiB that a process holds: PSS shares pages among those who map them now, RSS does not."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     rows = (line.split() for line in text.splitlines()[1:])
     return {row[0].rstrip(":"): float(row[1]) for row in rows}
@@ -155,9 +155,9 @@ def memories(folder: Path, rounds: int) -> list[Figure]:
         Figure("memory without pods, RSS", "KiB", sample(lambda i: empty[i]["Rss"])),
         Figure(f"memory with {PODS} pods, PSS", "KiB", sample(lambda i: full[i]["Pss"])),
         Figure(
-            "memory a pod, PSS",
+            "memory a pod, RSS",
             "KiB",
-            sample(lambda i: (full[i]["Pss"] - empty[i]["Pss"]) / PODS),
+            sample(lambda i: (full[i]["Rss"] - empty[i]["Rss"]) / PODS),
             MEMORY_POD,
         ),
         Figure(f"memory after {PODS} pods have gone, PSS", "KiB", sample(lambda i: emptied[i]["Pss"])),
