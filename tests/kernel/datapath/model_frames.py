@@ -52,6 +52,8 @@ def ipv4(draw: st.DrawFn, source: str | None = None) -> Packet:
         packet.proto = draw(st.sampled_from((2, 47, 132, 255)))
     if draw(st.integers(0, 9)) == 0:
         packet.options = [b"\x01" * 8]
+    if draw(st.integers(0, 9)) == 0:
+        packet.chksum = draw(st.sampled_from((0xFEFF, 0xFEFE, 0xFFFF, 0)))  # where the carry of a hop goes
     return packet / transport
 
 

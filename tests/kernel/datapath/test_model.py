@@ -23,6 +23,7 @@ from tests.kernel.datapath.model_frames import (
     said,
 )
 from tests.kernel.datapath.model_packet import Direction
+from tests.kernel.datapath.packets import from_pod, tcp
 from tests.kernel.datapath.world import NET_MAC, NODE, ROUTER, A, B, Outcome, Pod, World, raw
 
 pytestmark = pytest.mark.kernel
@@ -200,7 +201,7 @@ class Node(RuleBasedStateMachine):
 
 def test_any_sequence_of_packets_is_treated_as_the_model_says(loaded_world: World) -> None:
     bounded = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, phases=(Phase.generate,)
+        max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, phases=(Phase.generate,)
     )
     on_this_world = type("OnThisWorld", (Node,), {"world": loaded_world})
     run_state_machine_as_test(on_this_world, settings=bounded)
@@ -242,3 +243,28 @@ def test_any_frame_of_the_host_is_treated_as_the_model_says(
     pair.allow(A, rules)
     pair.host_sends(frame)
     pair.compare_memory()
+
+
+close_rules = st.dictionaries(
+    st.sampled_from(
+        [
+            PolicyKey(identity, True, *kind)
+            for identity in (0, B.identity)
+            for kind in ((0,), (6,), (6, 80, 16), (6, 64, 10))
+        ]
+    ),
+    st.booleans(),
+    min_size=1,
+    max_size=3,
+)
+"""Rules that are all about the packet below: few, or the most specific of them hides what the others do."""
+
+
+@given(rules=close_rules)
+@one_each
+def test_of_any_rules_those_decide_that_the_model_says(
+    loaded_world: World, rules: dict[PolicyKey, bool]
+) -> None:
+    pair = Pair(loaded_world)
+    pair.allow(A, rules)
+    pair.pod_sends(A, bytes(from_pod(A) / tcp(A.ip, B.ip, "S")))
