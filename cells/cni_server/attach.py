@@ -131,7 +131,7 @@ class Attacher:
         with explained("unable to set up veth on host side"):
             self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
         with explained("unable to configure interfaces in container namespace: error configuring IPv4"):
-            pod_side.link.configure(created.pod_ifindex, call.ifname, allocation.ip, gateway, mtu)
+            pod_side.link.configure(created.pod_ifindex, call.ifname, (allocation.ip,), (gateway,), mtu)
         with explained("unable to set up veth on host side"):
             self._links.sync_carrier(created.host_ifindex)
         attached = Attached(

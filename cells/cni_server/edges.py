@@ -5,8 +5,8 @@ Needs: nothing.   Gives: Links, PodEnd, Addresses, EndpointBook, PolicyPool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from ipaddress import IPv4Address
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
 from cells.endpoint import Endpoint, EndpointRequest
@@ -42,9 +42,14 @@ class PodEnd(Protocol):
     """One pod's links; cells.netlink.PodLink. Methods raise NetlinkError."""
 
     def configure(
-        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+        self,
+        ifindex: int,
+        name: str,
+        addresses: Sequence[IPv4Address | IPv6Address],
+        gateways: Sequence[IPv4Address | IPv6Address],
+        mtu: int,
     ) -> None:
-        """Up, address, routes."""
+        """Up, addresses, routes through the gateways (one per address)."""
         ...
 
     def delete(self, name: str) -> bool:

@@ -7,7 +7,7 @@ pyroute2's encoder byte by byte. Nothing here talks to the kernel.
 import errno
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
 
 from cells.netlink.wire import (
     NLM_F_CREATE,
@@ -26,7 +26,7 @@ RTM_NEWROUTE, RTM_DELROUTE = 24, 25
 RTM_NEWQDISC = 36
 RTM_NEWTFILTER = 44
 
-AF_INET = 2
+AF_INET, AF_INET6 = 2, 10
 IFF_UP = 0x1
 IFF_NOARP = 0x80
 
@@ -41,6 +41,7 @@ RTEXT_FILTER_SKIP_STATS = 1 << 3
 IPV4_DEVCONF_RP_FILTER = 8
 
 IFA_ADDRESS, IFA_LOCAL = 1, 2
+IFA_F_NODAD = 0x02
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS = 1, 4, 5, 7, 8
 RTAX_MTU = 2
 RT_TABLE_MAIN = 254
@@ -172,15 +173,24 @@ def delete_link_named(name: str) -> Request:
     return Request(f"delete link {name}", RTM_DELLINK, 0, _NO_LINK + text(IFLA_IFNAME, name))
 
 
-def add_address(ifindex: int, name: str, address: IPv4Address) -> Request:
-    """Give a link an address as a /32; one that is there already is an error."""
-    packed = address.packed
+def family_of(address: IPv4Address | IPv6Address | IPv4Network | IPv6Network) -> int:
+    """The address family number the kernel has for it."""
+    return AF_INET if address.version == 4 else AF_INET6
+
+
+def add_address(ifindex: int, name: str, address: IPv4Address | IPv6Address) -> Request:
+    """Give a link an address of its own length, /32 or /128; one that is there already is an error.
+
+    An IPv6 address is usable at once: there is nobody on the link to have it twice (RFC 4862, section 5.4).
+    """
+    packed, length = address.packed, address.max_prefixlen
+    flags = 0 if address.version == 4 else IFA_F_NODAD
     body = (
-        ADDRESS.pack(AF_INET, 32, 0, RT_SCOPE_UNIVERSE, ifindex)
+        ADDRESS.pack(family_of(address), length, flags, RT_SCOPE_UNIVERSE, ifindex)
         + attribute(IFA_LOCAL, packed)
         + attribute(IFA_ADDRESS, packed)
     )
-    return Request(f"add address {address}/32 to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    return Request(f"add address {address}/{length} to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def delete_address(ifindex: int, name: str, address: IPv4Interface) -> Request:
@@ -197,10 +207,10 @@ def dump_addresses() -> Request:
 
 def add_route(
     ifindex: int,
-    destination: IPv4Network,
+    destination: IPv4Network | IPv6Network,
     *,
-    via: IPv4Address | None = None,
-    source: IPv4Address | None = None,
+    via: IPv4Address | IPv6Address | None = None,
+    source: IPv4Address | IPv6Address | None = None,
     mtu: int = 0,
     replace: bool = False,
 ) -> Request:
@@ -209,7 +219,7 @@ def add_route(
     An equal route that exists is fine. ``replace`` also changes one with other attributes.
     """
     body = _ROUTE.pack(
-        AF_INET,
+        family_of(destination),
         destination.prefixlen,
         0,
         0,

@@ -1,16 +1,17 @@
-"""The pod's side: address, routes, up, over a netlink socket that was opened inside the pod's namespace.
+"""The pod's side: addresses, routes, up, over a netlink socket that was opened inside the pod's namespace.
 
 Needs: the socket's descriptor, which stays the caller's.   Gives: PodLink.
 """
 
 import errno
 import os
-from ipaddress import IPv4Address, IPv4Network
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError
 
-_EVERYWHERE = IPv4Network("0.0.0.0/0")
+_EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
 
 
 class PodLink:
@@ -21,18 +22,28 @@ class PodLink:
         self._connection = Connection(fd)
 
     def configure(
-        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+        self,
+        ifindex: int,
+        name: str,
+        addresses: Sequence[IPv4Address | IPv6Address],
+        gateways: Sequence[IPv4Address | IPv6Address],
+        mtu: int,
     ) -> None:
-        """Up, ``address``/32, ``gateway``/32 on the link, a default route through it with ``mtu``: one batch.
+        """Up, the addresses, each gateway on the link, default routes through them with ``mtu``: one batch.
 
-        Routes that exist are fine (another plugin may have made them); an address that exists is EEXIST.
+        ``gateways`` has one per address, in the same order; ValueError otherwise. An IPv6 address needs IPv6
+        on in the pod's namespace, else the kernel says EACCES: no netlink message can switch it on. Routes
+        that exist are fine (another plugin may have made them); an address that exists is EEXIST.
         """
-        self._connection.run(
-            m.link_up(ifindex, name),
-            m.add_address(ifindex, name, address),
-            m.add_route(ifindex, IPv4Network(gateway)),
-            m.add_route(ifindex, _EVERYWHERE, via=gateway, mtu=mtu),
-        )
+        batch = [m.link_up(ifindex, name)]
+        for address, gateway in zip(addresses, gateways, strict=True):
+            itself = IPv4Network(gateway) if isinstance(gateway, IPv4Address) else IPv6Network(gateway)
+            batch += (
+                m.add_address(ifindex, name, address),
+                m.add_route(ifindex, itself),  # before the default route, which is only reachable by it
+                m.add_route(ifindex, _EVERYWHERE[gateway.version], via=gateway, mtu=mtu),
+            )
+        self._connection.run(*batch)
 
     def delete(self, name: str) -> bool:
         """Delete the link of that name, blocking 14 to 20 ms for RCU; False, at once, when there is none."""

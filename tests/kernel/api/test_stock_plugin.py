@@ -73,7 +73,7 @@ async def test_a_pod_of_the_stock_plugin_reaches_the_node_until_it_is_deleted() 
                 rtnetlink = open_socket()
                 client_socket = socket.socket()
                 late_socket = socket.socket()
-            PodLink(rtnetlink).configure(made.pod_ifindex, "eth0", address, gateway, 1500)
+            PodLink(rtnetlink).configure(made.pod_ifindex, "eth0", (address,), (gateway,), 1500)
 
             with socket.create_server((str(gateway), 0)) as server, client_socket, late_socket:
                 await to_thread.run_sync(connect, client_socket, server.getsockname())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,14 @@ class Stubborn(PodLink):
     """A pod that takes everything and then says no."""
 
     def configure(
-        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+        self,
+        ifindex: int,
+        name: str,
+        addresses: Sequence[IPv4Address | IPv6Address],
+        gateways: Sequence[IPv4Address | IPv6Address],
+        mtu: int,
     ) -> None:
-        super().configure(ifindex, name, address, gateway, mtu)
+        super().configure(ifindex, name, addresses, gateways, mtu)
         raise NetlinkError(errno.EPERM, f"add route to {name}")
 
 

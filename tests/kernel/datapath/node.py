@@ -91,7 +91,7 @@ class LiveNode:
         link = self.links.create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, net.net))
         with inside(net):
             fd = open_socket()
-        PodLink(fd).configure(link.pod_ifindex, "eth0", ip, ROUTER, 1500)
+        PodLink(fd).configure(link.pod_ifindex, "eth0", (ip,), (ROUTER,), 1500)
         os.close(fd)
         policy = create_map(policy_spec(number, 16384))
         self.maps.policies.update(struct.pack("<I", number), struct.pack("<I", policy.fd))

@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 
 import anyio
@@ -125,7 +125,7 @@ async def test_a_pod_gets_its_address_and_routes(in_node: None) -> None:
         created = links.create_veth(pair(1, pod.net))
         fd = in_pod(pod)
         link = PodLink(fd)
-        arguments = (created.pod_ifindex, "eth0", IPv4Address("10.0.1.7"), IPv4Address("10.0.1.5"), 1400)
+        arguments = (created.pod_ifindex, "eth0", [IPv4Address("10.0.1.7")], [IPv4Address("10.0.1.5")], 1400)
         link.configure(*arguments)
         addresses, routes = pod.run(pod_network)
         assert addresses == ["10.0.1.7/32"]
@@ -133,6 +133,41 @@ async def test_a_pod_gets_its_address_and_routes(in_node: None) -> None:
         with pytest.raises(NetlinkError, match=r"add address 10.0.1.7/32 to eth0: File exists"):
             link.configure(*arguments)
         os.close(fd)
+
+
+async def test_a_pod_gets_addresses_and_routes_of_both_families(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        addresses: list[IPv4Address | IPv6Address] = [IPv6Address("fd00::7"), IPv4Address("10.0.1.7")]
+        gateways: list[IPv4Address | IPv6Address] = [IPv6Address("fd00::5"), IPv4Address("10.0.1.5")]
+        PodLink(fd).configure(created.pod_ifindex, "eth0", addresses, gateways, 1400)
+        assert pod.run(pod_network)[0] == ["10.0.1.7/32"]
+        given, routes = pod.run(pod_network6)
+        assert given == [("fd00::7/128", True)]
+        assert routes == {("::/0", "fd00::5", 1400), ("fd00::5/128", None, None)}
+        os.close(fd)
+
+
+def pod_network6() -> tuple[list[tuple[str, bool]], set[tuple[str, str | None, int | None]]]:
+    """Global IPv6 addresses, whether without duplicate detection, and the routes asked for."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        addresses = [
+            (f"{row.get_attr('IFA_ADDRESS')}/{row['prefixlen']}", bool(row["flags"] & 0x02))
+            for row in ip.get_addr(family=10, scope=0)
+        ]
+        routes = {
+            (
+                f"{row.get_attr('RTA_DST', '::')}/{row['dst_len']}",
+                row.get_attr("RTA_GATEWAY"),
+                row.get_nested("RTA_METRICS", "RTAX_MTU"),
+            )
+            for row in ip.get_routes(family=10, table=254)
+            if row["dst_len"] == 0 or row.get_attr("RTA_DST") == "fd00::5"
+        }
+    return addresses, routes
 
 
 def pod_network() -> tuple[list[str], list[tuple[str, str | None, int, int | None]]]:

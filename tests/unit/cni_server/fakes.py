@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 import anyio
 import anyio.lowlevel
@@ -32,7 +32,7 @@ class FakeLink:
     mtu: int
     alias: str = ""
     up: bool = False
-    configured: tuple[IPv4Address, IPv4Address, int] | None = None
+    configured: tuple[IPv4Address | IPv6Address | int, ...] | None = None
 
 
 @dataclass
@@ -184,11 +184,16 @@ class FakePod:
     number: int
 
     def configure(
-        self, ifindex: int, name: str, address: IPv4Address, gateway: IPv4Address, mtu: int
+        self,
+        ifindex: int,
+        name: str,
+        addresses: Sequence[IPv4Address | IPv6Address],
+        gateways: Sequence[IPv4Address | IPv6Address],
+        mtu: int,
     ) -> None:
         if self.node._step("configure"):
             raise NetlinkError(errno.ENETUNREACH, f"add route to {name}")
-        self.node.links[ifindex - 1000].configured = (address, gateway, mtu)
+        self.node.links[ifindex - 1000].configured = (*addresses, *gateways, mtu)
 
     def delete(self, name: str) -> bool:
         if self.node._step("delete in pod"):

@@ -1,7 +1,7 @@
 """Every packed message equals what pyroute2 encodes, byte by byte."""
 
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
 
 import pytest
@@ -63,13 +63,13 @@ def activated() -> bytes:
     return len(sent).to_bytes(4, "little") + sent[4:]
 
 
-def address(kind: int, flags: int, attributes: list[Any]) -> bytes:
-    fields = {"family": 2, "prefixlen": 32, "index": 2}
+def address(kind: int, flags: int, attributes: list[Any], other: dict[str, int] | None = None) -> bytes:
+    fields = {"family": 2, "prefixlen": 32, "index": 2, **(other or {})}
     return filled(ifaddrmsg(), kind, REQUEST | ACK | flags, fields, attributes)
 
 
-def route(flags: int, prefix: int, scope: int, attributes: list[Any]) -> bytes:
-    fields = {"family": 2, "dst_len": prefix, "table": 254, "proto": 3, "scope": scope, "type": 1}
+def route(flags: int, prefix: int, scope: int, attributes: list[Any], family: int = 2) -> bytes:
+    fields = {"family": family, "dst_len": prefix, "table": 254, "proto": 3, "scope": scope, "type": 1}
     return filled(rtmsg(), 24, REQUEST | ACK | flags, fields, attributes)
 
 
@@ -135,6 +135,15 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.add_address(2, "eth0", POD),
         lambda: address(20, CREATE | EXCL, [("IFA_LOCAL", "10.0.1.7"), ("IFA_ADDRESS", "10.0.1.7")]),
     ),
+    "add an IPv6 address": (
+        messages.add_address(2, "eth0", IPv6Address("fd00::7")),
+        lambda: address(
+            20,
+            CREATE | EXCL,
+            [("IFA_LOCAL", "fd00::7"), ("IFA_ADDRESS", "fd00::7")],
+            {"family": 10, "prefixlen": 128, "flags": 0x02},  # IFA_F_NODAD
+        ),
+    ),
     "remove an address": (
         messages.delete_address(2, "cilium_host", IPv4Interface("10.0.1.7/32")),
         lambda: address(21, 0, [("IFA_LOCAL", "10.0.1.7")]),
@@ -146,6 +155,20 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     "route to the gateway": (
         messages.add_route(2, IPv4Network("10.0.1.5/32")),
         lambda: route(CREATE | EXCL, 32, 253, [("RTA_DST", "10.0.1.5"), ("RTA_OIF", 2)]),
+    ),
+    "route to the IPv6 gateway": (
+        messages.add_route(2, IPv6Network("fd00::5/128")),
+        lambda: route(CREATE | EXCL, 128, 253, [("RTA_DST", "fd00::5"), ("RTA_OIF", 2)], family=10),
+    ),
+    "IPv6 default route": (
+        messages.add_route(2, IPv6Network("::/0"), via=IPv6Address("fd00::5"), mtu=1450),
+        lambda: route(
+            CREATE | EXCL,
+            0,
+            0,
+            [("RTA_GATEWAY", "fd00::5"), ("RTA_OIF", 2), ("RTA_METRICS", {"attrs": [("RTAX_MTU", 1450)]})],
+            family=10,
+        ),
     ),
     "default route": (
         messages.add_route(2, IPv4Network("0.0.0.0/0"), via=ROUTER, mtu=1450),
