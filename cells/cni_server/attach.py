@@ -135,7 +135,7 @@ class Attacher:
         with explained("unable to set up veth on host side"):
             self._links.sync_carrier(created.host_ifindex)
         attached = Attached(
-            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, allocation.ip, gateway
+            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, (allocation.ip,), (gateway,)
         )
         return endpoint, result_json(attached, call.conf.cni_version)
 

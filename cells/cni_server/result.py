@@ -1,13 +1,13 @@
 """The result of an ADD, in the form of the protocol version that was asked for.
 
 Needs: nothing.   Gives: Attached, result_json.
-Source: CNI spec 0.2.0 (ip4), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without); as recorded.
+Source: CNI spec 0.2.0 (ip4, ip6), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without); as recorded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
 
@@ -23,28 +23,36 @@ class Attached:
     ifname: str
     pod_mac: bytes
     netns: str
-    address: IPv4Address
-    gateway: IPv4Address
+    addresses: tuple[IPv4Address | IPv6Address, ...]
+    """IPv6 first, where there are both."""
+    gateways: tuple[IPv4Address | IPv6Address, ...]
+    """One per address, in the same order."""
 
 
 def result_json(attached: Attached, version: str) -> bytes:
     """The result object in protocol ``version``, one of those the plugin serves."""
-    address, gateway = f"{attached.address}/32", str(attached.gateway)
-    routes = [{"dst": f"{gateway}/32"}, {"dst": "0.0.0.0/0", "gw": gateway}]
+    legacy: dict[str, object] = {}
+    ips: list[dict[str, object]] = []
+    routes: list[dict[str, str]] = []
+    for ip, router in zip(attached.addresses, attached.gateways, strict=True):
+        address, gateway = f"{ip}/{ip.max_prefixlen}", str(router)
+        everywhere = "0.0.0.0/0" if ip.version == 4 else "::/0"
+        own = [{"dst": f"{gateway}/{ip.max_prefixlen}"}, {"dst": everywhere, "gw": gateway}]
+        legacy[f"ip{ip.version}"] = {"ip": address, "gateway": gateway, "routes": own}
+        form: dict[str, object] = {"interface": 1, "address": address, "gateway": gateway}
+        ips.append({"version": str(ip.version), **form} if version.startswith("0.") else form)
+        routes += own
     if version in {"0.1.0", "0.2.0"}:
-        ip4 = {"ip": address, "gateway": gateway, "routes": routes}
-        return msgspec.json.encode({"cniVersion": version, "ip4": ip4, "dns": {}}) + b"\n"
-    ip: dict[str, object] = {"interface": 1, "address": address, "gateway": gateway}
+        return msgspec.json.encode({"cniVersion": version, **legacy, "dns": {}}) + b"\n"
     result: dict[str, object] = {
         "cniVersion": version,
         "interfaces": [
             {"name": attached.host_name, "mac": mac_text(attached.host_mac)},
             {"name": attached.ifname, "mac": mac_text(attached.pod_mac), "sandbox": attached.netns},
         ],
-        "ips": [ip],
+        "ips": ips,
         "routes": routes,
     }
     if version.startswith("0."):
-        ip["version"] = "4"
         result["dns"] = {}
     return msgspec.json.encode(result) + b"\n"
