@@ -5,7 +5,7 @@ Needs: nothing.   Gives: Endpoint, EndpointRequest, DatapathConfiguration, Endpo
 """
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 from cells.endpoint.states import State
 
@@ -57,8 +57,14 @@ class EndpointRequest:
     host_mac: bytes
     ipv4: IPv4Address | None
     pool: str = ""
+    """Of the IPv4 address."""
     expiration_uuid: str = ""
     """Expiration timer of the address, stopped once the endpoint stands; empty when none was armed."""
+    ipv6: IPv6Address | None = None
+    ipv6_pool: str = ""
+    ipv6_expiration_uuid: str = ""
+    network: str = ""
+    """Name of the CNI network the attachment belongs to; empty when the requester does not tell."""
     pod_name: str = ""
     pod_namespace: str = ""
     pod_uid: str = ""
@@ -82,6 +88,7 @@ class Endpoint:
     host_mac: bytes
     ipv4: IPv4Address | None
     pool: str
+    """Of the IPv4 address."""
     identity: int
     labels: tuple[str, ...]
     """Security-relevant labels, sorted: those the identity stands for."""
@@ -97,6 +104,19 @@ class Endpoint:
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
     policy_revision: int = 0
+    ipv6: IPv6Address | None = None
+    ipv6_pool: str = ""
+    network: str = ""
+    """Name of the CNI network the attachment belongs to; empty when it is not known."""
+
+    @property
+    def addresses(self) -> tuple[IPv6Address | IPv4Address, ...]:
+        """The pod's addresses, IPv6 first."""
+        return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
+
+    def pool_of(self, address: IPv6Address | IPv4Address) -> str:
+        """The pool one of its addresses is from."""
+        return self.ipv6_pool if address.version == 6 else self.pool
 
     @property
     def attachment_id(self) -> str:

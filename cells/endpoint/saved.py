@@ -5,7 +5,7 @@ Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default mis
 """
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 import msgspec
@@ -13,6 +13,9 @@ import msgspec
 from cells.endpoint.labels import Label, labels_sha256, parse, texts
 from cells.endpoint.model import ZERO_MAC, DatapathConfiguration, Endpoint
 from cells.endpoint.states import State
+
+CNI_NETWORK: Final = "property-cni-network"
+"""Property of our own: the name of the endpoint's CNI network."""
 
 
 class UnreadableError(Exception):
@@ -60,6 +63,8 @@ _KEYS = {
     "disable_legacy_identifiers": "DisableLegacyIdentifiers",
     "op_labels": "OpLabels",
     "lxc_mac": "LXCMAC",
+    "ipv6": "IPv6",
+    "ipv6_pool": "IPv6IPAMPool",
     "ipv4": "IPv4",
     "ipv4_pool": "IPv4IPAMPool",
     "node_mac": "NodeMAC",
@@ -83,6 +88,8 @@ class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
     disable_legacy_identifiers: bool = False
     op_labels: _OpLabels | None = None
     lxc_mac: str = ""
+    ipv6: str = ""
+    ipv6_pool: str = ""
     ipv4: str = ""
     ipv4_pool: str = ""
     node_mac: str = ""
@@ -100,8 +107,6 @@ _CONSTANT: Final = msgspec.json.encode(
     {
         "DockerNetworkID": "",
         "DockerEndpointID": "",
-        "IPv6": "",
-        "IPv6IPAMPool": "",
         "Options": {"map": {}},
         "DNSRules": None,
         "DNSRulesV2": None,
@@ -140,6 +145,8 @@ def encode(endpoint: Endpoint) -> bytes:
         disable_legacy_identifiers=endpoint.disable_legacy_identifiers,
         op_labels=_OpLabels({}, _label_map(endpoint.labels), {}, _label_map(endpoint.info_labels)),
         lxc_mac=endpoint.pod_mac.hex(":"),
+        ipv6=str(endpoint.ipv6) if endpoint.ipv6 is not None else "",
+        ipv6_pool=endpoint.ipv6_pool,
         ipv4=str(endpoint.ipv4) if endpoint.ipv4 is not None else "",
         ipv4_pool=endpoint.pool,
         node_mac=endpoint.host_mac.hex(":"),
@@ -155,7 +162,7 @@ def encode(endpoint: Endpoint) -> bytes:
             datapath.install_endpoint_route,
             datapath.disable_sip_verification,
         ),
-        properties={},
+        properties={CNI_NETWORK: endpoint.network} if endpoint.network else {},
         netns_cookie=endpoint.netns_cookie,
     )
     return _encoder.encode(saved)[:-1] + b"," + _CONSTANT
@@ -188,6 +195,9 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
         host_mac=_mac(saved.node_mac),
         ipv4=IPv4Address(saved.ipv4) if saved.ipv4 else None,
         pool=saved.ipv4_pool,
+        ipv6=IPv6Address(saved.ipv6) if saved.ipv6 else None,
+        ipv6_pool=saved.ipv6_pool,
+        network=_network(saved.properties),
         identity=identity.id,
         labels=_texts(labels or identity.labels),
         info_labels=_texts(op_labels.orchestration_info),
@@ -207,6 +217,11 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
         state=State.RESTORING,
         created=created,
     )
+
+
+def _network(properties: dict[str, object] | None) -> str:
+    network = (properties or {}).get(CNI_NETWORK, "")
+    return network if isinstance(network, str) else ""
 
 
 def _label_map(labels: tuple[str, ...]) -> _Labels:

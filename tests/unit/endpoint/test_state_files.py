@@ -3,7 +3,7 @@
 import json
 import os
 from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,9 @@ def test_what_is_written_is_read_again(files: StateFiles, endpoint: Endpoint) ->
         disable_legacy_identifiers=True,
         datapath=DatapathConfiguration(external_ipam=True, require_routing=False),
         netns_cookie=2**64 - 1,
+        ipv6=IPv6Address("fd00::7"),
+        ipv6_pool="default",
+        network="cilium",
     )
     files.write(full)
     found = files.scan().endpoints[1].endpoint
@@ -85,6 +88,9 @@ def test_what_is_written_is_read_again(files: StateFiles, endpoint: Endpoint) ->
         host_mac=st.binary(min_size=6, max_size=6),
         ipv4=st.none() | st.ip_addresses(v=4),
         pool=st.text(),
+        ipv6=st.none() | st.ip_addresses(v=6),
+        ipv6_pool=st.text(),
+        network=st.text(),
         identity=st.integers(1, 65535),
         labels=st.just(("k8s:a=b", "k8s:c")),
         pod_name=st.text(),
