@@ -7,25 +7,11 @@
 #pragma once
 
 #include "config.h"
-#include "maps.h"
+#include "ct_maps.h"
 #include "packet.h"
 
 #define CT_REPORT_INTERVAL 5 /* seconds */
 #define CT_REPORT_FLAGS (TCP_SYN | TCP_FIN | TCP_RST)
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct ct_key);
-	__type(value, struct ct_entry);
-	__uint(max_entries, 524288);
-} cilium_ct4_global SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct ct_key);
-	__type(value, struct ct_entry);
-	__uint(max_entries, 262144);
-} cilium_ct_any4_global SEC(".maps");
 
 enum ct_status {
 	CT_NEW,
