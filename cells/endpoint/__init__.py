@@ -21,7 +21,13 @@ from cells.endpoint.identity import (
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import Label, labels_sha256, parse, texts
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.model import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.model import (
+    DatapathConfiguration,
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    IPAddress,
+)
 from cells.endpoint.saved import SavedEndpoint
 from cells.endpoint.state_files import Scan, StateFiles
 from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, displayed, health_of
@@ -44,6 +50,7 @@ __all__ = [
     "EndpointRequest",
     "Endpoints",
     "Identities",
+    "IPAddress",
     "Identity",
     "Label",
     "PolicySlot",

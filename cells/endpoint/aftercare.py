@@ -6,11 +6,11 @@ Source: Cilium 1.17, regeneration recovery (n x 2 s, linear) and the conntrack s
 
 import math
 from collections.abc import Callable
-from ipaddress import IPv4Address
 
 import anyio
 
 from cells.endpoint.kernel import EndpointMaps
+from cells.endpoint.model import IPAddress
 from lifecycle import Health, Jobs, Logger
 
 BACKOFF = 2.0
@@ -26,7 +26,7 @@ class Aftercare:
         self._health = health
         self._log = log
         self._recovering: set[int] = set()
-        self._gone: set[IPv4Address] = set()
+        self._gone: set[IPAddress] = set()
         self._scrub = jobs.timer("forget-flows", self._forget, math.inf)
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
@@ -52,7 +52,7 @@ class Aftercare:
 
         self._jobs.one_shot(name, retry)
 
-    def forget_flows(self, address: IPv4Address) -> None:
+    def forget_flows(self, address: IPAddress) -> None:
         """Have the conntrack entries of this address removed soon; many at once cost no more than one."""
         self._gone.add(address)
         self._scrub.trigger()

@@ -96,6 +96,10 @@ class Identities:
         if number not in self._by_id:
             self._held.add(number)
 
+    def let_go(self, number: int) -> None:
+        """Take :meth:`hold` back: nothing means the number any more."""
+        self._held.discard(number)
+
     def release(self, number: int) -> None:
         """Give one reference back; the last one frees the number. Unknown numbers are ignored."""
         identity = self._by_id.get(number)

@@ -5,10 +5,9 @@ Gives: EndpointMaps, EndpointPrograms, EndpointAddresses: the edges, in the word
 """
 
 from collections.abc import Collection
-from ipaddress import IPv4Address
 from typing import Protocol
 
-from cells.endpoint.model import Endpoint
+from cells.endpoint.model import Endpoint, IPAddress
 
 
 class PolicySlot(Protocol):
@@ -51,22 +50,22 @@ class EndpointMaps(Protocol):
         ...
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Row of the address in cilium_lxc; not written when it is right already."""
+        """Rows of the addresses in cilium_lxc; not written where they are right already."""
         ...
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove the row unless it is no longer this endpoint's (a host address, another endpoint)."""
+        """Remove the rows, but for those no longer this endpoint's (a host address, another endpoint)."""
         ...
 
     def put_ipcache(self, endpoint: Endpoint) -> None:
-        """Row of the address in cilium_ipcache; not written when it is right already."""
+        """Rows of the addresses in cilium_ipcache; not written where they are right already."""
         ...
 
     def drop_ipcache(self, endpoint: Endpoint) -> None:
-        """Remove the row unless it no longer tells this endpoint's identity."""
+        """Remove the rows, but for those that no longer tell this endpoint's identity."""
         ...
 
-    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Remove the conntrack entries from and to these addresses; how many there were."""
         ...
 
@@ -87,10 +86,10 @@ class EndpointAddresses(Protocol):
         """The pool of addresses whose request names none."""
         ...
 
-    def release(self, ip: IPv4Address, pool: str) -> None:
+    def release(self, ip: IPAddress, pool: str) -> None:
         """Give the address back."""
         ...
 
-    def stop_expiration(self, ip: IPv4Address, pool: str, uuid: str) -> None:
+    def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
         """The address is in use now: it no longer expires. Raises when no such timer runs."""
         ...

@@ -4,10 +4,10 @@ For:   Endpoints.lookup.   Needs: nothing.   Gives: parse_id, names_of.
 Source: Cilium 1.17, endpoint id prefixes.
 """
 
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final
 
-from cells.endpoint.model import Endpoint, EndpointError
+from cells.endpoint.model import Endpoint, EndpointError, IPAddress
 
 LOCAL: Final = "cilium-local"
 GLOBAL: Final = "cilium-global"
@@ -42,11 +42,11 @@ def parse_id(text: str) -> int | str:
         raise EndpointError(400, f'unknown endpoint ID prefix "{prefix}"')
     if prefix in {"pod-name", "cep-name"}:
         rest = rest.replace(":", "/", 1)
-    elif prefix == "ipv4":
+    elif prefix in {"ipv4", "ipv6"}:
         try:
-            rest = str(IPv4Address(rest))
+            rest = str(IPv4Address(rest) if prefix == "ipv4" else IPv6Address(rest))
         except AddressValueError as error:
-            raise EndpointError(400, f'invalid IPv4 address "{rest}"') from error
+            raise EndpointError(400, f'invalid IPv{prefix[-1]} address "{rest}"') from error
     return f"{prefix}:{rest}"
 
 
@@ -63,6 +63,11 @@ def _number(text: str) -> int:
     return number
 
 
+def address_name(address: IPAddress) -> str:
+    """The name an endpoint has by one of its addresses."""
+    return f"ipv{address.version}:{address}"
+
+
 def names_of(endpoint: Endpoint) -> list[str]:
     """The names an endpoint is registered under.
 
@@ -72,8 +77,7 @@ def names_of(endpoint: Endpoint) -> list[str]:
     names = []
     if endpoint.container_id:
         names.append(f"cni-attachment-id:{endpoint.attachment_id}")
-    if endpoint.ipv4 is not None:
-        names.append(f"ipv4:{endpoint.ipv4}")
+    names.extend(map(address_name, endpoint.addresses))
     if endpoint.pod_name:
         names.append(f"cep-name:{endpoint.pod_namespace}/{endpoint.cep_name}")
     if not endpoint.disable_legacy_identifiers:

@@ -110,7 +110,7 @@ class Endpoints:
         raised, nothing is left behind.
         """
         labels, info_labels = self._labels_of(request)
-        self._registry.check_unused(_attachment_id(request), request.ipv4)
+        self._registry.check_unused(request.attachment_id, request.addresses)
         with ExitStack() as undo:
             try:
                 endpoint, policy = self._build(request, labels, info_labels, undo)
@@ -131,28 +131,29 @@ class Endpoints:
         self, request: EndpointRequest, labels: tuple[str, ...], info_labels: tuple[str, ...], undo: ExitStack
     ) -> tuple[Endpoint, PolicySlot]:
         """Make all that an endpoint is in the kernel and on disk; each step's opposite goes to ``undo``."""
-        maps, ipv4 = self._maps, request.ipv4
+        maps = self._maps
         policy = maps.acquire_policy()
         undo.callback(self._quietly, "policy map", maps.release_policy, policy)
         identity = self.identities.acquire(labels)
         undo.callback(self.identities.release, identity.id)
-        pool = request.pool or ("" if request.datapath.external_ipam else self._addresses.default_pool)
+        pool = "" if request.datapath.external_ipam else self._addresses.default_pool
         endpoint = _endpoint(request, policy.endpoint_id, identity, pool)
         endpoint = replace(endpoint, info_labels=info_labels) if info_labels else endpoint
 
         maps.fill_policy(policy)
         undo.callback(self._quietly, "endpoint config", maps.drop_config, endpoint)
         maps.put_config(endpoint)
-        if ipv4 is not None:
-            undo.callback(self._quietly, "cilium_lxc", maps.drop_lxc, endpoint)
-            maps.put_lxc(endpoint)
-            undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
-            maps.put_ipcache(endpoint)
+        undo.callback(self._quietly, "cilium_lxc", maps.drop_lxc, endpoint)
+        maps.put_lxc(endpoint)
+        undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
+        maps.put_ipcache(endpoint)
         self._programs.attach_endpoint(endpoint.ifindex)  # goes with the link
         undo.callback(self._quietly, "state directory", self._files.remove, endpoint.id)
         self._files.write(endpoint)
-        if request.expiration_uuid and ipv4 is not None:
-            self._addresses.stop_expiration(ipv4, endpoint.pool, request.expiration_uuid)
+        if request.ipv6_expiration_uuid and request.ipv6 is not None:
+            self._addresses.stop_expiration(request.ipv6, endpoint.ipv6_pool, request.ipv6_expiration_uuid)
+        if request.expiration_uuid and request.ipv4 is not None:
+            self._addresses.stop_expiration(request.ipv4, endpoint.pool, request.expiration_uuid)
         return endpoint, policy
 
     def _labels_of(self, request: EndpointRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -232,9 +233,8 @@ class Endpoints:
         maps = self._maps
         maps.fill_policy(self._policies[endpoint.id])
         maps.put_config(endpoint)
-        if endpoint.ipv4 is not None:
-            maps.put_lxc(endpoint)
-            maps.put_ipcache(endpoint)
+        maps.put_lxc(endpoint)
+        maps.put_ipcache(endpoint)
         self._programs.attach_endpoint(endpoint.ifindex)
         self._files.refresh(endpoint)
 
@@ -244,8 +244,8 @@ class Endpoints:
         """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
 
         Every step is tried whatever happened before it. Deleting what is gone does nothing. The link is the
-        caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the address
-        to the caller too, who releases it once the link is gone; one of another IPAM is never released.
+        caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
+        to the caller too, who releases them once the link is gone; another IPAM's are never released.
         """
         current = self._registry.get(endpoint.id)
         if current is None or current.created != endpoint.created:
@@ -260,10 +260,11 @@ class Endpoints:
             ("identity", partial(self.identities.release, current.identity)),
             ("state directory", partial(self._files.remove, current.id)),
         ]
-        if current.ipv4 is not None:
-            steps.append(("conntrack", partial(self._aftercare.forget_flows, current.ipv4)))
+        for address in current.addresses:
+            steps.append(("conntrack", partial(self._aftercare.forget_flows, address)))
             if release_address and not current.datapath.external_ipam:
-                steps.append(("address", partial(self._addresses.release, current.ipv4, current.pool)))
+                pool = current.pool_of(address)
+                steps.append(("address", partial(self._addresses.release, address, pool)))
         return tuple(error for what, do in steps if (error := self._quietly(what, do)))
 
     def _quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
@@ -276,7 +277,7 @@ class Endpoints:
         return ""
 
 
-def _endpoint(request: EndpointRequest, number: int, identity: Identity, pool: str) -> Endpoint:
+def _endpoint(request: EndpointRequest, number: int, identity: Identity, default_pool: str) -> Endpoint:
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -287,9 +288,9 @@ def _endpoint(request: EndpointRequest, number: int, identity: Identity, pool: s
         pod_mac=request.pod_mac,
         host_mac=request.host_mac,
         ipv4=request.ipv4,
-        pool=pool,
+        pool=(request.pool or default_pool) if request.ipv4 is not None else "",
         ipv6=request.ipv6,
-        ipv6_pool=request.ipv6_pool,
+        ipv6_pool=(request.ipv6_pool or default_pool) if request.ipv6 is not None else "",
         network=request.network,
         identity=identity.id,
         labels=identity.labels,
@@ -302,16 +303,6 @@ def _endpoint(request: EndpointRequest, number: int, identity: Identity, pool: s
         state=State.READY,
         created=time.time(),
         policy_revision=1,
-    )
-
-
-def _attachment_id(request: EndpointRequest) -> str:
-    if not request.container_id:
-        return ""
-    return (
-        f"{request.container_id}:{request.container_ifname}"
-        if request.container_ifname
-        else request.container_id
     )
 
 

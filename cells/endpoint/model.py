@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv6Address
 from cells.endpoint.states import State
 
 ZERO_MAC = bytes(6)
+IPAddress = IPv4Address | IPv6Address
 
 
 class EndpointError(Exception):
@@ -74,6 +75,18 @@ class EndpointRequest:
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
 
+    @property
+    def addresses(self) -> tuple[IPAddress, ...]:
+        """The pod's addresses, IPv6 first."""
+        return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
+
+    @property
+    def attachment_id(self) -> str:
+        """``<container id>:<container ifname>``, as of the endpoint to be; empty without a container."""
+        if not self.container_id:
+            return ""
+        return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -110,11 +123,11 @@ class Endpoint:
     """Name of the CNI network the attachment belongs to; empty when it is not known."""
 
     @property
-    def addresses(self) -> tuple[IPv6Address | IPv4Address, ...]:
+    def addresses(self) -> tuple[IPAddress, ...]:
         """The pod's addresses, IPv6 first."""
         return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
 
-    def pool_of(self, address: IPv6Address | IPv4Address) -> str:
+    def pool_of(self, address: IPAddress) -> str:
         """The pool one of its addresses is from."""
         return self.ipv6_pool if address.version == 6 else self.pool
 

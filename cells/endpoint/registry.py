@@ -4,11 +4,11 @@ For:   Endpoints.   Needs: Table[Endpoint].   Gives: Registry.
 Source: Cilium 1.17, endpoint states and names.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
-from ipaddress import IPv4Address
 
-from cells.endpoint.lookup import names_of, parse_id
-from cells.endpoint.model import Endpoint, EndpointError
+from cells.endpoint.lookup import address_name, names_of, parse_id
+from cells.endpoint.model import Endpoint, EndpointError, IPAddress
 from cells.endpoint.states import Code, State, StatusLog, Subject, Verdict, displayed, judge
 from lifecycle import Logger, Table
 
@@ -45,12 +45,13 @@ class Registry:
         numbers = self._by_container.get(container_id, ())
         return [endpoint for number in numbers if (endpoint := self.table.get(number)) is not None]
 
-    def check_unused(self, attachment: str, ipv4: IPv4Address | None) -> None:
-        """Raise EndpointError 400 when an endpoint has the attachment id ("" is nobody's) or the address."""
+    def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
+        """Raise EndpointError 400 when an endpoint has the attachment id ("" is nobody's) or an address."""
         if attachment and f"cni-attachment-id:{attachment}" in self._by_name:
             raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")
-        if ipv4 is not None and f"ipv4:{ipv4}" in self._by_name:
-            raise EndpointError(400, f"IP ipv4:{ipv4} is already in use")
+        for name in map(address_name, addresses):
+            if name in self._by_name:
+                raise EndpointError(400, f"IP {name} is already in use")
 
     def add(self, endpoint: Endpoint) -> StatusLog:
         """Make the endpoint visible; returns its new, empty status log."""

@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from cells.endpoint.identity import HOST
 from cells.endpoint.kernel import PolicySlot
-from cells.endpoint.model import Endpoint
+from cells.endpoint.model import Endpoint, IPAddress
 from cells.maps import (
     EndpointConfig,
     IpcacheKey,
@@ -49,7 +49,7 @@ def config_row(endpoint: Endpoint) -> tuple[bytes, bytes]:
     return ifindex_key(endpoint.ifindex), value.pack()
 
 
-def lxc_row(endpoint: Endpoint, ipv4: IPv4Address) -> tuple[bytes, bytes]:
+def lxc_row(endpoint: Endpoint, address: IPAddress) -> tuple[bytes, bytes]:
     """Key and value in cilium_lxc."""
     value = LxcValue(
         ifindex=endpoint.ifindex,
@@ -58,12 +58,12 @@ def lxc_row(endpoint: Endpoint, ipv4: IPv4Address) -> tuple[bytes, bytes]:
         node_mac=endpoint.host_mac,
         identity=endpoint.identity,
     )
-    return LxcKey(ipv4).pack(), value.pack()
+    return LxcKey(address).pack(), value.pack()
 
 
-def ipcache_row(endpoint: Endpoint, ipv4: IPv4Address) -> tuple[bytes, bytes]:
+def ipcache_row(endpoint: Endpoint, address: IPAddress) -> tuple[bytes, bytes]:
     """Key and value in cilium_ipcache: the pod is on this node, so there is no tunnel endpoint."""
-    return IpcacheKey.host(ipv4).pack(), IpcacheValue(endpoint.identity).pack()
+    return IpcacheKey.host(address).pack(), IpcacheValue(endpoint.identity).pack()
 
 
 def ifindex_key(ifindex: int) -> bytes:
@@ -108,37 +108,37 @@ class KernelMaps:
         self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Write the row unless it is right, or the node itself has the address now: the node wins."""
-        if endpoint.ipv4 is not None:
-            key, row = lxc_row(endpoint, endpoint.ipv4)
+        """Write what is not right, unless the node itself has the address now: the node wins."""
+        for address in endpoint.addresses:
+            key, row = lxc_row(endpoint, address)
             present = self._maps.lxc.lookup(key)
             if present != row and not (present and LxcValue.unpack(present).is_host):
                 self._maps.lxc.update(key, row)
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove the row if it still leads to this endpoint."""
-        if endpoint.ipv4 is not None:
-            key = LxcKey(endpoint.ipv4).pack()
+        """Remove what still leads to this endpoint."""
+        for address in endpoint.addresses:
+            key = LxcKey(address).pack()
             value = self._maps.lxc.lookup(key)
             if value is not None and LxcValue.unpack(value).endpoint_id == endpoint.id:
                 self._maps.lxc.delete(key)
 
     def put_ipcache(self, endpoint: Endpoint) -> None:
-        """Write the row unless it is right, or the node itself has the address now."""
-        if endpoint.ipv4 is not None:
-            key, row = ipcache_row(endpoint, endpoint.ipv4)
+        """Write what is not right, unless the node itself has the address now."""
+        for address in endpoint.addresses:
+            key, row = ipcache_row(endpoint, address)
             present = self._maps.ipcache.lookup(key)
             if present != row and not (present and IpcacheValue.unpack(present).identity == HOST):
                 self._maps.ipcache.update(key, row)
 
     def drop_ipcache(self, endpoint: Endpoint) -> None:
-        """Remove the row if it still tells this endpoint's identity."""
-        if endpoint.ipv4 is not None:
-            key, ours = ipcache_row(endpoint, endpoint.ipv4)
+        """Remove what still tells this endpoint's identity."""
+        for address in endpoint.addresses:
+            key, ours = ipcache_row(endpoint, address)
             if self._maps.ipcache.lookup(key) == ours:
                 self._maps.ipcache.delete(key)
 
-    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Go through the conntrack maps in a worker thread: they may be large."""
         wanted = frozenset(address.packed for address in addresses)
         ids = [self._maps.ct4_tcp.id, self._maps.ct4_any.id]

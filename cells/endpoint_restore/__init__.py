@@ -3,20 +3,24 @@
 Reconciler, once, in three steps that others order themselves by:
 OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs gone)
 → ExposedEndpoints (visible, and the kernel made right where it was not).
+What an endpoint of unreadable state has stays reserved until its link goes: KeptEndpoints.
 Needs:  StateFiles, Ipam, HostLinks, Maps, PolicyMaps, Endpoints.   Gives: the three.
 Why:    pods keep talking while there is no agent; they must not notice that one comes back.
 """
 
 from cells.endpoint_restore.cell import cell
-from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreAddresses, RestoreLinks
+from cells.endpoint_restore.edges import LeftAddress, LeftMaps, LinkEvents, RestoreAddresses, RestoreLinks
 from cells.endpoint_restore.exposed import ExposedEndpoints
+from cells.endpoint_restore.kept import KeptEndpoints
 from cells.endpoint_restore.old import OldEndpoints
 from cells.endpoint_restore.restored import RestoredEndpoints
 
 __all__ = [
     "ExposedEndpoints",
+    "KeptEndpoints",
     "LeftAddress",
     "LeftMaps",
+    "LinkEvents",
     "OldEndpoints",
     "RestoreAddresses",
     "RestoreLinks",

@@ -3,15 +3,17 @@
 Needs: Ipam, HostLinks, Maps, PolicyMaps and the endpoint cell.   Gives: cell.
 """
 
-from cells.endpoint_restore.edges import LeftMaps, RestoreAddresses, RestoreLinks
+from cells.endpoint_restore.edges import LeftMaps, LinkEvents, RestoreAddresses, RestoreLinks
 from cells.endpoint_restore.exposed import ExposedEndpoints
+from cells.endpoint_restore.kept import KeptEndpoints
 from cells.endpoint_restore.left_maps import KernelLeftMaps
+from cells.endpoint_restore.link_events import KernelLinkEvents
 from cells.endpoint_restore.old import OldEndpoints
 from cells.endpoint_restore.restored import RestoredEndpoints
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
 from cells.netlink import HostLinks
-from lifecycle import module, provide
+from lifecycle import invoke, module, provide, provide_private
 
 
 def left_maps(maps: Maps, policies: PolicyMaps) -> LeftMaps:
@@ -22,6 +24,11 @@ def left_maps(maps: Maps, policies: PolicyMaps) -> LeftMaps:
 def restore_links(links: HostLinks) -> RestoreLinks:
     """The node's links, as restore looks at them."""
     return links
+
+
+def link_events() -> LinkEvents:
+    """News from the kernel."""
+    return KernelLinkEvents()
 
 
 def restore_addresses(ipam: Ipam) -> RestoreAddresses:
@@ -40,4 +47,6 @@ cell = module(
         RestoredEndpoints,
         ExposedEndpoints,
     ),
+    provide_private(link_events, KeptEndpoints),
+    invoke(KeptEndpoints),
 )

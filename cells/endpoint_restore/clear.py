@@ -9,9 +9,8 @@ The rows of endpoints that live on are not touched, nor those that stand for the
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 
-from cells.endpoint import StateFiles
+from cells.endpoint import IPAddress, StateFiles
 from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreLinks
 from cells.endpoint_restore.validate import abandoned
 from cells.netlink import LinkInfo
@@ -22,7 +21,7 @@ from lifecycle import HiveError, Logger
 class Living:
     """What must not be cleared away."""
 
-    addresses: frozenset[IPv4Address]
+    addresses: frozenset[IPAddress]
     links: frozenset[int]
     """Link indexes of the endpoints."""
     unsure: frozenset[int]
@@ -51,7 +50,7 @@ class Clearing:
         The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
         """
         living = self._living
-        dead = [row.ipv4 for row in rows if not row.is_host and row.ipv4 not in living.addresses]
+        dead = [row.ip for row in rows if not row.is_host and row.ip not in living.addresses]
         async with self._step("cilium_lxc"):
             for address in dead:
                 self._left.drop_address(address)

@@ -1,13 +1,14 @@
 """What restore touches outside, in its own words, so that a fake takes a line.
 
-For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, RestoreAddresses, LeftMaps.
+For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, LeftMaps.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from typing import Protocol
 
+from cells.endpoint import IPAddress
 from cells.netlink import LinkInfo
 
 
@@ -23,6 +24,17 @@ class RestoreLinks(Protocol):
         ...
 
 
+class LinkEvents(Protocol):
+    """News of links that go."""
+
+    def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        """While it is open, the callable waits until a link was removed since its last call.
+
+        It raises OSError when news may have been missed: open it again and look.
+        """
+        ...
+
+
 class RestoreAddresses(Protocol):
     """The address allocator."""
 
@@ -31,11 +43,11 @@ class RestoreAddresses(Protocol):
         """The pool of addresses whose saved state names none."""
         ...
 
-    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> object:
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
         """Claim exactly this address; raises IpamError."""
         ...
 
-    def release(self, ip: IPv4Address, pool: str) -> None:
+    def release(self, ip: IPAddress, pool: str) -> None:
         """Give it back."""
         ...
 
@@ -44,7 +56,7 @@ class RestoreAddresses(Protocol):
 class LeftAddress:
     """A row of cilium_lxc: an address and where the datapath delivers it."""
 
-    ipv4: IPv4Address
+    ip: IPAddress
     endpoint_id: int
     ifindex: int
     identity: int
@@ -55,10 +67,10 @@ class LeftMaps(Protocol):
     """The maps as the last agent left them. Calls raise OSError; removing what is not there does nothing."""
 
     def addresses(self) -> list[LeftAddress]:
-        """The IPv4 rows of cilium_lxc."""
+        """The rows of cilium_lxc."""
         ...
 
-    def drop_address(self, ipv4: IPv4Address) -> None:
+    def drop_address(self, ip: IPAddress) -> None:
         """Remove the address from cilium_lxc."""
         ...
 
@@ -70,11 +82,11 @@ class LeftMaps(Protocol):
         """Remove a link index from hive_endpoints."""
         ...
 
-    def local_identities(self) -> dict[IPv4Address, int]:
+    def local_identities(self) -> dict[IPAddress, int]:
         """The addresses of this node's endpoints in cilium_ipcache, and their identities."""
         ...
 
-    def drop_identity(self, ipv4: IPv4Address) -> None:
+    def drop_identity(self, ip: IPAddress) -> None:
         """Remove a single address from cilium_ipcache."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from ipaddress import IPv4Address
 from typing import Final
 
-from cells.endpoint import FIRST_IDENTITY, INIT, LAST_IDENTITY
+from cells.endpoint import FIRST_IDENTITY, INIT, LAST_IDENTITY, IPAddress
 from cells.endpoint_restore.edges import LeftAddress
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps, PolicyMaps
 
@@ -24,17 +24,16 @@ class KernelLeftMaps:
         self._policies = policies
 
     def addresses(self) -> list[LeftAddress]:
-        """The IPv4 rows of cilium_lxc."""
+        """The rows of cilium_lxc."""
         rows = []
         for key, value in self._maps.lxc.items():
             ip, row = LxcKey.unpack(key).ip, LxcValue.unpack(value)
-            if isinstance(ip, IPv4Address):
-                rows.append(LeftAddress(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host))
+            rows.append(LeftAddress(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host))
         return rows
 
-    def drop_address(self, ipv4: IPv4Address) -> None:
+    def drop_address(self, ip: IPAddress) -> None:
         """Remove the address from cilium_lxc."""
-        self._maps.lxc.delete(LxcKey(ipv4).pack())
+        self._maps.lxc.delete(LxcKey(ip).pack())
 
     def configs(self) -> list[int]:
         """The link indexes in hive_endpoints."""
@@ -44,23 +43,22 @@ class KernelLeftMaps:
         """Remove a link index from hive_endpoints."""
         self._maps.endpoints.delete(_ifindex.pack(ifindex))
 
-    def local_identities(self) -> dict[IPv4Address, int]:
+    def local_identities(self) -> dict[IPAddress, int]:
         """Addresses whose identity is an endpoint's and that are not behind a tunnel."""
         found = {}
         for packed_key, packed_value in self._maps.ipcache.items():
             key, value = IpcacheKey.unpack(packed_key), IpcacheValue.unpack(packed_value)
             if (
-                isinstance(key.ip, IPv4Address)
-                and key.bits == key.ip.max_prefixlen
+                key.bits == key.ip.max_prefixlen
                 and value.tunnel_endpoint == _HERE
                 and (value.identity == INIT or FIRST_IDENTITY <= value.identity <= LAST_IDENTITY)
             ):
                 found[key.ip] = value.identity
         return found
 
-    def drop_identity(self, ipv4: IPv4Address) -> None:
+    def drop_identity(self, ip: IPAddress) -> None:
         """Remove a single address from cilium_ipcache."""
-        self._maps.ipcache.delete(IpcacheKey.host(ipv4).pack())
+        self._maps.ipcache.delete(IpcacheKey.host(ip).pack())
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
         """Make anew what policy maps are lost."""

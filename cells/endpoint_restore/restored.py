@@ -8,7 +8,8 @@ Nothing of an endpoint that lives on is written here: its pod goes on using it.
 """
 
 import time
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 import anyio.lowlevel
 
@@ -17,6 +18,7 @@ from cells.endpoint import (
     Endpoint,
     EndpointMaps,
     Identities,
+    IPAddress,
     PolicySlot,
     SavedEndpoint,
     StateFiles,
@@ -31,6 +33,20 @@ from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
 
 STRETCH = 100
 """Endpoints taken on before others get their turn on the event loop: about 5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEndpoint:
+    """An endpoint whose state cannot be read, but whose pod runs."""
+
+    number: int
+    ifindex: int
+    """Of its link: while that exists, nothing of the endpoint is touched."""
+    identity: int
+    addresses: tuple[IPAddress, ...]
+    """Those reserved for it."""
+    policy: PolicySlot | None
+    """Its policy map; None when that could not be taken over."""
 
 
 class RestoredEndpoints:
@@ -61,8 +77,8 @@ class RestoredEndpoints:
         self._log = log
         self.endpoints: list[tuple[Endpoint, PolicySlot]] = []
         """Those that live on, with their policy maps; empty before the hook has run."""
-        self.kept: dict[int, int] = {}
-        """Endpoints of unreadable state whose pods run, and their links: nothing of them is touched."""
+        self.kept: dict[int, KeptEndpoint] = {}
+        """Endpoints of unreadable state whose pods run; KeptEndpoints frees them once their links go."""
         self.failed: dict[int, str] = {}
         """Why the others could not be restored."""
         self._dropped: list[int] = []
@@ -110,11 +126,11 @@ class RestoredEndpoints:
             self._health.ok(summary)
 
     def _living(self, left: list[LeftAddress]) -> Living:
-        kept = self.kept.values()
+        kept = {one.ifindex for one in self.kept.values()}
         return Living(
             addresses=frozenset(
-                [endpoint.ipv4 for endpoint, _ in self.endpoints if endpoint.ipv4 is not None]
-                + [row.ipv4 for row in left if row.ifindex in kept and row.endpoint_id in self.kept]
+                [address for endpoint, _ in self.endpoints for address in endpoint.addresses]
+                + [row.ip for row in left if row.ifindex in kept and row.endpoint_id in self.kept]
             ),
             links=frozenset([endpoint.ifindex for endpoint, _ in self.endpoints] + list(kept)),
             unsure=frozenset(self._old.scan.unreadable),
@@ -146,47 +162,57 @@ class RestoredEndpoints:
         self.failed[number] = fault
 
     def _claim(self, endpoint: Endpoint) -> PolicySlot:
-        """Take address, id and policy map; raises IpamError, HiveError or OSError with nothing taken."""
-        owned = endpoint.ipv4 if not endpoint.datapath.external_ipam else None
-        pool = endpoint.pool or self._addresses.default_pool
-        if owned is not None:
-            try:
-                self._addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
-            except IpamError as error:
-                raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
-        try:
-            return self._maps.adopt_policy(endpoint.id)
-        except (HiveError, OSError):
-            if owned is not None:
-                self._addresses.release(owned, pool)
-            raise
+        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken."""
+        addresses = self._addresses
+        with ExitStack() as undo:
+            for owned in () if endpoint.datapath.external_ipam else endpoint.addresses:
+                pool = endpoint.pool_of(owned) or addresses.default_pool
+                try:
+                    addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
+                except IpamError as error:
+                    raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
+                undo.callback(addresses.release, owned, pool)
+            policy = self._maps.adopt_policy(endpoint.id)
+            undo.pop_all()
+        return policy
 
     def _keep(self, number: int, rows: list[LeftAddress], links: dict[int, LinkInfo]) -> None:
         """Let the pod of an unreadable endpoint run on as it is, if the kernel shows that it runs."""
-        row = next((row for row in rows if not row.is_host and row.ifindex in links), None)
-        if row is None:
+        living = [row for row in rows if not row.is_host and row.ifindex in links]
+        if not living:
             if rows:
                 self.failed[number] = "its state cannot be read and its interface is gone"
             return
-        link = links[row.ifindex]
+        link, identity = links[living[0].ifindex], living[0].identity
         if alias_owner(link.alias) not in {None, number}:
             return
+        policy = None
         try:
-            self._maps.adopt_policy(number)
-            pool = self._addresses.default_pool
-            self._addresses.allocate(row.ipv4, f"endpoint {number} [unreadable]", pool)
-        except (IpamError, HiveError, OSError) as error:
+            policy = self._maps.adopt_policy(number)
+        except (HiveError, OSError) as error:
             self._log.warning(
-                "address of an unreadable endpoint not reserved", endpoint=number, error=str(error)
+                "policy map of an unreadable endpoint not taken over", endpoint=number, error=str(error)
             )
-        self._identities.hold(row.identity)
-        self.kept[number] = link.ifindex
+        addresses = tuple(row.ip for row in living if self._reserved(number, row.ip))
+        self._identities.hold(identity)
+        self.kept[number] = KeptEndpoint(number, link.ifindex, identity, addresses, policy)
         self._log.warning(
             "endpoint with unreadable state goes on as it is, until its pod is removed",
             endpoint=number,
-            ipv4=str(row.ipv4),
+            addresses=[str(row.ip) for row in living],
             interface=link.name,
         )
+
+    def _reserved(self, number: int, address: IPAddress) -> bool:
+        """Reserve the address of an unreadable endpoint; False, and a warning, if that cannot be."""
+        try:
+            self._addresses.allocate(address, f"endpoint {number} [unreadable]", self._addresses.default_pool)
+        except IpamError as error:
+            self._log.warning(
+                "address of an unreadable endpoint not reserved", endpoint=number, error=str(error)
+            )
+            return False
+        return True
 
 
 def _is_reserved(label: str) -> bool:

@@ -10,7 +10,7 @@ import structlog
 
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints, Identities, PolicySlot, StateFiles
 from cells.endpoint.aftercare import Aftercare
-from cells.ipam import IpamError
+from cells.ipam import IPAddress, IpamError
 from cells.maps import PoolEmpty
 from lifecycle import Table
 
@@ -32,11 +32,11 @@ class FakeKernel:
     policies: dict[int, Slot] = field(default_factory=dict)
     configs: dict[int, int] = field(default_factory=dict)
     """ifindex to endpoint id."""
-    lxc: dict[IPv4Address, int] = field(default_factory=dict)
-    ipcache: dict[IPv4Address, int] = field(default_factory=dict)
+    lxc: dict[IPAddress, int] = field(default_factory=dict)
+    ipcache: dict[IPAddress, int] = field(default_factory=dict)
     attached: list[int] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
-    forgotten: list[IPv4Address] = field(default_factory=list)
+    forgotten: list[IPAddress] = field(default_factory=list)
 
     def _step(self, name: str) -> None:
         self.steps.append(name)
@@ -73,25 +73,23 @@ class FakeKernel:
 
     def put_lxc(self, endpoint: Endpoint) -> None:
         self._step("put_lxc")
-        assert endpoint.ipv4 is not None
-        self.lxc[endpoint.ipv4] = endpoint.id
+        self.lxc.update(dict.fromkeys(endpoint.addresses, endpoint.id))
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         self._step("drop_lxc")
-        if endpoint.ipv4 is not None:
-            self.lxc.pop(endpoint.ipv4, None)
+        for address in endpoint.addresses:
+            self.lxc.pop(address, None)
 
     def put_ipcache(self, endpoint: Endpoint) -> None:
         self._step("put_ipcache")
-        assert endpoint.ipv4 is not None
-        self.ipcache[endpoint.ipv4] = endpoint.identity
+        self.ipcache.update(dict.fromkeys(endpoint.addresses, endpoint.identity))
 
     def drop_ipcache(self, endpoint: Endpoint) -> None:
         self._step("drop_ipcache")
-        if endpoint.ipv4 is not None:
-            self.ipcache.pop(endpoint.ipv4, None)
+        for address in endpoint.addresses:
+            self.ipcache.pop(address, None)
 
-    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         self._step("forget_flows")
         self.forgotten.extend(addresses)
         return len(addresses)
@@ -111,12 +109,12 @@ class FakeAddresses:
     """EndpointAddresses and RestoreAddresses over a set."""
 
     default_pool: str = "default"
-    taken: dict[IPv4Address, str] = field(default_factory=dict)
-    released: list[tuple[IPv4Address, str]] = field(default_factory=list)
-    timers: dict[IPv4Address, str] = field(default_factory=dict)
-    outside: set[IPv4Address] = field(default_factory=set)
+    taken: dict[IPAddress, str] = field(default_factory=dict)
+    released: list[tuple[IPAddress, str]] = field(default_factory=list)
+    timers: dict[IPAddress, str] = field(default_factory=dict)
+    outside: set[IPAddress] = field(default_factory=set)
 
-    def allocate(self, ip: IPv4Address, owner: str, pool: str) -> object:
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
         if ip in self.outside:
             raise IpamError(
                 500, "provided IP is not in the valid range. The range of valid IPs is 10.0.1.0/24"
@@ -126,11 +124,11 @@ class FakeAddresses:
         self.taken[ip] = owner
         return ip
 
-    def release(self, ip: IPv4Address, pool: str) -> None:
+    def release(self, ip: IPAddress, pool: str) -> None:
         self.released.append((ip, pool))
         self.taken.pop(ip, None)
 
-    def stop_expiration(self, ip: IPv4Address, pool: str, uuid: str) -> None:
+    def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
         if ip not in self.timers:
             raise IpamError(500, "no expiration timer registered")
         if self.timers[ip] != uuid:
@@ -142,13 +140,13 @@ class RecordingAftercare(Aftercare):
     """Notes what it is asked for instead of doing it."""
 
     def __init__(self) -> None:
-        self.flows: list[IPv4Address] = []
+        self.flows: list[IPAddress] = []
         self.recoveries: list[tuple[int, Callable[[int], bool]]] = []
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
         self.recoveries.append((endpoint_id, attempt))
 
-    def forget_flows(self, address: IPv4Address) -> None:
+    def forget_flows(self, address: IPAddress) -> None:
         self.flows.append(address)
 
 

@@ -1,21 +1,26 @@
 """A node as the last agent left it, and a hive that restores it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address
 from pathlib import Path
+
+import anyio
 
 from cells.endpoint import (
     Endpoint,
     EndpointMaps,
     Endpoints,
     Identities,
+    IPAddress,
     StateFiles,
 )
 from cells.endpoint_restore import (
     ExposedEndpoints,
+    KeptEndpoints,
     LeftAddress,
     LeftMaps,
+    LinkEvents,
     OldEndpoints,
     RestoreAddresses,
     RestoredEndpoints,
@@ -48,10 +53,19 @@ def link(
 
 @dataclass
 class FakeLinks:
-    """RestoreLinks over a list."""
+    """RestoreLinks and LinkEvents over a list."""
 
     present: list[LinkInfo] = field(default_factory=list)
     reaped: list[int] = field(default_factory=list)
+    went: anyio.Event = field(default_factory=anyio.Event)
+
+    @asynccontextmanager
+    async def removals(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        async def removed() -> None:
+            await self.went.wait()
+            self.went = anyio.Event()
+
+        yield removed
 
     def links(self) -> Sequence[LinkInfo]:
         return list(self.present)
@@ -65,7 +79,7 @@ class FakeLeft:
     """LeftMaps over the dicts of a FakeKernel, plus host rows."""
 
     kernel: FakeKernel
-    rows: dict[IPv4Address, LeftAddress] = field(default_factory=dict)
+    rows: dict[IPAddress, LeftAddress] = field(default_factory=dict)
     hosts: list[LeftAddress] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
     swept: bool = False
@@ -78,10 +92,10 @@ class FakeLeft:
     def addresses(self) -> list[LeftAddress]:
         return [*self.rows.values(), *self.hosts]
 
-    def drop_address(self, ipv4: IPv4Address) -> None:
+    def drop_address(self, ip: IPAddress) -> None:
         self._step("drop_address")
-        del self.rows[ipv4]
-        self.kernel.lxc.pop(ipv4, None)
+        del self.rows[ip]
+        self.kernel.lxc.pop(ip, None)
 
     def configs(self) -> list[int]:
         return list(self.kernel.configs)
@@ -89,11 +103,11 @@ class FakeLeft:
     def drop_config(self, ifindex: int) -> None:
         del self.kernel.configs[ifindex]
 
-    def local_identities(self) -> dict[IPv4Address, int]:
+    def local_identities(self) -> dict[IPAddress, int]:
         return dict(self.kernel.ipcache)
 
-    def drop_identity(self, ipv4: IPv4Address) -> None:
-        del self.kernel.ipcache[ipv4]
+    def drop_identity(self, ip: IPAddress) -> None:
+        del self.kernel.ipcache[ip]
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
         self.prepared.extend(endpoint_ids)
@@ -119,13 +133,13 @@ class Left:
 
     def running(self, endpoint: Endpoint) -> None:
         """The pod of an endpoint runs: state, rows and link are there."""
-        assert endpoint.ipv4 is not None
         self.node.files.write(endpoint)
         self.kernel.configs[endpoint.ifindex] = endpoint.id
-        self.kernel.lxc[endpoint.ipv4] = endpoint.id
-        self.kernel.ipcache[endpoint.ipv4] = endpoint.identity
-        row = LeftAddress(endpoint.ipv4, endpoint.id, endpoint.ifindex, endpoint.identity, is_host=False)
-        self.left.rows[endpoint.ipv4] = row
+        for address in endpoint.addresses:
+            self.kernel.lxc[address] = endpoint.id
+            self.kernel.ipcache[address] = endpoint.identity
+            row = LeftAddress(address, endpoint.id, endpoint.ifindex, endpoint.identity, is_host=False)
+            self.left.rows[address] = row
         self.links.present.append(
             link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
         )
@@ -145,18 +159,19 @@ class Left:
             supply(self.kernel, EndpointMaps),
             supply(self.left, LeftMaps),
             supply(self.links, RestoreLinks),
+            supply(self.links, LinkEvents),
             supply(self.addresses, RestoreAddresses),
             supply(self.node.identities, Identities),
             supply(self.node.files, StateFiles),
             supply(self.endpoints, Endpoints),
-            provide(OldEndpoints, RestoredEndpoints, ExposedEndpoints),
+            provide(OldEndpoints, RestoredEndpoints, ExposedEndpoints, KeptEndpoints),
             invoke(_needed),
         )
         return Hive(cell)
 
 
-def _needed(_: ExposedEndpoints) -> None:
-    """Ask for the last step, and so for all."""
+def _needed(_: ExposedEndpoints, __: KeptEndpoints) -> None:
+    """Ask for the last steps, and so for all."""
 
 
 __all__ = ["FakeAddresses", "Left", "link"]

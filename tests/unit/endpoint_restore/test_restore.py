@@ -1,14 +1,16 @@
 """What becomes of the endpoints of before a restart, and of what is left of others."""
 
 from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
+from anyio import to_thread
 
 from cells.endpoint import Endpoint, State
 from cells.endpoint_restore import LeftAddress, RestoredEndpoints
 from lifecycle import HealthTree
+from tests.support.waiting import eventually
 from tests.unit.endpoint.fakes import Node, request
 from tests.unit.endpoint_restore.fakes import Left, link
 
@@ -166,7 +168,7 @@ async def test_an_endpoint_that_cannot_be_read_is_left_alone_while_its_link_exis
     (left.node.files.directory / "1" / "ep_config.json").write_text('{"ID": 1, "IPv')
     restored = await restart(left)
     assert restored.failed == {}
-    assert restored.kept == {1: 101}
+    assert {number: one.ifindex for number, one in restored.kept.items()} == {1: 101}
     assert left.addresses.taken[IPv4Address("10.0.1.1")] == "endpoint 1 [unreadable]"
     assert left.kernel.configs == {101: 1, 102: 2}
     assert left.kernel.lxc[IPv4Address("10.0.1.1")] == 1
@@ -176,6 +178,40 @@ async def test_an_endpoint_that_cannot_be_read_is_left_alone_while_its_link_exis
     assert left.links.reaped == []
     assert names(left) == ["1", "2"]
     assert [endpoint.id for endpoint in left.endpoints.all()] == [2]
+
+
+async def test_what_an_unreadable_endpoint_has_is_freed_when_its_link_goes(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    ipv6 = IPv6Address("fd00::1")
+    left.running(replace(endpoints[0], ipv6=ipv6, ipv6_pool="default"))
+    left.running(endpoints[1])
+    (left.node.files.directory / "1" / "ep_config.json").write_text('{"ID": 1, "IPv')
+    async with left.hive().started():
+        assert left.addresses.taken[ipv6] == left.addresses.taken[IPv4Address("10.0.1.1")]
+        left.remove_link(endpoints[0])
+        left.links.went.set()
+        await to_thread.run_sync(eventually, lambda: names(left) == ["2"])
+        await to_thread.run_sync(eventually, lambda: 1 in left.kernel.pool)
+    assert list(left.addresses.taken) == [IPv4Address("10.0.1.2")]
+    assert list(left.left.rows) == list(left.kernel.ipcache) == [IPv4Address("10.0.1.2")]
+    assert left.kernel.configs == {102: 2}
+    assert set(left.kernel.forgotten) == {ipv6, IPv4Address("10.0.1.1")}
+
+
+async def test_both_addresses_come_back_ipv6_first_or_none(left: Left, endpoints: list[Endpoint]) -> None:
+    one, two = IPv6Address("fd00::1"), IPv6Address("fd00::2")
+    left.running(replace(endpoints[0], ipv6=one, ipv6_pool="default"))
+    left.running(replace(endpoints[1], ipv6=two, ipv6_pool="default"))
+    left.addresses.outside.add(IPv4Address("10.0.1.2"))
+    restored = await restart(left)
+    assert list(restored.failed) == [2]
+    assert list(left.addresses.taken) == [one, IPv4Address("10.0.1.1")]
+    assert left.addresses.released == [(two, "default")]
+    assert set(left.kernel.lxc) == set(left.kernel.ipcache) == {one, IPv4Address("10.0.1.1")}
+    found = left.endpoints.lookup("ipv6:fd00:0::1")
+    assert found is not None
+    assert found.addresses == (one, IPv4Address("10.0.1.1"))
 
 
 async def test_an_endpoint_that_cannot_be_read_goes_with_its_link(

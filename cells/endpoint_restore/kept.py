@@ -1,0 +1,86 @@
+"""Endpoints whose state cannot be read but whose pods run: what they have stays theirs until their link goes.
+
+For:   the node, which must not give a running pod's address to another one.
+Needs: RestoredEndpoints (which finds them), the edges, Jobs.   Gives: KeptEndpoints.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from cells.endpoint import EndpointMaps, Identities, StateFiles
+from cells.endpoint_restore.edges import LeftMaps, LinkEvents, RestoreAddresses, RestoreLinks
+from cells.endpoint_restore.restored import KeptEndpoint, RestoredEndpoints
+from cells.ipam import IpamError
+from lifecycle import Health, HiveError, Jobs, Logger
+
+
+class KeptEndpoints:
+    """Frees what the kept endpoints have once their links are gone; a job, which ends with the last one."""
+
+    def __init__(
+        self,
+        restored: RestoredEndpoints,
+        *,
+        maps: EndpointMaps,
+        left: LeftMaps,
+        links: RestoreLinks,
+        events: LinkEvents,
+        addresses: RestoreAddresses,
+        identities: Identities,
+        files: StateFiles,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._restored = restored
+        self._maps = maps
+        self._left = left
+        self._links = links
+        self._events = events
+        self._addresses = addresses
+        self._identities = identities
+        self._files = files
+        self._health = health.child("kept")
+        self._log = log
+        jobs.one_shot("free what unreadable endpoints had", self._watch)
+
+    async def _watch(self) -> None:
+        kept = self._restored.kept
+        if not kept:
+            return
+        async with self._events.removals() as removed:
+            while kept:
+                present = {link.ifindex for link in self._links.links()}
+                for number in [number for number, one in kept.items() if one.ifindex not in present]:
+                    await self._free(kept.pop(number))
+                if kept:
+                    self._health.degraded(f"state unreadable, left alone: endpoints {sorted(kept)}")
+                    await removed()
+        self._health.ok("no endpoint of unreadable state is left")
+
+    async def _free(self, gone: KeptEndpoint) -> None:
+        """Take every step of a delete, whatever becomes of the others."""
+        number = gone.number
+        rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
+        identities = self._left.local_identities()
+        steps: list[Callable[[], object]] = [
+            *(partial(self._left.drop_address, row.ip) for row in rows),
+            *(partial(self._left.drop_identity, ip) for ip in gone.addresses if ip in identities),
+            partial(self._left.drop_config, gone.ifindex),
+            partial(self._identities.let_go, gone.identity),
+            partial(self._files.remove, number),
+            *(partial(self._addresses.release, ip, self._addresses.default_pool) for ip in gone.addresses),
+        ]
+        if gone.policy is not None:
+            steps.append(partial(self._maps.release_policy, gone.policy))
+        for step in steps:
+            self._take(number, step)
+        await self._maps.forget_flows(gone.addresses)
+        addresses = [str(ip) for ip in gone.addresses]
+        self._log.info("pod of an endpoint of unreadable state is gone", endpoint=number, addresses=addresses)
+
+    def _take(self, number: int, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except (OSError, HiveError, IpamError) as error:
+            self._log.warning("endpoint left something behind", endpoint=number, error=str(error))
