@@ -1,11 +1,12 @@
 """A network device of the node, and what follows from all of them.
 
-Needs: nothing.   Gives: Device, uplinks(), pod_mtu().
+Needs: IPInterface.   Gives: Device, uplinks(), pod_mtu().
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Interface
+
+from cells.netlink import IPInterface
 
 OURS = "cilium_"
 """How names of the agent's own devices begin."""
@@ -14,8 +15,9 @@ DEFAULT_MTU = 1500
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One link of the node that is no pod's, with its IPv4 addresses in the kernel's order (primary first).
+    """One link of the node that is no pod's, with its addresses: IPv4, then IPv6.
 
+    Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out: every link has one, and nothing follows from it.
     ``kind`` is what rtnetlink calls it ("veth", "vxlan" …), "" for hardware and lo.
     """
 
@@ -25,7 +27,7 @@ class Device:
     mac: bytes
     mtu: int
     up: bool
-    addresses: tuple[IPv4Interface, ...]
+    addresses: tuple[IPInterface, ...]
 
 
 def uplinks(devices: Iterable[Device]) -> list[Device]:

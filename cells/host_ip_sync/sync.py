@@ -70,7 +70,7 @@ def wanted(
 
     The world, the router's address, and those of every device but 127.0.0.0/8 and what is excluded.
     """
-    found = {address.ip for device in devices for address in device.addresses}
+    found = {address.ip for device in devices for address in device.addresses if address.version == 4}
     ours = sorted(
         {ip for ip in found if not (ip.is_loopback or any(ip in each for each in excluded))} | {router}
     )

@@ -9,13 +9,13 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
-from cells.netlink.messages import VethPair
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.reaper import Reaper
-from cells.netlink.rows import LinkInfo, read_address, read_indexes, read_link, read_name
+from cells.netlink.rows import LinkInfo, read_address, read_indexes, read_link, read_name, read_route
 from lifecycle import Lifecycle, NotStartedError
 
 
@@ -110,34 +110,50 @@ class HostLinks:
         rows = self._connection.dump(m.dump_links())
         return [read_link(row) for row in rows if not (without and read_name(row).startswith(without))]
 
-    def addresses(self) -> dict[int, list[IPv4Interface]]:
-        """The IPv4 addresses of every link that has some, by its index, in the kernel's order."""
-        found: dict[int, list[IPv4Interface]] = {}
+    def addresses(self) -> dict[int, list[IPInterface]]:
+        """The addresses of every link that has some, by its index, in the kernel's order, IPv4 first."""
+        found: dict[int, list[IPInterface]] = {}
         for row in self._connection.dump(m.dump_addresses()):
-            ifindex, address = read_address(row)
-            found.setdefault(ifindex, []).append(address)
+            if (read := read_address(row)) is not None:
+                found.setdefault(read[0], []).append(read[1])
         return found
+
+    def routes6(self, ifindex: int) -> list[IPNetwork]:
+        """Destinations of the IPv6 unicast routes over a link, in the main table."""
+        rows = map(read_route, self._connection.dump(m.dump_routes(m.AF_INET6)))
+        return [row[1] for row in rows if row is not None and row[0] == ifindex and row[1].version == 6]
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
         """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""
         self._connection.run(m.set_device(ifindex, name, mtu))
 
-    def add_address(self, ifindex: int, name: str, address: IPv4Address) -> None:
-        """Give a link an address of its own, as a /32. EEXIST when it has it."""
+    def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
+        """Give a link an address of its own, as a /32 or /128. EEXIST when it has it."""
         self._connection.run(m.add_address(ifindex, name, address))
 
-    def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
+    def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
         """Take an address off a link, and the route to it alone; what is gone is fine."""
         self._connection.run(
-            m.delete_address(ifindex, name, address), m.delete_route(ifindex, IPv4Network(address.ip))
+            m.delete_address(ifindex, name, address), m.delete_route(ifindex, m.network_of(address.ip))
         )
 
-    def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
-        """``gateway`` on the link, and ``network`` through it and with it as source; equal routes stay."""
-        self._connection.run(
-            m.add_route(ifindex, IPv4Network(gateway), replace=True),
-            m.add_route(ifindex, network, via=gateway, source=gateway, replace=True),
-        )
+    def set_routes(self, ifindex: int, gateway: IPAddress, network: IPNetwork) -> None:
+        """``gateway`` on the link, and ``network`` through it and with it as source; equal routes stay.
+
+        IPv6 takes no gateway that is an address of this node ("Gateway can not be a local address"): there
+        the network is on the link, and the address has its route from the kernel.
+        """
+        if isinstance(gateway, IPv4Address):
+            self._connection.run(
+                m.add_route(ifindex, IPv4Network(gateway), replace=True),
+                m.add_route(ifindex, network, via=gateway, source=gateway, replace=True),
+            )
+        else:
+            self._connection.run(m.add_route(ifindex, network, source=gateway, replace=True))
+
+    def remove_route(self, ifindex: int, network: IPNetwork) -> None:
+        """Remove a route of the main table over a link; one that is gone is fine."""
+        self._connection.run(m.delete_route(ifindex, network))
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
         """Delete links off the loop, together with those of other callers; see :class:`Reaper`."""

@@ -7,7 +7,7 @@ pyroute2's encoder byte by byte. Nothing here talks to the kernel.
 import errno
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
 from cells.netlink.wire import (
     NLM_F_CREATE,
@@ -22,7 +22,7 @@ from cells.netlink.wire import (
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
-RTM_NEWROUTE, RTM_DELROUTE = 24, 25
+RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 RTM_NEWQDISC = 36
 RTM_NEWTFILTER = 44
 
@@ -42,7 +42,7 @@ IPV4_DEVCONF_RP_FILTER = 8
 
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 IFA_F_NODAD = 0x02
-RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS = 1, 4, 5, 7, 8
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS, RTA_TABLE = 1, 4, 5, 7, 8, 15
 RTAX_MTU = 2
 RT_TABLE_MAIN = 254
 RTPROT_BOOT = 3
@@ -60,7 +60,7 @@ TX_QUEUE_LENGTH = 1000
 
 LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, device type, index, flags, changed flags
 ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
-_ROUTE = struct.Struct(
+ROUTE = struct.Struct(
     "=BBBBBBBBI"
 )  # rtmsg: family, dst and src length, tos, table, protocol, scope, type, flags
 _TC = struct.Struct("=BxxxiIII")  # tcmsg: family, index, handle, parent, info
@@ -173,12 +173,22 @@ def delete_link_named(name: str) -> Request:
     return Request(f"delete link {name}", RTM_DELLINK, 0, _NO_LINK + text(IFLA_IFNAME, name))
 
 
-def family_of(address: IPv4Address | IPv6Address | IPv4Network | IPv6Network) -> int:
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+IPInterface = IPv4Interface | IPv6Interface
+
+
+def family_of(address: IPAddress | IPNetwork | IPInterface) -> int:
     """The address family number the kernel has for it."""
     return AF_INET if address.version == 4 else AF_INET6
 
 
-def add_address(ifindex: int, name: str, address: IPv4Address | IPv6Address) -> Request:
+def network_of(address: IPAddress) -> IPNetwork:
+    """The address alone as a network."""
+    return IPv4Network(address) if isinstance(address, IPv4Address) else IPv6Network(address)
+
+
+def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
     """Give a link an address of its own length, /32 or /128; one that is there already is an error.
 
     An IPv6 address is usable at once: there is nobody on the link to have it twice (RFC 4862, section 5.4).
@@ -193,24 +203,24 @@ def add_address(ifindex: int, name: str, address: IPv4Address | IPv6Address) -> 
     return Request(f"add address {address}/{length} to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
-def delete_address(ifindex: int, name: str, address: IPv4Interface) -> Request:
+def delete_address(ifindex: int, name: str, address: IPInterface) -> Request:
     """Take an address off a link; one that is gone is fine."""
-    body = ADDRESS.pack(AF_INET, address.network.prefixlen, 0, RT_SCOPE_UNIVERSE, ifindex)
+    body = ADDRESS.pack(family_of(address), address.network.prefixlen, 0, RT_SCOPE_UNIVERSE, ifindex)
     body += attribute(IFA_LOCAL, address.packed)
     return Request(f"remove address {address} from {name}", RTM_DELADDR, 0, body, (errno.EADDRNOTAVAIL,))
 
 
 def dump_addresses() -> Request:
-    """Ask for every IPv4 address."""
-    return Request("list addresses", RTM_GETADDR, NLM_F_DUMP, ADDRESS.pack(AF_INET, 0, 0, 0, 0))
+    """Ask for every address of every family: a kernel without IPv6 would list IPv4 if asked for IPv6."""
+    return Request("list addresses", RTM_GETADDR, NLM_F_DUMP, ADDRESS.pack(0, 0, 0, 0, 0))
 
 
 def add_route(
     ifindex: int,
-    destination: IPv4Network | IPv6Network,
+    destination: IPNetwork,
     *,
-    via: IPv4Address | IPv6Address | None = None,
-    source: IPv4Address | IPv6Address | None = None,
+    via: IPAddress | None = None,
+    source: IPAddress | None = None,
     mtu: int = 0,
     replace: bool = False,
 ) -> Request:
@@ -218,7 +228,7 @@ def add_route(
 
     An equal route that exists is fine. ``replace`` also changes one with other attributes.
     """
-    body = _ROUTE.pack(
+    body = ROUTE.pack(
         family_of(destination),
         destination.prefixlen,
         0,
@@ -244,9 +254,16 @@ def add_route(
     return Request(f"add route {destination}", RTM_NEWROUTE, flags, body, (errno.EEXIST,))
 
 
-def delete_route(ifindex: int, destination: IPv4Network) -> Request:
+def dump_routes(family: int) -> Request:
+    """Ask for the routes of a family, of every table."""
+    return Request("list routes", RTM_GETROUTE, NLM_F_DUMP, ROUTE.pack(family, *[0] * 8))
+
+
+def delete_route(ifindex: int, destination: IPNetwork) -> Request:
     """Remove the route of the main table over this link; one that is gone is fine."""
-    body = _ROUTE.pack(AF_INET, destination.prefixlen, 0, 0, RT_TABLE_MAIN, 0, RT_SCOPE_NOWHERE, 0, 0)
+    body = ROUTE.pack(
+        family_of(destination), destination.prefixlen, 0, 0, RT_TABLE_MAIN, 0, RT_SCOPE_NOWHERE, 0, 0
+    )
     body += attribute(RTA_DST, destination.network_address.packed) + u32(RTA_OIF, ifindex)
     return Request(f"remove route {destination}", RTM_DELROUTE, 0, body, (errno.ESRCH,))
 

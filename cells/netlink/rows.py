@@ -1,7 +1,7 @@
-"""Links and addresses as the kernel describes them: what the rows of a dump say."""
+"""Links, addresses and routes as the kernel describes them: what the rows of a dump say."""
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
 from cells.netlink import messages as m
 from cells.netlink.wire import Message, attributes
@@ -66,12 +66,32 @@ def read_name(message: Message) -> str:
     return ""
 
 
-def read_address(message: Message) -> tuple[int, IPv4Interface]:
-    """(index of its link, address) of an RTM_NEWADDR; of a point-to-point link the local end."""
-    _, prefix, _, _, ifindex = m.ADDRESS.unpack_from(message.body)
+def read_address(message: Message) -> tuple[int, m.IPInterface] | None:
+    """(index of its link, address) of an RTM_NEWADDR; of a point-to-point link the local end.
+
+    None for what is neither IPv4 nor IPv6.
+    """
+    family, prefix, _, _, ifindex = m.ADDRESS.unpack_from(message.body)
+    if family not in (m.AF_INET, m.AF_INET6):
+        return None
     found = dict(attributes(message.body, m.ADDRESS.size))
-    address = IPv4Address(found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS])
-    return ifindex, IPv4Interface((address, prefix))
+    address = found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS]
+    if family == m.AF_INET:
+        return ifindex, IPv4Interface((IPv4Address(address), prefix))
+    return ifindex, IPv6Interface((IPv6Address(address), prefix))
+
+
+def read_route(message: Message) -> tuple[int, m.IPNetwork] | None:
+    """(index of its link, destination) of an RTM_NEWROUTE, if it is a unicast route of the main table."""
+    family, prefix, _, _, _, _, _, kind, _ = m.ROUTE.unpack_from(message.body)
+    found = dict(attributes(message.body, m.ROUTE.size))
+    if kind != m.RTN_UNICAST or _number(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
+        return None
+    destination = found.get(m.RTA_DST, b"")
+    ifindex = _number(found.get(m.RTA_OIF, b""))
+    if family == m.AF_INET:
+        return ifindex, IPv4Network((destination or bytes(4), prefix))
+    return ifindex, IPv6Network((destination or bytes(16), prefix))
 
 
 def _text(data: bytes) -> str:

@@ -7,10 +7,19 @@ Repeating any of it on a pair that is right touches nothing: a restart must not 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import ip_interface
 from typing import Protocol
 
-from cells.netlink import CreatedLink, LinkInfo, VethPair, random_mac
+from cells.netlink import (
+    CreatedLink,
+    IPAddress,
+    IPInterface,
+    IPNetwork,
+    LinkInfo,
+    NetlinkError,
+    VethPair,
+    random_mac,
+)
 from lifecycle import Logger
 
 HOST = "cilium_host"
@@ -33,20 +42,28 @@ class RouterLinks(Protocol):
         """MTU, queue length 1000, no ARP, up."""
         ...
 
-    def addresses(self) -> Mapping[int, Sequence[IPv4Interface]]:
+    def addresses(self) -> Mapping[int, Sequence[IPInterface]]:
         """The addresses of every link, by index."""
         ...
 
-    def add_address(self, ifindex: int, name: str, address: IPv4Address) -> None:
-        """Add as a /32."""
+    def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
+        """Add as a /32 or /128."""
         ...
 
-    def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
+    def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
         """Remove, with the route to it alone."""
         ...
 
-    def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
+    def set_routes(self, ifindex: int, gateway: IPAddress, network: IPNetwork) -> None:
         """Gateway on the link, network through it; equal routes stay."""
+        ...
+
+    def routes6(self, ifindex: int) -> Sequence[IPNetwork]:
+        """Destinations of the IPv6 routes over a link."""
+        ...
+
+    def remove_route(self, ifindex: int, network: IPNetwork) -> None:
+        """Remove; gone already is fine."""
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
@@ -90,16 +107,34 @@ def found_pair(links: RouterLinks) -> Pair | None:
     return Pair(host, net)
 
 
-def set_addresses(links: RouterLinks, ifindex: int, router: IPv4Address, pods: IPv4Network) -> None:
-    """The router's address as the only one on cilium_host, and the route to the pods with it as source.
+def lasting(addresses: Iterable[IPInterface]) -> list[IPInterface]:
+    """Without the link-local IPv6 addresses, which the kernel gives and takes."""
+    return [address for address in addresses if address.version == 4 or not address.is_link_local]
 
-    The new address and routes are there before the old ones go.
+
+def set_addresses(
+    links: RouterLinks, ifindex: int, routers: Mapping[IPAddress, IPNetwork], log: Logger
+) -> None:
+    """The router's addresses, one of each family, as the only ones on cilium_host; routes to their pods.
+
+    ``routers`` is address to network of its pods. The new ones are there before the old ones go. What cannot
+    be taken off is logged: it harms nobody until it is tried again, at the next start.
     """
-    wanted = IPv4Interface(router)
-    present = links.addresses().get(ifindex, ())
-    if wanted not in present:
-        links.add_address(ifindex, HOST, router)
-    links.set_routes(ifindex, router, pods)
-    for address in present:
-        if address != wanted:
-            links.remove_address(ifindex, HOST, address)
+    wanted = {ip_interface(ip): network for ip, network in routers.items()}
+    present = lasting(links.addresses().get(ifindex, ()))
+    for address, network in wanted.items():
+        if address not in present:
+            links.add_address(ifindex, HOST, address.ip)
+        links.set_routes(ifindex, address.ip, network)
+    try:
+        for address in present:
+            if address not in wanted:
+                links.remove_address(ifindex, HOST, address)
+        # IPv4 routes went with the address that was their source; IPv6 ones only forget it.
+        stay = {*wanted.values(), *(address.network for address in wanted)}
+        for network in links.routes6(ifindex):
+            if network not in stay and not network.is_link_local and not network.is_multicast:
+                links.remove_route(ifindex, network)
+    except NetlinkError as error:
+        # What happened is in the one line; where in our code does not matter.
+        log.error("Failed to remove old router IPs", device=HOST, error=str(error))  # noqa: TRY400

@@ -14,7 +14,7 @@ from cells.ipam import Family, Ipam
 from cells.maps import NodeConfig
 from cells.netlink import HostLinks
 from cells.router.address import choose_address
-from cells.router.pair import HOST, Pair, ensure_pair, set_addresses
+from cells.router.pair import HOST, Pair, ensure_pair, lasting, set_addresses
 from cells.router.sysctl import ensure, router_settings
 from lifecycle import Hook, Lifecycle, Logger, NotStartedError, Table, UsageError
 
@@ -90,7 +90,7 @@ class Router:
                 self._ipam.exclude(address.ip, "node-ip")
         pair = await ensure_pair(self._links, pod_mtu(self._configured_mtu, devices), self._log)
         ensure(router_settings())
-        found = [address.ip for address in self._links.addresses().get(pair.host.ifindex, [])]
+        found = [address.ip for address in lasting(self._links.addresses().get(pair.host.ifindex, []))]
         ip = IPv4Address(int(choose_address(Family.IPV4, found, self._ipam, self._log)))
         self._datapath.set_node(
             NodeConfig(
@@ -103,6 +103,6 @@ class Router:
             )
         )
         self._datapath.attach_host(pair.host.ifindex, pair.net.ifindex)
-        set_addresses(self._links, pair.host.ifindex, ip, self._ipam.range)
+        set_addresses(self._links, pair.host.ifindex, {ip: self._ipam.range}, self._log)
         self._made = (ip, pair)
         self._log.info("router set up", ip=str(ip), pods=str(self._ipam.range), device=HOST)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_interface
 
 import anyio
 import pytest
@@ -30,7 +30,7 @@ async def node() -> AsyncIterator[tuple[Table[Device], HostLinks]]:
 
 async def told(table: Table[Device], name: str, addresses: list[str] | None) -> None:
     """Wait until the device has exactly these addresses; None: until there is no such device."""
-    wanted = None if addresses is None else tuple(map(IPv4Interface, addresses))
+    wanted = None if addresses is None else tuple(map(ip_interface, addresses))
     with anyio.fail_after(10):
         async for _ in table.changes():
             found = {device.name: device.addresses for device in table.all()}
@@ -46,7 +46,7 @@ async def test_what_is_there_at_the_start_is_in_the_table(in_node: None) -> None
     async with node() as (table, _):
         [lo] = table.all()
         assert (lo.name, lo.ifindex, lo.up) == ("lo", 1, True)
-        assert lo.addresses == (IPv4Interface("127.0.0.1/8"),)
+        assert lo.addresses == (IPv4Interface("127.0.0.1/8"), IPv6Interface("::1/128"))
 
 
 async def test_devices_and_addresses_come_and_go(in_node: None) -> None:
@@ -59,7 +59,11 @@ async def test_devices_and_addresses_come_and_go(in_node: None) -> None:
         device = table.get(made.host_ifindex)
         assert device is not None
         assert (device.kind, device.mtu, device.up) == ("veth", 1400, False)
+        links.add_address(made.host_ifindex, "uplink0", IPv6Address("2001:db8::7"))
+        await told(table, "uplink0", ["192.0.2.7/32", "2001:db8::7/128"])
         links.remove_address(made.host_ifindex, "uplink0", IPv4Interface("192.0.2.7/32"))
+        await told(table, "uplink0", ["2001:db8::7/128"])
+        links.remove_address(made.host_ifindex, "uplink0", IPv6Interface("2001:db8::7/128"))
         await told(table, "uplink0", [])
         await links.reap([made.host_ifindex])
         await told(table, "uplink0", None)
@@ -69,7 +73,9 @@ async def test_pods_links_are_neither_listed_nor_told(in_node: None) -> None:
     async with node() as (_, links):
         kernel = NetlinkKernel(links)
         async with kernel.subscribed() as changed:
-            links.create_veth(pair("lxc000000000001", "tmp00001"))
+            made = links.create_veth(pair("lxc000000000001", "tmp00001"))
+            for index in (made.host_ifindex, made.pod_ifindex):
+                links.activate(index, "their link-local addresses come with their carriers")
             with pytest.raises(TimeoutError), anyio.fail_after(0.2):
                 await changed()
             links.create_veth(pair("uplink0", "uplink1"))

@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path
 
 import anyio
@@ -14,7 +14,16 @@ import pytest
 
 from cells import netlink
 from cells.maps.bpf import buffer, command
-from cells.netlink import HostLinks, LinkInfo, NetlinkError, PodLink, VethPair, parse_mac
+from cells.netlink import (
+    HostLinks,
+    IPAddress,
+    IPNetwork,
+    LinkInfo,
+    NetlinkError,
+    PodLink,
+    VethPair,
+    parse_mac,
+)
 from cells.netlink.connection import open_socket
 from lifecycle import Hive, NotStartedError, invoke
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
@@ -301,7 +310,30 @@ async def test_what_was_handed_in_is_deleted_before_the_hook_stops(in_node: None
 
 async def test_addresses_of_a_link_are_listed(in_node: None) -> None:
     async with host_links() as links:
-        assert links.addresses() == {1: [IPv4Interface("127.0.0.1/8")]}
+        assert links.addresses() == {1: [IPv4Interface("127.0.0.1/8"), IPv6Interface("::1/128")]}
+
+
+async def test_addresses_and_routes_of_both_families_are_set_twice_and_removed(in_node: None) -> None:
+    both: list[tuple[IPAddress, IPNetwork]] = [
+        (IPv6Address("fd00::5"), IPv6Network("fd00::/112")),
+        (IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24")),
+    ]
+    async with host_links() as links:
+        made = links.create_veth(VethPair("router", HOST_MAC, "net", POD_MAC, 1500, None))
+        for name, index in (("router", made.host_ifindex), ("net", made.pod_ifindex)):
+            links.set_device(index, name, 1500)
+        for gateway, network in both:
+            links.add_address(made.host_ifindex, "router", gateway)
+            for _ in range(2):
+                links.set_routes(made.host_ifindex, gateway, network)
+        held = links.addresses()[made.host_ifindex]
+        assert [str(each) for each in held if not each.is_link_local] == ["10.0.1.5/32", "fd00::5/128"]
+        routed = [network for network in links.routes6(made.host_ifindex) if not network.is_link_local]
+        assert sorted(map(str, routed)) == ["fd00::/112", "fd00::5/128"]
+        for _ in range(2):
+            links.remove_address(made.host_ifindex, "router", IPv6Interface("fd00::5"))
+            links.remove_route(made.host_ifindex, IPv6Network("fd00::/112"))
+        assert not [network for network in links.routes6(made.host_ifindex) if not network.is_link_local]
 
 
 def test_before_its_hook_it_says_so() -> None:

@@ -13,8 +13,9 @@ from anyio.abc import SocketAttribute
 from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router
 from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
-from cells.netlink import HostLinks, LinkInfo
+from cells.netlink import HostLinks, IPInterface, LinkInfo
 from cells.router import Router
+from cells.router.pair import lasting
 from lifecycle import Hive, explain, invoke
 from tests.support.namespaces import in_node
 
@@ -45,6 +46,11 @@ def link(hive: Hive, name: str) -> LinkInfo:
     return found
 
 
+def addresses(hive: Hive, ifindex: int) -> list[IPInterface]:
+    """Of a link, without what the kernel itself gave it."""
+    return lasting(hive.get(HostLinks).addresses()[ifindex])
+
+
 def ip(command: str) -> list[str]:
     """What iproute2 shows, one line each, blanks squeezed."""
     with os.popen(f"ip -o {command}") as output:  # noqa: S605
@@ -62,7 +68,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
         assert made.addressing() == router.Addressing(made.ip, PODS)
         assert made.ip in PODS
         assert hive.get(Ipam).dump()[str(made.ip)] == "router"
-        assert hive.get(HostLinks).addresses()[host.ifindex] == [IPv4Interface(made.ip)]
+        assert addresses(hive, host.ifindex) == [IPv4Interface(made.ip)]
         assert ip("route") == [
             f"10.0.1.0/24 via {made.ip} dev cilium_host src {made.ip}",
             f"{made.ip} dev cilium_host scope link",
@@ -112,7 +118,7 @@ async def test_another_range_brings_another_address_and_the_old_one_goes(in_node
         new = hive.get(Router).ip
         assert new in IPv4Network("10.0.2.0/24")
         assert link(hive, "cilium_host").ifindex == index
-        assert hive.get(HostLinks).addresses()[index] == [IPv4Interface(new)]
+        assert addresses(hive, index) == [IPv4Interface(new)]
         assert not [line for line in ip("route") if str(old) in line]
         assert len(ip("route")) == 2
 
@@ -125,7 +131,7 @@ async def test_a_damaged_pair_is_repaired(in_node: None) -> None:
         assert ip(f"link {damage}") == []
     async with agent() as hive:
         assert (hive.get(Router).ip, link(hive, "cilium_host")) == before
-        assert hive.get(HostLinks).addresses()[before[1].ifindex] == [IPv4Interface(before[0])]
+        assert addresses(hive, before[1].ifindex) == [IPv4Interface(before[0])]
         assert len(ip("route")) == 2
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from cells.devices.kernel import FILTER
 
-NEWLINK, DELLINK, NEWADDR = 16, 17, 20
+NEWLINK, DELLINK, NEWADDR, DELADDR = 16, 17, 20, 21
+LINK, GLOBAL = 253, 0
 
 
 def passes(message: bytes) -> bool:
@@ -47,8 +48,21 @@ def test_news_of_other_links_comes_through(name: str) -> None:
     assert passes(news(DELLINK, name))
 
 
+def address(kind: int, family: int, scope: int, flags: int = 0x80) -> bytes:
+    body = struct.pack("=BBBBI", family, 64, flags, scope, 7) + bytes(20)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+@pytest.mark.parametrize("kind", [NEWADDR, DELADDR])
+def test_of_news_of_addresses_only_link_local_ones_of_ipv6_are_kept_away(kind: int) -> None:
+    assert not passes(address(kind, 10, LINK))
+    assert not passes(address(kind, 10, LINK, flags=0xC0))
+    assert passes(address(kind, 10, GLOBAL))
+    assert passes(address(kind, 2, GLOBAL))
+    assert passes(address(kind, 2, LINK))
+
+
 def test_what_is_no_news_of_a_link_comes_through() -> None:
-    assert passes(news(NEWADDR, "lxc0123456789ab"))
     assert passes(struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -105))
 
 

@@ -1,7 +1,7 @@
 """Every packed message equals what pyroute2 encodes, byte by byte."""
 
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Any
 
 import pytest
@@ -150,7 +150,35 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     ),
     "list addresses": (
         messages.dump_addresses(),
-        lambda: filled(ifaddrmsg(), 22, REQUEST | ACK | DUMP, {"family": 2}, []),
+        lambda: filled(ifaddrmsg(), 22, REQUEST | ACK | DUMP, {}, []),
+    ),
+    "remove an IPv6 address": (
+        messages.delete_address(2, "cilium_host", IPv6Interface("fd00::7/64")),
+        lambda: address(21, 0, [("IFA_LOCAL", "fd00::7")], {"family": 10, "prefixlen": 64}),
+    ),
+    "list IPv6 routes": (
+        messages.dump_routes(messages.AF_INET6),
+        lambda: filled(rtmsg(), 26, REQUEST | ACK | DUMP, {"family": 10}, []),
+    ),
+    "route of the IPv6 pod CIDR": (
+        messages.add_route(3, IPv6Network("fd00:1::/112"), source=IPv6Address("fd00:1::5"), replace=True),
+        lambda: route(
+            CREATE | REPLACE,
+            112,
+            253,
+            [("RTA_DST", "fd00:1::"), ("RTA_PREFSRC", "fd00:1::5"), ("RTA_OIF", 3)],
+            family=10,
+        ),
+    ),
+    "remove an IPv6 route": (
+        messages.delete_route(3, IPv6Network("fd00:1::/112")),
+        lambda: filled(
+            rtmsg(),
+            25,
+            REQUEST | ACK,
+            {"family": 10, "dst_len": 112, "table": 254, "scope": 255},
+            [("RTA_DST", "fd00:1::"), ("RTA_OIF", 3)],
+        ),
     ),
     "route to the gateway": (
         messages.add_route(2, IPv4Network("10.0.1.5/32")),
@@ -233,7 +261,7 @@ def test_every_packer_is_compared() -> None:
     compared = {
         "create_veth", "get_link", "sync_carrier", "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
-        "dump_addresses", "add_route", "delete_route", "add_clsact", "replace_filter",
+        "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
     }  # fmt: skip
     assert packers == compared
 

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
-from cells.netlink import CreatedLink, LinkInfo, VethPair
+from cells.netlink import CreatedLink, IPAddress, IPInterface, IPNetwork, LinkInfo, NetlinkError, VethPair
 from cells.router.pair import ensure_pair, set_addresses
 from lifecycle import Logger
 
 pytestmark = pytest.mark.anyio
 
 ROUTER, PODS = IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24")
+ROUTER6, PODS6 = IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112")
 
 
 def link(ifindex: int, name: str, peer: int) -> LinkInfo:
@@ -42,8 +44,10 @@ class FakeLinks:
 
     def __init__(self, *links: LinkInfo) -> None:
         self.found = {each.name: each for each in links}
-        self.present: dict[int, list[IPv4Interface]] = {}
+        self.present: dict[int, list[IPInterface]] = {}
+        self.routed6: list[IPNetwork] = []
         self.done: list[str] = []
+        self.fast = False
 
     def find(self, name: str) -> LinkInfo | None:
         return self.found.get(name)
@@ -61,19 +65,27 @@ class FakeLinks:
         self.done.append(f"set {name} {mtu}")
         self.found[name] = replace(self.found[name], mtu=mtu, up=True, arp=False, tx_queue_length=1000)
 
-    def addresses(self) -> dict[int, list[IPv4Interface]]:
+    def addresses(self) -> dict[int, list[IPInterface]]:
         return {ifindex: list(addresses) for ifindex, addresses in self.present.items()}
 
-    def add_address(self, ifindex: int, name: str, address: IPv4Address) -> None:
+    def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
         self.done.append(f"add {address}")
-        self.present.setdefault(ifindex, []).append(IPv4Interface(address))
+        self.present.setdefault(ifindex, []).append(ip_interface(address))
 
-    def remove_address(self, ifindex: int, name: str, address: IPv4Interface) -> None:
+    def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
+        if self.fast:
+            raise NetlinkError(16, f"remove address {address} from {name}")
         self.done.append(f"remove {address}")
         self.present[ifindex].remove(address)
 
-    def set_routes(self, ifindex: int, gateway: IPv4Address, network: IPv4Network) -> None:
+    def set_routes(self, ifindex: int, gateway: IPAddress, network: IPNetwork) -> None:
         self.done.append(f"route {network} via {gateway}")
+
+    def routes6(self, ifindex: int) -> list[IPNetwork]:
+        return list(self.routed6)
+
+    def remove_route(self, ifindex: int, network: IPNetwork) -> None:
+        self.done.append(f"unroute {network}")
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
         gone = set(ifindexes)
@@ -129,10 +141,10 @@ async def test_what_is_no_pair_is_made_anew(
     assert pair.host.ifindex == 12
 
 
-def test_a_new_address_is_there_before_the_old_ones_go() -> None:
+def test_a_new_address_is_there_before_the_old_ones_go(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
-    links.present[2] = [IPv4Interface("10.0.0.9/32"), IPv4Interface("10.0.1.5/24")]
-    set_addresses(links, 2, ROUTER, PODS)
+    links.present[2] = [ip_interface("10.0.0.9/32"), ip_interface("10.0.1.5/24")]
+    set_addresses(links, 2, {ROUTER: PODS}, log)
     assert links.done == [
         "add 10.0.1.5",
         "route 10.0.1.0/24 via 10.0.1.5",
@@ -141,9 +153,42 @@ def test_a_new_address_is_there_before_the_old_ones_go() -> None:
     ]
 
 
-def test_an_address_that_is_there_stays() -> None:
+def test_an_address_that_is_there_stays(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
-    links.present = {2: [IPv4Interface("10.0.1.5/32")], 7: [IPv4Interface("192.0.2.1/24")]}
-    set_addresses(links, 2, ROUTER, PODS)
+    links.present = {2: [ip_interface("10.0.1.5/32")], 7: [ip_interface("192.0.2.1/24")]}
+    set_addresses(links, 2, {ROUTER: PODS}, log)
     assert links.done == ["route 10.0.1.0/24 via 10.0.1.5"]
-    assert links.present[7] == [IPv4Interface("192.0.2.1/24")]
+    assert links.present[7] == [ip_interface("192.0.2.1/24")]
+
+
+def test_each_family_has_one_address_and_link_local_ones_stay(log: Logger) -> None:
+    links = FakeLinks(HOST, NET)
+    links.present[2] = [*map(ip_interface, ("10.0.1.5/32", "fd00:9::5/128", "fe80::1/64"))]
+    links.routed6 = [IPv6Network(each) for each in ("fd00:9::/112", "fd00:1::/112", "fd00:1::5", "fe80::/64")]
+    set_addresses(links, 2, {ROUTER6: PODS6, ROUTER: PODS}, log)
+    assert links.done == [
+        "add fd00:1::5",
+        "route fd00:1::/112 via fd00:1::5",
+        "route 10.0.1.0/24 via 10.0.1.5",
+        "remove fd00:9::5/128",
+        "unroute fd00:9::/112",
+    ]
+
+
+def test_a_family_that_is_off_leaves_nothing_behind(log: Logger) -> None:
+    links = FakeLinks(HOST, NET)
+    links.present[2] = [*map(ip_interface, ("10.0.1.5/32", "fd00:1::5/128"))]
+    links.routed6 = [PODS6]
+    set_addresses(links, 2, {ROUTER: PODS}, log)
+    assert links.done[1:] == ["remove fd00:1::5/128", "unroute fd00:1::/112"]
+
+
+def test_an_old_address_that_cannot_be_removed_is_logged_and_no_more(log: Logger) -> None:
+    links = FakeLinks(HOST, NET)
+    links.present[2] = [ip_interface("10.0.0.9/32")]
+    links.fast = True
+    with capture_logs() as logs:
+        set_addresses(links, 2, {ROUTER: PODS}, log)
+    assert [(entry["log_level"], entry["error"]) for entry in logs] == [
+        ("error", "remove address 10.0.0.9/32 from cilium_host: Device or resource busy")
+    ]
