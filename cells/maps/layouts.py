@@ -21,10 +21,14 @@ _IPV6: Final = 2
 LXC_HOST: Final = 1
 """Flag of a cilium_lxc row that stands for the node itself."""
 
-CT_OUT: Final = 0
-CT_IN: Final = 1
-CT_RELATED: Final = 2
-CT_SERVICE: Final = 4
+ENDPOINT_PASSES_NEIGHBOURS: Final = 1
+"""The host's stack answers the pod's ARP and neighbour discovery, not the datapath."""
+ENDPOINT_ANY_SOURCE: Final = 2
+"""The pod may send from addresses that are not its own."""
+
+NODE_TELLS_DROPS: Final = 1
+NODE_TELLS_TRACES: Final = 2
+NODE_TELLS_VERDICTS: Final = 4
 
 METRIC_INGRESS: Final = 1
 METRIC_EGRESS: Final = 2
@@ -37,12 +41,14 @@ _ipcache_value = struct.Struct("<I4s2xBB")
 _policy_key = struct.Struct("<IIBB")
 _policy_entry = struct.Struct("<BB4xQQ")
 _port = struct.Struct(">H")
-_ct_key = struct.Struct("<4s4s2s2sBB")
-_ct_entry = struct.Struct("<QQQQIH2sHBBIII")
 _metrics_key = struct.Struct("<BBHB3x")
 _metrics_value = struct.Struct("<QQ")
-_endpoint = struct.Struct("<4sHHI4x6s2x6s2x")
-_node = struct.Struct("<4sI6s2x6s2xI4s4sI8x")
+_endpoint = struct.Struct("<4sHHI4x6s2x6s2x16sQ8x")
+_node = struct.Struct("<4sI6s2x6s2xI4s4sI16s16sII16x")
+_NO_IPV6: Final = IPv6Address(0)
+_NO_IPV4: Final = IPv4Address(0)
+_NO_NETWORK: Final = IPv4Network("0.0.0.0/0")
+_NO_NETWORK6: Final = IPv6Network("::/0")
 
 
 def _family(ip: IPAddress) -> int:
@@ -200,77 +206,6 @@ class PolicyEntry(msgspec.Struct, frozen=True):
         return (self.deny, self.proxy_port, self.auth_type) == (other.deny, other.proxy_port, other.auth_type)
 
 
-class CtKey(msgspec.Struct, frozen=True):
-    """Key of the IPv4 conntrack maps, 14 bytes.
-
-    Of a flow S:s -> D:d the entry has the addresses of the reply (``daddr`` S, ``saddr`` D) and the ports of
-    the original (``dport`` d, ``sport`` s). ``flags``: CT_OUT, CT_IN, CT_RELATED, CT_SERVICE.
-    """
-
-    daddr: IPv4Address
-    saddr: IPv4Address
-    dport: int
-    sport: int
-    protocol: int
-    flags: int = CT_OUT
-
-    def pack(self) -> bytes:
-        ports = _port.pack(self.dport), _port.pack(self.sport)
-        return _ct_key.pack(self.daddr.packed, self.saddr.packed, *ports, self.protocol, self.flags)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        daddr, saddr, dport, sport, protocol, flags = _ct_key.unpack(data)
-        (dport,), (sport,) = _port.unpack(dport), _port.unpack(sport)
-        return cls(IPv4Address(daddr), IPv4Address(saddr), dport, sport, protocol, flags)
-
-
-class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Value of the conntrack maps, 56 bytes. Times are seconds since boot; ``flags`` are enum ct bits."""
-
-    reserved: int = 0
-    backend_id: int = 0
-    packets: int = 0
-    octets: int = 0
-    lifetime: int = 0
-    """When the entry expires."""
-    flags: int = 0
-    rev_nat_index: int = 0
-    ifindex: int = 0
-    tx_flags_seen: int = 0
-    rx_flags_seen: int = 0
-    source_identity: int = 0
-    last_tx_report: int = 0
-    last_rx_report: int = 0
-
-    def pack(self) -> bytes:
-        return _ct_entry.pack(
-            *(self.reserved, self.backend_id, self.packets, self.octets, self.lifetime, self.flags),
-            *(_port.pack(self.rev_nat_index), self.ifindex, self.tx_flags_seen, self.rx_flags_seen),
-            *(self.source_identity, self.last_tx_report, self.last_rx_report),
-        )
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        reserved, backend, packets, total, lifetime, flags, rev_nat, *rest = _ct_entry.unpack(data)
-        ifindex, tx_seen, rx_seen, source, last_tx, last_rx = rest
-        return cls(
-            reserved=reserved,
-            backend_id=backend,
-            packets=packets,
-            octets=total,
-            lifetime=lifetime,
-            flags=flags,
-            rev_nat_index=_port.unpack(rev_nat)[0],
-            ifindex=ifindex,
-            tx_flags_seen=tx_seen,
-            rx_flags_seen=rx_seen,
-            source_identity=source,
-            last_tx_report=last_tx,
-            last_rx_report=last_rx,
-        )
-
-
 class MetricsKey(msgspec.Struct, frozen=True):
     """Key of cilium_metrics, 8 bytes: why, which way, and which source line of the datapath."""
 
@@ -306,45 +241,74 @@ class MetricsValue(msgspec.Struct, frozen=True):
 
 
 class EndpointConfig(msgspec.Struct, frozen=True):
-    """Value of hive_endpoints (key: host side's ifindex), 32 bytes: what the programs must know of a pod."""
+    """Value of hive_endpoints (key: host side's ifindex), 64 bytes: what the programs must know of a pod."""
 
-    ipv4: IPv4Address
+    ipv4: IPv4Address | None
     endpoint_id: int
     identity: int
     host_mac: bytes
     pod_mac: bytes
     flags: int = 0
+    """ENDPOINT_PASSES_NEIGHBOURS, ENDPOINT_ANY_SOURCE."""
+    ipv6: IPv6Address | None = None
+    netns_cookie: int = 0
 
     def pack(self) -> bytes:
+        ipv4, ipv6 = self.ipv4 or _NO_IPV4, self.ipv6 or _NO_IPV6
         ids = self.endpoint_id, self.flags, self.identity
-        return _endpoint.pack(self.ipv4.packed, *ids, self.host_mac, self.pod_mac)
+        macs = self.host_mac, self.pod_mac
+        return _endpoint.pack(ipv4.packed, *ids, *macs, ipv6.packed, self.netns_cookie)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ipv4, endpoint_id, flags, identity, host_mac, pod_mac = _endpoint.unpack(data)
-        return cls(IPv4Address(ipv4), endpoint_id, identity, host_mac, pod_mac, flags)
+        ipv4, endpoint_id, flags, identity, host_mac, pod_mac, ipv6, cookie = _endpoint.unpack(data)
+        return cls(
+            IPv4Address(ipv4) if any(ipv4) else None,
+            *(endpoint_id, identity, host_mac, pod_mac, flags),
+            IPv6Address(ipv6) if any(ipv6) else None,
+            cookie,
+        )
 
 
 class NodeConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_node, 48 bytes: what the programs must know of the node."""
+    """The one value of hive_node, 96 bytes: what the programs must know of the node."""
 
-    router_ip: IPv4Address
+    router_ip: IPv4Address | None
     host_ifindex: int
     """Of cilium_host."""
     host_mac: bytes
     net_ifindex: int
     """Of cilium_net."""
     net_mac: bytes
-    pod_cidr: IPv4Network
+    pod_cidr: IPv4Network | None
     flags: int = 0
+    """NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS: which events the programs send."""
+    router_ip6: IPv6Address | None = None
+    pod_cidr6: IPv6Network | None = None
+    aggregation: int = 0
+    """Of trace events, 0 (none) to 4 (maximum)."""
 
     def pack(self) -> bytes:
-        cidr = self.pod_cidr.network_address.packed, self.pod_cidr.netmask.packed
+        cidr, cidr6 = self.pod_cidr or _NO_NETWORK, self.pod_cidr6 or _NO_NETWORK6
         links = self.host_ifindex, self.host_mac, self.net_mac, self.net_ifindex
-        return _node.pack(self.router_ip.packed, *links, *cidr, self.flags)
+        return _node.pack(
+            (self.router_ip or _NO_IPV4).packed,
+            *links,
+            *(cidr.network_address.packed, cidr.netmask.packed, self.flags),
+            *((self.router_ip6 or _NO_IPV6).packed, cidr6.network_address.packed, cidr6.prefixlen),
+            self.aggregation,
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        router_ip, host_ifindex, host_mac, net_mac, net_ifindex, cidr, mask, flags = _node.unpack(data)
-        network = IPv4Network((cidr, IPv4Address(mask).compressed))
-        return cls(IPv4Address(router_ip), host_ifindex, host_mac, net_ifindex, net_mac, network, flags)
+        ip4, host_ifindex, host_mac, net_mac, net_ifindex, cidr4, mask, flags, *rest = _node.unpack(data)
+        ip6, cidr6, bits6, aggregation = rest
+        return cls(
+            IPv4Address(ip4) if any(ip4) else None,
+            *(host_ifindex, host_mac, net_ifindex, net_mac),
+            IPv4Network((cidr4, IPv4Address(mask).compressed)) if any(mask) else None,
+            flags,
+            IPv6Address(ip6) if any(ip6) else None,
+            IPv6Network((cidr6, bits6)) if bits6 else None,
+            aggregation,
+        )

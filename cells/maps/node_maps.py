@@ -13,6 +13,7 @@ from anyio import to_thread
 
 from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, unpin
+from cells.maps.epochs import Epochs
 from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
 from cells.maps.sizes import MapSettings, sizes
 from cells.maps.specs import map_specs
@@ -21,6 +22,8 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 _SIZE_OPTIONS = {
     "cilium_ct4_global": "bpf-ct-global-tcp-max",
     "cilium_ct_any4_global": "bpf-ct-global-any-max",
+    "cilium_ct6_global": "bpf-ct-global-tcp-max",
+    "cilium_ct_any6_global": "bpf-ct-global-any-max",
 }
 
 
@@ -38,6 +41,14 @@ class Maps:
     """cilium_ct4_global: CtKey to CtEntry."""
     ct4_any: Map
     """cilium_ct_any4_global: CtKey to CtEntry, all but TCP."""
+    ct6_tcp: Map
+    """cilium_ct6_global: CtKey to CtEntry, IPv6."""
+    ct6_any: Map
+    """cilium_ct_any6_global: CtKey to CtEntry, IPv6, all but TCP."""
+    fragments4: Map
+    """cilium_ipv4_frag_datagrams: FragmentPorts of datagrams in fragments."""
+    fragments6: Map
+    """cilium_ipv6_frag_datagrams: the same of IPv6."""
     metrics: Map
     """cilium_metrics: MetricsKey to one MetricsValue for each CPU."""
     events: Map
@@ -46,6 +57,10 @@ class Maps:
     """hive_endpoints: ifindex to EndpointConfig."""
     node: Map
     """hive_node: index 0 to NodeConfig."""
+    epoch: Map
+    """hive_epoch: see Epochs."""
+    epochs: Epochs
+    """The policy epochs."""
     policies: Map
     """hive_policies: endpoint id to its policy map."""
     entry: Map
@@ -69,6 +84,11 @@ class Maps:
                     f"Maps.{name} was read before the hook 'open the maps' ran: depend on Maps"
                 )
             raise AttributeError(name)
+
+    @property
+    def conntrack(self) -> tuple[Map, ...]:
+        """The maps of flows."""
+        return self.ct4_tcp, self.ct4_any, self.ct6_tcp, self.ct6_any
 
     @property
     def directory(self) -> Path:
@@ -101,6 +121,7 @@ class Maps:
             if is_new:
                 created.add(spec.name)
             setattr(self, attribute, table)
+        self.epochs = Epochs(self.epoch)
         self.created = frozenset(created)
 
     async def _stop(self) -> None:

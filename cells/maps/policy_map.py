@@ -4,7 +4,7 @@ For:    PolicyMaps hands them out. Needs: an open Map. Gives: PolicyMap.
 """
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cells.maps.bpf import BpfError
 from cells.maps.layouts import PolicyEntry, PolicyKey
@@ -16,11 +16,13 @@ _FEW = 8  # up to so many entries, single writes are quicker than a batch
 class PolicyMap:
     """An endpoint id and its policy map. An empty map allows nothing."""
 
-    __slots__ = ("_present", "endpoint_id", "map")
+    __slots__ = ("_changed", "_present", "endpoint_id", "map")
 
-    def __init__(self, endpoint_id: int, table: Map) -> None:
+    def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
+        """``changed`` is called with the id after every change: Epochs.bump()."""
         self.endpoint_id = endpoint_id
         self.map = table
+        self._changed = changed
         self._present: dict[PolicyKey, PolicyEntry] = {}
 
     def __repr__(self) -> str:
@@ -29,9 +31,16 @@ class PolicyMap:
     def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         """Make the map hold exactly these verdicts: denies first, then allows, then deletions.
 
-        An entry whose verdict stays is not touched, so its counters go on. Raises BpfError (ENOSPC: more
+        An entry whose verdict stays is not touched, so its counters go on. Flows of the endpoint are evaluated
+        anew from the next packet on. Raises BpfError (ENOSPC: more
         entries than bpf-policy-map-max); what was written until then stays.
         """
+        try:
+            self._replace(wanted)
+        finally:
+            self._changed(self.endpoint_id)
+
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         try:
             self._write(wanted)
         except BpfError as error:
@@ -56,9 +65,13 @@ class PolicyMap:
 
     def clear(self) -> None:
         """Empty the map, whatever is in it."""
+        had = bool(self._present)
         self._drop(list(self._present))
         if self.map.first_key() is not None:  # written by somebody else
             self.map.clear()
+            had = True
+        if had:
+            self._changed(self.endpoint_id)
 
     def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         present = self._present

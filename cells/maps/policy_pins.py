@@ -5,7 +5,7 @@ For:    PolicyMaps, in a worker thread. Needs: hive_policies, the directory of p
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cells.maps.bpf import BpfError, replace_pin, unpin
@@ -23,18 +23,26 @@ _index = struct.Struct("<I").pack
 class PolicyPins:
     """Pins and array entries of the policy maps. All calls may wait for RCU: not on the event loop."""
 
-    def __init__(self, policies: Map, directory: Path, max_entries: int, log: Logger) -> None:
+    def __init__(
+        self,
+        policies: Map,
+        directory: Path,
+        max_entries: int,
+        log: Logger,
+        changed: Callable[[int], object],
+    ) -> None:
         self._policies = policies
         self._directory = directory
         self._max_entries = max_entries
         self._log = log
+        self._changed = changed
 
     def create(self, ids: Iterable[int]) -> list[PolicyMap]:
         """Fresh, empty, unpinned maps for these ids, entered in hive_policies at once."""
         made: list[PolicyMap] = []
         try:
             for each in ids:
-                made.append(PolicyMap(each, create_map(policy_spec(each, self._max_entries))))  # noqa: PERF401
+                made.append(self._policy(each, create_map(policy_spec(each, self._max_entries))))  # noqa: PERF401
             self._enter(made)
         except BaseException:
             for policy in made:
@@ -53,10 +61,10 @@ class PolicyPins:
             pinned.append(policy)
         spare: list[PolicyMap] = []
         for endpoint_id, table in sorted(active.items()):
-            policy = PolicyMap(endpoint_id, table)
+            policy = self._policy(endpoint_id, table)
             if not policy_spec(endpoint_id, self._max_entries).same_as(table.spec):
                 table.close()
-                policy = PolicyMap(endpoint_id, create_map(policy_spec(endpoint_id, self._max_entries)))
+                policy = self._policy(endpoint_id, create_map(policy_spec(endpoint_id, self._max_entries)))
                 anew.append(policy)
             policy.clear()
             spare.append(policy)
@@ -76,6 +84,9 @@ class PolicyPins:
                 self._log.info("stale policy map removed", map=path.name)
                 unpin(path)
 
+    def _policy(self, endpoint_id: int, table: Map) -> PolicyMap:
+        return PolicyMap(endpoint_id, table, self._changed)
+
     def _reconciled(self, endpoint_id: int, active: Map | None, anew: list[PolicyMap]) -> PolicyMap:
         """The map to go on with, of the one the datapath uses and the one pinned; pinned, and fit for use."""
         path = self._directory / policy_name(endpoint_id)
@@ -90,7 +101,7 @@ class PolicyPins:
             table = self._copied(table, wanted)
             replace_pin(table.fd, path)
             active = None
-        policy = PolicyMap(endpoint_id, table)
+        policy = self._policy(endpoint_id, table)
         if active is None:
             anew.append(policy)
         return policy

@@ -47,6 +47,9 @@ class MapSettings(Settings, frozen=True):
     bpf_policy_map_max: int = 16384
     """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
 
+    bpf_fragments_map_max: int = 8192
+    """Entries of the map of datagrams in fragments, for each family (256 to 65536)."""
+
     preallocate_bpf_maps: bool = False
     """Reserve the memory of hash maps when they are made."""
 
@@ -69,6 +72,8 @@ class MapSettings(Settings, frozen=True):
             raise ValueError(
                 f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
             )
+        if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
+            raise ValueError(f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries")
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             raise ValueError(f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}")
 
@@ -80,6 +85,7 @@ class MapSizes:
     ct_tcp: int
     ct_any: int
     policy: int
+    fragments: int = 8192
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:
@@ -97,4 +103,5 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
         ct_tcp=size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072),
         ct_any=size(settings.bpf_ct_global_any_max, CT_ANY, 65536),
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
+        fragments=settings.bpf_fragments_map_max,
     )

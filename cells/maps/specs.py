@@ -23,7 +23,10 @@ def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
 
 
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
-    """All maps of the node, by the attribute of Maps that holds them."""
+    """All maps of the node, by the attribute of Maps that holds them.
+
+    Those of both families whatever the node has: the programs are the same, and an empty one costs little.
+    """
     hashed = 0 if preallocate else NO_PREALLOC
     of_policies = policy_spec(0, sizes.policy)
     return {
@@ -31,11 +34,16 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipcache": MapSpec("cilium_ipcache", MapType.LPM_TRIE, 24, 12, 512000, NO_PREALLOC),
         "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, 14, 56, sizes.ct_tcp),
         "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, 14, 56, sizes.ct_any),
+        "ct6_tcp": MapSpec("cilium_ct6_global", MapType.LRU_HASH, 38, 56, sizes.ct_tcp),
+        "ct6_any": MapSpec("cilium_ct_any6_global", MapType.LRU_HASH, 38, 56, sizes.ct_any),
+        "fragments4": MapSpec("cilium_ipv4_frag_datagrams", MapType.LRU_HASH, 12, 4, sizes.fragments),
+        "fragments6": MapSpec("cilium_ipv6_frag_datagrams", MapType.LRU_HASH, 40, 4, sizes.fragments),
         # Whatever preallocate says: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
         "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, 8, 16, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
-        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, 32, ENDPOINT_IDS + 1, hashed),
-        "node": MapSpec("hive_node", MapType.ARRAY, 4, 48, 1),
+        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, 64, ENDPOINT_IDS + 1, hashed),
+        "node": MapSpec("hive_node", MapType.ARRAY, 4, 96, 1),
+        "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
         ),

@@ -61,6 +61,8 @@ static __always_inline int arp_respond(struct __sk_buff *skb, const struct endpo
 	packet = packet_start(skb);
 	if ((void *)(packet + 1) > packet_end(skb))
 		return DROP(EGRESS, DROP_INVALID);
+	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS)
+		return TC_ACT_OK;
 	if (!arp_is_request(packet) || ip_equals(packet->target_ip, self->ipv4))
 		return TC_ACT_OK;
 	if (!mac_is_broadcast(packet->eth.destination) && !mac_equals(packet->eth.destination, self->host_mac))

@@ -12,6 +12,7 @@
 
 #define CT_REPORT_INTERVAL 5 /* seconds */
 #define CT_REPORT_FLAGS (TCP_SYN | TCP_FIN | TCP_RST)
+#define CT_CAPTURE 128 /* bytes of a packet that events show */
 
 enum ct_status {
 	CT_NEW,
@@ -26,27 +27,13 @@ static __always_inline __u32 ct_now(void)
 	return bpf_ktime_get_coarse_ns() / 1000000000ULL;
 }
 
-/* The key of the flow this packet would have started, or with `reply` of the one it answers. */
-static __always_inline void ct_fill_key(struct ct_key *key, const struct flow *flow,
-					enum direction direction, bool reply)
-{
-	bool in = (direction == INGRESS) != reply;
-
-	key->daddr = reply ? flow->daddr : flow->saddr;
-	key->saddr = reply ? flow->saddr : flow->daddr;
-	key->dport = reply ? flow->sport : flow->dport;
-	key->sport = reply ? flow->dport : flow->sport;
-	key->protocol = flow->protocol;
-	key->flags = (in ? CT_KEY_IN : CT_KEY_OUT) | (flow->related ? CT_KEY_RELATED : 0);
-}
-
 /* Note the packet in the entry: when it ends, and which flags each direction has shown. */
-static __always_inline void ct_refresh(struct ct_entry *entry, __u32 lifetime, __u8 tcp_flags,
+static __always_inline void ct_refresh(struct ct_entry *entry, __u32 lifetime, struct flow *flow,
 				       enum direction direction, __u32 now)
 {
 	__u8 *seen = direction == INGRESS ? &entry->rx_flags_seen : &entry->tx_flags_seen;
 	__u32 *reported = direction == INGRESS ? &entry->last_rx_report : &entry->last_tx_report;
-	__u8 flags = *seen | (tcp_flags & CT_REPORT_FLAGS);
+	__u8 flags = *seen | (flow->tcp_flags & CT_REPORT_FLAGS);
 
 	/* Once a second at most: an unchanged line stays shared between CPUs. */
 	if (entry->lifetime != now + lifetime)
@@ -54,25 +41,32 @@ static __always_inline void ct_refresh(struct ct_entry *entry, __u32 lifetime, _
 	if (flags != *seen || *reported + CT_REPORT_INTERVAL < now) {
 		*seen = flags;
 		*reported = now;
+		flow->report = CT_CAPTURE;
 	}
 }
 
-static __always_inline void ct_refresh_tcp(struct ct_entry *entry, __u8 tcp_flags,
-					   enum direction direction, __u32 now)
+static __always_inline __u32 ct_lifetime(const struct ct_entry *entry, const struct flow *flow)
 {
-	if (!(tcp_flags & TCP_SYN) && !entry->seen_non_syn)
+	if (flow->protocol != IPPROTO_TCP)
+		return config.ct_lifetime_any;
+	return entry->seen_non_syn ? config.ct_lifetime_tcp : config.ct_lifetime_syn;
+}
+
+static __always_inline void ct_refresh_tcp(struct ct_entry *entry, struct flow *flow, enum direction direction,
+					   __u32 now)
+{
+	if (!(flow->tcp_flags & TCP_SYN) && !entry->seen_non_syn)
 		entry->seen_non_syn = 1;
-	ct_refresh(entry, entry->seen_non_syn ? config.ct_lifetime_tcp : config.ct_lifetime_syn, tcp_flags,
-		   direction, now);
+	ct_refresh(entry, ct_lifetime(entry, flow), flow, direction, now);
 }
 
 /* RST or FIN: the direction ends; a RST before both sides have spoken ends both. */
-static __always_inline void ct_close(struct ct_entry *entry, __u8 tcp_flags, enum direction direction,
+static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, enum direction direction,
 				     __u32 now)
 {
 	bool both_spoke = entry->rx_flags_seen & entry->tx_flags_seen & TCP_SYN;
 
-	if (tcp_flags & TCP_RST && !both_spoke) {
+	if (flow->tcp_flags & TCP_RST && !both_spoke) {
 		entry->rx_closing = 1;
 		entry->tx_closing = 1;
 	} else if (direction == INGRESS) {
@@ -81,15 +75,15 @@ static __always_inline void ct_close(struct ct_entry *entry, __u8 tcp_flags, enu
 		entry->tx_closing = 1;
 	}
 	if (entry->rx_closing && entry->tx_closing)
-		ct_refresh(entry, config.ct_lifetime_closed, tcp_flags, direction, now);
+		ct_refresh(entry, config.ct_lifetime_closed, flow, direction, now);
 }
 
 /* Apply a packet to the entry it matched. False if it does not belong to it: a SYN after the end. */
-static __always_inline bool ct_apply(struct ct_entry *entry, const struct flow *flow,
-				     enum direction direction, __u32 now)
+static __always_inline bool ct_apply(struct ct_entry *entry, struct flow *flow, enum direction direction,
+				     __u32 now)
 {
 	if (flow->protocol != IPPROTO_TCP) {
-		ct_refresh(entry, config.ct_lifetime_any, 0, direction, now);
+		ct_refresh(entry, config.ct_lifetime_any, flow, direction, now);
 		return true;
 	}
 	if (unlikely(flow->tcp_flags & TCP_SYN && !(flow->tcp_flags & (TCP_RST | TCP_FIN)) &&
@@ -99,42 +93,40 @@ static __always_inline bool ct_apply(struct ct_entry *entry, const struct flow *
 		entry->seen_non_syn = 0;
 		entry->rx_flags_seen = 0;
 		entry->tx_flags_seen = 0;
-		ct_refresh_tcp(entry, flow->tcp_flags, direction, now);
+		ct_refresh_tcp(entry, flow, direction, now);
 		return false;
 	}
 	if (!(entry->rx_closing && entry->tx_closing))
-		ct_refresh_tcp(entry, flow->tcp_flags, direction, now);
+		ct_refresh_tcp(entry, flow, direction, now);
 	if (unlikely(flow->tcp_flags & (TCP_RST | TCP_FIN)))
-		ct_close(entry, flow->tcp_flags, direction, now);
+		ct_close(entry, flow, direction, now);
 	return true;
 }
 
-static __always_inline bool ct_find(const struct flow *flow, enum direction direction, bool reply, __u32 now)
+static __always_inline struct ct_entry *ct_find(struct flow *flow, enum direction direction, bool reply,
+						__u32 now, __u8 family)
 {
-	struct ct_key key __attribute__((aligned(8)));
-	struct ct_entry *entry;
+	struct ct_entry *entry = ct_entry_of(flow, direction, reply, family);
 
-	ct_fill_key(&key, flow, direction, reply);
-	if (flow->protocol == IPPROTO_TCP) {
-		entry = bpf_map_lookup_elem(&cilium_ct4_global, &key);
-		barrier(); /* one map for each call: only then the kernel inlines it */
-	} else {
-		entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key);
-	}
-	return entry && entry->lifetime >= now && ct_apply(entry, flow, direction, now);
+	if (entry && entry->lifetime >= now && ct_apply(entry, flow, direction, now))
+		return entry;
+	return NULL;
 }
 
-/* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to.
+/* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to: `*entry`.
  *
  * No flow has entries both ways but by a race, so which is tried first decides the cost alone.
  */
-static __always_inline enum ct_status ct_lookup(const struct flow *flow, enum direction direction, __u32 now)
+static __always_inline enum ct_status ct_lookup(struct flow *flow, enum direction direction, __u32 now,
+						__u8 family, struct ct_entry **entry)
 {
 	bool reply = flow->reply_likely;
 
-	if (!ct_find(flow, direction, reply, now)) {
+	*entry = ct_find(flow, direction, reply, now, family);
+	if (!*entry) {
 		reply = !reply;
-		if (!ct_find(flow, direction, reply, now))
+		*entry = ct_find(flow, direction, reply, now, family);
+		if (!*entry)
 			return CT_NEW;
 	}
 	if (!reply)
@@ -142,38 +134,15 @@ static __always_inline enum ct_status ct_lookup(const struct flow *flow, enum di
 	return flow->related ? CT_RELATED : CT_REPLY;
 }
 
-/* Let ICMP errors between the two addresses in for as long as the flow may live. */
-static __always_inline long ct_relate(struct ct_key *key, struct ct_entry *entry, __u32 until)
-{
-	struct ct_entry *known;
-
-	key->dport = 0;
-	key->sport = 0;
-	key->protocol = IPPROTO_ICMP;
-	key->flags |= CT_KEY_RELATED;
-	known = bpf_map_lookup_elem(&cilium_ct_any4_global, key);
-	if (known && known->source_identity == entry->source_identity) {
-		if (known->lifetime < until)
-			known->lifetime = until;
-		return 0;
-	}
-	entry->seen_non_syn = 1;
-	entry->lifetime = until;
-	return bpf_map_update_elem(&cilium_ct_any4_global, key, entry, BPF_ANY);
-}
-
 /* Enter a flow that policy has let through; 0, or the reason to drop the packet. */
-static __always_inline int ct_create(const struct flow *flow, enum direction direction,
-				     __u32 source_identity, __u32 now)
+static __always_inline int ct_create(struct flow *flow, enum direction direction, __u32 now, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	__u32 lifetime = tcp ? config.ct_lifetime_tcp : config.ct_lifetime_any;
-	struct ct_key key __attribute__((aligned(8)));
 	struct ct_entry entry = {
-		.source_identity = source_identity,
+		.source_identity = flow->source_identity,
 		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
 	};
-	long failed;
 
 	if (direction == INGRESS) {
 		entry.rx_flags_seen = tcp ? TCP_SYN : 0; /* also if it joined late */
@@ -182,14 +151,6 @@ static __always_inline int ct_create(const struct flow *flow, enum direction dir
 		entry.tx_flags_seen = tcp ? TCP_SYN : 0;
 		entry.last_tx_report = now;
 	}
-	ct_fill_key(&key, flow, direction, false);
-	if (tcp) {
-		failed = bpf_map_update_elem(&cilium_ct4_global, &key, &entry, BPF_ANY);
-		barrier();
-	} else {
-		failed = bpf_map_update_elem(&cilium_ct_any4_global, &key, &entry, BPF_ANY);
-	}
-	if (failed || ct_relate(&key, &entry, now + lifetime))
-		return DROP_CT_CREATE_FAILED;
-	return 0;
+	flow->report = CT_CAPTURE;
+	return ct_insert(flow, direction, &entry, now + lifetime, family) ? DROP_CT_CREATE_FAILED : 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* One generation of the datapath: what a pod sends, what the host sends to pods. IPv4.
+/* One generation of the datapath: what a pod sends, what the host sends to pods. IPv4 and IPv6.
  *
  * One set of programs serves all pods; what differs between pods is in maps. Reached by tail call
  * from dispatch.c.
@@ -8,7 +8,9 @@
 
 #include "arp.h"
 #include "deliver.h"
+#include "icmp6.h"
 #include "identity.h"
+#include "network.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -18,70 +20,107 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } hive_endpoints SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct node_config);
-	__uint(max_entries, 1);
-} hive_node SEC(".maps");
-
-/* Turn a drop into its count and the action. */
-static __always_inline int finish(struct __sk_buff *skb, int verdict)
+/* Turn a drop into its count, its event and the action. */
+static __always_inline int finish(struct __sk_buff *skb, const struct flow *flow, int verdict)
 {
 	if (likely(!DROPPED(verdict)))
 		return verdict;
 	count(skb, DROP_REASON(verdict), DROP_DIRECTION(verdict));
+	tell_drop(skb, flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
 	return TC_ACT_SHOT;
 }
 
-static __always_inline int to_stack(struct __sk_buff *skb)
+static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
 {
 	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_STACK, status, 0, family);
 	return TC_ACT_OK;
 }
 
-/* 0 if the pod may send the packet, else the reason to drop it. */
-static __always_inline int egress_check(struct __sk_buff *skb, const struct flow *flow,
-					const struct endpoint_config *self,
-					const struct address_info *local, __u32 now)
+/* 0 if the pod may send the packet, else the reason to drop it. `status` is conntrack's word on it. */
+static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
+					const struct use *use, __u32 now, __u8 family)
 {
-	enum ct_status status = ct_lookup(flow, EGRESS, now);
-	__u32 identity;
+	enum policy_match match;
 	int refused;
 
-	if (status == CT_REPLY || status == CT_RELATED)
-		return 0;
-	identity = local ? identity_of_local(local) : identity_of(flow->daddr);
-	refused = policy_check(flow, EGRESS, self->id, identity, skb->len);
+	refused = policy_check(flow, EGRESS, flow->source, flow->destination_identity, use, &match);
+	if (refused || status == CT_NEW)
+		tell_verdict(skb, flow, EGRESS, refused, match, family);
 	if (refused)
 		return refused;
-	return status == CT_NEW ? ct_create(flow, EGRESS, self->identity, now) : 0;
+	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
 }
 
-static __always_inline int pod_sends_ipv4(struct __sk_buff *skb, const struct endpoint_config *self)
+static __always_inline bool own_source(const struct flow *flow, const struct endpoint_config *self, __u8 family)
 {
-	struct address_info *local;
-	struct flow flow = {};
+	if (unlikely(self->flags & ENDPOINT_ANY_SOURCE))
+		return true;
+	if (family == FAMILY_IPV4)
+		return flow->saddr.words[0] == self->ipv4;
+	return address_equals(&flow->saddr, &self->ipv6);
+}
+
+/* Where a pod's packet goes, and whether it may. `flow` is read already. */
+static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+					  __u8 family)
+{
+	const struct address_info *local = address_lookup(&flow->daddr, family);
+	bool to_pod = local && !(local->flags & ADDRESS_IS_HOST);
+	struct use use = { .packets = 1, .bytes = skb->len };
+	struct ct_entry *entry;
+	enum ct_status status;
 	__u32 now = ct_now();
 	int refused;
+	__u64 tag;
 
-	refused = parse_ipv4(skb, &flow);
-	if (flow.saddr != self->ipv4 && refused != DROP_INVALID)
+	if (to_pod)
+		flow->destination = local->endpoint_id;
+	tag = verdict_tag(flow->source, flow->destination, now);
+	status = ct_lookup(flow, EGRESS, now, family, &entry);
+
+	if (to_pod && unlikely(flow->ttl <= 1))
+		return family == FAMILY_IPV6 ? hops_exceeded(skb, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
+	if (likely(status == CT_ESTABLISHED)) {
+		if (likely(verdict_holds(entry, tag, flow, skb->len)))
+			return to_pod ? hand_over(skb, flow, local, status, BY_PEER, family)
+				      : to_stack(skb, flow, status, family);
+		verdict_take(entry, &use);
+	}
+
+	flow->destination_identity = local ? identity_of_local(local) : identity_of(&flow->daddr, family);
+	if (status == CT_NEW || status == CT_ESTABLISHED) {
+		refused = egress_check(skb, flow, status, &use, now, family);
+		if (refused)
+			return DROP(EGRESS, refused);
+	}
+	if (to_pod) {
+		refused = ingress_check(skb, flow, use, now, family);
+		if (refused)
+			return DROP(INGRESS, refused);
+	}
+	if (status == CT_ESTABLISHED)
+		entry->verdict = tag;
+	return to_pod ? hand_over(skb, flow, local, status, BY_PEER, family) : to_stack(skb, flow, status, family);
+}
+
+static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+					__u8 family)
+{
+	int refused = parse(skb, flow, family);
+
+	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6 &&
+	    flow->policy_port == bpf_htons(ND_SOLICIT))
+		return neighbour_respond(skb, flow, self);
+	if (refused != DROP_INVALID && !own_source(flow, self, family))
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
 		return DROP(EGRESS, refused);
-
-	local = address_lookup(flow.daddr);
-	refused = egress_check(skb, &flow, self, local, now);
-	if (refused)
-		return DROP(EGRESS, refused);
-
-	if (!local || local->flags & ADDRESS_IS_HOST)
-		return to_stack(skb);
-	return deliver(skb, &flow, local, self->identity, now, EGRESS, BY_PEER);
+	return pod_sends_flow(skb, flow, self, family);
 }
 
-static __always_inline int pod_sends(struct __sk_buff *skb)
+static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 {
 	struct endpoint_config *self;
 	struct ethernet *eth;
@@ -90,13 +129,17 @@ static __always_inline int pod_sends(struct __sk_buff *skb)
 	self = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!self)
 		return DROP(EGRESS, DROP_NO_CONFIG);
+	flow->source = self->id;
+	flow->source_identity = self->identity;
 	if (skb->vlan_present)
 		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
 	eth = packet_eth(skb);
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP)))
-		return pod_sends_ipv4(skb, self);
+		return pod_sends_ip(skb, flow, self, FAMILY_IPV4);
+	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		return pod_sends_ip(skb, flow, self, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
@@ -104,27 +147,34 @@ static __always_inline int pod_sends(struct __sk_buff *skb)
 	return DROP(EGRESS, DROP_UNKNOWN_L3);
 }
 
-static __always_inline int host_sends_ipv4(struct __sk_buff *skb)
+static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
-	struct address_info *local;
-	struct flow flow = {};
-	int refused = parse_ipv4(skb, &flow);
+	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct address_info *local;
+	int refused = parse(skb, flow, family);
 
 	if (refused)
 		return DROP(INGRESS, refused);
-	local = address_lookup(flow.daddr);
+	local = address_lookup(&flow->daddr, family);
 	if (!local)
 		return DROP(INGRESS, DROP_UNROUTABLE); /* handed back, the stack would send it here again */
 	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
-	return deliver(skb, &flow, local, identity_of(flow.saddr), ct_now(), INGRESS, BY_LINK);
+	flow->destination = local->endpoint_id;
+	flow->destination_identity = local->identity;
+	flow->source_identity = identity_of(&flow->saddr, family);
+	if (flow->ttl <= 1)
+		return DROP(INGRESS, DROP_TTL_EXCEEDED);
+	refused = ingress_check(skb, flow, use, ct_now(), family);
+	if (refused)
+		return DROP(INGRESS, refused);
+	return hand_over(skb, flow, local, TRACE_REASON_UNKNOWN, BY_LINK, family);
 }
 
 /* What passes cilium_host reaches the host again through cilium_net: address it so. */
 static __always_inline int pass_to_net(struct __sk_buff *skb)
 {
-	__u32 zero = 0;
-	struct node_config *node = bpf_map_lookup_elem(&hive_node, &zero);
+	const struct node_config *node = node_facts();
 	struct ethernet *eth = packet_eth(skb);
 
 	if (node && eth)
@@ -132,30 +182,35 @@ static __always_inline int pass_to_net(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-static __always_inline int host_sends(struct __sk_buff *skb)
+static __always_inline int host_sends(struct __sk_buff *skb, struct flow *flow)
 {
 	struct ethernet *eth = packet_eth(skb);
-	int verdict;
+	int verdict = TC_ACT_OK;
 
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
-	if (eth->protocol != bpf_htons(ETH_P_IP))
-		return pass_to_net(skb);
-	verdict = host_sends_ipv4(skb);
+	if (eth->protocol == bpf_htons(ETH_P_IP))
+		verdict = host_sends_ip(skb, flow, FAMILY_IPV4);
+	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		verdict = host_sends_ip(skb, flow, FAMILY_IPV6);
 	return verdict == TC_ACT_OK ? pass_to_net(skb) : verdict;
 }
 
 SEC("tc")
 int hive_from_pod(struct __sk_buff *skb)
 {
+	struct flow flow = {};
+
 	skb->queue_mapping = 0; /* the pod's choice of queue means nothing to the host's devices */
-	return finish(skb, pod_sends(skb));
+	return finish(skb, &flow, pod_sends(skb, &flow));
 }
 
 SEC("tc")
 int hive_from_host(struct __sk_buff *skb)
 {
-	return finish(skb, host_sends(skb));
+	struct flow flow = {};
+
+	return finish(skb, &flow, host_sends(skb, &flow));
 }
 
 /* Everything may reach the host: it has no policy of its own. */

@@ -5,39 +5,28 @@
 #include <linux/pkt_cls.h>
 
 #include "conntrack.h"
+#include "events.h"
 #include "metrics.h"
 #include "policy.h"
 #include "rewrite.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct address_key);
-	__type(value, struct address_info);
-	__uint(max_entries, 65535);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-} cilium_lxc SEC(".maps");
-
-/* Where `ipv4` lives on this node, or NULL. */
-static __always_inline struct address_info *address_lookup(__be32 ipv4)
-{
-	struct address_key key = { .ipv4 = ipv4, .family = FAMILY_IPV4 };
-
-	return bpf_map_lookup_elem(&cilium_lxc, &key);
-}
-
 /* 0 if the pod accepts the packet, else the reason to drop it. */
-static __always_inline int ingress_check(struct __sk_buff *skb, const struct flow *flow,
-					 const struct address_info *pod, __u32 source_identity, __u32 now)
+static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flow, struct use use, __u32 now,
+					 __u8 family)
 {
-	enum ct_status status = ct_lookup(flow, INGRESS, now);
+	struct ct_entry *entry;
+	enum ct_status status = ct_lookup(flow, INGRESS, now, family, &entry);
+	enum policy_match match;
 	int refused;
 
 	if (status == CT_REPLY || status == CT_RELATED)
 		return 0;
-	refused = policy_check(flow, INGRESS, pod->endpoint_id, source_identity, skb->len);
+	refused = policy_check(flow, INGRESS, flow->destination, flow->source_identity, &use, &match);
+	if (refused || status == CT_NEW)
+		tell_verdict(skb, flow, INGRESS, refused, match, family);
 	if (refused)
 		return refused;
-	return status == CT_NEW ? ct_create(flow, INGRESS, source_identity, now) : 0;
+	return status == CT_NEW ? ct_create(flow, INGRESS, now, family) : 0;
 }
 
 /* How the packet enters the pod. */
@@ -46,20 +35,14 @@ enum entrance {
 	BY_LINK, /* through the host's end */
 };
 
-/* Deliver to a pod of this node; the verdict. */
-static __always_inline int deliver(struct __sk_buff *skb, const struct flow *flow,
-				   const struct address_info *pod, __u32 source_identity, __u32 now,
-				   enum direction sender, enum entrance entrance)
+/* Put the packet, which the pod accepts, on the pod's link; the verdict. */
+static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, const struct address_info *pod,
+				     enum ct_status status, enum entrance entrance, __u8 family)
 {
-	int refused;
-
-	if (flow->ttl <= 1)
-		return DROP(sender, DROP_TTL_EXCEEDED);
-	refused = ingress_check(skb, flow, pod, source_identity, now);
-	if (refused)
-		return DROP(INGRESS, refused);
-	if (!hop(skb, pod->host_mac, pod->pod_mac))
+	if (!hop(skb, pod->host_mac, pod->pod_mac, family))
 		return DROP(INGRESS, DROP_INVALID);
 	count(skb, REASON_FORWARDED, INGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_POD, status, pod->ifindex, family);
 	return entrance == BY_PEER ? bpf_redirect_peer(pod->ifindex, 0) : bpf_redirect(pod->ifindex, 0);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The security identity behind an address. */
+/* Who is behind an address: a pod of this node, the node itself, an identity. */
 #pragma once
 
 #include "maps.h"
+#include "packet.h"
 
 #define IDENTITY_HOST 1
 #define IDENTITY_WORLD 2
@@ -15,13 +16,29 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_ipcache SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct address_key);
+	__type(value, struct address_info);
+	__uint(max_entries, 65535);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_lxc SEC(".maps");
+
+/* Where the address lives on this node, or NULL. */
+static __always_inline struct address_info *address_lookup(const struct address *ip, __u8 family)
+{
+	struct address_key key = { .ip = *ip, .family = family };
+
+	return bpf_map_lookup_elem(&cilium_lxc, &key);
+}
+
 /* By the ipcache; an address it does not know belongs to the world. */
-static __always_inline __u32 identity_of(__be32 ipv4)
+static __always_inline __u32 identity_of(const struct address *ip, __u8 family)
 {
 	struct ipcache_key key = {
-		.prefixlen = IPCACHE_PREFIX_IPV4,
-		.family = FAMILY_IPV4,
-		.ipv4 = ipv4,
+		.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6,
+		.family = family,
+		.ip = *ip,
 	};
 	struct ipcache_info *info = bpf_map_lookup_elem(&cilium_ipcache, &key);
 

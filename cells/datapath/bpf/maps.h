@@ -10,6 +10,12 @@
 #include "bpf.h"
 
 #define FAMILY_IPV4 1
+#define FAMILY_IPV6 2
+
+/* An address of either family; of an IPv4 one the last three words are zero. */
+struct address {
+	__be32 words[4];
+};
 
 /* A MAC in the low six bytes, in memory order; the other two are zero. */
 typedef __u64 mac_t;
@@ -23,7 +29,13 @@ struct endpoint_config {
 	__u32 pad;
 	mac_t host_mac;
 	mac_t pod_mac;
+	struct address ipv6;
+	__u64 netns_cookie;
+	__u64 reserved;
 };
+
+#define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers its ARP and neighbour discovery */
+#define ENDPOINT_ANY_SOURCE 2	     /* may send from addresses that are not its own */
 
 /* hive_node: facts of the node. */
 struct node_config {
@@ -35,13 +47,20 @@ struct node_config {
 	__be32 pod_cidr;
 	__be32 pod_mask;
 	__u32 flags;
-	__u64 pad;
+	struct address router_ip6;
+	struct address pod_cidr6;
+	__u32 pod_prefix6;
+	__u32 aggregation; /* of trace events, as monitor-aggregation counts: 0 none to 4 maximum */
+	__u64 pad[2];
 };
+
+#define NODE_TELLS_DROPS 1
+#define NODE_TELLS_TRACES 2
+#define NODE_TELLS_VERDICTS 4
 
 /* cilium_lxc: where an address of this node lives. */
 struct address_key {
-	__be32 ipv4;
-	__u32 rest[3];
+	struct address ip;
 	__u8 family;
 	__u8 key;
 	__u16 cluster_id;
@@ -67,11 +86,11 @@ struct ipcache_key {
 	__u16 cluster_id;
 	__u8 pad;
 	__u8 family;
-	__be32 ipv4;
-	__u32 rest[3];
+	struct address ip;
 };
 
-#define IPCACHE_PREFIX_IPV4 64 /* 32 bits of cluster and family, 32 of address */
+#define IPCACHE_PREFIX_IPV4 64	/* 32 bits of cluster and family, 32 of address */
+#define IPCACHE_PREFIX_IPV6 160 /* and 128 */
 
 struct ipcache_info {
 	__u32 identity;
@@ -105,24 +124,34 @@ struct policy_entry {
 	__u64 bytes;
 };
 
-/* cilium_ct4_global (TCP), cilium_ct_any4_global (the rest). The addresses are those of the reply,
- * the ports those of the original packet.
+/* cilium_ct4_global (TCP), cilium_ct_any4_global (the rest), and the same for IPv6. The addresses are those
+ * of the reply, the ports those of the original packet.
  */
-struct ct_key {
-	__be32 daddr;
-	__be32 saddr;
+struct ct_tail {
 	__be16 dport;
 	__be16 sport;
 	__u8 protocol;
 	__u8 flags;
-} __attribute__((packed));
+};
+
+struct ct4_key {
+	__be32 daddr;
+	__be32 saddr;
+	struct ct_tail tail;
+} __attribute__((packed, aligned(2)));
+
+struct ct6_key {
+	struct address daddr;
+	struct address saddr;
+	struct ct_tail tail;
+} __attribute__((packed, aligned(2)));
 
 #define CT_KEY_OUT 0
 #define CT_KEY_IN 1
 #define CT_KEY_RELATED 2
 
 struct ct_entry {
-	__u64 reserved;
+	__u64 verdict; /* see verdict.h; reserved to others */
 	__u64 backend_id;
 	__u64 packets;
 	__u64 bytes;
@@ -139,6 +168,28 @@ struct ct_entry {
 	__u32 last_rx_report;
 };
 
+/* cilium_ipv4_frag_datagrams, cilium_ipv6_frag_datagrams: the ports of a datagram in fragments. */
+struct fragment4_key {
+	__be32 daddr;
+	__be32 saddr;
+	__be16 id;
+	__u8 protocol;
+	__u8 pad;
+};
+
+struct fragment6_key {
+	struct address daddr;
+	struct address saddr;
+	__be32 id;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct fragment_ports {
+	__be16 sport;
+	__be16 dport;
+};
+
 /* cilium_metrics: packets by what became of them. */
 struct metrics_key {
 	__u8 reason;
@@ -153,15 +204,18 @@ struct metrics_value {
 	__u64 bytes;
 };
 
-_Static_assert(sizeof(struct endpoint_config) == 32, "hive_endpoints");
-_Static_assert(sizeof(struct node_config) == 48, "hive_node");
+_Static_assert(sizeof(struct endpoint_config) == 64, "hive_endpoints");
+_Static_assert(sizeof(struct node_config) == 96, "hive_node");
 _Static_assert(sizeof(struct address_key) == 20, "cilium_lxc");
 _Static_assert(sizeof(struct address_info) == 48, "cilium_lxc");
 _Static_assert(sizeof(struct ipcache_key) == 24, "cilium_ipcache");
 _Static_assert(sizeof(struct ipcache_info) == 12, "cilium_ipcache");
 _Static_assert(sizeof(struct policy_key) == 12, "cilium_policy");
 _Static_assert(sizeof(struct policy_entry) == 24, "cilium_policy");
-_Static_assert(sizeof(struct ct_key) == 14, "cilium_ct4_global");
+_Static_assert(sizeof(struct ct4_key) == 14, "cilium_ct4_global");
+_Static_assert(sizeof(struct ct6_key) == 38, "cilium_ct6_global");
+_Static_assert(sizeof(struct fragment4_key) == 12, "cilium_ipv4_frag_datagrams");
+_Static_assert(sizeof(struct fragment6_key) == 40, "cilium_ipv6_frag_datagrams");
 _Static_assert(sizeof(struct ct_entry) == 56, "cilium_ct4_global");
 _Static_assert(sizeof(struct metrics_key) == 8, "cilium_metrics");
 _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");

@@ -2,13 +2,17 @@
 /* Reads a packet's headers, once, into what conntrack and policy need to know. */
 #pragma once
 
+#include <linux/icmpv6.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/in6.h>
 #include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
 #include "bpf.h"
+#include "maps.h"
 #include "reasons.h"
 
 #define ETH_TYPE_MIN 0x0600 /* below, the field is an 802.3 length */
@@ -19,11 +23,10 @@ struct ethernet {
 	__be16 protocol;
 };
 
-#define IP_FRAGMENT_OFFSET 0x1fff
-
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_ACK 0x10
 
 #define ICMP_ECHOREPLY 0 /* RFC 792; linux/icmp.h needs the C library */
 #define ICMP_DEST_UNREACH 3
@@ -40,18 +43,25 @@ struct icmphdr {
 	__be16 sequence;
 };
 
+/* One packet: what its headers say, and who is known to send and to get it. */
 struct flow {
-	__be32 saddr;
-	__be32 daddr;
+	struct address saddr;
+	struct address daddr;
 	__be16 sport; /* ports as conntrack keys them: an ICMP echo has its id on the asking side */
 	__be16 dport;
 	__be16 policy_port; /* port as policy keys it: for ICMP the type */
 	__u8 protocol;
 	__u8 tcp_flags;
-	__u8 ttl;
-	bool related;	    /* an ICMP error */
-	bool frag_needed;   /* the ICMP error no policy may stop */
-	bool reply_likely;  /* which direction conntrack should try first: a guess, never a verdict */
+	__u8 ttl; /* or the hop limit */
+	bool related;	   /* an ICMP error */
+	bool frag_needed;  /* the ICMP error no policy may stop */
+	bool reply_likely; /* which direction conntrack should try first: a guess, never a verdict */
+	__u16 l4;	   /* where the transport header begins */
+	__u16 source;	   /* endpoint, 0 if it is none of ours */
+	__u16 destination; /* the same */
+	__u32 source_identity;
+	__u32 destination_identity;
+	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
 };
 
 /* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
@@ -97,109 +107,21 @@ static __always_inline struct iphdr *packet_ipv4(const struct __sk_buff *skb)
 	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
 }
 
-static __always_inline int parse_tcp(const void *l4, const void *end, struct flow *flow)
+/* The IPv6 header without extensions, or NULL. */
+static __always_inline struct ipv6hdr *packet_ipv6(const struct __sk_buff *skb)
 {
-	const struct tcphdr *tcp = l4;
+	struct ipv6hdr *ip = packet_start(skb) + ETH_HLEN;
 
-	if ((void *)(tcp + 1) > end)
-		return DROP_CT_INVALID_HEADER;
-	flow->sport = tcp->source;
-	flow->dport = tcp->dest;
-	flow->policy_port = tcp->dest;
-	flow->tcp_flags = ((const __u8 *)tcp)[13];
-	flow->reply_likely = bpf_ntohs(tcp->source) < bpf_ntohs(tcp->dest);
-	return 0;
+	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
 }
 
-static __always_inline int parse_udp(const void *l4, const void *end, struct flow *flow)
+static __always_inline bool address_equals(const struct address *a, const struct address *b)
 {
-	const struct udphdr *udp = l4;
-
-	if ((void *)(udp + 1) > end)
-		return DROP_CT_INVALID_HEADER;
-	flow->sport = udp->source;
-	flow->dport = udp->dest;
-	flow->policy_port = udp->dest;
-	flow->reply_likely = bpf_ntohs(udp->source) < bpf_ntohs(udp->dest);
-	return 0;
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+	       a->words[3] == b->words[3];
 }
 
-static __always_inline int parse_icmp(const void *l4, const void *end, struct flow *flow)
+static __always_inline void address_load(struct address *to, const void *from)
 {
-	const struct icmphdr *icmp = l4;
-
-	if ((void *)(icmp + 1) > end)
-		return DROP_CT_INVALID_HEADER;
-	flow->policy_port = bpf_htons(icmp->type);
-	switch (icmp->type) {
-	case ICMP_ECHO:
-		flow->sport = icmp->id;
-		break;
-	case ICMP_ECHOREPLY:
-		flow->dport = icmp->id;
-		flow->reply_likely = true;
-		break;
-	case ICMP_DEST_UNREACH:
-		flow->frag_needed = icmp->code == ICMP_FRAG_NEEDED;
-		/* fall through */
-	case ICMP_TIME_EXCEEDED:
-	case ICMP_PARAMETERPROB:
-		flow->related = true;
-		flow->reply_likely = true;
-		break;
-	}
-	return 0;
-}
-
-static __always_inline int parse_l4(const void *l4, const void *end, struct flow *flow)
-{
-	switch (flow->protocol) {
-	case IPPROTO_TCP:
-		return parse_tcp(l4, end, flow);
-	case IPPROTO_UDP:
-		return parse_udp(l4, end, flow);
-	case IPPROTO_ICMP:
-		return parse_icmp(l4, end, flow);
-	default:
-		return DROP_CT_UNKNOWN_PROTOCOL;
-	}
-}
-
-/* Whether the header's own lengths fit the packet. A total of 0 marks a GSO packet over 64 KiB. */
-static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __u32 packet)
-{
-	__u32 total = bpf_ntohs(ip->tot_len);
-
-	if (unlikely(!total))
-		return packet > 0xffff;
-	return total >= header && total + ETH_HLEN <= packet;
-}
-
-/* Fill `flow` from an IPv4 packet; 0, or the reason to drop it. Pulls: earlier pointers become stale. */
-static __always_inline int parse_ipv4(struct __sk_buff *skb, struct flow *flow)
-{
-	struct iphdr *ip;
-	__u32 header;
-
-	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
-		return DROP_INVALID;
-	ip = packet_ipv4(skb);
-	if (!ip)
-		return DROP_INVALID;
-	header = ip->ihl * 4;
-	if (ip->version != 4 || header < sizeof(*ip) || !lengths_fit(ip, header, skb->len))
-		return DROP_INVALID;
-	flow->saddr = ip->saddr;
-	flow->daddr = ip->daddr;
-	flow->protocol = ip->protocol;
-	flow->ttl = ip->ttl;
-	if (ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET))
-		return DROP_FRAGMENT; /* its ports were in the first one: nothing to look up by */
-
-	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
-	if (skb->len >= ETH_HLEN + header + sizeof(struct tcphdr))
-		packet_pull(skb, ETH_HLEN + header + sizeof(struct tcphdr));
-	else
-		packet_pull(skb, skb->len);
-	return parse_l4(packet_start(skb) + ETH_HLEN + header, packet_end(skb), flow);
+	__builtin_memcpy(to, from, sizeof(*to));
 }

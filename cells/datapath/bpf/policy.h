@@ -6,8 +6,10 @@
  */
 #pragma once
 
+#include "events.h"
 #include "maps.h"
 #include "packet.h"
+#include "verdict.h"
 
 struct policy_map {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -32,8 +34,10 @@ static __always_inline int port_specificity(const struct policy_entry *entry)
 	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
 }
 
+/* The entry that decides, or NULL; `*match` tells how it matched, as events count it. */
 static __always_inline struct policy_entry *policy_choose(void *map, const struct flow *flow,
-							  enum direction direction, __u32 identity)
+							  enum direction direction, __u32 identity,
+							  enum policy_match *match)
 {
 	struct policy_key key __attribute__((aligned(8))) = {
 		.prefixlen = POLICY_PREFIX_FULL,
@@ -42,32 +46,44 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 		.protocol = flow->protocol,
 		.port = flow->policy_port,
 	};
-	struct policy_entry *peer = bpf_map_lookup_elem(map, &key), *any;
+	struct policy_entry *peer = bpf_map_lookup_elem(map, &key), *any = NULL, *chosen;
 
-	if (peer && port_specificity(peer) == 2)
-		return peer;
-	key.identity = 0;
-	any = bpf_map_lookup_elem(map, &key);
-	if (!peer || (any && port_specificity(any) > port_specificity(peer)))
-		return any;
-	return peer;
+	if (!peer || port_specificity(peer) != 2) {
+		key.identity = 0;
+		any = bpf_map_lookup_elem(map, &key);
+	}
+	chosen = !peer || (any && port_specificity(any) > port_specificity(peer)) ? any : peer;
+	if (!chosen)
+		return NULL;
+	switch (port_specificity(chosen)) {
+	case 2:
+		*match = chosen == peer ? MATCH_L3_L4 : MATCH_L4;
+		break;
+	case 1:
+		*match = chosen == peer ? MATCH_L3_PROTOCOL : MATCH_PROTOCOL;
+		break;
+	default:
+		*match = chosen == peer ? MATCH_L3 : MATCH_ALL;
+	}
+	return chosen;
 }
 
 /* 0 if the policy of `endpoint` lets the packet pass, else the reason to drop it. Counts the entry's use. */
 static __always_inline int policy_check(const struct flow *flow, enum direction direction, __u32 endpoint,
-					__u32 identity, __u32 bytes)
+					__u32 identity, const struct use *use, enum policy_match *match)
 {
 	void *map = bpf_map_lookup_elem(&hive_policies, &endpoint);
 	struct policy_entry *entry;
 
+	*match = MATCH_NONE;
 	if (!map)
 		return DROP_ENDPOINT_NOT_READY;
 	if (flow->frag_needed)
 		return 0; /* path MTU discovery is not for policy to break */
-	entry = policy_choose(map, flow, direction, identity);
+	entry = policy_choose(map, flow, direction, identity, match);
 	if (!entry)
 		return DROP_POLICY;
-	__sync_fetch_and_add(&entry->packets, 1);
-	__sync_fetch_and_add(&entry->bytes, bytes);
+	__sync_fetch_and_add(&entry->packets, use->packets);
+	__sync_fetch_and_add(&entry->bytes, use->bytes);
 	return entry->bits & POLICY_DENY ? DROP_POLICY_DENY : 0;
 }

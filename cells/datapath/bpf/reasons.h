@@ -10,11 +10,15 @@
 #define DROP_CT_UNKNOWN_PROTOCOL 137
 #define DROP_UNKNOWN_L3 139
 #define DROP_MISSED_TAIL_CALL 140
-#define DROP_UNROUTABLE 151 /* stale or unroutable address */
+#define DROP_WRITE_ERROR 141
+#define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address nobody has */
+#define DROP_UNROUTABLE 151	/* stale or unroutable address */
 #define DROP_CT_CREATE_FAILED 155
-#define DROP_FRAGMENT 157
+#define DROP_INVALID_EXTENSION 156
 #define DROP_NO_CONFIG 165
 #define DROP_UNSUPPORTED_L2 166
+#define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
+#define DROP_FORBIDDEN_ICMP6 176
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_TTL_EXCEEDED 196

@@ -32,15 +32,26 @@ static __always_inline void ttl_decrement(struct iphdr *ip)
 }
 
 /* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
-static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination)
+static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination, __u8 family)
 {
 	struct ethernet *eth = packet_eth(skb);
-	struct iphdr *ip = packet_ipv4(skb);
 
-	if (!eth || !ip)
+	if (!eth)
 		return false;
+	if (family == FAMILY_IPV4) {
+		struct iphdr *ip = packet_ipv4(skb);
+
+		if (!ip)
+			return false;
+		ttl_decrement(ip);
+	} else {
+		struct ipv6hdr *ip = packet_ipv6(skb);
+
+		if (!ip)
+			return false;
+		ip->hop_limit--;
+	}
 	mac_write(eth->destination, destination);
 	mac_write(eth->source, source);
-	ttl_decrement(ip);
 	return true;
 }

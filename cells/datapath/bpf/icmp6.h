@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Answers a pod in ICMPv6: what the gateway would say, said before the packet leaves the link.
+ *
+ * Neighbour discovery (RFC 4861): every address the node knows is behind the host's end of the pod's link.
+ * Time exceeded (RFC 4443): a packet whose hops are used up on the way to a neighbour of this node.
+ */
+#pragma once
+
+#include <linux/if_packet.h>
+#include <linux/pkt_cls.h>
+
+#include "events.h"
+#include "identity.h"
+#include "maps.h"
+#include "network.h"
+#include "rewrite.h"
+
+#define ND_SOLICIT 135
+#define ND_ADVERT 136
+#define ND_HOP_LIMIT 255
+#define ND_ROUTER 0x80 /* first byte of an advertisement's flags */
+#define ND_SOLICITED 0x40
+#define ND_OVERRIDE 0x20
+#define ND_TARGET_MAC 2 /* option: target link-layer address */
+
+struct neighbour_message {
+	__u8 type;
+	__u8 code;
+	__be16 checksum;
+	__u8 flags;
+	__u8 reserved[3];
+	struct address target;
+	__u8 option;
+	__u8 option_length; /* in 8 bytes */
+	__be16 mac[3];
+};
+
+_Static_assert(sizeof(struct neighbour_message) == 32, "RFC 4861, section 4.4");
+
+#define ND_LENGTH (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct neighbour_message))
+#define ND_SHORTEST (ND_LENGTH - 8) /* a solicitation need not have an option */
+
+/* The checksum of an ICMPv6 message of `length` bytes behind an IPv6 header: RFC 4443, section 2.3. */
+static __always_inline __be16 icmp6_checksum(struct ipv6hdr *ip, void *message, __u32 length)
+{
+	struct {
+		__be32 length;
+		__u8 zero[3];
+		__u8 next;
+	} pseudo = { .length = bpf_htonl(length), .next = IPPROTO_ICMPV6 };
+	__s64 sum;
+
+	sum = bpf_csum_diff(NULL, 0, (void *)&ip->saddr, 32, 0);
+	sum = bpf_csum_diff(NULL, 0, (void *)&pseudo, sizeof(pseudo), sum);
+	sum = bpf_csum_diff(NULL, 0, message, length, sum);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum += sum >> 16;
+	return (__be16)~sum;
+}
+
+/* Send a frame made of the pod's own back into the pod; the first of a link that has only just come up, too. */
+static __always_inline int answer_pod(struct __sk_buff *skb)
+{
+	bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect_peer(skb->ifindex, 0);
+}
+
+/* Make the solicitation at hand an advertisement: the host's end of the link has the address. */
+static __always_inline int neighbour_advertise(struct __sk_buff *skb, const struct endpoint_config *self, bool router)
+{
+	struct neighbour_message *message;
+	struct ethernet *eth;
+	struct ipv6hdr *ip;
+	struct address target;
+	bool anonymous;
+
+	if (bpf_skb_change_tail(skb, ND_LENGTH, 0) || bpf_skb_pull_data(skb, ND_LENGTH))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	eth = packet_start(skb);
+	if ((void *)eth + ND_LENGTH > packet_end(skb))
+		return DROP(EGRESS, DROP_INVALID);
+	ip = (void *)(eth + 1);
+	message = (void *)(ip + 1);
+	address_load(&target, &message->target);
+	anonymous = !ip->saddr.s6_addr32[0] && !ip->saddr.s6_addr32[1] && !ip->saddr.s6_addr32[2] &&
+		    !ip->saddr.s6_addr32[3]; /* it asks whether the address is free: RFC 4862 */
+
+	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
+	mac_write(eth->source, self->host_mac);
+	if (anonymous) {
+		ip->daddr.s6_addr32[0] = bpf_htonl(0xff020000); /* all nodes */
+		ip->daddr.s6_addr32[1] = 0;
+		ip->daddr.s6_addr32[2] = 0;
+		ip->daddr.s6_addr32[3] = bpf_htonl(1);
+	} else {
+		__builtin_memcpy(&ip->daddr, &ip->saddr, sizeof(ip->daddr));
+	}
+	__builtin_memcpy(&ip->saddr, &target, sizeof(ip->saddr));
+	ip->payload_len = bpf_htons(sizeof(*message));
+	ip->hop_limit = ND_HOP_LIMIT;
+	message->type = ND_ADVERT;
+	message->code = 0;
+	message->checksum = 0;
+	message->flags = (router ? ND_ROUTER : 0) | (anonymous ? 0 : ND_SOLICITED) | ND_OVERRIDE;
+	message->reserved[0] = 0;
+	message->reserved[1] = 0;
+	message->reserved[2] = 0;
+	message->option = ND_TARGET_MAC;
+	message->option_length = 1;
+	mac_write(message->mac, self->host_mac);
+	message->checksum = icmp6_checksum(ip, message, sizeof(*message));
+	return answer_pod(skb);
+}
+
+/* The answer to a neighbour solicitation, whose headers are in `flow`. */
+static __always_inline int neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
+					     const struct endpoint_config *self)
+{
+	const struct node_config *node = node_facts();
+	const struct address_info *local;
+	struct address target;
+
+	if (flow->ttl != ND_HOP_LIMIT || flow->l4 != ETH_HLEN + sizeof(struct ipv6hdr) || skb->len < ND_SHORTEST)
+		return DROP(EGRESS, DROP_INVALID);
+	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
+		return DROP(EGRESS, DROP_INVALID);
+	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6))
+		return TC_ACT_OK; /* answered by the stack; or its own address, which nobody else may have */
+	if (node && address_equals(&target, &node->router_ip6))
+		return neighbour_advertise(skb, self, true);
+	local = address_lookup(&target, FAMILY_IPV6);
+	if (!local)
+		return DROP(EGRESS, DROP_UNKNOWN_TARGET);
+	if (local->flags & ADDRESS_IS_HOST)
+		return TC_ACT_OK;
+	return neighbour_advertise(skb, self, false);
+}
+
+#define EXCEEDED_QUOTE (sizeof(struct ipv6hdr) + 8) /* of the packet, for its sender to know it by */
+#define EXCEEDED_LENGTH (sizeof(struct icmphdr) + EXCEEDED_QUOTE)
+
+/* Tell the pod that its packet's hops are used up. */
+static __always_inline int hops_exceeded(struct __sk_buff *skb, const struct endpoint_config *self)
+{
+	const __u32 inserted = sizeof(struct ipv6hdr) + sizeof(struct icmphdr);
+	const __u32 length = ETH_HLEN + sizeof(struct ipv6hdr) + EXCEEDED_LENGTH;
+	const struct node_config *node = node_facts();
+	struct icmphdr *message;
+	struct ethernet *eth;
+	struct ipv6hdr *ip;
+
+	if (!node || skb->len < ETH_HLEN + EXCEEDED_QUOTE)
+		return DROP(EGRESS, DROP_TTL_EXCEEDED);
+	if (bpf_skb_change_tail(skb, ETH_HLEN + EXCEEDED_QUOTE, 0) ||
+	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	eth = packet_start(skb);
+	if ((void *)eth + length > packet_end(skb))
+		return DROP(EGRESS, DROP_INVALID);
+	ip = (void *)(eth + 1);
+	message = (void *)(ip + 1);
+	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
+	mac_write(eth->source, self->host_mac);
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 6;
+	ip->payload_len = bpf_htons(EXCEEDED_LENGTH);
+	ip->nexthdr = IPPROTO_ICMPV6;
+	ip->hop_limit = 64;
+	__builtin_memcpy(&ip->saddr, &node->router_ip6, sizeof(ip->saddr));
+	__builtin_memcpy(&ip->daddr, &self->ipv6, sizeof(ip->daddr));
+	__builtin_memset(message, 0, sizeof(*message));
+	message->type = ICMPV6_TIME_EXCEED;
+	message->checksum = icmp6_checksum(ip, message, EXCEEDED_LENGTH);
+	return answer_pod(skb);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reads the network header, IPv4 or IPv6, and what follows it. */
+#pragma once
+
+#include "fragments.h"
+#include "packet.h"
+#include "transport.h"
+
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_FRAGMENT_OFFSET 0x1fff
+#define IP6_FRAGMENT_OFFSET 0xfff8
+#define MAX_EXTENSIONS 6 /* IPv6 extension headers before the transport's */
+
+/* Whether the header's own lengths fit the packet. A total of 0 marks a GSO packet over 64 KiB. */
+static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __u32 packet)
+{
+	__u32 total = bpf_ntohs(ip->tot_len);
+
+	if (unlikely(!total))
+		return packet > 0xffff;
+	return total >= header && total + ETH_HLEN <= packet;
+}
+
+static __always_inline int parse_ipv4(struct __sk_buff *skb, struct flow *flow)
+{
+	struct iphdr *ip;
+	__be16 fragment, id;
+	__u32 header;
+
+	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+		return DROP_INVALID;
+	ip = packet_ipv4(skb);
+	if (!ip)
+		return DROP_INVALID;
+	header = ip->ihl * 4;
+	if (ip->version != 4 || header < sizeof(*ip) || !lengths_fit(ip, header, skb->len))
+		return DROP_INVALID;
+	flow->saddr.words[0] = ip->saddr;
+	flow->daddr.words[0] = ip->daddr;
+	flow->protocol = ip->protocol;
+	flow->ttl = ip->ttl;
+	flow->l4 = ETH_HLEN + header;
+	fragment = ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET);
+	if (likely(!fragment))
+		return parse_transport(skb, flow, FAMILY_IPV4);
+	id = ip->id;
+	return fragment4_transport(skb, flow, id, !(fragment & bpf_htons(IP_FRAGMENT_OFFSET)));
+}
+
+/* An extension header's first bytes, see RFC 8200. */
+struct extension {
+	__u8 next;
+	__u8 length; /* in 8 bytes, the first not counted */
+	__be16 fragment;
+	__be32 id;
+};
+
+static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
+{
+	struct extension extension;
+	struct ipv6hdr *ip;
+	bool fragmented = false, first = true;
+	__be32 id = 0;
+	__u8 next;
+
+	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+		return DROP_INVALID;
+	ip = packet_ipv6(skb);
+	if (!ip || ip->version != 6)
+		return DROP_INVALID;
+	/* A length of 0 marks a GSO packet over 64 KiB. */
+	if (ip->payload_len ? bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > skb->len : skb->len <= 0xffff)
+		return DROP_INVALID;
+	address_load(&flow->saddr, &ip->saddr);
+	address_load(&flow->daddr, &ip->daddr);
+	flow->ttl = ip->hop_limit;
+	next = ip->nexthdr;
+	flow->l4 = ETH_HLEN + sizeof(*ip);
+
+#pragma unroll
+	for (int i = 0; i <= MAX_EXTENSIONS; i++) {
+		switch (next) {
+		case IPPROTO_NONE:
+			return DROP_INVALID_EXTENSION;
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+		case IPPROTO_AH:
+		case IPPROTO_FRAGMENT:
+			break;
+		default:
+			flow->protocol = next;
+			goto transport;
+		}
+		if (i == MAX_EXTENSIONS || bpf_skb_load_bytes(skb, flow->l4, &extension, sizeof(extension)))
+			return DROP_INVALID_EXTENSION;
+		if (next == IPPROTO_FRAGMENT) {
+			if (fragmented)
+				return DROP_INVALID_EXTENSION;
+			fragmented = true;
+			first = !(extension.fragment & bpf_htons(IP6_FRAGMENT_OFFSET));
+			id = extension.id;
+			flow->l4 += sizeof(extension);
+		} else if (next == IPPROTO_AH) {
+			flow->l4 += (extension.length + 2) * 4; /* RFC 4302 */
+		} else {
+			flow->l4 += (extension.length + 1) * 8;
+		}
+		next = extension.next;
+		if (!first) { /* what follows is not in this fragment */
+			flow->protocol = next;
+			break;
+		}
+	}
+transport:
+	if (likely(!fragmented))
+		return parse_transport(skb, flow, FAMILY_IPV6);
+	return fragment6_transport(skb, flow, id, first);
+}
+
+/* Fill `flow` from the packet's headers; 0, or the reason to drop it. Pulls: earlier pointers become stale. */
+static __always_inline int parse(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	return family == FAMILY_IPV4 ? parse_ipv4(skb, flow) : parse_ipv6(skb, flow);
+}

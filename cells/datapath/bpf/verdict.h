@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The verdict cache: a flow that was just let through is let through again without asking.
+ *
+ * The entry of a flow remembers, besides its lifetime, a tag: the policy epochs under which the flow was last
+ * evaluated, and the second. Whoever changes policy changes the map first and the epoch afterwards, so the next
+ * packet is evaluated anew; and every second one packet is, for changes made by hand past the agent. Packets that
+ * were let through unasked are counted in the tag's word, and in the policy map at the next evaluation.
+ * Only what was allowed is remembered.
+ */
+#pragma once
+
+#include "maps.h"
+#include "packet.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32); /* an endpoint; 0: the node, for changes of identities and addresses */
+	__type(value, __u64);
+	__uint(max_entries, 65536);
+} hive_epoch SEC(".maps");
+
+/* The word: tag (24 bits) | bytes (28) | packets (12). A full count has the flow evaluated, and begins anew. */
+#define VERDICT_TAG_SHIFT 40
+#define VERDICT_BYTES_SHIFT 12
+#define VERDICT_PACKETS_MASK 0xfffULL
+#define VERDICT_BYTES_MASK 0xfffffffULL
+#define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
+
+static __always_inline __u64 epoch_of(__u32 index)
+{
+	__u64 *epoch = bpf_map_lookup_elem(&hive_epoch, &index);
+
+	return epoch ? *epoch : 0;
+}
+
+/* The tag a verdict given now has. `peer` is the local endpoint that gets the packet, or 0 for elsewhere.
+ *
+ * Read before evaluating: a change that comes meanwhile makes the verdict stale from the start.
+ */
+static __always_inline __u64 verdict_tag(__u32 endpoint, __u32 peer, __u32 now)
+{
+	__u64 epochs = epoch_of(0) + epoch_of(endpoint) + (peer ? epoch_of(peer) : 0);
+
+	/* Never 0, what an entry of an earlier build has. */
+	return (((epochs & 0x7fff) << 8 | (now & 0xff)) | 0x800000) << VERDICT_TAG_SHIFT;
+}
+
+/* Whether the flow was let through under this tag, and counts one more packet that was not evaluated. */
+static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, const struct flow *flow, __u32 bytes)
+{
+	__u64 word = entry->verdict;
+
+	if (word >> VERDICT_TAG_SHIFT != tag >> VERDICT_TAG_SHIFT)
+		return false;
+	if ((word & VERDICT_PACKETS_MASK) >= VERDICT_PACKETS_FULL)
+		return false;
+	if (flow->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+		return false;
+	__sync_fetch_and_add(&entry->verdict, 1 | (__u64)bytes << VERDICT_BYTES_SHIFT);
+	return true;
+}
+
+/* What policy is to count: this packet, and those the flow was spared since. */
+struct use {
+	__u32 packets;
+	__u32 bytes;
+};
+
+static __always_inline void verdict_take(struct ct_entry *entry, struct use *use)
+{
+	__u64 word = __sync_lock_test_and_set(&entry->verdict, 0);
+
+	use->packets += word & VERDICT_PACKETS_MASK;
+	use->bytes += word >> VERDICT_BYTES_SHIFT & VERDICT_BYTES_MASK;
+}
