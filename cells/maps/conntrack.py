@@ -95,7 +95,7 @@ class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FragmentPorts(msgspec.Struct, frozen=True):
-    """Value of cilium_ipv4_frag_datagrams and cilium_ipv6_frag_datagrams, 4 bytes: what the first fragment said."""
+    """Value of cilium_ipv4_frag_datagrams and its IPv6 twin, 4 bytes: what the first fragment said."""
 
     sport: int
     dport: int

@@ -31,9 +31,9 @@ class PolicyMap:
     def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         """Make the map hold exactly these verdicts: denies first, then allows, then deletions.
 
-        An entry whose verdict stays is not touched, so its counters go on. Flows of the endpoint are evaluated
-        anew from the next packet on. Raises BpfError (ENOSPC: more
-        entries than bpf-policy-map-max); what was written until then stays.
+        An entry whose verdict stays is not touched, so its counters go on. The endpoint's flows are evaluated
+        anew from the next packet on. Raises BpfError (ENOSPC: more entries than bpf-policy-map-max); what was
+        written until then stays.
         """
         try:
             self._replace(wanted)

@@ -146,9 +146,7 @@ class PolicyMaps:
 
     async def _start(self) -> None:
         most = sizes(self._settings, 0).policy
-        self._pins = PolicyPins(
-            self._maps.policies, self._directory, most, self._log, self._maps.epochs.bump
-        )
+        self._pins = PolicyPins(self._maps.policies, self._directory, most, self._log, self._maps.epochs.bump)
         self._low, self._filled = anyio.Event(), anyio.Event()
         pinned, spare = await to_thread.run_sync(self._pins.restore)
         self._unclaimed = {policy.endpoint_id: policy for policy in pinned}

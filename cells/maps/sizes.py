@@ -73,7 +73,9 @@ class MapSettings(Settings, frozen=True):
                 f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
             )
         if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
-            raise ValueError(f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries")
+            raise ValueError(
+                f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
+            )
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             raise ValueError(f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}")
 

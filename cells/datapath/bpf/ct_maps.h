@@ -41,8 +41,15 @@ static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow 
 static __always_inline void ct_fill_key6(struct ct6_key *key, const struct flow *flow, enum direction direction,
 					 bool reply)
 {
-	key->daddr = reply ? flow->daddr : flow->saddr;
-	key->saddr = reply ? flow->saddr : flow->daddr;
+	/* Apart: merged, the two would be one copy from an address that depends, which the verifier refuses. */
+	if (reply) {
+		key->daddr = flow->daddr;
+		key->saddr = flow->saddr;
+		barrier();
+	} else {
+		key->daddr = flow->saddr;
+		key->saddr = flow->daddr;
+	}
 	ct_fill_tail(&key->tail, flow, direction, reply);
 }
 

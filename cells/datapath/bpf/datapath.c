@@ -53,6 +53,14 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
 }
 
+/* On a node without IPv6 it is a protocol nobody speaks, whatever the pods' stacks say by themselves. */
+static __always_inline bool has_ipv6(const struct endpoint_config *self)
+{
+	const struct address *ip = &self->ipv6;
+
+	return ip->words[0] | ip->words[1] | ip->words[2] | ip->words[3];
+}
+
 static __always_inline bool own_source(const struct flow *flow, const struct endpoint_config *self, __u8 family)
 {
 	if (unlikely(self->flags & ENDPOINT_ANY_SOURCE))
@@ -131,6 +139,10 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 		return DROP(EGRESS, DROP_NO_CONFIG);
 	flow->source = self->id;
 	flow->source_identity = self->identity;
+	if (unlikely(tells_all())) {
+		flow->report = CT_CAPTURE;
+		tell_trace(skb, flow, TRACE_FROM_POD, TRACE_REASON_UNKNOWN, 0, FAMILY_IPV4);
+	}
 	if (skb->vlan_present)
 		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
 	eth = packet_eth(skb);
@@ -138,7 +150,7 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP)))
 		return pod_sends_ip(skb, flow, self, FAMILY_IPV4);
-	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
 		return pod_sends_ip(skb, flow, self, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
@@ -153,6 +165,8 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	const struct address_info *local;
 	int refused = parse(skb, flow, family);
 
+	if (family == FAMILY_IPV6 && refused != DROP_INVALID && link_scoped(&flow->daddr))
+		return TC_ACT_OK;
 	if (refused)
 		return DROP(INGRESS, refused);
 	local = address_lookup(&flow->daddr, family);

@@ -113,6 +113,14 @@ static __always_inline bool node_tells(__u32 what)
 	return node && node->flags & what;
 }
 
+/* Whether every packet is traced, whatever conntrack has to report. */
+static __always_inline bool tells_all(void)
+{
+	const struct node_config *node = node_facts();
+
+	return node && node->flags & NODE_TELLS_TRACES && node->aggregation < AGGREGATION_MEDIUM;
+}
+
 static __always_inline __u32 event_begin(struct __sk_buff *skb, struct event_header *header, __u8 type,
 					 __u8 subtype, __u16 endpoint)
 {

@@ -124,8 +124,9 @@ static __always_inline int neighbour_respond(struct __sk_buff *skb, const struct
 		return DROP(EGRESS, DROP_INVALID);
 	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
 		return DROP(EGRESS, DROP_INVALID);
-	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6))
-		return TC_ACT_OK; /* answered by the stack; or its own address, which nobody else may have */
+	/* The stack answers for itself on this link; for the pod's own address nobody may. */
+	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) || link_scoped(&target))
+		return TC_ACT_OK;
 	if (node && address_equals(&target, &node->router_ip6))
 		return neighbour_advertise(skb, self, true);
 	local = address_lookup(&target, FAMILY_IPV6);

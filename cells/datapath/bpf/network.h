@@ -68,8 +68,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
 	ip = packet_ipv6(skb);
 	if (!ip || ip->version != 6)
 		return DROP_INVALID;
-	/* A length of 0 marks a GSO packet over 64 KiB. */
-	if (ip->payload_len ? bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > skb->len : skb->len <= 0xffff)
+	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
+	if (bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > skb->len)
 		return DROP_INVALID;
 	address_load(&flow->saddr, &ip->saddr);
 	address_load(&flow->daddr, &ip->daddr);

@@ -125,3 +125,11 @@ static __always_inline void address_load(struct address *to, const void *from)
 {
 	__builtin_memcpy(to, from, sizeof(*to));
 }
+
+/* Whether an IPv6 address is one that only neighbours of a link use, or a group. */
+static __always_inline bool link_scoped(const struct address *ip)
+{
+	__u32 first = bpf_ntohl(ip->words[0]);
+
+	return first >> 24 == 0xff || first >> 22 == 0xfe80 >> 6;
+}

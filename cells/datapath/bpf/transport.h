@@ -4,6 +4,8 @@
 
 #include "packet.h"
 
+#define MAX_HEADERS 16384 /* bytes before the transport header: more than any extensions need, and few enough */
+
 static __always_inline int parse_tcp(const void *l4, const void *end, struct flow *flow)
 {
 	const struct tcphdr *tcp = l4;
@@ -89,14 +91,17 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 /* Fill what the transport header says; 0, or the reason to drop. Pulls: earlier pointers become stale. */
 static __always_inline int parse_transport(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
+	__u32 offset = flow->l4;
 	const void *l4, *end;
 
+	if (offset > MAX_HEADERS)
+		return DROP_INVALID;
 	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
-	if (skb->len >= flow->l4 + sizeof(struct tcphdr))
-		packet_pull(skb, flow->l4 + sizeof(struct tcphdr));
+	if (skb->len >= offset + sizeof(struct tcphdr))
+		packet_pull(skb, offset + sizeof(struct tcphdr));
 	else
 		packet_pull(skb, skb->len);
-	l4 = packet_start(skb) + flow->l4;
+	l4 = packet_start(skb) + offset;
 	end = packet_end(skb);
 	switch (flow->protocol) {
 	case IPPROTO_TCP:

@@ -4,6 +4,7 @@ Needs: scapy.   Gives: frames from pods and from the host.
 """
 
 from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import ICMPv6EchoReply, ICMPv6EchoRequest, IPv6
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet
 
@@ -22,18 +23,25 @@ def from_host() -> Packet:
     return Ether(src=NET_MAC, dst=NET_MAC)
 
 
+def ip(source: str, destination: str) -> Packet:
+    """The network header, of the addresses' family."""
+    return (IPv6 if ":" in source else IP)(src=source, dst=destination)
+
+
 def tcp(source: str, destination: str, flags: str, *, sport: int = 40000, dport: int = 80) -> Packet:
     """A TCP segment."""
-    return IP(src=source, dst=destination) / TCP(sport=sport, dport=dport, flags=flags)
+    return ip(source, destination) / TCP(sport=sport, dport=dport, flags=flags)
 
 
 def udp(source: str, destination: str, *, sport: int = 40000, dport: int = 53) -> Packet:
     """A datagram."""
-    return IP(src=source, dst=destination) / UDP(sport=sport, dport=dport) / b"payload"
+    return ip(source, destination) / UDP(sport=sport, dport=dport) / b"payload"
 
 
 def echo(source: str, destination: str, *, reply: bool = False, id: int = 77) -> Packet:  # noqa: A002
     """An ICMP echo, request or reply."""
+    if ":" in source:
+        return ip(source, destination) / (ICMPv6EchoReply if reply else ICMPv6EchoRequest)(id=id, seq=1)
     return IP(src=source, dst=destination) / ICMP(type=0 if reply else 8, id=id, seq=1)
 
 

@@ -63,13 +63,13 @@ def test_a_packet_of_no_known_pod_is_dropped(world: World) -> None:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (from_pod(A) / IPv6(src="fe80::1", dst="ff02::2"), 139),
+        (from_pod(A) / IPv6(src="fe80::1", dst="ff02::2") / UDP(), 132),
         (Ether(src=A.mac, dst=BROADCAST, type=0x88CC) / Raw(bytes(50)), 139),
         (Dot3(src=A.mac, dst=BROADCAST, len=50) / Raw(bytes(50)), 166),
     ],
     ids=["IPv6", "LLDP", "802.3"],
 )
-def test_what_is_not_ipv4_is_dropped(world: World, frame: Packet, reason: int) -> None:
+def test_what_is_not_the_pods_to_send_is_dropped(world: World, frame: Packet, reason: int) -> None:
     assert world.pod_sends(A, frame).dropped == (reason, EGRESS)
 
 
@@ -111,13 +111,6 @@ def test_ip_options_do_not_hide_the_ports(world: World) -> None:
     )
     assert world.pod_sends(A, packet).action == REDIRECT
     assert {(key.sport, key.dport) for key in world.connections()} == {(40000, 80)}
-
-
-def test_only_the_first_fragment_passes(world: World) -> None:
-    first = from_pod(A) / IP(src=A.ip, dst=B.ip, flags="MF", id=9) / UDP(dport=53) / Raw(bytes(64))
-    later = from_pod(A) / IP(src=A.ip, dst=B.ip, frag=9, id=9, proto=17) / Raw(bytes(64))
-    assert world.pod_sends(A, first).action == REDIRECT
-    assert world.pod_sends(A, later).dropped == (157, EGRESS)
 
 
 @pytest.mark.parametrize("ttl", [0, 1])

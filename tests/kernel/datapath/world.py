@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
 
 from scapy.layers.l2 import Ether
@@ -50,23 +50,28 @@ class Pod:
 
     id: int
     ip: str
+    ip6: str
     identity: int
     mac: str
     host_mac: str
+    flags: int = 0
 
     def config(self) -> EndpointConfig:
         """Its row in hive_endpoints."""
         macs = raw(self.host_mac), raw(self.mac)
-        return EndpointConfig(IPv4Address(self.ip), self.id, self.identity, *macs)
+        return EndpointConfig(
+            IPv4Address(self.ip), self.id, self.identity, *macs, self.flags, IPv6Address(self.ip6)
+        )
 
     def address(self) -> LxcValue:
         """Its row in cilium_lxc."""
         return LxcValue(IFINDEX, self.id, raw(self.mac), raw(self.host_mac), self.identity)
 
 
-A = Pod(10, "10.1.0.10", 1000, "0a:00:00:00:10:01", "0a:00:00:00:10:02")
-B = Pod(11, "10.1.0.11", 1001, "0a:00:00:00:11:01", "0a:00:00:00:11:02")
+A = Pod(10, "10.1.0.10", "fd00:10:1::10", 1000, "0a:00:00:00:10:01", "0a:00:00:00:10:02")
+B = Pod(11, "10.1.0.11", "fd00:10:1::11", 1001, "0a:00:00:00:11:01", "0a:00:00:00:11:02")
 ROUTER = "10.1.0.1"
+ROUTER6, NODE6, OUTSIDE6 = "fd00:10:1::1", "fd00:7::7", "2001:db8::1"
 NODE = "192.168.7.7"
 OUTSIDE = "198.51.100.1"
 NET_MAC = "0a:00:00:00:00:02"
@@ -128,31 +133,55 @@ class World:
         for name in (
             "cilium_ct4_global",
             "cilium_ct_any4_global",
+            "cilium_ct6_global",
+            "cilium_ct_any6_global",
+            "cilium_ipv4_frag_datagrams",
+            "cilium_ipv6_frag_datagrams",
             "cilium_metrics",
             "cilium_lxc",
             "cilium_ipcache",
         ):
             self.maps[name].clear()
         for pod in (A, B):
-            self.maps["cilium_lxc"].update(LxcKey(IPv4Address(pod.ip)).pack(), pod.address().pack())
-            self.identify(f"{pod.ip}/32", pod.identity)
+            for ip in (pod.ip, pod.ip6):
+                self.maps["cilium_lxc"].update(LxcKey(ip_address(ip)).pack(), pod.address().pack())
+                self.identify(ip, pod.identity)
             self.allow(pod, ALLOW_ALL)
-        for ip in (ROUTER, NODE):
-            self.maps["cilium_lxc"].update(LxcKey(IPv4Address(ip)).pack(), LxcValue(flags=1).pack())
-            self.identify(f"{ip}/32", HOST)
+        for ip in (ROUTER, NODE, ROUTER6, NODE6):
+            self.maps["cilium_lxc"].update(LxcKey(ip_address(ip)).pack(), LxcValue(flags=1).pack())
+            self.identify(ip, HOST)
+        self.tell()
+
+    def tell(self, flags: int = 0, aggregation: int = 0) -> None:
+        """Which events the programs send."""
         node = NodeConfig(
-            IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")
+            *(IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")),
+            *(flags, IPv6Address(ROUTER6), IPv6Network("fd00:10:1::/64"), aggregation),
         )
         self.maps["hive_node"].update(bytes(4), node.pack())
 
     def identify(self, network: str, identity: int) -> None:
         """Tell the ipcache whose a network is."""
         self.maps["cilium_ipcache"].update(
-            IpcacheKey.of(IPv4Network(network)).pack(), IpcacheValue(identity).pack()
+            IpcacheKey.of(ip_network(network)).pack(), IpcacheValue(identity).pack()
         )
+        self.bump(0)
 
-    def allow(self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]]) -> None:
-        """Make this the pod's whole policy."""
+    def bump(self, index: int) -> None:
+        """Begin another policy epoch of an endpoint, or with 0 of the node."""
+        epochs, key = self.maps["hive_epoch"], struct.pack("<I", index)
+        (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
+        epochs.update(key, struct.pack("<Q", epoch + 1))
+
+    def allow(
+        self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, by_hand: bool = False
+    ) -> None:
+        """Make this the pod's whole policy; ``by_hand`` as somebody would who knows nothing of epochs."""
+        self._write_policy(pod, policy)
+        if not by_hand:
+            self.bump(pod.id)
+
+    def _write_policy(self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]]) -> None:
         self.policies[pod.id].clear()
         for key, entry in policy:
             self.policies[pod.id].update(key.pack(), entry.pack(key))
@@ -186,7 +215,7 @@ class World:
         rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps["cilium_metrics"].items()}
         return {(key.reason, key.direction): value.packets for key, value in rows.items()}
 
-    def connections(self, *, tcp: bool = True) -> dict[CtKey, CtEntry]:
+    def connections(self, *, tcp: bool = True, version: int = 4) -> dict[CtKey, CtEntry]:
         """The conntrack entries."""
-        table = self.maps["cilium_ct4_global" if tcp else "cilium_ct_any4_global"]
+        table = self.maps[f"cilium_ct{version}_global" if tcp else f"cilium_ct_any{version}_global"]
         return {CtKey.unpack(k): CtEntry.unpack(v) for k, v in table.items()}

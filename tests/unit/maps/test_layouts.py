@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cells.maps.layouts import (
+from cells.maps import (
     CT_IN,
     CT_OUT,
     CT_RELATED,
@@ -18,6 +18,7 @@ from cells.maps.layouts import (
     CtEntry,
     CtKey,
     EndpointConfig,
+    FragmentPorts,
     IpcacheKey,
     IpcacheValue,
     LxcKey,
@@ -58,6 +59,11 @@ RECORDED: list[tuple[Any, str]] = [
         CtKey(IPv4Address("10.0.2.9"), IPv4Address("10.0.1.77"), 80, 40000, 6, CT_OUT),
         "0a0002090a00014d00509c400600",
     ),
+    (
+        CtKey(IPv6Address("fd00:10:2::9"), IPv6Address("fd00:10:1::77"), 80, 40000, 6, CT_OUT),
+        "fd000010000200000000000000000009fd00001000010000000000000000007700509c400600",
+    ),
+    (FragmentPorts(40000, 53), "9c400035"),
     (
         CtKey(IPv4Address("10.0.1.77"), IPv4Address("10.0.2.9"), 8080, 40001, 6, CT_IN),
         "0a00014d0a0002091f909c410601",
@@ -174,16 +180,30 @@ def test_metrics_are_summed_over_all_cpus() -> None:
 
 def test_endpoint_and_node_configuration_sit_where_the_programs_look() -> None:
     endpoint = EndpointConfig(IPv4Address("10.0.1.77"), 1234, 24583, NODE_MAC, POD_MAC)
-    assert endpoint.pack().hex() == "0a00014dd204000007600000000000005e000000000100005e00000000020000"
+    wanted = "0a00014dd204000007600000000000005e000000000100005e00000000020000"
+    assert endpoint.pack().hex() == wanted + "00" * 32
+    dual = EndpointConfig(
+        None, 1234, 24583, NODE_MAC, POD_MAC, 2, IPv6Address("fd00:10:1::77"), netns_cookie=4027
+    )
+    assert dual.pack()[32:].hex() == "fd000010000100000000000000000077" + "bb0f000000000000" + "00" * 8
+    assert EndpointConfig.unpack(dual.pack()) == dual
     assert EndpointConfig.unpack(endpoint.pack()) == endpoint
 
     node = NodeConfig(IPv4Address("10.0.1.5"), 3, NODE_MAC, 4, POD_MAC, IPv4Network("10.0.0.0/16"), 1)
     data = node.pack()
-    assert len(data) == 48
+    assert len(data) == 96
     assert data[:8].hex() == "0a00010503000000"
     assert data[8:24] == NODE_MAC + bytes(2) + POD_MAC + bytes(2)
     assert data[24:40].hex() == "040000000a000000ffff000001000000"
     assert NodeConfig.unpack(data) == node
+    dual = NodeConfig(
+        *(None, 3, NODE_MAC, 4, POD_MAC, None),
+        router_ip6=IPv6Address("fd00::5"),
+        pod_cidr6=IPv6Network("fd00::/96"),
+        aggregation=3,
+    )
+    assert dual.pack()[40:80].hex() == "fd" + "00" * 14 + "05" + "fd" + "00" * 15 + "6000000003000000"
+    assert NodeConfig.unpack(dual.pack()) == dual
 
 
 def test_a_prefix_is_a_network_again() -> None:

@@ -1,0 +1,112 @@
+"""What the programs tell of packets: which events, when, and what is in them."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cells.events import Drop, Event, Trace, Verdict
+from cells.events.records import decode
+from cells.events.ring import Ring
+from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS, PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import from_pod, tcp, udp
+from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
+
+pytestmark = pytest.mark.kernel
+
+ALL = NODE_TELLS_DROPS | NODE_TELLS_TRACES | NODE_TELLS_VERDICTS
+NONE, MEDIUM = 0, 3
+
+Listen = Callable[[], list[Event]]
+
+
+@pytest.fixture
+def told(world: World) -> Iterator[Listen]:
+    """Takes out what the programs have told since the last call."""
+    rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
+    for ring in rings:
+        world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
+    yield lambda: [decode(each) for ring in rings for each in ring.read(100) if isinstance(each, bytes)]
+    for ring in rings:
+        world.maps["cilium_events"].delete(struct.pack("<I", ring.cpu))
+        ring.close()
+
+
+@pytest.mark.parametrize(("source", "destination"), [(A.ip, B.ip), (A.ip6, B.ip6)])
+def test_a_drop_is_told_with_who_and_why(
+    world: World, told: Listen, source: str, destination: str
+) -> None:
+    world.tell(NODE_TELLS_DROPS)
+    world.allow(B, [])
+    packet = from_pod(A) / tcp(source, destination, "S")
+    assert world.pod_sends(A, packet).action == 2
+    (event,) = told()
+    assert isinstance(event, Drop)
+    assert (event.reason, event.source, event.destination) == (133, B.id, B.id)
+    assert (event.source_identity, event.destination_identity) == (A.identity, B.identity)
+    assert (event.length, event.ifindex, event.ext_error) == (len(packet), IFINDEX, 0)
+    assert event.packet == bytes(packet)
+
+
+def test_of_a_long_packet_the_first_bytes_are_shown(world: World, told: Listen) -> None:
+    world.tell(NODE_TELLS_DROPS)
+    packet = from_pod(A) / udp(B.ip, OUTSIDE) / bytes(500)
+    world.pod_sends(A, packet)
+    (event,) = told()
+    assert isinstance(event, Drop)
+    assert (event.reason, event.source) == (132, A.id)
+    assert event.length == len(packet)
+    assert event.packet == bytes(packet)[:128]
+
+
+def test_a_new_flow_is_told_with_both_verdicts_and_its_delivery(world: World, told: Listen) -> None:
+    world.tell(ALL, MEDIUM)
+    world.allow(A, [(PolicyKey(B.identity, True, 6, 80, 16), PolicyEntry())])
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
+    out, into, delivered = told()
+    assert isinstance(out, Verdict)
+    assert isinstance(into, Verdict)
+    assert isinstance(delivered, Trace)
+    assert (out.source, out.remote_identity, out.verdict, out.match) == (A.id, B.identity, 0, 2)
+    assert (into.source, into.remote_identity, into.verdict, into.match) == (B.id, A.identity, 0, 4)
+    assert (out.port, out.protocol, out.egress, into.egress) == (80, 6, True, False)
+    assert (delivered.point, delivered.source, delivered.destination) == (0, B.id, B.id)
+    assert (delivered.source_identity, delivered.destination_identity) == (A.identity, B.identity)
+
+
+def test_an_established_flow_is_told_of_now_and_then(world: World, told: Listen) -> None:
+    world.tell(ALL, MEDIUM)
+    packet = from_pod(A) / tcp(A.ip, B.ip, "A")
+    for _ in range(20):
+        world.pod_sends(A, packet)
+    assert len([event for event in told() if isinstance(event, Trace)]) < 10
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "FA"))  # a flag it had not shown
+    assert any(isinstance(event, Trace) for event in told())
+    assert not any(isinstance(event, Verdict) for event in told())
+
+
+def test_a_refusal_is_a_verdict_for_every_packet(world: World, told: Listen) -> None:
+    world.tell(NODE_TELLS_VERDICTS)
+    world.allow(A, [(PolicyKey(WORLD, True), PolicyEntry(deny=True))])
+    for _ in range(2):
+        world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
+        (event,) = told()
+        assert isinstance(event, Verdict)
+        assert (event.verdict, event.match, event.remote_identity) == (-181, 1, WORLD)
+
+
+def test_what_nobody_wants_told_is_not(world: World, told: Listen) -> None:
+    world.tell(0)
+    world.allow(A, [])
+    world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
+    assert told() == []
+
+
+def test_without_aggregation_every_delivery_is_told(world: World, told: Listen) -> None:
+    world.tell(NODE_TELLS_TRACES, NONE)
+    for _ in range(3):
+        world.pod_sends(A, from_pod(A) / udp(A.ip, B.ip))
+        world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
+    points = [event.point for event in told() if isinstance(event, Trace)]
+    assert points == [5, 0, 5, 3] * 3

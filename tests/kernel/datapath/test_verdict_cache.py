@@ -1,0 +1,98 @@
+"""Verdicts are remembered, and forgotten the moment they may be wrong."""
+
+import time
+
+import pytest
+from scapy.packet import Packet
+
+from cells.maps import PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
+from tests.kernel.datapath.world import EGRESS, INGRESS, OK, OUTSIDE, OUTSIDE6, REDIRECT, ROUTER, A, B, World
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.kernel
+
+ALLOW = PolicyEntry()
+TO_POD = [from_pod(A) / tcp(A.ip, B.ip, "A"), from_pod(A) / udp(A.ip6, B.ip6)]
+TO_WORLD = [from_pod(A) / tcp(A.ip, OUTSIDE, "A"), from_pod(A) / udp(A.ip6, OUTSIDE6)]
+
+
+def establish(world: World, packet: Packet) -> None:
+    for _ in range(4):
+        assert world.pod_sends(A, packet).dropped is None
+
+
+@pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
+def test_every_change_of_policy_is_felt_by_the_next_packet(world: World, packet: Packet) -> None:
+    allowed, denied = [(PolicyKey(0, True), ALLOW)], [(PolicyKey(0, True), PolicyEntry(deny=True))]
+    establish(world, packet)
+    for _ in range(2000):
+        world.allow(A, denied)
+        assert world.pod_sends(A, packet).dropped == (181, EGRESS)
+        world.allow(A, allowed)
+        assert world.pod_sends(A, packet).dropped is None
+        assert world.pod_sends(A, packet).dropped is None
+
+
+@pytest.mark.parametrize("packet", TO_POD)
+def test_the_receivers_changes_are_felt_too(world: World, packet: Packet) -> None:
+    establish(world, packet)
+    world.allow(B, [])
+    assert world.pod_sends(A, packet).dropped == (133, INGRESS)
+
+
+def test_a_change_of_identity_is_felt(world: World) -> None:
+    world.allow(A, [(PolicyKey(2, True), ALLOW)])
+    establish(world, TO_WORLD[0])
+    world.identify(f"{OUTSIDE}/32", 4711)
+    assert world.pod_sends(A, TO_WORLD[0]).dropped == (133, EGRESS)
+
+
+def test_an_unrelated_endpoints_change_costs_others_nothing(world: World) -> None:
+    establish(world, TO_WORLD[0])
+    before = world.policy_use(A)
+    world.allow(B, [])
+    world.pod_sends(A, TO_WORLD[0])
+    assert world.policy_use(A) == before  # not evaluated anew: counted later
+
+
+@pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
+def test_a_change_made_by_hand_is_felt_within_a_second(world: World, packet: Packet) -> None:
+    establish(world, packet)
+    world.allow(A, [], by_hand=True)
+    eventually(lambda: world.pod_sends(A, packet).dropped == (133, EGRESS), within=2.5)
+    world.allow(A, [(PolicyKey(0, True), ALLOW)], by_hand=True)
+    assert world.pod_sends(A, packet).dropped is None  # what was refused is never remembered
+
+
+def test_every_packet_is_counted_at_the_latest_a_second_later(world: World) -> None:
+    world.allow(A, [(PolicyKey(0, True), ALLOW)])
+    world.allow(B, [(PolicyKey(0, False), ALLOW)])
+    sent = 0
+    last = time.monotonic() + 2.5
+    while time.monotonic() < last:
+        assert world.pod_sends(A, TO_POD[0]).action == REDIRECT
+        sent += 1
+    for _ in range(9000):  # more than the word holds
+        world.pod_sends(A, TO_POD[0])
+        sent += 1
+    world.bump(0)
+    world.pod_sends(A, TO_POD[0])
+    assert world.policy_use(A) == {PolicyKey(0, True): sent + 1}
+    assert world.policy_use(B) == {PolicyKey(0, False): sent + 1}
+
+
+def test_flags_that_change_a_connection_are_never_spared(world: World) -> None:
+    establish(world, TO_POD[0])
+    world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "FA"))
+    closing = [entry.flags & 3 for key, entry in world.connections().items()]
+    assert all(closing)
+
+
+def test_the_host_is_asked_every_time(world: World) -> None:
+    packet = from_host() / udp(ROUTER, A.ip)
+    for _ in range(3):
+        assert world.host_sends(packet).action == REDIRECT
+    world.allow(A, [], by_hand=True)
+    assert world.host_sends(packet).dropped == (133, INGRESS)
+    assert world.pod_sends(B, from_pod(B) / udp(B.ip, OUTSIDE)).action == OK
