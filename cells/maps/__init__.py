@@ -49,7 +49,15 @@ from cells.maps.map import (
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
-from cells.maps.programs import ProgramInfo, TestRun, open_program, program_by_id, program_info, test_run
+from cells.maps.programs import (
+    ProgramInfo,
+    TestRun,
+    open_program,
+    program_by_id,
+    program_info,
+    run_syscall,
+    test_run,
+)
 from cells.maps.sizes import MapSettings
 from lifecycle import config, module, provide
 
@@ -107,6 +115,7 @@ __all__ = [
     "program_by_id",
     "program_info",
     "replace_pin",
+    "run_syscall",
     "test_run",
     "unpin",
 ]

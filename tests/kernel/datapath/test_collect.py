@@ -1,57 +1,80 @@
-"""The program that removes ended connections: what it takes, what it leaves, what it counts."""
+"""The programs that remove connections: what they take, what they leave, what they count."""
 
-import ctypes
 import struct
 import time
-from ipaddress import IPv4Address
-from pathlib import Path
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
-from cells.maps import CtEntry, CtKey, Map
-from cells.maps.bpf import buffer, command, sleeping
-from cells.maps.programs import PROG_TEST_RUN
-from tests.kernel.datapath.world import World
+from cells.datapath.settings import PACKAGED_OBJECTS
+from cells.maps import CtEntry, CtKey, run_syscall
+from tests.kernel.datapath.world import A, B, World
 
 pytestmark = pytest.mark.kernel
 
-RUN = struct.Struct("<IIIIQQIIIIQQIII")
-COUNTS = struct.Struct("<IIII")
+TABLES = {
+    "cilium_ct4_global": (A.ip, B.ip, 6),
+    "cilium_ct_any4_global": (A.ip, B.ip, 17),
+    "cilium_ct6_global": (A.ip6, B.ip6, 6),
+    "cilium_ct_any6_global": (A.ip6, B.ip6, 17),
+}
+"""In the order of the program's counts."""
 
 
-def collect(fd: int) -> list[tuple[int, ...]]:
-    """Run the program once: seen, alive, deleted and 0 of the TCP table, then of the other."""
-    context = buffer(bytes(2 * COUNTS.size))
-    size, at = len(context.raw), ctypes.addressof(context)
-    attr = buffer(RUN.pack(fd, 0, 0, 0, 0, 0, 0, 0, size, 0, at, 0, 0, 0, 0))
-    command(PROG_TEST_RUN, attr, "run", "hive_ct_gc", call=sleeping)
-    assert RUN.unpack(attr.raw)[1] == 0
-    return list(COUNTS.iter_unpack(context.raw[: 2 * COUNTS.size]))
+@pytest.fixture
+def programs(world: World) -> Iterator[dict[str, int]]:
+    """The programs on the world's maps."""
+    with LoadedObject((PACKAGED_OBJECTS / "gc.o").read_bytes(), "gc.o") as loaded:
+        loaded.use_maps({name: world.maps[name].fd for name in loaded.tables})
+        loaded.load()
+        yield loaded.programs()
 
 
-def fill(table: Map, protocol: int, count: int, lifetime: int) -> list[bytes]:
-    """Enter connections of distinct ports, told apart by when they end; their keys."""
-    ends = IPv4Address("10.1.0.10"), IPv4Address("10.1.0.11")
-    keys = [CtKey(*ends, 80, (lifetime % 1000) * 40 + n, protocol).pack() for n in range(count)]
+def collect(program: int) -> list[tuple[int, ...]]:
+    """Seen, alive and deleted of each table."""
+    result, context = run_syscall(program, bytes(64))
+    assert result == 0
+    return [counts[:3] for counts in struct.iter_unpack("<IIII", context)]
+
+
+def forget(program: int, *addresses: str) -> int:
+    """How many flows of these addresses there were."""
+    ips = [ip_address(each) for each in addresses]
+    v4 = b"".join(ip.packed for ip in ips if ip.version == 4)
+    v6 = b"".join(ip.packed for ip in ips if ip.version == 6)
+    head = struct.pack("<IIII", len(v4) // 4, len(v6) // 16, 0, 0)
+    result, context = run_syscall(program, head + v4.ljust(64, b"\0") + v6.ljust(128, b"\0"))
+    assert result == 0
+    return int.from_bytes(context[8:12], "little")
+
+
+def fill(world: World, name: str, count: int, lifetime: int, first: int = 0) -> list[bytes]:
+    """Enter connections of distinct ports; their keys."""
+    source, destination, protocol = TABLES[name]
+    ends: list[IPv4Address | IPv6Address] = [ip_address(source), ip_address(destination)]
+    keys = [CtKey(*ends, 80, first + n, protocol).pack() for n in range(count)]
     for key in keys:
-        table.update(key, CtEntry(lifetime=lifetime).pack())
+        world.maps[name].update(key, CtEntry(lifetime=lifetime).pack())
     return keys
 
 
-def test_only_what_has_ended_is_removed(world: World, tmp_path: Path) -> None:
+def test_only_what_has_ended_is_removed(world: World, programs: dict[str, int]) -> None:
     now = int(time.monotonic())
-    tcp, other = world.maps["cilium_ct4_global"], world.maps["cilium_ct_any4_global"]
-    kept = fill(tcp, 6, 20, now + 500)
-    gone = fill(tcp, 6, 30, now - 2)
-    fill(other, 17, 5, now - 2)
-    data = next(path for path in compile_objects(tmp_path) if path.name == "gc.o").read_bytes()
-    with LoadedObject(data, "gc.o") as loaded:
-        loaded.use_maps({name: world.maps[name].fd for name in loaded.tables})
-        loaded.load()
-        program = loaded.programs()["hive_ct_gc"]
-        assert collect(program) == [(50, 20, 30, 0), (5, 0, 5, 0)]
-        assert collect(program) == [(20, 20, 0, 0), (0, 0, 0, 0)]
-    assert all(tcp.lookup(key) is not None for key in kept)
-    assert all(tcp.lookup(key) is None for key in gone)
+    kept = {name: fill(world, name, 20, now + 500) for name in TABLES}
+    gone = {name: fill(world, name, 30, now - 2, first=100) for name in TABLES}
+    assert collect(programs["hive_ct_gc"]) == [(50, 20, 30)] * 4
+    assert collect(programs["hive_ct_gc"]) == [(20, 20, 0)] * 4
+    for name in TABLES:
+        assert all(world.maps[name].lookup(key) is not None for key in kept[name])
+        assert all(world.maps[name].lookup(key) is None for key in gone[name])
+
+
+def test_flows_of_an_address_are_forgotten(world: World, programs: dict[str, int]) -> None:
+    for name in TABLES:
+        fill(world, name, 10, 1 << 31)
+    assert forget(programs["hive_ct_forget"], "10.1.0.99", "fd00:10:1::99") == 0
+    assert forget(programs["hive_ct_forget"], "10.1.0.99", A.ip) == 20
+    assert forget(programs["hive_ct_forget"], "fd00:10:1::99", B.ip6) == 20
+    assert collect(programs["hive_ct_gc"]) == [(0, 0, 0)] * 4

@@ -34,9 +34,7 @@ def told(world: World) -> Iterator[Listen]:
 
 
 @pytest.mark.parametrize(("source", "destination"), [(A.ip, B.ip), (A.ip6, B.ip6)])
-def test_a_drop_is_told_with_who_and_why(
-    world: World, told: Listen, source: str, destination: str
-) -> None:
+def test_a_drop_is_told_with_who_and_why(world: World, told: Listen, source: str, destination: str) -> None:
     world.tell(NODE_TELLS_DROPS)
     world.allow(B, [])
     packet = from_pod(A) / tcp(source, destination, "S")
