@@ -3,7 +3,7 @@
 import struct
 import time
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 
 import pytest
 
@@ -53,8 +53,8 @@ def forget(program: int, *addresses: str) -> int:
 def fill(world: World, name: str, count: int, lifetime: int, first: int = 0) -> list[bytes]:
     """Enter connections of distinct ports; their keys."""
     source, destination, protocol = TABLES[name]
-    ends: list[IPv4Address | IPv6Address] = [ip_address(source), ip_address(destination)]
-    keys = [CtKey(*ends, 80, first + n, protocol).pack() for n in range(count)]
+    daddr, saddr = ip_address(source), ip_address(destination)
+    keys = [CtKey(daddr, saddr, 80, first + n, protocol).pack() for n in range(count)]
     for key in keys:
         world.maps[name].update(key, CtEntry(lifetime=lifetime).pack())
     return keys

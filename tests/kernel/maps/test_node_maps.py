@@ -14,13 +14,18 @@ pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 ALL = {
     "cilium_ct4_global",
+    "cilium_ct6_global",
     "cilium_ct_any4_global",
+    "cilium_ct_any6_global",
     "cilium_events",
     "cilium_ipcache",
+    "cilium_ipv4_frag_datagrams",
+    "cilium_ipv6_frag_datagrams",
     "cilium_lxc",
     "cilium_metrics",
     "hive_endpoints",
     "hive_entry",
+    "hive_epoch",
     "hive_node",
     "hive_policies",
 }
@@ -38,12 +43,12 @@ async def test_a_first_start_makes_and_pins_every_map(in_node: None) -> None:
 
 async def test_a_restart_takes_the_maps_over_with_their_contents(in_node: None) -> None:
     async with agent() as node:
-        node.maps.node.update(bytes(4), b"n" * 48)
+        node.maps.node.update(bytes(4), b"n" * 96)
         before = {table.spec.name: table.id for table in node.maps.all()}
     async with agent() as node:
         assert node.maps.created == frozenset()
         assert {table.spec.name: table.id for table in node.maps.all()} == before
-        assert node.maps.node.lookup(bytes(4)) == b"n" * 48
+        assert node.maps.node.lookup(bytes(4)) == b"n" * 96
 
 
 async def test_a_map_that_does_not_fit_is_unpinned_and_made_anew(in_node: None) -> None:
@@ -52,7 +57,7 @@ async def test_a_map_that_does_not_fit_is_unpinned_and_made_anew(in_node: None) 
     with open_map(GLOBALS / "cilium_ct4_global") as still_used:
         still_used.update(bytes(14), bytes(56))
         async with agent(bpf_ct_global_tcp_max=2048) as node:
-            assert node.maps.created == {"cilium_ct4_global"}
+            assert node.maps.created == {"cilium_ct4_global", "cilium_ct6_global"}
             assert node.maps.ct4_tcp.id != old[0]
             assert node.maps.ct4_tcp.spec.max_entries == 2048
             assert node.maps.lxc.id == old[1]
