@@ -1,4 +1,4 @@
-"""HTTP as clients see it, byte by byte: connections kept, bodies framed, mistakes refused, a stop in order."""
+"""HTTP as clients see it, byte by byte: connections kept, bodies framed, mistakes refused, ordered stops."""
 
 from __future__ import annotations
 
