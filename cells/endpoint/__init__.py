@@ -2,12 +2,14 @@
 
 Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
-Needs:  AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: Endpoints, Table[Endpoint], StateFiles.
+Needs:  AgentConfig, Maps, PolicyMaps, Datapath, Ipam.
+Gives:  Endpoints, PolicyEnforcement, Table[Endpoint], StateFiles.
 Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
         possible; what is slow (conntrack, retries) happens afterwards.
 """
 
 from cells.endpoint.cell import cell
+from cells.endpoint.enforcement import Enforced, PolicyEnforcement
 from cells.endpoint.identity import (
     FIRST_IDENTITY,
     HOST,
@@ -28,11 +30,14 @@ from cells.endpoint.model import (
     EndpointRequest,
     IPAddress,
 )
+from cells.endpoint.policy import ALLOW_ALL, ALLOW_LOCALHOST, Enforcement, PolicyEntries, PolicySettings
 from cells.endpoint.saved import SavedEndpoint
 from cells.endpoint.state_files import Scan, StateFiles
 from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, displayed, health_of
 
 __all__ = [
+    "ALLOW_ALL",
+    "ALLOW_LOCALHOST",
     "FIRST_IDENTITY",
     "HOST",
     "INIT",
@@ -49,10 +54,15 @@ __all__ = [
     "EndpointPrograms",
     "EndpointRequest",
     "Endpoints",
-    "Identities",
+    "Enforced",
+    "Enforcement",
     "IPAddress",
+    "Identities",
     "Identity",
     "Label",
+    "PolicyEnforcement",
+    "PolicyEntries",
+    "PolicySettings",
     "PolicySlot",
     "SavedEndpoint",
     "Scan",

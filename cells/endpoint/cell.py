@@ -6,15 +6,17 @@ Needs: AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: cell.
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.enforcement import PolicyEnforcement
 from cells.endpoint.identity import Identities
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint
+from cells.endpoint.policy import NodePolicy, PolicySettings
 from cells.endpoint.rows import KernelMaps
 from cells.endpoint.state_files import StateFiles
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
-from lifecycle import Logger, Table, module, provide
+from lifecycle import Logger, Table, config, module, provide, provide_private
 
 
 def endpoint_table() -> Table[Endpoint]:
@@ -37,13 +39,13 @@ def endpoint_addresses(ipam: Ipam) -> EndpointAddresses:
     return ipam
 
 
-def state_files(config: AgentConfig) -> StateFiles:
+def state_files(agent: AgentConfig) -> StateFiles:
     """The node's state directory."""
-    return StateFiles(config.state)
+    return StateFiles(agent.state)
 
 
 def endpoints(
-    config: AgentConfig,
+    agent: AgentConfig,
     *,
     table: Table[Endpoint],
     identities: Identities,
@@ -52,6 +54,7 @@ def endpoints(
     addresses: EndpointAddresses,
     files: StateFiles,
     aftercare: Aftercare,
+    policy: NodePolicy,
     log: Logger,
 ) -> Endpoints:
     """The node's endpoints."""
@@ -63,7 +66,8 @@ def endpoints(
         addresses=addresses,
         files=files,
         aftercare=aftercare,
-        cluster_name=config.cluster_name,
+        policy=policy,
+        cluster_name=agent.cluster_name,
         log=log,
     )
 
@@ -71,6 +75,7 @@ def endpoints(
 cell = module(
     "endpoint",
     "Endpoints of this node",
+    config(PolicySettings),
     provide(
         endpoint_table,
         endpoint_maps,
@@ -80,5 +85,7 @@ cell = module(
         Identities,
         Aftercare,
         endpoints,
+        PolicyEnforcement,
     ),
+    provide_private(NodePolicy),
 )

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from cells.endpoint.model import Endpoint, IPAddress
+from cells.endpoint.policy import PolicyEntries
 
 
 class PolicySlot(Protocol):
@@ -33,16 +34,23 @@ class EndpointMaps(Protocol):
         """The number and policy map an endpoint had before a restart; raises OSError."""
         ...
 
-    def fill_policy(self, policy: PolicySlot) -> None:
-        """Make the policy map what the policy says; entries that are right already are not touched."""
+    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
+        """Make the policy map these entries; what is right already, or somebody else's, is not touched."""
+        ...
+
+    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
+        """Make the policy map exactly these entries, having looked at it; how many were wrong before."""
         ...
 
     def release_policy(self, policy: PolicySlot) -> None:
         """Give number and map back, emptied."""
         ...
 
-    def put_config(self, endpoint: Endpoint) -> None:
-        """Row of the link's index in hive_endpoints; not written when it is right already."""
+    def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
+        """Row of the link's index in hive_endpoints; not written when it is right already.
+
+        ``any_source``: packets from addresses other than the endpoint's own go through.
+        """
         ...
 
     def drop_config(self, endpoint: Endpoint) -> None:

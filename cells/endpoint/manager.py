@@ -18,6 +18,7 @@ from cells.endpoint.identity import INIT_LABELS, Identities, Identity, NoIdentit
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import RESERVED, Label, parse, split_identity_labels, texts
 from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.policy import NodePolicy
 from cells.endpoint.registry import Registry
 from cells.endpoint.state_files import StateFiles
 from cells.endpoint.states import Code, State, StatusLog, Subject
@@ -46,6 +47,7 @@ class Endpoints:
         addresses: EndpointAddresses,
         files: StateFiles,
         aftercare: Aftercare,
+        policy: NodePolicy,
         cluster_name: str,
         log: Logger,
     ) -> None:
@@ -56,6 +58,7 @@ class Endpoints:
         self._addresses = addresses
         self._files = files
         self._aftercare = aftercare
+        self._policy = policy
         self._cluster_label = Label("k8s", "io.cilium.k8s.policy.cluster", cluster_name)
         self._policies: dict[int, PolicySlot] = {}
         self._log = log
@@ -137,12 +140,12 @@ class Endpoints:
         identity = self.identities.acquire(labels)
         undo.callback(self.identities.release, identity.id)
         pool = "" if request.datapath.external_ipam else self._addresses.default_pool
-        endpoint = _endpoint(request, policy.endpoint_id, identity, pool)
+        endpoint = _endpoint(request, policy.endpoint_id, identity, pool, self._policy)
         endpoint = replace(endpoint, info_labels=info_labels) if info_labels else endpoint
 
-        maps.fill_policy(policy)
+        maps.fill_policy(policy, self._policy.entries())
         undo.callback(self._quietly, "endpoint config", maps.drop_config, endpoint)
-        maps.put_config(endpoint)
+        maps.put_config(endpoint, any_source=self._any_source(endpoint))
         undo.callback(self._quietly, "cilium_lxc", maps.drop_lxc, endpoint)
         maps.put_lxc(endpoint)
         undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
@@ -194,6 +197,20 @@ class Endpoints:
         What is right already is not written: a running pod notices nothing. After a failure the endpoint
         shows ``not-ready`` and a recovery tries again, later each time, until it works or is gone.
         """
+        return self._regenerate(endpoint_id, reason, self._rewrite)
+
+    def apply_policy(self, endpoint_id: int, reason: str) -> bool:
+        """Regenerate no more than what the node's policy decides; whether that worked, as with all of it."""
+        if not self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, _triggered(reason)):
+            return False
+        return self._regenerate(endpoint_id, reason, self._write_policy)
+
+    def reconcile_policy(self, endpoint_id: int) -> int:
+        """Look at the whole policy map and put right what is wrong; how many entries were. Raises OSError."""
+        policy = self._policies.get(endpoint_id)
+        return 0 if policy is None else self._maps.reconcile_policy(policy, self._policy.entries())
+
+    def _regenerate(self, endpoint_id: int, reason: str, write: Callable[[Endpoint], None]) -> bool:
         registry = self._registry
         if not registry.set_state(endpoint_id, State.REGENERATING, _STARTING, builder=True):
             return False
@@ -201,7 +218,7 @@ class Endpoints:
         if endpoint is None:
             return False
         try:
-            self._rewrite(endpoint)
+            write(endpoint)
         except _REFUSALS as error:
             message = f"Error regenerating endpoint: {error}"
             status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
@@ -212,7 +229,8 @@ class Endpoints:
         else:
             message = f"Successfully regenerated endpoint program (Reason: {reason})"
             status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
-            registry.put(replace(endpoint, policy_revision=max(1, endpoint.policy_revision)))
+            policy = self._policy
+            registry.put(replace(endpoint, policy_revision=policy.revision, enforced=policy.enforced))
             worked = True
         registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
         if not worked:
@@ -231,12 +249,18 @@ class Endpoints:
 
     def _rewrite(self, endpoint: Endpoint) -> None:
         maps = self._maps
-        maps.fill_policy(self._policies[endpoint.id])
-        maps.put_config(endpoint)
+        self._write_policy(endpoint)
         maps.put_lxc(endpoint)
         maps.put_ipcache(endpoint)
         self._programs.attach_endpoint(endpoint.ifindex)
         self._files.refresh(endpoint)
+
+    def _write_policy(self, endpoint: Endpoint) -> None:
+        self._maps.fill_policy(self._policies[endpoint.id], self._policy.entries())
+        self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
+
+    def _any_source(self, endpoint: Endpoint) -> bool:
+        return endpoint.datapath.disable_sip_verification or not self._policy.source_ip_verification
 
     # Delete
 
@@ -277,7 +301,9 @@ class Endpoints:
         return ""
 
 
-def _endpoint(request: EndpointRequest, number: int, identity: Identity, default_pool: str) -> Endpoint:
+def _endpoint(
+    request: EndpointRequest, number: int, identity: Identity, default_pool: str, policy: NodePolicy
+) -> Endpoint:
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -302,8 +328,13 @@ def _endpoint(request: EndpointRequest, number: int, identity: Identity, default
         datapath=request.datapath,
         state=State.READY,
         created=time.time(),
-        policy_revision=1,
+        policy_revision=policy.revision,
+        enforced=policy.enforced,
     )
+
+
+def _triggered(reason: str) -> str:
+    return f"Triggering endpoint regeneration due to {reason}"
 
 
 _STARTING = "Starting endpoint regeneration"
@@ -312,7 +343,7 @@ _INITIAL = "Initial build on endpoint creation"
 _CREATION = (
     (State.WAITING_FOR_IDENTITY, "Endpoint creation"),
     (State.READY, "Set identity for this endpoint"),
-    (State.WAITING_TO_REGENERATE, f"Triggering endpoint regeneration due to {_INITIAL}"),
+    (State.WAITING_TO_REGENERATE, _triggered(_INITIAL)),
     (State.REGENERATING, _STARTING),
     (State.REGENERATING, f"Successfully regenerated endpoint program (Reason: {_INITIAL})"),
     (State.READY, _COMPLETED),

@@ -117,6 +117,9 @@ class Endpoint:
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
     policy_revision: int = 0
+    """Of the node's policy the maps were last made right for; 0 when they never were."""
+    enforced: bool = False
+    """Whether the endpoint may do only what is allowed expressly, in both directions."""
     ipv6: IPv6Address | None = None
     ipv6_pool: str = ""
     network: str = ""

@@ -8,7 +8,6 @@ A row that is right is not written again: a running pod's traffic reads it at th
 
 import struct
 from collections.abc import Collection
-from ipaddress import IPv4Address
 from typing import Final
 
 import anyio.to_thread
@@ -16,37 +15,43 @@ import anyio.to_thread
 from cells.endpoint.identity import HOST
 from cells.endpoint.kernel import PolicySlot
 from cells.endpoint.model import Endpoint, IPAddress
+from cells.endpoint.policy import PolicyEntries
 from cells.maps import (
+    ENDPOINT_ANY_SOURCE,
+    ENDPOINT_PASSES_NEIGHBOURS,
     EndpointConfig,
     IpcacheKey,
     IpcacheValue,
     LxcKey,
     LxcValue,
     Maps,
-    PolicyEntry,
-    PolicyKey,
     PolicyMap,
     PolicyMaps,
     map_by_id,
 )
 
-ALLOW_ALL: Final = {
-    PolicyKey(identity=0, egress=False): PolicyEntry(),
-    PolicyKey(identity=0, egress=True): PolicyEntry(),
-}
-"""What an endpoint that no policy selects may do: everything, in both directions."""
+_KEY_OF_IPV6: Final = 38
+"""Bytes; that of IPv4 has 14."""
 
 
-def config_row(endpoint: Endpoint) -> tuple[bytes, bytes]:
+def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
     """Key and value in hive_endpoints."""
     value = EndpointConfig(
-        ipv4=endpoint.ipv4 or IPv4Address(0),
+        ipv4=endpoint.ipv4,
         endpoint_id=endpoint.id,
         identity=endpoint.identity,
         host_mac=endpoint.host_mac,
         pod_mac=endpoint.pod_mac,
+        flags=_flags(endpoint, any_source=any_source),
+        ipv6=endpoint.ipv6,
+        netns_cookie=endpoint.netns_cookie,
     )
     return ifindex_key(endpoint.ifindex), value.pack()
+
+
+def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
+    passes = ENDPOINT_PASSES_NEIGHBOURS if endpoint.datapath.require_arp_passthrough else 0
+    return passes | (ENDPOINT_ANY_SOURCE if any_source else 0)
 
 
 def lxc_row(endpoint: Endpoint, address: IPAddress) -> tuple[bytes, bytes]:
@@ -87,9 +92,21 @@ class KernelMaps:
         """The number and policy map of before the restart."""
         return self._keep(self._policies.adopt(endpoint_id))
 
-    def fill_policy(self, policy: PolicySlot) -> None:
-        """No policy can be loaded yet, so every endpoint may do everything."""
-        self._slots[policy.endpoint_id].replace(ALLOW_ALL)
+    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
+        """Write what changed since it was last written."""
+        self._slots[policy.endpoint_id].replace(entries)
+
+    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
+        """Read the whole map; write it only where it is wrong."""
+        slot = self._slots[policy.endpoint_id]
+        present = slot.dump()
+        wrong = len(present.keys() ^ entries.keys()) + sum(
+            not entry.same_verdict(present[key]) for key, entry in entries.items() if key in present
+        )
+        if wrong:
+            slot.reload()
+            slot.replace(entries)
+        return wrong
 
     def release_policy(self, policy: PolicySlot) -> None:
         """Give it back; twice does nothing."""
@@ -97,9 +114,9 @@ class KernelMaps:
         if slot is not None:
             self._policies.release(slot)
 
-    def put_config(self, endpoint: Endpoint) -> None:
+    def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         """Write the row unless it is right."""
-        key, row = config_row(endpoint)
+        key, row = config_row(endpoint, any_source=any_source)
         if self._maps.endpoints.lookup(key) != row:
             self._maps.endpoints.update(key, row)
 
@@ -114,6 +131,8 @@ class KernelMaps:
             present = self._maps.lxc.lookup(key)
             if present != row and not (present and LxcValue.unpack(present).is_host):
                 self._maps.lxc.update(key, row)
+                if present is not None:
+                    self._maps.epochs.bump()
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         """Remove what still leads to this endpoint."""
@@ -122,6 +141,7 @@ class KernelMaps:
             value = self._maps.lxc.lookup(key)
             if value is not None and LxcValue.unpack(value).endpoint_id == endpoint.id:
                 self._maps.lxc.delete(key)
+                self._maps.epochs.bump()
 
     def put_ipcache(self, endpoint: Endpoint) -> None:
         """Write what is not right, unless the node itself has the address now."""
@@ -130,6 +150,8 @@ class KernelMaps:
             present = self._maps.ipcache.lookup(key)
             if present != row and not (present and IpcacheValue.unpack(present).identity == HOST):
                 self._maps.ipcache.update(key, row)
+                if present is not None:
+                    self._maps.epochs.bump()
 
     def drop_ipcache(self, endpoint: Endpoint) -> None:
         """Remove what still tells this endpoint's identity."""
@@ -137,11 +159,12 @@ class KernelMaps:
             key, ours = ipcache_row(endpoint, address)
             if self._maps.ipcache.lookup(key) == ours:
                 self._maps.ipcache.delete(key)
+                self._maps.epochs.bump()
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Go through the conntrack maps in a worker thread: they may be large."""
         wanted = frozenset(address.packed for address in addresses)
-        ids = [self._maps.ct4_tcp.id, self._maps.ct4_any.id]
+        ids = [table.id for table in self._maps.conntrack]
         return await anyio.to_thread.run_sync(_forget, ids, wanted)
 
     def _keep(self, slot: PolicyMap) -> PolicyMap:
@@ -154,6 +177,11 @@ def _forget(map_ids: list[int], addresses: frozenset[bytes]) -> int:
     removed = 0
     for each in map_ids:
         with map_by_id(each) as table:  # this thread's own
-            found = [key for key, _ in table.items() if key[:4] in addresses or key[4:8] in addresses]
+            size = 4 if table.spec.key_size < _KEY_OF_IPV6 else 16
+            found = [
+                key
+                for key, _ in table.items()
+                if key[:size] in addresses or key[size : 2 * size] in addresses
+            ]
             removed += sum(map(table.delete, found))
     return removed

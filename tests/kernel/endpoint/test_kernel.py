@@ -6,7 +6,7 @@ import pytest
 from anyio import to_thread
 
 from cells.endpoint import EndpointError, Endpoints
-from cells.endpoint.rows import ALLOW_ALL
+from cells.endpoint import ALLOW_ALL
 from cells.ipam import Ipam
 from cells.maps import (
     CtEntry,

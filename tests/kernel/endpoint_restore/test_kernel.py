@@ -116,7 +116,7 @@ def spoil(endpoints: list[Endpoint]) -> None:
         lxc.delete(LxcKey(address_of(one)).pack())
         lxc.update(LxcKey(address_of(two)).pack(), LxcValue(ifindex=1, endpoint_id=two.id).pack())
     with open_map(GLOBALS / "hive_endpoints") as configs:
-        configs.update(struct.pack("<I", 4711), bytes(32))
+        configs.update(struct.pack("<I", 4711), bytes(64))
 
 
 def test_rows_that_are_wrong_are_made_right() -> None:

@@ -23,7 +23,7 @@ from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
 from cells.devices import Device
-from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicySlot
+from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
 from cells.health import StatusCollector
 from cells.host_ip_sync import HostIPSync
@@ -52,6 +52,9 @@ class FakeKernel:
     rows: dict[tuple[str, int], Endpoint] = field(default_factory=dict)
     attached: set[int] = field(default_factory=set)
     fault: OSError | None = None
+    policies: dict[int, PolicyEntries] = field(default_factory=dict)
+    any_source: bool = False
+    policy_fault: OSError | None = None
     drop_fault: OSError | None = None
     empty_once: bool = False
     waited: int = 0
@@ -68,13 +71,20 @@ class FakeKernel:
     def adopt_policy(self, endpoint_id: int) -> PolicySlot:
         return Slot(endpoint_id)
 
-    def fill_policy(self, policy: PolicySlot) -> None:
-        pass
+    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
+        if self.policy_fault:
+            raise self.policy_fault
+        self.policies[policy.endpoint_id] = entries
+
+    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
+        self.policies[policy.endpoint_id] = entries
+        return 0
 
     def release_policy(self, policy: PolicySlot) -> None:
         self.numbers.append(policy.endpoint_id)
 
-    def put_config(self, endpoint: Endpoint) -> None:
+    def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
+        self.any_source = any_source
         self.rows["config", endpoint.id] = endpoint
 
     def drop_config(self, endpoint: Endpoint) -> None:

@@ -8,8 +8,18 @@ from typing import Any
 
 import structlog
 
-from cells.endpoint import Endpoint, EndpointRequest, Endpoints, Identities, PolicySlot, StateFiles
+from cells.endpoint import (
+    Endpoint,
+    EndpointRequest,
+    Endpoints,
+    Identities,
+    PolicyEntries,
+    PolicySettings,
+    PolicySlot,
+    StateFiles,
+)
 from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.policy import NodePolicy
 from cells.ipam import IPAddress, IpamError
 from cells.maps import PoolEmpty
 from lifecycle import Table
@@ -20,7 +30,12 @@ class Slot:
     """A policy map."""
 
     endpoint_id: int
-    filled: bool = False
+    entries: PolicyEntries | None = None
+
+    @property
+    def filled(self) -> bool:
+        """Whether it was ever written."""
+        return self.entries is not None
 
 
 @dataclass
@@ -32,6 +47,7 @@ class FakeKernel:
     policies: dict[int, Slot] = field(default_factory=dict)
     configs: dict[int, int] = field(default_factory=dict)
     """ifindex to endpoint id."""
+    any_source: dict[int, bool] = field(default_factory=dict)
     lxc: dict[IPAddress, int] = field(default_factory=dict)
     ipcache: dict[IPAddress, int] = field(default_factory=dict)
     attached: list[int] = field(default_factory=list)
@@ -54,17 +70,25 @@ class FakeKernel:
         slot = self.policies[endpoint_id] = Slot(endpoint_id)
         return slot
 
-    def fill_policy(self, policy: PolicySlot) -> None:
+    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
         self._step("fill")
-        self.policies[policy.endpoint_id].filled = True
+        self.policies[policy.endpoint_id].entries = entries
+
+    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
+        self._step("reconcile")
+        slot = self.policies[policy.endpoint_id]
+        wrong = len((slot.entries or {}).keys() ^ entries.keys())
+        slot.entries = entries
+        return wrong
 
     def release_policy(self, policy: PolicySlot) -> None:
         self._step("release")
         del self.policies[policy.endpoint_id]
         self.pool.append(policy.endpoint_id)
 
-    def put_config(self, endpoint: Endpoint) -> None:
+    def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         self._step("put_config")
+        self.any_source[endpoint.ifindex] = any_source
         self.configs[endpoint.ifindex] = endpoint.id
 
     def drop_config(self, endpoint: Endpoint) -> None:
@@ -158,6 +182,7 @@ class Node:
         self.addresses = FakeAddresses()
         self.aftercare = RecordingAftercare()
         self.identities = Identities()
+        self.policy = NodePolicy(PolicySettings())
         self.files = StateFiles(directory)
         self.table: Table[Endpoint] = Table("endpoints", key=lambda endpoint: endpoint.id)
         self.endpoints = Endpoints(
@@ -168,6 +193,7 @@ class Node:
             addresses=self.addresses,
             files=self.files,
             aftercare=self.aftercare,
+            policy=self.policy,
             cluster_name="default",
             log=structlog.get_logger(),
         )
