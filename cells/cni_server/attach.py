@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from ipaddress import IPv4Address
-from typing import NamedTuple
+from ipaddress import IPv4Address, IPv6Address
 
 import anyio
 
-from cells.cni_server.departures import Departures
+from cells.cni_server.departures import Departures, PodAddress
 from cells.cni_server.edges import Addresses, EndpointBook, Links, PodEnd
 from cells.cni_server.errors import CniError, kernel_reason
+from cells.cni_server.mac import MODES, MacPair, macs_of
 from cells.cni_server.request import Call, Pod, check_add, pod_of
 from cells.cni_server.result import Attached, result_json
 from cells.cni_server.undo import Undo
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest
-from cells.ipam import Family, IpamError
-from cells.netlink import CreatedLink, NetlinkError, VethPair, random_mac
+from cells.ipam import IPAddress, IpamError
+from cells.netlink import CreatedLink, NetlinkError, VethPair
+from lifecycle import HiveError, Logger
 
 ALIAS = "hive endpoint"
 """Alias of the links made here, followed by the endpoint's number; set by the message that brings them up."""
@@ -36,13 +37,6 @@ _SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 class Obstructed(Exception):  # noqa: N818  # not a failure: clear_the_way() and try again
     """A name is taken, in the pod or on the node."""
-
-
-class PodAddress(NamedTuple):
-    """A pod's address and the pool it is of."""
-
-    ip: IPv4Address
-    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +86,25 @@ class Attacher:
         endpoints: EndpointBook,
         departures: Departures,
         *,
-        gateway: Callable[[], IPv4Address],
+        gateways: Callable[[], Sequence[IPAddress]],
         mtu: Callable[[], int],
+        log: Logger,
     ) -> None:
         self._links = links
         self._addresses = addresses
         self._endpoints = endpoints
         self._departures = departures
-        self._gateway = gateway
+        self._gateways = gateways
         self._mtu = mtu
+        self._log = log
+
+    def problem(self) -> str:
+        """What keeps every ADD from working at the moment; "" when nothing is known to."""
+        try:
+            self._mtu()
+            return "" if self._gateways() else "the router has no addresses"
+        except HiveError as error:
+            return str(error)
 
     def attach(self, call: Call, pod_side: PodSide, undo: Undo) -> tuple[Endpoint, bytes]:
         """Attach the pod; returns its endpoint and what the plugin prints.
@@ -112,43 +116,71 @@ class Attacher:
         pod = pod_of(call.args)
         if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
             raise _exists(call.attachment_id)
-        gateway, mtu = self._gateway(), self._mtu()
-        allocation = self._allocate(pod, undo)
+        macs, mtu = self._macs(call, pod), self._mtu()
+        allocated = self._allocate(pod, undo)
+        addresses = tuple(each.ip for each in allocated)
+        routers = {router.version: router for router in self._gateways()}
+        gateways = tuple(routers[ip.version] for ip in addresses)
         pair = VethPair(
             host_name=host_link_name(call.container_id, call.ifname),
-            host_mac=random_mac(),
+            host_mac=macs.host,
             pod_name=call.ifname,
-            pod_mac=random_mac(),
+            pod_mac=macs.pod,
             mtu=mtu,
             netns_fd=pod_side.netns_fd,
         )
-        created = self._create(pair, allocation, undo)
+        created = self._create(pair, allocated, undo)
         endpoint = self._register(
-            call, pod, pair, created, allocation=allocation, cookie=pod_side.cookie, undo=undo
+            call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo
         )
         # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
         # comes up second and so has its queue at once; the node's, which gets its carrier by that, is told.
         with explained("unable to set up veth on host side"):
             self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
-        with explained("unable to configure interfaces in container namespace: error configuring IPv4"):
-            pod_side.link.configure(created.pod_ifindex, call.ifname, (allocation.ip,), (gateway,), mtu)
+        self._configure(pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=mtu)
         with explained("unable to set up veth on host side"):
             self._links.sync_carrier(created.host_ifindex)
         attached = Attached(
-            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, (allocation.ip,), (gateway,)
+            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, addresses, gateways, mtu
         )
         return endpoint, result_json(attached, call.conf.cni_version)
 
-    def _allocate(self, pod: Pod, undo: Undo) -> PodAddress:
+    def _macs(self, call: Call, pod: Pod) -> MacPair:
+        mode = call.conf.mac_addr_mode
+        if mode not in MODES:
+            self._log.warning("macAddrMode is not known: MAC addresses are random", mode=mode, pod=pod.owner)
+        return macs_of(call.conf, pod, call.ifname)
+
+    def _allocate(self, pod: Pod, undo: Undo) -> tuple[PodAddress, ...]:
+        """An address of each family, IPv6 first."""
         try:
-            (taken,) = self._addresses.allocate_next(pod.owner, family=Family.IPV4)
+            taken = self._addresses.allocate_next(pod.owner)
         except IpamError as error:
             raise CniError(f"unable to allocate IP via local cilium agent: {error.text}") from error
-        address = PodAddress(IPv4Address(int(taken.ip)), taken.pool)
-        undo.push("address", partial(self._addresses.release, *address))
-        return address
+        addresses = tuple(PodAddress(each.ip, each.pool) for each in taken)
+        undo.push("addresses", partial(self._departures.release, *addresses))
+        return addresses
 
-    def _create(self, pair: VethPair, allocation: PodAddress, undo: Undo) -> CreatedLink:
+    def _configure(
+        self,
+        pod_link: PodEnd,
+        ifindex: int,
+        ifname: str,
+        addresses: Sequence[IPAddress],
+        gateways: Sequence[IPAddress],
+        *,
+        mtu: int,
+    ) -> None:
+        """Addresses and routes of the pod; IPv6 that is off there is for the plugin to switch on."""
+        families = " and ".join(f"IPv{ip.version}" for ip in addresses)
+        what = f"unable to configure interfaces in container namespace: error configuring {families}"
+        try:
+            pod_link.configure(ifindex, ifname, addresses, gateways, mtu)
+        except NetlinkError as error:
+            off = error.errno == errno.EACCES and any(ip.version == 6 for ip in addresses)
+            raise CniError(f"{what}: {error}", needs_ipv6=off) from error
+
+    def _create(self, pair: VethPair, allocated: Sequence[PodAddress], undo: Undo) -> CreatedLink:
         try:
             created = self._links.create_veth(pair)
         except NetlinkError as error:
@@ -157,10 +189,8 @@ class Attacher:
             raise CniError(
                 f"unable to set up veth on host side: unable to create veth pair: {kernel_reason(error)}"
             ) from error
-        undo.forget()  # from here on the address leaves with the link, never before it
-        undo.push(
-            "link", partial(self._departures.finish, created.host_ifindex, allocation.ip, allocation.pool)
-        )
+        undo.forget()  # from here on the addresses leave with the link, never before it
+        undo.push("link", partial(self._departures.finish, created.host_ifindex, *allocated))
         return created
 
     def _register(
@@ -170,10 +200,12 @@ class Attacher:
         pair: VethPair,
         created: CreatedLink,
         *,
-        allocation: PodAddress,
+        allocated: Sequence[PodAddress],
         cookie: int,
         undo: Undo,
     ) -> Endpoint:
+        by_family = {each.ip.version: each for each in allocated}
+        four, six = by_family.get(4), by_family.get(6)
         request = EndpointRequest(
             container_id=call.container_id,
             container_ifname=call.ifname,
@@ -181,8 +213,11 @@ class Attacher:
             ifindex=created.host_ifindex,
             pod_mac=pair.pod_mac,
             host_mac=pair.host_mac,
-            ipv4=allocation.ip,
-            pool=allocation.pool,
+            ipv4=four.ip if four is not None and isinstance(four.ip, IPv4Address) else None,
+            pool=four.pool if four is not None else "",
+            ipv6=six.ip if six is not None and isinstance(six.ip, IPv6Address) else None,
+            ipv6_pool=six.pool if six is not None else "",
+            network=call.conf.name,
             pod_name=pod.name,
             pod_namespace=pod.namespace,
             pod_uid=pod.uid,

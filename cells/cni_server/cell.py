@@ -2,12 +2,13 @@
 
 Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints,
 HostIPSync.
-Gives: cell, and the constructors of Departures, Attacher, Detacher, DeleteQueue, CniServer.
+Gives: cell, and the constructors of Departures, Attacher, Detacher, Checker, DeleteQueue, CniServer.
 """
 
 from __future__ import annotations
 
 from cells.cni_server.attach import Attacher
+from cells.cni_server.check import Checker
 from cells.cni_server.delete_queue import DeleteQueue
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
@@ -38,6 +39,7 @@ def attacher(
     leaving: Departures,
     router: Router,
     devices: Table[Device],
+    log: Logger,
 ) -> Attacher:
     """Attaches pods to this node."""
     return Attacher(
@@ -45,14 +47,20 @@ def attacher(
         ipam,
         endpoints,
         leaving,
-        gateway=lambda: router.ip,
+        gateways=lambda: (router.ip,),
         mtu=lambda: pod_mtu(config.mtu, devices.all()),
+        log=log,
     )
 
 
 def detacher(endpoints: Endpoints, leaving: Departures, log: Logger) -> Detacher:
     """Detaches pods from this node."""
     return Detacher(endpoints, leaving, log)
+
+
+def checker(endpoints: Endpoints) -> Checker:
+    """Compares this node's attachments with their results."""
+    return Checker(endpoints)
 
 
 def delete_queue(
@@ -74,20 +82,21 @@ def cni_server(
     queue: DeleteQueue,
     attach: Attacher,
     detach: Detacher,
-    pool: PolicyMaps,
+    check: Checker,
     *,
+    pool: PolicyMaps,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> CniServer:
     """This node's cni.sock, served once the queue is drained."""
     del queue
-    return CniServer(config.cni_socket, attach, detach, pool, PodLink, lifecycle=lifecycle, log=log)
+    return CniServer(config.cni_socket, attach, detach, check, pool, PodLink, lifecycle=lifecycle, log=log)
 
 
 cell = module(
     "cni-server",
     "Attaches and detaches pods for the CNI plugin",
-    provide_private(departures, attacher, detacher),
+    provide_private(departures, attacher, detacher, checker),
     provide(delete_queue, cni_server),
     invoke(CniServer),
 )

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
 
 from cells.cni_server.edges import Addresses, Links
-from cells.ipam import IpamError
+from cells.ipam import IPAddress, IpamError
 from lifecycle import Health, Lifecycle, Logger
 
 _FIRST_RETRY_SECONDS = 0.5
 _LAST_RETRY_SECONDS = 30.0
+
+
+class PodAddress(NamedTuple):
+    """A pod's address and the pool it is of."""
+
+    ip: IPAddress
+    pool: str
 
 
 class Departures:
@@ -48,11 +55,11 @@ class Departures:
                 self._stopping.set()
                 self._tasks = None
 
-    def start(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
-        """Let the link go, and give the address back once it is gone."""
+    def start(self, ifindex: int, *addresses: PodAddress) -> None:
+        """Let the link go, and give its addresses back once it is gone."""
         if self._tasks is None:
             raise RuntimeError("links cannot leave: the hook has not started, or has stopped")
-        self._tasks.start_soon(self.finish, ifindex, address, pool)
+        self._tasks.start_soon(self.finish, ifindex, *addresses)
 
     async def settled(self) -> bool:
         """Wait until everything under way now is done; whether there was anything."""
@@ -61,20 +68,20 @@ class Departures:
             await one.wait()
         return bool(pending)
 
-    async def finish(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
-        """Return once the link is gone and the address free; what fails goes on in the background."""
+    async def finish(self, ifindex: int, *addresses: PodAddress) -> None:
+        """Return once the link is gone and its addresses free; what fails goes on in the background."""
         done = anyio.Event()
         self._leaving.add(done)
         try:
             if await self._delete(ifindex):
-                self._release(address, pool)
+                self.release(*addresses)
             elif self._tasks is not None:
-                self._tasks.start_soon(self._insist, ifindex, address, pool)
+                self._tasks.start_soon(self._insist, ifindex, addresses)
         finally:
             self._leaving.discard(done)
             done.set()
 
-    async def _insist(self, ifindex: int, address: IPv4Address | None, pool: str) -> None:
+    async def _insist(self, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
         """Try again until the link is gone; at the stop it is left to the next start's clean-up."""
         delay = _FIRST_RETRY_SECONDS
         while not self._stopping.is_set():
@@ -83,7 +90,7 @@ class Departures:
             delay = min(delay * 2, _LAST_RETRY_SECONDS)
             if await self._delete(ifindex):
                 self._health.ok("every link that had to go is gone")
-                self._release(address, pool)
+                self.release(*addresses)
                 return
 
     async def _delete(self, ifindex: int) -> bool:
@@ -95,10 +102,10 @@ class Departures:
             return False
         return True
 
-    def _release(self, address: IPv4Address | None, pool: str) -> None:
-        if address is None:
-            return
-        try:
-            self._addresses.release(address, pool)
-        except IpamError as error:
-            self._log.error("address not released", address=str(address), pool=pool, error=error.text)
+    def release(self, *addresses: PodAddress) -> None:
+        """Give addresses back; what is refused is logged and keeps none of the others."""
+        for ip, pool in addresses:
+            try:
+                self._addresses.release(ip, pool)
+            except IpamError as error:
+                self._log.error("address not released", address=str(ip), pool=pool, error=error.text)

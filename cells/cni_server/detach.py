@@ -1,17 +1,18 @@
 """The DEL of a pod: maps and state go at once, the link and its address in a moment.
 
-Needs: EndpointBook, Departures.   Gives: Detacher.
+Needs: EndpointBook, Departures.   Gives: Detacher, which also collects what the runtime has forgotten.
 Source: Cilium 1.17, DEL: it names only the container, so all interfaces of a container go.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import anyio
 
-from cells.cni_server.departures import Departures
+from cells.cni_server.departures import Departures, PodAddress
 from cells.cni_server.edges import EndpointBook, PodEnd
-from cells.cni_server.errors import CniError
-from cells.cni_server.request import CHAINING_MODES, Call
+from cells.cni_server.request import Call, chain_of
 from cells.endpoint import Endpoint, EndpointError
 from cells.netlink import NetlinkError
 from lifecycle import Logger
@@ -44,12 +45,32 @@ class Detacher:
         self._detach(endpoint)
         return 1
 
+    def collect(self, network: str, valid: Collection[tuple[str, str]], busy: Collection[str]) -> int:
+        """Remove the network's attachments that are not ``valid`` (container, interface); returns how many.
+
+        Never one of another network or of an unknown one, never one whose link another plugin made, nor of
+        a container in ``busy``, which has a call under way.
+        """
+        stale = [
+            endpoint
+            for endpoint in self._endpoints.all()
+            if endpoint.network
+            and endpoint.network == network
+            and not endpoint.datapath.external_ipam
+            and endpoint.container_id not in busy
+            and (endpoint.container_id, endpoint.container_ifname) not in valid
+        ]
+        for endpoint in stale:
+            self._detach(endpoint)
+        return len(stale)
+
     def _detach(self, endpoint: Endpoint) -> None:
         problems = self._endpoints.delete(endpoint, release_address=False)
         if problems:
             self._log.warning("pod removed with problems", endpoint=endpoint.id, problems=list(problems))
         if not endpoint.datapath.external_ipam:  # else link and address are another plugin's
-            self._departures.start(endpoint.ifindex, endpoint.ipv4, endpoint.pool)
+            leaving = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
+            self._departures.start(endpoint.ifindex, *leaving)
         self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)
 
     def owns_interface(self, call: Call) -> bool:
@@ -57,9 +78,7 @@ class Detacher:
 
         Raises CniError for a chaining mode nobody knows.
         """
-        if call.conf.chain and call.conf.chain not in CHAINING_MODES:
-            raise CniError(f"invalid chaining-mode {call.conf.chain}")
-        return not call.conf.chain
+        return not chain_of(call.conf)
 
     async def remove_stray(self, ifname: str, pod: PodEnd, cookie: int) -> None:
         """Delete an interface nobody here knows of, unless a live endpoint has it; failures are logged."""

@@ -5,12 +5,11 @@ Needs: nothing.   Gives: Links, PodEnd, Addresses, EndpointBook, PolicyPool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from cells.endpoint import Endpoint, EndpointRequest
-from cells.ipam import Allocation, Family
+from cells.endpoint import Endpoint, EndpointRequest, State
+from cells.ipam import Allocation, Family, IPAddress
 from cells.netlink import CreatedLink, LinkInfo, VethPair
 
 
@@ -45,11 +44,15 @@ class PodEnd(Protocol):
         self,
         ifindex: int,
         name: str,
-        addresses: Sequence[IPv4Address | IPv6Address],
-        gateways: Sequence[IPv4Address | IPv6Address],
+        addresses: Sequence[IPAddress],
+        gateways: Sequence[IPAddress],
         mtu: int,
     ) -> None:
         """Up, addresses, routes through the gateways (one per address)."""
+        ...
+
+    def addresses(self, name: str) -> Collection[IPAddress] | None:
+        """Those of the link; None when there is no such link."""
         ...
 
     def delete(self, name: str) -> bool:
@@ -66,7 +69,7 @@ class Addresses(Protocol):
         """A free address of each family, or of this one."""
         ...
 
-    def release(self, ip: IPv4Address, pool: str) -> None:
+    def release(self, ip: IPAddress, pool: str) -> None:
         """Give it back."""
         ...
 
@@ -98,10 +101,14 @@ class EndpointBook(Protocol):
         """Everyone."""
         ...
 
+    def shown_state(self, endpoint: Endpoint) -> State:
+        """Its state, and whether something is wrong with it."""
+        ...
+
 
 class PolicyPool(Protocol):
     """The prepared policy maps; cells.maps.PolicyMaps."""
 
     async def ready(self) -> None:
-        """Return once one is prepared."""
+        """Return once one is prepared; raises HiveError when there will be none."""
         ...

@@ -1,7 +1,8 @@
 """The error a CNI plugin prints, and the codes it may carry.
 
 Needs: nothing.   Gives: CniError, error_json.
-Source: CNI spec 1.0, section 5 "Error"; 999 is what the CNI library makes of an error without a code.
+Source: CNI spec 1.1, section 5 "Error"; 100 is Cilium 1.17's, 999 what the CNI
+library makes of an error without a code.
 """
 
 from __future__ import annotations
@@ -12,21 +13,31 @@ from typing import Final
 import msgspec
 
 INCOMPATIBLE_VERSION: Final = 1
+UNHEALTHY: Final = 1
+"""Of a CHECK; Cilium sends the number of another error here, and readers only look whether it is zero."""
 INVALID_ENVIRONMENT: Final = 4
 DECODING_FAILURE: Final = 6
 INVALID_CONFIG: Final = 7
 TRY_AGAIN: Final = 11
+NOT_AVAILABLE: Final = 50
+HEALTH_UNKNOWN: Final = 100
 INTERNAL: Final = 999
 
 
 class CniError(Exception):
-    """What the plugin tells the runtime instead of a result; raised wherever an ADD or DEL cannot go on."""
+    """What the plugin tells the runtime instead of a result; raised wherever a call cannot go on.
 
-    def __init__(self, message: str, *, code: int = INTERNAL, details: str = "") -> None:
+    ``needs_ipv6`` asks the plugin to switch IPv6 on in the pod's namespace and to call again.
+    """
+
+    def __init__(
+        self, message: str, *, code: int = INTERNAL, details: str = "", needs_ipv6: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.details = details
+        self.needs_ipv6 = needs_ipv6
 
 
 def error_json(error: CniError, version: str) -> bytes:

@@ -4,10 +4,11 @@ Needs: nothing.   Gives: decode_request, encode_reply, the protocol's version.
 Source: cmd/cilium-cni/agent.h, which is the other side. Little endian:
 
 request: ``HCNI`` | u16 version | u16 0 | u32 env_len | u32 stdin_len | env | stdin
-reply:   ``HCNI`` | u16 version | u16 0 | u32 exit_code | u32 stdout_len | stdout
+reply:   ``HCNI`` | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
 
 ``env`` is every CNI_* variable as ``NAME=value\\0``. With a pod namespace the request carries two
-descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it.
+descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. Wish 1 asks the plugin to
+switch IPv6 on in that namespace, where only it can, and to send the request again; 0 wishes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ACCEPTED: Final = (VERSION,)
 """The present version and the one before, once there is one: the plugin outlives an agent's upgrade."""
 
 MAX_PACKET: Final = 256 << 10
+WISH_IPV6: Final = 1
 _MAGIC: Final = b"HCNI"
 _HEADER: Final = struct.Struct("<4sHHII")
 
@@ -56,6 +58,6 @@ def decode_request(packet: bytes | memoryview) -> Packet:
     return Packet({name: value for name, _, value in variables}, bytes(packet[start + env_length :]))
 
 
-def encode_reply(exit_code: int, stdout: bytes) -> bytes:
-    """A reply that makes the plugin print ``stdout`` and exit."""
-    return _HEADER.pack(_MAGIC, VERSION, 0, exit_code, len(stdout)) + stdout
+def encode_reply(exit_code: int, stdout: bytes, wish: int = 0) -> bytes:
+    """A reply that makes the plugin print ``stdout`` and exit, if it does not fulfil the wish."""
+    return _HEADER.pack(_MAGIC, VERSION, wish, exit_code, len(stdout)) + stdout

@@ -1,7 +1,7 @@
 """What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
 
-Needs: protocol (the packet).   Gives: Call, read_call, check_add, pod_of.
-Source: CNI spec 1.0 sections 2 and 5; texts and codes as recorded from the original plugin.
+Needs: protocol (the packet).   Gives: Call, read_call, check_add, pod_of, chain_of.
+Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from cells.cni_server.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
 from cells.cni_server.protocol import Packet
 
-SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0")
+SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
 _KNOWN_ARGS: Final = frozenset(
     {"IgnoreUnknown", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID"}
@@ -26,6 +26,20 @@ class IpamConf(msgspec.Struct, frozen=True, gc=False):
     """``ipam`` of the network configuration."""
 
     type: str = ""
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """A container's interface, as the runtime names those that a GC must leave."""
+
+    container_id: str = msgspec.field(name="containerID")
+    ifname: str
+
+
+class RuntimeConf(msgspec.Struct, frozen=True, gc=False):
+    """``runtimeConfig``: what the runtime adds for plugins that say they are capable of it."""
+
+    annotations: dict[str, str] | None = msgspec.field(default=None, name="io.kubernetes.cri.pod-annotations")
+    """The pod's, from containerd and CRI-O."""
 
 
 class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -39,6 +53,11 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     mac_addr_mode: str = msgspec.field(default="", name="macAddrMode")
     fixed_mac: str = msgspec.field(default="", name="fixedMac")
     prefix_mac_map: dict[str, str] = msgspec.field(default_factory=dict, name="prefixMacMap")
+    runtime_config: RuntimeConf = msgspec.field(default=RuntimeConf(), name="runtimeConfig")
+    valid_attachments: list[Attachment] | msgspec.UnsetType | None = msgspec.field(
+        default=msgspec.UNSET, name="cni.dev/valid-attachments"
+    )
+    """Of a GC; null is what Go makes of an empty list."""
 
     @property
     def chain(self) -> str:
@@ -46,12 +65,28 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return self.chaining_mode or (self.name if self.name in CHAINING_MODES else "")
 
 
-class _PrevResult(msgspec.Struct, frozen=True):
-    """As much of a result as tells whether it is one."""
+class PrevInterface(msgspec.Struct, frozen=True):
+    """An interface of a result."""
 
-    interfaces: list[dict[str, Any]] | None = None
-    ips: list[dict[str, Any]] | None = None
+    name: str = ""
+    sandbox: str = ""
+
+
+class PrevAddress(msgspec.Struct, frozen=True):
+    """An address of a result, and the position of its interface."""
+
+    address: str = ""
+    interface: int | None = None
+
+
+class PrevResult(msgspec.Struct, frozen=True):
+    """The result of an ADD, as the runtime gives it back from version 0.3.0 on."""
+
+    interfaces: list[PrevInterface] | None = None
+    ips: list[PrevAddress] | None = None
     routes: list[dict[str, Any]] | None = None
+    code: int = 0
+    """Of an error that was taken for a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,44 +150,48 @@ def read_call(packet: Packet) -> Call:
     )
 
 
+def chain_of(conf: NetConf) -> str:
+    """The chaining mode, "" for none; raises CniError for one that nobody knows."""
+    if conf.chain and conf.chain not in CHAINING_MODES:
+        raise CniError(f"invalid chaining-mode {conf.chain}")
+    return conf.chain
+
+
 def check_add(call: Call) -> None:
     """Refuse an ADD that asks for what is not there; raises CniError."""
     conf = call.conf
-    if conf.chain and conf.chain not in CHAINING_MODES:
-        raise CniError(f"invalid chaining-mode {conf.chain}")
-    if conf.chain:
-        raise CniError(
-            f"chaining-mode {conf.chain} (network {conf.name}) is not built yet: expected no chaining-mode,"
-            " and a network name that implies none, such as cilium",
-            code=INVALID_CONFIG,
-        )
-    if conf.prev_result:
-        _refuse_prev_result(call)
-    for key, asked in (
-        ("ipam.type", conf.ipam.type),
-        ("macAddrMode", "" if conf.mac_addr_mode == "random" else conf.mac_addr_mode),
-        ("fixedMac", conf.fixed_mac),
-        ("prefixMacMap", conf.prefix_mac_map),
-    ):
-        if asked:
+    chain = chain_of(conf)
+    if conf.prev_result and prev_result_of(call) is not None:
+        if chain:
             raise CniError(
-                f"network configuration {conf.name}: {key} is not built yet: remove it", code=INVALID_CONFIG
+                f"chaining-mode {chain} (network {conf.name}) is not built yet: expected no prevResult,"
+                " and a network name that implies no chaining, such as cilium",
+                code=INVALID_CONFIG,
             )
+        raise CniError(
+            "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
+            " please set chaining-mode in CNI configuration"
+        )
+    if conf.ipam.type:
+        raise CniError(
+            f"network configuration {conf.name}: ipam.type is not built yet: remove it", code=INVALID_CONFIG
+        )
 
 
-def _refuse_prev_result(call: Call) -> None:
+def prev_result_of(call: Call) -> PrevResult | None:
+    """The result the runtime gave back, None when it gave none; raises CniError for what is no result."""
+    if not call.conf.prev_result:
+        return None
     try:
-        found = msgspec.json.decode(call.conf.prev_result, type=_PrevResult | None)
+        found = msgspec.json.decode(call.conf.prev_result, type=PrevResult | None)
+        if found is not None and found.code:
+            raise msgspec.ValidationError("it is an error, not a result")
     except msgspec.MsgspecError as error:
         text = json.dumps(call.stdin.decode(errors="replace"))
         raise CniError(
             f"unable to parse CNI configuration {text}: could not parse prevResult: {error}"
         ) from error
-    if found is not None:
-        raise CniError(
-            "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
-            " please set chaining-mode in CNI configuration"
-        )
+    return found
 
 
 def pod_of(args: str) -> Pod:

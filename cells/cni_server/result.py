@@ -1,7 +1,8 @@
 """The result of an ADD, in the form of the protocol version that was asked for.
 
 Needs: nothing.   Gives: Attached, result_json.
-Source: CNI spec 0.2.0 (ip4, ip6), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without); as recorded.
+Source: CNI spec 0.2.0 (ip4, ip6), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without), 1.1.0 (routes
+with an MTU); as recorded.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ class Attached:
     """IPv6 first, where there are both."""
     gateways: tuple[IPv4Address | IPv6Address, ...]
     """One per address, in the same order."""
+    mtu: int
 
 
 def result_json(attached: Attached, version: str) -> bytes:
     """The result object in protocol ``version``, one of those the plugin serves."""
     legacy: dict[str, object] = {}
     ips: list[dict[str, object]] = []
-    routes: list[dict[str, str]] = []
+    routes: list[dict[str, object]] = []
     for ip, router in zip(attached.addresses, attached.gateways, strict=True):
         address, gateway = f"{ip}/{ip.max_prefixlen}", str(router)
         everywhere = "0.0.0.0/0" if ip.version == 4 else "::/0"
-        own = [{"dst": f"{gateway}/{ip.max_prefixlen}"}, {"dst": everywhere, "gw": gateway}]
+        default: dict[str, object] = {"dst": everywhere, "gw": gateway}
+        if version == "1.1.0":
+            default["mtu"] = attached.mtu
+        own: list[dict[str, object]] = [{"dst": f"{gateway}/{ip.max_prefixlen}"}, default]
         legacy[f"ip{ip.version}"] = {"ip": address, "gateway": gateway, "routes": own}
         form: dict[str, object] = {"interface": 1, "address": address, "gateway": gateway}
         ips.append({"version": str(ip.version), **form} if version.startswith("0.") else form)

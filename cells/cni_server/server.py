@@ -1,6 +1,6 @@
-"""Serves the plugin: ADD and DEL, each container's calls one after the other.
+"""Serves the plugin: ADD, DEL, CHECK, STATUS and GC, each container's calls one after the other.
 
-Needs: AgentConfig, DeleteQueue (drained), Attacher, Detacher, PolicyPool.   Gives: CniServer.
+Needs: AgentConfig, DeleteQueue (drained), Attacher, Detacher, Checker, PolicyPool.   Gives: CniServer.
 A call that meets nothing unusual is one synchronous piece of work in the event loop's callback. What has to
 wait (a policy map, a leftover, a roll-back) goes on in a task; until it is done, further calls for the same
 container queue behind it.
@@ -17,19 +17,29 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import UnsetType
 
 from cells.cni_server.attach import Attacher, Obstructed, PodSide, netns_cookie
+from cells.cni_server.check import Checker
 from cells.cni_server.detach import Detacher
 from cells.cni_server.edges import PodEnd, PolicyPool
-from cells.cni_server.errors import INCOMPATIBLE_VERSION, INVALID_ENVIRONMENT, TRY_AGAIN, CniError, error_json
-from cells.cni_server.protocol import decode_request, encode_reply
+from cells.cni_server.errors import (
+    INVALID_CONFIG,
+    INVALID_ENVIRONMENT,
+    NOT_AVAILABLE,
+    TRY_AGAIN,
+    CniError,
+    error_json,
+)
+from cells.cni_server.protocol import WISH_IPV6, decode_request, encode_reply
 from cells.cni_server.request import Call, read_call
 from cells.cni_server.transport import Connection, PacketServer, listen
 from cells.cni_server.undo import Undo
-from cells.maps import PoolEmpty
+from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Lifecycle, Logger
 
 _TRIES = 5
+_STATUS_SECONDS = 5.0
 _FALLBACK_VERSION = "1.0.0"
 _INTERNAL = "internal error in the agent: its log tells more"
 
@@ -55,6 +65,7 @@ class CniServer:
         path: Path,
         attacher: Attacher,
         detacher: Detacher,
+        checker: Checker,
         pool: PolicyPool,
         open_pod: Callable[[int], PodEnd],
         *,
@@ -65,6 +76,7 @@ class CniServer:
         self._path = path
         self._attacher = attacher
         self._detacher = detacher
+        self._checker = checker
         self._pool = pool
         self._open_pod = open_pod
         self._log = log
@@ -144,8 +156,14 @@ class CniServer:
                 return self._add(connection, call)
             case "DEL":
                 return self._delete(connection, call)
-            case "CHECK" | "STATUS" | "GC":
-                raise CniError(f"plugin version does not allow {call.command}", code=INCOMPATIBLE_VERSION)
+            case "CHECK":
+                self._check(connection, call)
+                return None
+            case "STATUS":
+                return partial(self._tell_status, connection)
+            case "GC":
+                self._collect(connection, call)
+                return None
         raise CniError(f"unknown CNI_COMMAND: {call.command}", code=INVALID_ENVIRONMENT)
 
     # ADD
@@ -177,7 +195,8 @@ class CniServer:
             attempt.answered = connection.send(encode_reply(0, stdout))
             if attempt.answered:
                 attempt.undo.forget()
-                self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ipv4=str(endpoint.ipv4))
+                ips = [str(ip) for ip in endpoint.addresses]
+                self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
         return attempt
 
     async def _finish_add(self, connection: Connection, call: Call, side: PodSide, attempt: _Attempt) -> None:
@@ -224,6 +243,47 @@ class CniServer:
         await self._detacher.remove_stray(call.ifname, self._open_pod(netlink_fd), cookie)
         connection.send(encode_reply(0, b""))
 
+    # CHECK, STATUS, GC
+
+    def _check(self, connection: Connection, call: Call) -> None:
+        self._checker.check(call, self._open_pod(connection.fds[1]) if connection.fds else None)
+        connection.send(encode_reply(0, b""))
+
+    async def _tell_status(self, connection: Connection) -> None:
+        """Whether an ADD could work, as far as that can be known before it.
+
+        A node without free addresses or endpoint numbers is full, not broken: an error here makes a kubelet
+        call the whole node unready, and its running pods would be evicted for it.
+        """
+        problem = self._attacher.problem()
+        if not problem:
+            problem = "no policy map can be prepared"
+            try:
+                with anyio.move_on_after(_STATUS_SECONDS):
+                    await self._pool.ready()
+                    problem = ""
+            except PolicyIdsExhausted:
+                problem = ""
+            except HiveError as error:
+                problem = str(error)
+        if problem:
+            raise CniError("NotReady", code=NOT_AVAILABLE, details=f"Cilium agent cannot add pods: {problem}")
+        connection.send(encode_reply(0, b""))
+
+    def _collect(self, connection: Connection, call: Call) -> None:
+        listed = call.conf.valid_attachments
+        if isinstance(listed, UnsetType):
+            raise CniError(
+                f"network configuration {call.conf.name}: cni.dev/valid-attachments is missing: without it,"
+                " nothing tells which attachments are to stay",
+                code=INVALID_CONFIG,
+            )
+        valid = {(each.container_id, each.ifname) for each in listed or ()}
+        count = self._detacher.collect(call.conf.name, valid, self._lanes.keys())
+        self._log.info("network collected", network=call.conf.name, valid=len(valid), removed=count)
+        connection.send(encode_reply(0, b""))
+
     def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
         self._log.warning("call refused", code=error.code, error=error.message)
-        connection.send(encode_reply(1, error_json(error, version)))
+        wish = WISH_IPV6 if error.needs_ipv6 else 0
+        connection.send(encode_reply(1, error_json(error, version), wish))

@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError
+from cells.netlink.rows import read_address, read_indexes
 
 _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
 
@@ -44,6 +45,17 @@ class PodLink:
                 m.add_route(ifindex, _EVERYWHERE[gateway.version], via=gateway, mtu=mtu),
             )
         self._connection.run(*batch)
+
+    def addresses(self, name: str) -> frozenset[IPv4Address | IPv6Address] | None:
+        """The addresses of the link of that name; None when there is no such link."""
+        try:
+            ifindex, _ = read_indexes(self._connection.run(m.get_link(name))[-1])
+        except NetlinkError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        rows = map(read_address, self._connection.dump(m.dump_addresses()))
+        return frozenset(row[1].ip for row in rows if row is not None and row[0] == ifindex)
 
     def delete(self, name: str) -> bool:
         """Delete the link of that name, blocking 14 to 20 ms for RCU; False, at once, when there is none."""

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RETRY_MS = 20, ENV_LIMIT = 64 << 10, REPLY_LIMIT = 256 << 10 };
+enum { RETRY_MS = 20, ENV_LIMIT = 64 << 10, REPLY_LIMIT = 256 << 10, WISH_IPV6 = 1 };
 
 struct request_header {
 	char magic[4];
@@ -21,7 +21,7 @@ struct request_header {
 
 struct reply_header {
 	char magic[4];
-	uint16_t version, reserved;
+	uint16_t version, wish;
 	uint32_t exit_code, stdout_length;
 };
 
@@ -103,7 +103,8 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 	if (length < (ssize_t)sizeof(packet.header) || memcmp(packet.header.magic, "HCNI", 4) ||
 	    packet.header.stdout_length != length - sizeof(packet.header) || length > (ssize_t)sizeof(packet))
 		return MALFORMED;
-	*reply = (struct agent_reply){ packet.header.exit_code, packet.header.stdout_length, packet.body };
+	*reply = (struct agent_reply){ packet.header.exit_code, packet.header.stdout_length, packet.body,
+				       packet.header.wish == WISH_IPV6 };
 	return ANSWERED;
 }
 

@@ -2,9 +2,10 @@
 // The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
 //
 // request: "HCNI" | u16 version | u16 0 | u32 env_len | u32 stdin_len | env | stdin
-// reply:   "HCNI" | u16 version | u16 0 | u32 exit_code | u32 stdout_len | stdout
+// reply:   "HCNI" | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
 // All little endian. env is every CNI_* variable as "NAME=value\0"; with a pod namespace the request
-// carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)).
+// carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)). Wish 1: nothing was done, because
+// IPv6 is off in the namespace; switch it on, which the agent's own container does not let it, and ask again.
 #pragma once
 
 #include "netns.h"
@@ -18,6 +19,7 @@ enum { CNI_PROTOCOL = 1 };
 struct agent_reply {
 	uint32_t exit_code, stdout_length;
 	const char *stdout_text;
+	bool wants_ipv6;
 };
 
 enum exchange {

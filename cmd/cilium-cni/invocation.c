@@ -11,8 +11,7 @@
 
 enum { STDIN_LIMIT = 128 << 10 }; // bytes; request and reply are one packet each
 
-// 1.1.0 brings GC and STATUS: advertised once they are served.
-const char *const served_versions[] = { "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", NULL };
+const char *const served_versions[] = { "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", NULL };
 
 static const char *variable(const char *name)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cilium-cni: the CNI plugin (CNI spec 1.0) a container runtime starts for every pod. It does what only
+// cilium-cni: the CNI plugin (CNI spec 1.1) a container runtime starts for every pod. It does what only
 // a process in the runtime's place can do - open the pod's namespace - and hands the rest to the agent
 // over cni.sock. Needs: the agent, except for VERSION and for a DEL it can leave in the delete queue.
 // Static and free of stdio, because its start is part of every pod's start.
@@ -74,10 +74,10 @@ static int fail_netns(const struct invocation *call, enum netns_fault fault)
 	return fail(CNI_INTERNAL, words(&message), "");
 }
 
-static void explain_no_agent(struct text *message, const struct invocation *call, int error)
+static void explain_no_agent(struct text *message, const struct invocation *call, unsigned patience_ms, int error)
 {
 	add(message, "unable to connect to Cilium agent: failed to create cilium agent client after ");
-	add_number(message, ADD_PATIENCE_MS / 1000);
+	add_number(message, patience_ms / 1000);
 	add(message, ".000000 seconds timeout: dial unix ");
 	add(message, socket_path(call));
 	add(message, ": connect: ");
@@ -118,10 +118,24 @@ static int print_reply(const struct agent_reply *reply)
 	return reply->exit_code ? (int)(reply->exit_code & 0xff) : !printed;
 }
 
+// Whether the agent's wish to have IPv6 in the pod was met, so that it is worth asking again.
+static bool ipv6_enabled(void)
+{
+	struct text message = { 0 };
+	int error = enable_ipv6();
+	if (!error)
+		return true;
+	add(&message, "unable to enable ipv6 on all interfaces: ");
+	add(&message, reason(error));
+	note("warning", words(&message));
+	return false;
+}
+
 static int do_add(const struct invocation *call)
 {
 	struct pod_netns netns;
 	struct agent_reply reply;
+	bool wish_heard = false;
 	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
@@ -130,13 +144,18 @@ static int do_add(const struct invocation *call)
 		enum exchange result = NOT_DELIVERED;
 		if (fd >= 0)
 			result = ask_agent(fd, &netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, &reply);
+		if (result == ANSWERED && reply.wants_ipv6 && !wish_heard) {
+			wish_heard = true;
+			if (ipv6_enabled())
+				continue;
+		}
 		if (result == ANSWERED)
 			return print_reply(&reply);
 		if (result != NOT_DELIVERED)
 			return fail_exchange(call, result, "the attachment is in an unknown state; delete it and add it again");
 		if (fd < 0 || now_ms() >= deadline) {
 			struct text message = { 0 };
-			explain_no_agent(&message, call, errno);
+			explain_no_agent(&message, call, ADD_PATIENCE_MS, errno);
 			return fail(CNI_INTERNAL, words(&message), "");
 		}
 		pause_ms(20); // it died before it read the request, or lets its backlog run dry
@@ -208,27 +227,71 @@ static int do_del(const struct invocation *call)
 	return fail_exchange(call, result, "delete again");
 }
 
-// The commands of later issues: what the CNI library says for a plugin that lacks one.
-static int refuse_command(const struct invocation *call, const char *since)
+// Commands that may be asked twice without harm. `code` is for an agent that is not there.
+static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms, unsigned code)
 {
-	struct text message = { 0 };
-	add(&message, version_reaches(&call->conf, since) ? "plugin" : "config");
-	add(&message, " version does not allow ");
-	add(&message, call->command);
-	return fail(CNI_INCOMPATIBLE_VERSION, words(&message), "");
+	struct agent_reply reply;
+	for (int64_t deadline = now_ms() + patience_ms;;) {
+		int fd = connect_agent(socket_path(call), deadline);
+		enum exchange result = NOT_DELIVERED;
+		if (fd >= 0)
+			result = ask_agent(fd, netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, &reply);
+		if (result == ANSWERED)
+			return print_reply(&reply);
+		if (result != NOT_DELIVERED && result != NO_ANSWER)
+			return fail_exchange(call, result, "ask again");
+		if (fd < 0 || now_ms() >= deadline) {
+			struct text message = { 0 };
+			explain_no_agent(&message, call, patience_ms, errno);
+			return fail(code, "DaemonDown", words(&message));
+		}
+		pause_ms(20);
+	}
 }
+
+static int do_check(const struct invocation *call)
+{
+	struct pod_netns netns;
+	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
+	if (fault != NETNS_OPENED)
+		return fail_netns(call, fault);
+	return inquire(call, &netns, ADD_PATIENCE_MS, CNI_TRY_AGAIN);
+}
+
+static const struct pod_netns no_netns = { -1, -1 };
+
+// A runtime asks every few seconds: it wants to know, not to wait.
+static int do_status(const struct invocation *call)
+{
+	return inquire(call, &no_netns, DEL_PATIENCE_MS, CNI_NOT_AVAILABLE);
+}
+
+static int do_gc(const struct invocation *call)
+{
+	return inquire(call, &no_netns, DEL_PATIENCE_MS, CNI_TRY_AGAIN);
+}
+
+// The commands, and the first version of the protocol that has them.
+static const struct command {
+	const char *name, *since;
+	int (*run)(const struct invocation *call);
+} commands[] = {
+	{ "ADD", "0.1.0", do_add },	  { "DEL", "0.1.0", do_del }, { "CHECK", "0.4.0", do_check },
+	{ "STATUS", "1.1.0", do_status }, { "GC", "1.1.0", do_gc },
+};
 
 static int run(const struct invocation *call)
 {
-	if (!strcmp(call->command, "CHECK"))
-		return refuse_command(call, "0.4.0");
-	if (!strcmp(call->command, "STATUS") || !strcmp(call->command, "GC"))
-		return refuse_command(call, "1.1.0");
-	bool adding = !strcmp(call->command, "ADD");
-	if (adding || !strcmp(call->command, "DEL")) {
-		if (check_version(&call->conf))
-			return 1;
-		return adding ? do_add(call) : do_del(call);
+	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
+		if (strcmp(call->command, commands[i].name))
+			continue;
+		if (!version_reaches(&call->conf, commands[i].since)) {
+			struct text message = { 0 };
+			add(&message, "config version does not allow ");
+			add(&message, call->command);
+			return fail(CNI_INCOMPATIBLE_VERSION, words(&message), "");
+		}
+		return check_version(&call->conf) ? 1 : commands[i].run(call);
 	}
 	struct text message = { 0 };
 	add(&message, "unknown CNI_COMMAND: ");

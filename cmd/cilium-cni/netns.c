@@ -54,6 +54,17 @@ enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns 
 	return netns->netlink < 0 ? NETNS_FAILED : NETNS_OPENED;
 }
 
+int enable_ipv6(void)
+{
+	// The files under /proc/sys/net are those of the reader's namespace, whoever mounted /proc.
+	int fd = open("/proc/sys/net/ipv6/conf/all/disable_ipv6", O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno;
+	int error = write(fd, "0\n", 2) < 0 ? errno : 0;
+	close(fd);
+	return error;
+}
+
 int delete_link(const struct pod_netns *netns, const char *name)
 {
 	struct {

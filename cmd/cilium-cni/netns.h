@@ -21,5 +21,8 @@ enum netns_fault {
 // life, and pathname unix sockets do not care. `allow_ours` is CNI_NETNS_OVERRIDE.
 enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns *netns);
 
+// Switch IPv6 on for every link of the namespace this process is in. Returns 0, or an errno.
+int enable_ipv6(void);
+
 // Delete the link `name` in the namespace. Returns 0, or an errno; ENODEV when there is none.
 int delete_link(const struct pod_netns *netns, const char *name);

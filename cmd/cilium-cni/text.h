@@ -23,7 +23,7 @@ const char *reason(int error);
 
 bool write_all(int fd, const void *bytes, size_t length);
 
-// CNI error codes (CNI spec 1.0, section 5 "Error"); 999 is the library's "internal" one.
+// CNI error codes (CNI spec 1.1, section 5 "Error"); 999 is the library's "internal" one.
 enum {
 	CNI_INCOMPATIBLE_VERSION = 1,
 	CNI_INVALID_ENVIRONMENT = 4,
@@ -32,6 +32,7 @@ enum {
 	CNI_INVALID_CONFIG = 7,
 	CNI_INVALID_NETNS = 8,
 	CNI_TRY_AGAIN = 11,
+	CNI_NOT_AVAILABLE = 50,
 	CNI_INTERNAL = 999,
 };
 

@@ -19,6 +19,7 @@ import structlog
 
 from cells import netlink
 from cells.cni_server.attach import Attacher
+from cells.cni_server.check import Checker
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
@@ -79,9 +80,13 @@ async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
             structlog.get_logger(),
         )
         departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
-        attacher = Attacher(links, fakes, fakes, departures, gateway=lambda: GATEWAY, mtu=lambda: 1400)
+        attacher = Attacher(
+            links, fakes, fakes, departures, gateways=lambda: fakes.gateways, mtu=lambda: 1400, log=log
+        )
         detacher = Detacher(fakes, departures, log)
-        server = CniServer(SOCKET, attacher, detacher, fakes, open_pod, lifecycle=lifecycle, log=log)
+        server = CniServer(
+            SOCKET, attacher, detacher, Checker(fakes), fakes, open_pod, lifecycle=lifecycle, log=log
+        )
         async with departures.running(), server.serving():
             yield Node(fakes, links)
 

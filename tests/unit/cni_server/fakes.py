@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 
@@ -14,11 +14,13 @@ import anyio.lowlevel
 
 from cells.cni_server.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
-from cells.ipam import Allocation, Family, IpamError
+from cells.ipam import Allocation, Family, IPAddress, IpamError
 from cells.maps import PoolEmpty
 from cells.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
+from lifecycle import HiveError
 
 GATEWAY = IPv4Address("10.0.1.5")
+GATEWAY6 = IPv6Address("fd00:10:1::5")
 MTU = 1450
 
 
@@ -32,7 +34,8 @@ class FakeLink:
     mtu: int
     alias: str = ""
     up: bool = False
-    configured: tuple[IPv4Address | IPv6Address | int, ...] | None = None
+    configured: tuple[IPAddress | int, ...] | None = None
+    addresses: list[IPAddress] = field(default_factory=list)
 
 
 @dataclass
@@ -41,7 +44,12 @@ class FakeNode:
 
     refuse: set[str] = field(default_factory=set)
     links: dict[int, FakeLink] = field(default_factory=dict)
-    addresses: set[IPv4Address] = field(default_factory=set)
+    addresses: set[IPAddress] = field(default_factory=set)
+    gateways: tuple[IPAddress, ...] = (GATEWAY,)
+    """One of each family that is on."""
+    pods_without_ipv6: set[int] = field(default_factory=set)
+    shown: dict[int, State] = field(default_factory=dict)
+    """States of endpoints that are not what they seem."""
     book: dict[int, Endpoint] = field(default_factory=dict)
     policy_maps: int = 100
     steps: list[str] = field(default_factory=list)
@@ -122,11 +130,12 @@ class FakeNode:
         if self._step("allocate"):
             raise IpamError(502, "range is full")
         self.owners.append(owner)
-        address = IPv4Address("10.0.1.77") + self._number()
-        self.addresses.add(address)
-        return (Allocation(ip=address, pool=pool or "default", owner=owner),)
+        number = self._number()
+        ips = [GATEWAY + number if router.version == 4 else GATEWAY6 + number for router in self.gateways]
+        self.addresses.update(ips)
+        return tuple(Allocation(ip=ip, pool=pool or "default", owner=owner) for ip in ips)
 
-    def release(self, ip: IPv4Address, pool: str) -> None:
+    def release(self, ip: IPAddress, pool: str) -> None:
         assert pool == "default"
         if self._step("release"):
             raise IpamError(500, "cannot release")
@@ -167,10 +176,16 @@ class FakeNode:
     def all(self) -> list[Endpoint]:
         return list(self.book.values())
 
+    def shown_state(self, endpoint: Endpoint) -> State:
+        return self.shown.get(endpoint.id, endpoint.state)
+
     # Policy maps
 
     async def ready(self) -> None:
-        self._step("wait for a policy map")
+        if self.policy_maps:
+            return
+        if self._step("wait for a policy map"):
+            raise HiveError("no policy map for another endpoint: out of memory")
         if self.may_refill is not None:
             await self.may_refill.wait()
         self.policy_maps = 10
@@ -187,13 +202,22 @@ class FakePod:
         self,
         ifindex: int,
         name: str,
-        addresses: Sequence[IPv4Address | IPv6Address],
-        gateways: Sequence[IPv4Address | IPv6Address],
+        addresses: Sequence[IPAddress],
+        gateways: Sequence[IPAddress],
         mtu: int,
     ) -> None:
         if self.node._step("configure"):
             raise NetlinkError(errno.ENETUNREACH, f"add route to {name}")
-        self.node.links[ifindex - 1000].configured = (*addresses, *gateways, mtu)
+        if self.number in self.node.pods_without_ipv6 and any(ip.version == 6 for ip in addresses):
+            raise NetlinkError(errno.EACCES, f"add address {addresses[0]}/128 to {name}")
+        link = self.node.links[ifindex - 1000]
+        link.configured, link.addresses = (*addresses, *gateways, mtu), list(addresses)
+
+    def addresses(self, name: str) -> Collection[IPAddress] | None:
+        if self.node._step("look into pod"):
+            raise NetlinkError(errno.EPERM, "list addresses")
+        mine = [link for link in self.node.links.values() if (link.pod, link.pod_name) == (self.number, name)]
+        return mine[0].addresses if mine else None
 
     def delete(self, name: str) -> bool:
         if self.node._step("delete in pod"):
@@ -216,6 +240,10 @@ def endpoint_of(request: EndpointRequest, number: int) -> Endpoint:
         host_mac=request.host_mac,
         ipv4=request.ipv4,
         pool=request.pool,
+        ipv6=request.ipv6,
+        ipv6_pool=request.ipv6_pool,
+        network=request.network,
+        datapath=request.datapath,
         identity=5,
         labels=(),
         pod_name=request.pod_name,

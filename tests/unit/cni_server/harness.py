@@ -19,11 +19,12 @@ import anyio
 import structlog
 
 from cells.cni_server.attach import Attacher
+from cells.cni_server.check import Checker
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
 from lifecycle import HealthTree, Lifecycle
-from tests.unit.cni_server.fakes import GATEWAY, MTU, FakeNode
+from tests.unit.cni_server.fakes import MTU, FakeNode
 from tests.unit.cni_server.plugin import HEADER, environment
 
 
@@ -33,6 +34,8 @@ class Reply:
 
     code: int
     stdout: bytes
+    wish: int = 0
+    """What the agent asks of the plugin; 1 is IPv6 in the pod."""
 
     @property
     def json(self) -> Any:
@@ -66,10 +69,10 @@ class Client:
             packet = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 18)
         if not packet:
             raise ConnectionError("closed without an answer")
-        magic, _, _, code, length = HEADER.unpack_from(packet)
+        magic, _, wish, code, length = HEADER.unpack_from(packet)
         assert magic == b"HCNI"
         assert len(packet) == HEADER.size + length
-        return Reply(code, packet[HEADER.size :])
+        return Reply(code, packet[HEADER.size :], wish)
 
     def close(self) -> None:
         """The plugin dies."""
@@ -95,12 +98,19 @@ class Harness:
         self.departures = Departures(self.node, self.node, lifecycle, self.health.reporter("cni"), log)
         self.detacher = Detacher(self.node, self.departures, log)
         attacher = Attacher(
-            self.node, self.node, self.node, self.departures, gateway=lambda: GATEWAY, mtu=lambda: MTU
+            self.node,
+            self.node,
+            self.node,
+            self.departures,
+            gateways=lambda: self.node.gateways,
+            mtu=lambda: MTU,
+            log=log,
         )
         self.server = CniServer(
             self.path,
             attacher,
             self.detacher,
+            Checker(self.node),
             self.node,
             self.node.open_pod,
             lifecycle=lifecycle,

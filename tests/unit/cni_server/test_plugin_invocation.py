@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.plugin import ROOT
 from tests.unit.cni_server.plugin import compiled_plugin, environment, run_plugin
 
-VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"]
+VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 CONF = {"cniVersion": "1.0.0", "name": "cilium", "type": "cilium-cni", "enable-debug": False}
 
 
@@ -77,7 +77,7 @@ def test_without_a_command_it_says_what_it_is() -> None:
                 "code": 1,
                 "msg": "incompatible CNI versions",
                 "details": 'config is "9.9.9", plugin supports'
-                ' ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0"]',
+                ' ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]',
             },
         ),
         (environment("DEL"), {**CONF, "name": ""}, {"code": 7, "msg": "missing network name"}),
@@ -112,22 +112,21 @@ def test_without_a_command_it_says_what_it_is() -> None:
             {"code": 1, "msg": "config version does not allow CHECK"},
         ),
         (
-            environment("CHECK", CNI_NETNS="/x"),
+            environment("CHECK", CNI_NETNS="/var/run/netns/gone"),
             CONF,
-            {"code": 1, "msg": "plugin version does not allow CHECK"},
+            {
+                "code": 999,
+                "msg": "opening netns pinned at /var/run/netns/gone: open /var/run/netns/gone:"
+                " no such file or directory",
+            },
+        ),
+        (
+            environment("STATUS", CNI_PATH=None),
+            CONF,
+            {"code": 4, "msg": "required env variables [CNI_PATH] missing"},
         ),
         (environment("STATUS"), CONF, {"code": 1, "msg": "config version does not allow STATUS"}),
-        (
-            environment("STATUS"),
-            {**CONF, "cniVersion": "1.1.0"},
-            {"code": 1, "msg": "plugin version does not allow STATUS"},
-        ),
         (environment("GC"), CONF, {"code": 1, "msg": "config version does not allow GC"}),
-        (
-            environment("GC"),
-            {**CONF, "cniVersion": "1.1.0"},
-            {"code": 1, "msg": "plugin version does not allow GC"},
-        ),
         (
             environment("DEL"),
             {**CONF, "agent-socket": "cni.sock"},

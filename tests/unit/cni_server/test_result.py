@@ -20,6 +20,7 @@ ATTACHED = Attached(
     "/var/run/netns/testpod",
     (IPv4Address("10.0.1.77"),),
     (IPv4Address("10.0.1.5"),),
+    1450,
 )
 ROUTES = [{"dst": "10.0.1.5/32"}, {"dst": "0.0.0.0/0", "gw": "10.0.1.5"}]
 INTERFACES = [
@@ -36,6 +37,8 @@ def test_every_version_gets_its_form(version: str) -> None:
         forms = {"ip4": {"ip": "10.0.1.77/32", "gateway": "10.0.1.5", "routes": ROUTES}, "dns": {}}
     elif version == "1.0.0":
         forms = {"interfaces": INTERFACES, "ips": [IP], "routes": ROUTES}
+    elif version == "1.1.0":
+        forms = {"interfaces": INTERFACES, "ips": [IP], "routes": [ROUTES[0], {**ROUTES[1], "mtu": 1450}]}
     else:
         forms = {"interfaces": INTERFACES, "ips": [{"version": "4", **IP}], "routes": ROUTES, "dns": {}}
     assert json.loads(result_json(ATTACHED, version)) == {"cniVersion": version, **forms}
