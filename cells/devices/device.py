@@ -17,7 +17,9 @@ DEFAULT_MTU = 1500
 class Device:
     """One link of the node that is no pod's, with its addresses: IPv4, then IPv6.
 
-    Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out: every link has one, and nothing follows from it.
+    Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out:
+    every link has one, and nothing follows from it.
+
     ``kind`` is what rtnetlink calls it ("veth", "vxlan" …), "" for hardware and lo.
     """
 

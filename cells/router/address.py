@@ -1,7 +1,7 @@
 """Which address the router has.
 
 Needs: the address allocator (Addresses, a Protocol).   Gives: choose_address().
-Source: Cilium 1.17, the router's address; the only memory of an earlier choice is the address on cilium_host.
+Source: Cilium 1.17, the router's address; what it was before is in past.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,12 +40,12 @@ class Addresses(Protocol):
 def choose_address(
     family: Family, found: Iterable[IPAddress], addresses: Addresses, log: Logger
 ) -> IPAddress:
-    """Claim the router's address: the first of those it had before that can be had, else a free one.
+    """Claim the router's address of a family: the first it had before that can be had, else a free one.
 
     Raises HiveError when the range has none left.
     """
     lost = False
-    for candidate in found:
+    for candidate in (ip for ip in found if Family.of(ip) is family):
         try:
             return addresses.allocate(candidate, OWNER, addresses.default_pool).ip
         except IpamError as error:

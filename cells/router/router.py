@@ -1,31 +1,36 @@
-"""The router of this node: the address its pods send to, and the devices behind it.
+"""The router of this node: the addresses its pods send to, and the devices behind it.
 
 Needs: RestoredEndpoints, Ipam, HostLinks, Datapath, Table[Device], AgentConfig.   Gives: Router.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Final
 
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.devices import Device, pod_mtu, uplinks
 from cells.endpoint_restore import RestoredEndpoints
-from cells.ipam import Family, Ipam
+from cells.ipam import Family, IPAddress, Ipam, IPNetwork
 from cells.maps import NodeConfig
 from cells.netlink import HostLinks
 from cells.router.address import choose_address
-from cells.router.pair import HOST, Pair, ensure_pair, lasting, set_addresses
-from cells.router.sysctl import ensure, router_settings
-from lifecycle import Hook, Lifecycle, Logger, NotStartedError, Table, UsageError
+from cells.router.pair import HOST, NET, Pair, ensure_pair, lasting, set_addresses
+from cells.router.past import FILE, remembered
+from cells.router.sysctl import ensure, router_settings, router_settings6
+from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, Table
+
+LOOPBACK: Final = "lo"
 
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """What the API tells of the node's addresses (NodeAddressingElement in api.md)."""
+    """What the API tells of the node's addresses of one family (NodeAddressingElement)."""
 
-    ip: IPv4Address
+    ip: IPAddress
     """The router's."""
-    alloc_range: IPv4Network
+    alloc_range: IPNetwork
 
 
 class Router:
@@ -49,15 +54,24 @@ class Router:
         self._datapath = datapath
         self._devices = devices
         self._configured_mtu = agent.mtu
-        self._families = agent.ipv4, agent.ipv6
+        self._ipv6 = agent.ipv6
+        self._past = agent.state / FILE
         self._log = log
-        self._made: tuple[IPv4Address, Pair] | None = None
+        self._made: tuple[Mapping[Family, Addressing], Pair] | None = None
         lifecycle.append(Hook("set up the router", self._start))
 
     @property
+    def gateways(self) -> tuple[IPAddress, ...]:
+        """The pods' gateways, one of each family that is on: IPv6, then IPv4."""
+        return tuple(each.ip for each in self._started()[0].values())
+
+    @property
     def ip(self) -> IPv4Address:
-        """The pods' gateway."""
-        return self._started()[0]
+        """The pods' IPv4 gateway. HiveError: IPv4 is off; ``gateways`` tells."""
+        for ip in self.gateways:
+            if isinstance(ip, IPv4Address):
+                return ip
+        raise HiveError("the router has no IPv4 address: enable-ipv4=false")
 
     @property
     def host_ifindex(self) -> int:
@@ -69,40 +83,51 @@ class Router:
         """Index of cilium_net."""
         return self._started()[1].net.ifindex
 
-    def addressing(self) -> Addressing:
-        """What pods and plugins must know."""
-        return Addressing(self.ip, self._ipam.range)
+    def addressing(self) -> Mapping[Family, Addressing]:
+        """What pods and plugins must know, by family: IPv6, then IPv4; without those that are off."""
+        return self._started()[0]
 
-    def _started(self) -> tuple[IPv4Address, Pair]:
+    def _started(self) -> tuple[Mapping[Family, Addressing], Pair]:
         if self._made is None:
             raise NotStartedError("Router was read before the hook 'set up the router' ran: depend on Router")
         return self._made
 
     async def _start(self) -> None:
-        if self._families != (True, False):
-            raise UsageError(
-                "enable-ipv6=true or enable-ipv4=false: the router is IPv4 only as yet (docs/status.md);"
-                " leave both as they are by default"
-            )
         devices = self._devices.all()
         for device in uplinks(devices):
             for address in device.addresses:
                 self._ipam.exclude(address.ip, "node-ip")
         pair = await ensure_pair(self._links, pod_mtu(self._configured_mtu, devices), self._log)
         ensure(router_settings())
-        found = [address.ip for address in lasting(self._links.addresses().get(pair.host.ifindex, []))]
-        ip = IPv4Address(int(choose_address(Family.IPV4, found, self._ipam, self._log)))
-        self._datapath.set_node(
-            NodeConfig(
-                router_ip=ip,
-                host_ifindex=pair.host.ifindex,
-                host_mac=pair.host.mac,
-                net_ifindex=pair.net.ifindex,
-                net_mac=pair.net.mac,
-                pod_cidr=self._ipam.range,
-            )
-        )
+        if self._ipv6:
+            others = [each.name for each in devices if each.name not in (HOST, NET, LOOPBACK)]
+            ensure(router_settings6(others))
+        on_device = [each.ip for each in lasting(self._links.addresses().get(pair.host.ifindex, ()))]
+        before = remembered(on_device, self._past, self._log)
+        made = {
+            family: Addressing(choose_address(family, before, self._ipam, self._log), network)
+            for family, network in self._ipam.ranges.items()
+        }
+        self._datapath.set_node(node_config(pair, made))
         self._datapath.attach_host(pair.host.ifindex, pair.net.ifindex)
-        set_addresses(self._links, pair.host.ifindex, {ip: self._ipam.range}, self._log)
-        self._made = (ip, pair)
-        self._log.info("router set up", ip=str(ip), pods=str(self._ipam.range), device=HOST)
+        routers = {each.ip: each.alloc_range for each in made.values()}
+        set_addresses(self._links, pair.host.ifindex, routers, self._log)
+        self._made = (made, pair)
+        told = {str(family): str(each.ip) for family, each in made.items()}
+        self._log.info("router set up", **told, device=HOST)
+
+
+def node_config(pair: Pair, made: Mapping[Family, Addressing]) -> NodeConfig:
+    """What the programs must know; a family that is off has neither address nor network."""
+    ips = [each.ip for each in made.values()]
+    networks = [each.alloc_range for each in made.values()]
+    return NodeConfig(
+        router_ip=next((ip for ip in ips if isinstance(ip, IPv4Address)), None),
+        host_ifindex=pair.host.ifindex,
+        host_mac=pair.host.mac,
+        net_ifindex=pair.net.ifindex,
+        net_mac=pair.net.mac,
+        pod_cidr=next((each for each in networks if isinstance(each, IPv4Network)), None),
+        router_ip6=next((ip for ip in ips if isinstance(ip, IPv6Address)), None),
+        pod_cidr6=next((each for each in networks if isinstance(each, IPv6Network)), None),
+    )

@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network, ip_interface
 from pathlib import Path
 
 import anyio
@@ -16,13 +16,14 @@ from cells.maps import Maps, NodeConfig
 from cells.netlink import HostLinks, IPInterface, LinkInfo
 from cells.router import Router
 from cells.router.pair import lasting
-from lifecycle import Hive, explain, invoke
+from lifecycle import Hive, HiveError, invoke
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
 
 PODS = IPv4Network("10.0.1.0/24")
+PODS6 = IPv6Network("fd00:1::/112")
 CELLS = [
     each.cell for each in (config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router)
 ]
@@ -65,7 +66,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
         for end in (host, net):
             assert (end.up, end.arp, end.kind) == (True, False, "veth")
             assert (end.tx_queue_length, end.mtu) == (1000, 1500)
-        assert made.addressing() == router.Addressing(made.ip, PODS)
+        assert made.addressing() == {"ipv4": router.Addressing(made.ip, PODS)}
         assert made.ip in PODS
         assert hive.get(Ipam).dump()[str(made.ip)] == "router"
         assert addresses(hive, host.ifindex) == [IPv4Interface(made.ip)]
@@ -151,11 +152,111 @@ async def test_the_node_can_be_reached_at_the_routers_address(in_node: None) -> 
                 tasks.cancel_scope.cancel()
 
 
-async def test_families_the_router_does_not_have_are_refused_in_one_line(in_node: None) -> None:
-    with pytest.raises(Exception) as failed:  # noqa: PT011  (start errors are groups)
-        async with agent(**{"enable-ipv6": "true"}):
-            pass
-    text = explain(failed.value)
-    assert text is not None
-    assert "the router is IPv4 only as yet" in text
-    assert "\n" not in text
+DUAL = {"enable-ipv6": "true", "ipv6-range": str(PODS6)}
+
+
+async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
+    async with agent(**DUAL) as hive:
+        made = hive.get(Router)
+        host, net = link(hive, "cilium_host"), link(hive, "cilium_net")
+        ip6, ip4 = made.gateways
+        assert (ip6 in PODS6, ip4 in PODS, ip4) == (True, True, made.ip)
+        assert list(made.addressing().items()) == [
+            ("ipv6", router.Addressing(ip6, PODS6)),
+            ("ipv4", router.Addressing(ip4, PODS)),
+        ]
+        dump = hive.get(Ipam).dump()
+        assert (dump[str(ip6)], dump[str(ip4)]) == ("router", "router")
+        assert addresses(hive, host.ifindex) == [ip_interface(ip4), ip_interface(ip6)]
+        assert len(ip("route")) == 2
+        assert routes6() == [
+            f"{PODS6} dev cilium_host src {ip6} metric 1024",
+            f"{ip6} dev cilium_host proto kernel metric 256",
+        ]
+        value = hive.get(Maps).node.lookup(bytes(4))
+        assert value is not None
+        assert NodeConfig.unpack(value) == NodeConfig(
+            router_ip=made.ip,
+            host_ifindex=host.ifindex,
+            host_mac=host.mac,
+            net_ifindex=net.ifindex,
+            net_mac=net.mac,
+            pod_cidr=PODS,
+            router_ip6=IPv6Address(str(ip6)),
+            pod_cidr6=PODS6,
+        )
+        for name, wanted in (("all/forwarding", "1"), ("cilium_host/accept_ra", "0")):
+            assert contents(f"/proc/sys/net/ipv6/conf/{name}") == wanted
+        before = state(hive), routes6()
+    async with agent(**DUAL) as hive:
+        assert (state(hive), routes6()) == before
+
+
+def routes6() -> list[str]:
+    """IPv6 routes but the link-local ones."""
+    return [line.removesuffix(" pref medium") for line in ip("-6 route") if not line.startswith("fe80")]
+
+
+async def test_a_family_that_is_switched_off_leaves_the_device(in_node: None) -> None:
+    async with agent(**DUAL) as hive:
+        _, ip4 = hive.get(Router).gateways
+    async with agent() as hive:
+        assert hive.get(Router).gateways == (ip4,)
+        assert addresses(hive, hive.get(Router).host_ifindex) == [ip_interface(ip4)]
+        assert routes6() == []
+    async with agent(**DUAL, **{"enable-ipv4": "false"}) as hive:
+        made = hive.get(Router)
+        assert addresses(hive, made.host_ifindex) == [ip_interface(made.gateways[0])]
+        assert (made.gateways[0] in PODS6, ip("route")) == (True, [])
+        with pytest.raises(HiveError, match="enable-ipv4=false"):
+            _ = made.ip
+        value = hive.get(Maps).node.lookup(bytes(4))
+        assert value is not None
+        assert (NodeConfig.unpack(value).router_ip, NodeConfig.unpack(value).pod_cidr) == (None, None)
+
+
+async def test_the_range_of_ipv6_may_change(in_node: None) -> None:
+    async with agent(**DUAL):
+        pass
+    async with agent(**{**DUAL, "ipv6-range": "fd00:2::/112"}) as hive:
+        made = hive.get(Router)
+        assert made.gateways[0] in IPv6Network("fd00:2::/112")
+        assert [line.split()[0] for line in routes6()] == ["fd00:2::/112", str(made.gateways[0])]
+
+
+def add_uplink() -> None:
+    assert ip("link add uplink0 type veth peer name uplink1") == []
+    for name in ("uplink0", "uplink1"):
+        assert ip(f"link set {name} up") == []
+
+
+async def test_a_device_that_listens_to_routers_keeps_its_default_route(in_node: None) -> None:
+    add_uplink()
+    assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "1"
+    async with agent(**DUAL):
+        assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "2"
+        assert contents("/proc/sys/net/ipv6/conf/uplink0/forwarding") == "1"
+    async with agent(**DUAL):
+        assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "2"
+
+
+async def test_addresses_of_the_node_are_not_the_routers(in_node: None) -> None:
+    """Though cilium_host had one, and the range has one other left."""
+    add_uplink()
+    assert ip("addr add fd00:3::1/126 dev uplink0 nodad") == []
+    async with agent(**{**DUAL, "ipv6-range": "fd00:3::/126"}) as hive:
+        assert str(hive.get(Router).gateways[0]) == "fd00:3::2"
+
+
+def written_by_an_earlier_agent() -> None:
+    path = Path("/run/cilium/state/globals/node_config.h")
+    path.parent.mkdir(parents=True)
+    raw = {4: bytes(10) + b"\xff\xff" + bytes((10, 0, 1, 99)), 6: IPv6Address("fd00:1::99").packed}
+    lines = (f" cilium.v{v}.internal.raw {', '.join(map(hex, data))}\n" for v, data in raw.items())
+    path.write_text("".join(lines), encoding="ascii")
+
+
+async def test_an_earlier_agents_addresses_are_taken_on(in_node: None) -> None:
+    written_by_an_earlier_agent()
+    async with agent(**DUAL) as hive:
+        assert [*map(str, hive.get(Router).gateways)] == ["fd00:1::99", "10.0.1.99"]

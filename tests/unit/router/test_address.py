@@ -1,6 +1,6 @@
 """The router keeps its address as long as it can."""
 
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network, ip_address, ip_network
 
 import pytest
 import structlog
@@ -17,12 +17,15 @@ class FakeAddresses:
     default_pool = "default"
 
     def __init__(self, *taken: str, free: str | None = "10.0.1.77") -> None:
-        self.ranges: dict[Family, IPNetwork] = {Family.IPV4: IPv4Network("10.0.1.0/24")}
-        self.taken: dict[IPAddress, str] = {IPv4Address(each): "web" for each in taken}
+        self.ranges: dict[Family, IPNetwork] = {
+            Family.IPV6: ip_network("fd00:1::/112"),
+            Family.IPV4: IPv4Network("10.0.1.0/24"),
+        }
+        self.taken: dict[IPAddress, str] = {ip_address(each): "web" for each in taken}
         self._free = free
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> Allocation:
-        if ip not in self.ranges[Family.IPV4]:
+        if ip not in self.ranges[Family.of(ip)]:
             raise IpamError(500, "provided IP is not in the valid range")
         if ip in self.taken:
             raise IpamError(500, "provided IP is already allocated")
@@ -32,17 +35,17 @@ class FakeAddresses:
     def allocate_next(
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
-        assert family is Family.IPV4
         if self._free is None:
             raise IpamError(502, "range is full")
-        return (self.allocate(IPv4Address(self._free), owner, pool or self.default_pool),)
+        assert family is Family.of(ip_address(self._free))
+        return (self.allocate(ip_address(self._free), owner, pool or self.default_pool),)
 
 
-def choose(addresses: FakeAddresses, *found: str) -> tuple[str, list[str]]:
+def choose(addresses: FakeAddresses, *found: str, family: Family = Family.IPV4) -> tuple[str, list[str]]:
     """The choice, and the warnings on the way."""
     with capture_logs() as logs:
-        before = [IPv4Address(each) for each in found]
-        ip = choose_address(Family.IPV4, before, addresses, structlog.get_logger())
+        before = [ip_address(each) for each in found]
+        ip = choose_address(family, before, addresses, structlog.get_logger())
     assert addresses.taken[ip] == "router"
     return str(ip), [f"{entry['event']} {entry.get('ip', '')}".strip() for entry in logs]
 
@@ -59,6 +62,12 @@ def test_the_first_that_can_be_had_is_kept() -> None:
     ip, warnings = choose(FakeAddresses(), "192.0.2.1", "10.0.1.5", "10.0.1.6")
     assert ip == "10.0.1.5"
     assert warnings == ["Unable to restore router IP from filesystem 192.0.2.1"]
+
+
+def test_only_addresses_of_the_family_are_tried() -> None:
+    assert choose(FakeAddresses(), "fd00:1::5", "10.0.1.5") == ("10.0.1.5", [])
+    assert choose(FakeAddresses(), "10.0.1.5", "fd00:1::5", family=Family.IPV6) == ("fd00:1::5", [])
+    assert choose(FakeAddresses(free="fd00:1::7"), "10.0.1.5", family=Family.IPV6) == ("fd00:1::7", [])
 
 
 def test_a_lost_address_is_warned_about() -> None:

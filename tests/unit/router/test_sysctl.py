@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.router.sysctl import ensure, router_settings
+from cells.router.sysctl import ensure, router_settings, router_settings6
 from lifecycle import HiveError
 
 
@@ -23,6 +23,26 @@ def test_the_settings_are_those_of_the_datapath_page() -> None:
             assert settings.pop(f"net/ipv4/conf/{device}/{name}") == value
         assert settings.pop(f"net/ipv4/conf/{device}/send_redirects") == "0"
     assert settings == {}
+
+
+def device(root: Path, name: str, accept_ra: str, forwarding: str) -> None:
+    setting(root, f"net/ipv6/conf/{name}/accept_ra", accept_ra + "\n")
+    setting(root, f"net/ipv6/conf/{name}/forwarding", forwarding + "\n")
+
+
+def test_ipv6_forwards_and_devices_that_listen_to_routers_go_on_to(tmp_path: Path) -> None:
+    device(tmp_path, "eth0", "1", "0")
+    device(tmp_path, "eth1", "0", "0")
+    device(tmp_path, "eth2", "1", "1")  # forwards, and so does not listen
+    device(tmp_path, "eth3", "2", "1")
+    settings = router_settings6(["eth0", "eth1", "eth2", "eth3", "gone"], tmp_path)
+    ours = {"disable_ipv6": "0", "accept_ra": "0", "forwarding": "1"}
+    assert list(settings.items()) == [
+        ("net/ipv6/conf/eth0/accept_ra", "2"),
+        *((f"net/ipv6/conf/cilium_host/{name}", value) for name, value in ours.items()),
+        *((f"net/ipv6/conf/cilium_net/{name}", value) for name, value in ours.items()),
+        ("net/ipv6/conf/all/forwarding", "1"),
+    ]
 
 
 def test_only_what_differs_is_written(tmp_path: Path) -> None:
