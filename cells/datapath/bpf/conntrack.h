@@ -115,7 +115,8 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 
 /* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to: `*entry`.
  *
- * No flow has entries both ways but by a race, so which is tried first decides the cost alone.
+ * A flow has entries both ways only when it ended and its other side began anew between the same ports: then
+ * the packet belongs to the one it looks like.
  */
 static __always_inline enum ct_status ct_lookup(struct flow *flow, enum direction direction, __u32 now,
 						__u8 family, struct ct_entry **entry)

@@ -109,7 +109,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 			return DROP(INGRESS, refused);
 	}
 	if (status == CT_ESTABLISHED)
-		entry->verdict = tag;
+		verdict_remember(entry, tag, flow);
 	return to_pod ? hand_over(skb, flow, local, status, BY_PEER, family) : to_stack(skb, flow, status, family);
 }
 

@@ -24,6 +24,7 @@ struct {
 #define VERDICT_BYTES_SHIFT 12
 #define VERDICT_PACKETS_MASK 0xfffULL
 #define VERDICT_BYTES_MASK 0xfffffffULL
+#define NEVER_SPARED (TCP_SYN | TCP_FIN | TCP_RST)
 #define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
 
 static __always_inline __u64 epoch_of(__u32 index)
@@ -54,10 +55,19 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 		return false;
 	if ((word & VERDICT_PACKETS_MASK) >= VERDICT_PACKETS_FULL)
 		return false;
-	if (flow->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+	if (flow->tcp_flags & NEVER_SPARED)
 		return false;
 	__sync_fetch_and_add(&entry->verdict, 1 | (__u64)bytes << VERDICT_BYTES_SHIFT);
 	return true;
+}
+
+/* Remember that the flow was let through under this tag. Not by the packets that begin or end it: those after
+ * them have to be seen by the receiver's conntrack.
+ */
+static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, const struct flow *flow)
+{
+	if (!(flow->tcp_flags & NEVER_SPARED))
+		entry->verdict = tag;
 }
 
 /* What policy is to count: this packet, and those the flow was spared since. */
