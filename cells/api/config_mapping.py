@@ -1,18 +1,23 @@
 """The agent's configuration as GET /config tells it, and what PATCH /config may ask.
 
-Needs: nothing.   Gives: NodeFacts, configuration_model, host_addressing, patch_refusal.
+Needs: what the router and the endpoint cell tell.
+Gives: NodeFacts, configuration_model, host_addressing, requested_configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
 
 from cells.api import models
+from cells.endpoint import Enforced, Enforcement
+from cells.ipam import Family, IPAddress
+from cells.router import Addressing
 
-POLICY_ENFORCEMENT = "default"
-POLICY_ENFORCEMENTS = ("default", "always", "never")
+SOURCE_IP_VERIFICATION = "SourceIPVerification"
+ENABLED, DISABLED = "Enabled", "Disabled"
+ON = frozenset({"enabled", "enable", "true", "on", "1"})
+OFF = frozenset({"disabled", "disable", "false", "off", "0"})
 IPAM_MODE = "cluster-pool"  # host-scope allocation from one range
 DATAPATH_MODE = "veth"
 
@@ -21,23 +26,31 @@ DATAPATH_MODE = "veth"
 class NodeFacts:
     """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
 
-    router_ip: IPv4Address
-    pod_cidr: IPv4Network
+    addressing: Mapping[Family, Addressing]
+    """Router and pod CIDR of each family that is on."""
     mtu: int
+
+    @property
+    def router_ips(self) -> frozenset[IPAddress]:
+        """The router's addresses."""
+        return frozenset(each.ip for each in self.addressing.values())
 
 
 def host_addressing(node: NodeFacts) -> models.NodeAddressing:
-    """The router's address and the pod CIDR; there is no IPv6, so its key is absent."""
-    return models.NodeAddressing(
-        ipv4=models.NodeAddressingElement(
-            enabled=True, ip=str(node.router_ip), alloc_range=str(node.pod_cidr)
-        )
-    )
+    """The router's address and the pod CIDR of each family; the key of one that is off is absent."""
+    found = {
+        family: models.NodeAddressingElement(enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range))
+        for family, each in node.addressing.items()
+    }
+    return models.NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
 
 
-def configuration_model(node: NodeFacts, settings: Mapping[str, object]) -> models.DaemonConfiguration:
+def configuration_model(
+    node: NodeFacts, settings: Mapping[str, object], enforced: Enforced
+) -> models.DaemonConfiguration:
     """The answer to GET /config; ``settings`` is shown to people as the daemon's configuration map."""
-    spec = models.DaemonConfigurationSpec(options={}, policy_enforcement=POLICY_ENFORCEMENT)
+    options = {SOURCE_IP_VERIFICATION: ENABLED if enforced.source_ip_verification else DISABLED}
+    spec = models.DaemonConfigurationSpec(options=options, policy_enforcement=enforced.enforcement)
     return models.DaemonConfiguration(
         spec=spec,
         status=models.DaemonConfigurationStatus(
@@ -55,17 +68,24 @@ def configuration_model(node: NodeFacts, settings: Mapping[str, object]) -> mode
     )
 
 
-def patch_refusal(wanted: models.DaemonConfigurationSpec) -> str | None:
-    """Why PATCH /config cannot be done, None when it asks for what is already so.
+def requested_configuration(wanted: models.DaemonConfigurationSpec, now: Enforced) -> Enforced:
+    """What PATCH /config asks for; what it does not name stays as it is.
 
-    Nothing can be changed while the agent runs yet; clients send the whole configuration back, so what is
-    unchanged is accepted.
+    Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
+    for an option nobody can change, or a value that is none.
     """
-    enforcement = wanted.policy_enforcement.lower()
-    if enforcement and enforcement not in POLICY_ENFORCEMENTS:
-        return f"invalid option for PolicyEnforcement {wanted.policy_enforcement}"
-    if enforcement and enforcement != POLICY_ENFORCEMENT:
-        return f"PolicyEnforcement cannot be {enforcement}: there is no network policy yet, leave it default"
-    if wanted.options:
-        return f"unknown option {min(wanted.options)}: no option can be changed while the agent runs"
-    return None
+    enforcement, verification = now.enforcement, now.source_ip_verification
+    if wanted.policy_enforcement:
+        try:
+            enforcement = Enforcement(wanted.policy_enforcement.lower())
+        except ValueError:
+            raise ValueError(f"invalid option for PolicyEnforcement {wanted.policy_enforcement}") from None
+    for name, value in sorted((wanted.options or {}).items()):
+        if name != SOURCE_IP_VERIFICATION:
+            raise ValueError(
+                f"unknown option {name}: while the agent runs, {SOURCE_IP_VERIFICATION} can be changed"
+            )
+        if value.lower() not in ON | OFF:
+            raise ValueError(f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}')
+        verification = value.lower() in ON
+    return Enforced(enforcement, verification)

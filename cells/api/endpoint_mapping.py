@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 from cells.api import models
 from cells.endpoint import (
@@ -23,7 +23,6 @@ from cells.endpoint import (
 )
 from cells.netlink import mac_text, parse_mac
 
-POLICY_NOT_ENFORCED = "none"
 ZERO_MAC = bytes(6)
 ANY_SOURCES = frozenset({"any", "unspec"})
 
@@ -104,6 +103,8 @@ def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing)
     address = models.AddressPair(
         ipv4=str(endpoint.ipv4) if endpoint.ipv4 else "",
         ipv4_pool_name=endpoint.pool if endpoint.ipv4 else "",
+        ipv6=str(endpoint.ipv6) if endpoint.ipv6 else "",
+        ipv6_pool_name=endpoint.ipv6_pool if endpoint.ipv6 else "",
     )
     return models.EndpointNetworking(
         addressing=[address],
@@ -117,11 +118,11 @@ def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing)
 
 
 def policy_model(endpoint: Endpoint) -> models.EndpointPolicyStatus:
-    """What is enforced: nothing, as there is no policy yet."""
+    """What is enforced: both directions or nothing, as there is no policy that selects endpoints yet."""
     policy = models.EndpointPolicy(
         id=endpoint.identity,
         policy_revision=endpoint.policy_revision,
-        policy_enabled=POLICY_NOT_ENFORCED,
+        policy_enabled="both" if endpoint.enforced else "none",
     )
     return models.EndpointPolicyStatus(spec=policy, realized=policy)
 
@@ -172,8 +173,6 @@ def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
     Raises EndpointError 400 for an address or MAC that is none, and for what this agent has not got.
     """
     addressing = body.addressing or models.AddressPair()
-    if addressing.ipv6:
-        raise EndpointError(400, f"IPv6 address {addressing.ipv6}: IPv6 is disabled on this node")
     if body.properties:
         raise EndpointError(400, f"unsupported endpoint properties: {', '.join(sorted(body.properties))}")
     return EndpointRequest(
@@ -187,6 +186,9 @@ def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
         ipv4=requested_ipv4(addressing.ipv4),
         pool=addressing.ipv4_pool_name,
         expiration_uuid=addressing.ipv4_expiration_uuid,
+        ipv6=requested_ipv6(addressing.ipv6),
+        ipv6_pool=addressing.ipv6_pool_name,
+        ipv6_expiration_uuid=addressing.ipv6_expiration_uuid,
         pod_name=body.k8s_pod_name,
         pod_namespace=body.k8s_namespace,
         pod_uid=body.k8s_uid,
@@ -205,6 +207,16 @@ def requested_ipv4(text: str) -> IPv4Address | None:
         return IPv4Address(text.partition("/")[0])
     except ValueError:
         raise EndpointError(400, f'invalid IPv4 address "{text}"') from None
+
+
+def requested_ipv6(text: str) -> IPv6Address | None:
+    """Likewise of IPv6."""
+    if not text:
+        return None
+    try:
+        return IPv6Address(text.partition("/")[0])
+    except ValueError:
+        raise EndpointError(400, f'invalid IPv6 address "{text}"') from None
 
 
 def requested_mac(text: str) -> bytes:
@@ -230,13 +242,16 @@ def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathC
     if wanted is None:
         return DatapathConfiguration()
     asked = {
-        "require-arp-passthrough": wanted.require_arp_passthrough,
         "require-egress-prog": wanted.require_egress_prog,
         "require-routing=false": wanted.require_routing is False,
         "install-endpoint-route": wanted.install_endpoint_route,
-        "disable-sip-verification": wanted.disable_sip_verification,
     }
     unsupported = [name for name, is_asked in asked.items() if is_asked]
     if unsupported:
         raise EndpointError(400, f"unsupported datapath-configuration: {', '.join(unsupported)}")
-    return DatapathConfiguration(external_ipam=wanted.external_ipam, require_routing=wanted.require_routing)
+    return DatapathConfiguration(
+        external_ipam=wanted.external_ipam,
+        require_arp_passthrough=wanted.require_arp_passthrough,
+        require_routing=wanted.require_routing,
+        disable_sip_verification=wanted.disable_sip_verification,
+    )

@@ -42,9 +42,9 @@ class NodeView:
         self._map_settings = map_settings
 
     def node(self) -> NodeFacts:
-        """Router, pod CIDR and MTU."""
+        """Routers, pod CIDRs and MTU."""
         mtu = pod_mtu(self._config.mtu, self._devices.all())
-        return NodeFacts(router_ip=self._router.ip, pod_cidr=self._ipam.range, mtu=mtu)
+        return NodeFacts(addressing=self._router.addressing(), mtu=mtu)
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""
@@ -53,8 +53,8 @@ class NodeView:
             "BPFRoot": str(config.bpf_root),
             "ClusterName": config.cluster_name,
             "DatapathMode": "veth",
-            "EnableIPv4": True,
-            "EnableIPv6": False,
+            "EnableIPv4": config.ipv4,
+            "EnableIPv6": config.ipv6,
             "IPAM": "cluster-pool",
             "MTU": config.mtu,
             "RoutingMode": "native",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 from typing import Protocol
 
-from cells.api import config_mapping, endpoint_mapping, models, status_mapping
+from cells.api import config_mapping, endpoint_mapping, ipam_mapping, models, status_mapping
 from cells.api.inspection import Inspection
 from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
-from cells.endpoint import Endpoint, EndpointError, Endpoints
+from cells.endpoint import Endpoint, EndpointError, EndpointRequest, Endpoints, PolicyEnforcement
 from cells.health import StatusCollector
 from cells.http import Request, Response
 from cells.ipam import Family, Ipam, IpamError
@@ -29,7 +29,7 @@ class Facts(Protocol):
     """What the answers tell of the node besides endpoints and addresses."""
 
     def node(self) -> config_mapping.NodeFacts:
-        """Router, pod CIDR and MTU."""
+        """Routers, pod CIDRs and MTU."""
         ...
 
     def settings(self) -> Mapping[str, object]:
@@ -78,6 +78,7 @@ class Operations:
     def __init__(
         self,
         endpoints: Endpoints,
+        enforcement: PolicyEnforcement,
         pool: PolicyPool,
         ipam: Ipam,
         collector: StatusCollector,
@@ -86,6 +87,7 @@ class Operations:
         statedb: StateDB,
     ) -> None:
         self._endpoints = endpoints
+        self._enforcement = enforcement
         self._pool = pool
         self._ipam = ipam
         self._collector = collector
@@ -131,13 +133,21 @@ class Operations:
 
     async def get_config(self, _request: Request) -> Response:
         """GET /config; never rate limited: the plugin probes with it twice a second."""
-        return answer(200, config_mapping.configuration_model(self._facts.node(), self._facts.settings()))
+        facts = self._facts
+        model = config_mapping.configuration_model(facts.node(), facts.settings(), self._enforcement.now)
+        return answer(200, model)
 
     async def patch_config(self, request: Request) -> Response:
-        """PATCH /config: what is unchanged is accepted, everything else is refused."""
-        wanted = read_body(request, models.DaemonConfigurationSpec, "configuration")
-        refusal = config_mapping.patch_refusal(wanted)
-        return empty(200) if refusal is None else answer(400, refusal)
+        """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
+        body = read_body(request, models.DaemonConfigurationSpec, "configuration")
+        try:
+            wanted = config_mapping.requested_configuration(body, self._enforcement.now)
+        except ValueError as error:
+            return answer(400, str(error))
+        failed = await self._enforcement.change(wanted)
+        if failed:
+            return answer(500, f"endpoints {failed} could not follow yet, they are tried again")
+        return empty(200)
 
     async def get_healthz(self, request: Request) -> Response:
         """GET /healthz: always 200, the verdict is in the body."""
@@ -167,11 +177,20 @@ class Operations:
         """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
         body = read_body(request, models.EndpointChangeRequest, "endpoint")
         wanted = endpoint_mapping.endpoint_request(body)
+        self._check_families(wanted)
         while True:
             try:
                 return answer(201, self._model(self._endpoints.create(wanted)))
             except PoolEmpty:
                 await self._policy_map_ready()
+
+    def _check_families(self, wanted: EndpointRequest) -> None:
+        known = self._facts.node().addressing
+        for address in wanted.addresses:
+            family = Family.of(address)
+            if family not in known:
+                text = f"{family.text} address {address}: {family.text} is disabled on this node"
+                raise EndpointError(400, text)
 
     async def _policy_map_ready(self) -> None:
         try:
@@ -232,39 +251,29 @@ class Operations:
     # --- addresses -------------------------------------------------------------------------------
 
     async def post_ipam(self, request: Request) -> Response:
-        """POST /ipam: the next free address; with ``expiration`` it is free again unless it is used soon.
+        """POST /ipam: the next free address of each family, or of the one asked for; all or none.
 
-        Any failure is 502. A family nobody knows allocates nothing, and is no error.
+        With ``expiration`` they are free again unless they are used soon. Any failure is 502. A family
+        nobody knows allocates nothing, and is no error.
         """
         query = request.query
         family = query.get("family", "").lower()
         addressing = config_mapping.host_addressing(self._facts.node())
         if family not in ("", "ipv4", "ipv6"):
             return answer(201, models.IPAMResponse(address=models.AddressPair(), host_addressing=addressing))
-        if family == "ipv6":
-            return answer(502, "IPv6 allocator not available")
         expires = parse_bool(request.headers.get("expiration"), default=False)
         allocate = self._ipam.allocate_next_expiring if expires else self._ipam.allocate_next
         try:
-            (allocation,) = allocate(query.get("owner", ""), query.get("pool", ""), Family.IPV4)
+            got = allocate(query.get("owner", ""), query.get("pool", ""), Family(family) if family else None)
         except IpamError as error:
             return answer(502, error.text)
-        return answer(
-            201,
-            models.IPAMResponse(
-                address=models.AddressPair(ipv4=str(allocation.ip), ipv4_pool_name=allocation.pool),
-                ipv4=models.IPAMAddressResponse(
-                    ip=str(allocation.ip), expiration_uuid=allocation.expiration_uuid
-                ),
-                host_addressing=addressing,
-            ),
-        )
+        return answer(201, ipam_mapping.allocation_model(got, addressing))
 
     async def post_ipam_address(self, request: Request) -> Response:
         """POST /ipam/{ip}: that very address; every error is 500, as upstream."""
         text = request.match_info["ip"]
         try:
-            address = IPv4Address(text)
+            address = ip_address(text)
         except ValueError:
             return answer(500, f"invalid IP address: {text}")
         self._ipam.allocate(address, request.query.get("owner", ""), request.query.get("pool", ""))
@@ -273,13 +282,13 @@ class Operations:
     async def delete_ipam_address(self, request: Request) -> Response:
         """DELETE /ipam/{ip}: free it again, unless an endpoint or the router has it."""
         try:
-            address = IPv4Address(request.match_info["ip"])
+            address = ip_address(request.match_info["ip"])
         except ValueError:
             return empty(400)
-        user = next((e for e in self._endpoints.all() if e.ipv4 == address), None)
+        user = next((e for e in self._endpoints.all() if address in e.addresses), None)
         if user is not None:
             return answer(500, f"IP is in use by endpoint {user.id}")
-        if address == self._facts.node().router_ip:
+        if address in self._facts.node().router_ips:
             return answer(500, "IP is in use by router")
         self._ipam.release(address, request.query.get("pool", ""))
         return empty(200)

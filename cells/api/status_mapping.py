@@ -5,7 +5,7 @@ Needs: AgentStatus.   Gives: StatusFacts, status_response, brief_response.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cells.api import status_models as wire
@@ -14,6 +14,7 @@ from cells.api.endpoint_mapping import rfc3339
 from cells.api.models import NodeAddressing, NodeAddressingElement
 from cells.endpoint import FIRST_IDENTITY, LAST_IDENTITY
 from cells.health import AgentStatus
+from cells.ipam import Family
 from lifecycle import HealthStatus
 
 DISABLED = wire.Status(state="Disabled")
@@ -95,12 +96,20 @@ def cni_file(status: AgentStatus) -> wire.Status:
 
 
 def node_addressing(facts: StatusFacts) -> NodeAddressing:
-    """The node's own address, the first of its uplinks, and its pod CIDR."""
+    """The node's own address of each family, the first of its uplinks, and its pod CIDR."""
     addresses = [address for device in facts.uplinks.values() for address in device]
-    element = NodeAddressingElement(
-        enabled=True, ip=addresses[0] if addresses else "", alloc_range=str(facts.node.pod_cidr)
-    )
-    return NodeAddressing(ipv4=element)
+    found = {
+        family: NodeAddressingElement(
+            enabled=True, ip=next(iter(_of(family, addresses)), ""), alloc_range=str(each.alloc_range)
+        )
+        for family, each in facts.node.addressing.items()
+    }
+    return NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
+
+
+def _of(family: Family, addresses: Iterable[str]) -> list[str]:
+    """Those of the family."""
+    return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
 
 
 def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusResponse:
@@ -146,7 +155,8 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         ipam=wire.IPAMStatus(
             status=facts.ipam_status,
             allocations=dict(facts.allocations),
-            ipv4=sorted(facts.allocations),
+            ipv4=sorted(_of(Family.IPV4, facts.allocations)),
+            ipv6=sorted(_of(Family.IPV6, facts.allocations)),
         ),
         identity_range=wire.IdentityRange(min_identity=FIRST_IDENTITY, max_identity=LAST_IDENTITY),
         bpf_maps=wire.BPFMapStatus(

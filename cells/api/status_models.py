@@ -52,6 +52,7 @@ class IPAMStatus(Model, frozen=True):
     status: str = ""
     allocations: dict[str, str] = field(default_factory=dict)
     ipv4: list[str] = field(default_factory=list)
+    ipv6: list[str] = field(default_factory=list)
 
 
 class ControllerCounts(Model, frozen=True):

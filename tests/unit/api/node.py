@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +27,15 @@ from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, 
 from cells.endpoint_restore import ExposedEndpoints
 from cells.health import StatusCollector
 from cells.host_ip_sync import HostIPSync
-from cells.ipam import Ipam
+from cells.ipam import Family, IPAddress, Ipam
 from cells.maps import PoolEmpty
+from cells.router import Addressing
 from lifecycle import HealthTree, Hive, Table, provide, replace, supply
 
 T = TypeVar("T")
 
 ROUTER = IPv4Address("10.0.1.5")
+ROUTER6 = IPv6Address("fd00:1::5")
 POD_CIDR = IPv4Network("10.0.1.0/24")
 
 
@@ -104,7 +106,7 @@ class FakeKernel:
     def drop_ipcache(self, endpoint: Endpoint) -> None:
         self.rows.pop(("ipcache", endpoint.id), None)
 
-    async def forget_flows(self, addresses: Collection[IPv4Address]) -> int:
+    async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         return len(addresses)
 
     def attach_endpoint(self, ifindex: int) -> None:
@@ -120,7 +122,10 @@ class FixedFacts:
     addresses: Ipam | None = None
 
     def node(self) -> NodeFacts:
-        return NodeFacts(router_ip=ROUTER, pod_cidr=POD_CIDR, mtu=1500)
+        networks = self.addresses.ranges if self.addresses else {Family.IPV4: POD_CIDR}
+        routers: dict[Family, IPAddress] = {Family.IPV4: ROUTER, Family.IPV6: ROUTER6}
+        addressing = {family: Addressing(routers[family], network) for family, network in networks.items()}
+        return NodeFacts(addressing=addressing, mtu=1500)
 
     def settings(self) -> Mapping[str, object]:
         return {"ClusterName": "default", "EnableIPv4": True, "MTU": 0}
@@ -188,11 +193,12 @@ class Node:
 class Config(AgentConfig):
     """Where a test keeps its node; nothing is claimed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, ipv6: bool) -> None:
         self.state_dir = directory
         self.state = directory / "state"
         self.api_socket = directory / "cilium.sock"
         self.cluster_name = "default"
+        self.ipv4, self.ipv6 = True, ipv6
 
 
 def untouched(kind: type[T]) -> T:
@@ -201,10 +207,15 @@ def untouched(kind: type[T]) -> T:
 
 
 @asynccontextmanager
-async def running_node(directory: Path, cidr: str = str(POD_CIDR)) -> AsyncIterator[Node]:
-    """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own."""
+async def running_node(
+    directory: Path, cidr: str = str(POD_CIDR), cidr6: str = "", **settings: object
+) -> AsyncIterator[Node]:
+    """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own.
+
+    It has IPv6 where ``cidr6`` is given.
+    """
     kernel, facts = FakeKernel(), FixedFacts()
-    config = Config(directory)
+    config = Config(directory, ipv6=bool(cidr6))
     config.state.mkdir()
     hive = Hive(
         api.cell,
@@ -220,7 +231,7 @@ async def running_node(directory: Path, cidr: str = str(POD_CIDR)) -> AsyncItera
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         replace(DeleteQueue, untouched(DeleteQueue)),
         replace(HostIPSync, untouched(HostIPSync)),
-        settings={"ipv4-range": cidr},
+        settings={"ipv4-range": cidr, **({"ipv6-range": cidr6} if cidr6 else {}), **settings},
     )
     async with (
         hive.started(),

@@ -1,40 +1,84 @@
 """What PATCH /config accepts and refuses, and the configuration the plugin reads."""
 
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import msgspec
 import pytest
 
-from cells.api.config_mapping import NodeFacts, configuration_model, patch_refusal
+from cells.api.config_mapping import NodeFacts, configuration_model, requested_configuration
 from cells.api.models import DaemonConfigurationSpec
+from cells.endpoint import Enforced, Enforcement
+from cells.ipam import Family
+from cells.router import Addressing
 
-NODE = NodeFacts(router_ip=IPv4Address("10.0.1.5"), pod_cidr=IPv4Network("10.0.1.0/24"), mtu=1500)
+V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
+V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))
+NODE = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500)
+NOW = Enforced(Enforcement.DEFAULT, source_ip_verification=True)
 
 
 def test_the_plugin_finds_what_it_needs() -> None:
-    status = msgspec.to_builtins(configuration_model(NODE, {"ClusterName": "default"}))["status"]
+    status = msgspec.to_builtins(configuration_model(NODE, {"ClusterName": "default"}, NOW))["status"]
     assert status["addressing"] == {"ipv4": {"enabled": True, "ip": "10.0.1.5", "alloc-range": "10.0.1.0/24"}}
     assert status["datapathMode"] == "veth"
     assert (status["deviceMTU"], status["routeMTU"]) == (1500, 1500)
-    assert status["realized"] == {"options": {}, "policy-enforcement": "default"}
+    assert status["realized"] == {
+        "options": {"SourceIPVerification": "Enabled"},
+        "policy-enforcement": "default",
+    }
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
 
 
-def test_sending_the_configuration_back_changes_nothing() -> None:
-    assert patch_refusal(configuration_model(NODE, {}).spec) is None
-    assert patch_refusal(DaemonConfigurationSpec()) is None
-    assert patch_refusal(DaemonConfigurationSpec(policy_enforcement="Default")) is None
+def test_each_family_that_is_on_has_its_addressing() -> None:
+    both = NodeFacts(addressing={Family.IPV6: V6, Family.IPV4: V4}, mtu=1500)
+    status = msgspec.to_builtins(configuration_model(both, {}, NOW))["status"]
+    assert status["addressing"]["ipv6"] == {
+        "enabled": True,
+        "ip": "fd00:1::5",
+        "alloc-range": "fd00:1::/112",
+    }
+    alone = NodeFacts(addressing={Family.IPV6: V6}, mtu=1500)
+    status = msgspec.to_builtins(configuration_model(alone, {}, NOW))["status"]
+    assert list(status["addressing"]) == ["ipv6"]
+
+
+@pytest.mark.parametrize("enforcement", list(Enforcement))
+@pytest.mark.parametrize("verification", [True, False])
+def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement, verification: bool) -> None:
+    now = Enforced(enforcement, verification)
+    assert requested_configuration(configuration_model(NODE, {}, now).spec, now) == now
+    assert requested_configuration(DaemonConfigurationSpec(), now) == now
+
+
+@pytest.mark.parametrize(
+    ("wanted", "enforced"),
+    [
+        (DaemonConfigurationSpec(policy_enforcement="Always"), Enforced(Enforcement.ALWAYS, True)),
+        (DaemonConfigurationSpec(policy_enforcement="never"), Enforced(Enforcement.NEVER, True)),
+        (
+            DaemonConfigurationSpec(options={"SourceIPVerification": "0"}),
+            Enforced(Enforcement.DEFAULT, False),
+        ),
+        (
+            DaemonConfigurationSpec(
+                options={"SourceIPVerification": "Disabled"}, policy_enforcement="always"
+            ),
+            Enforced(Enforcement.ALWAYS, False),
+        ),
+    ],
+)
+def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enforced) -> None:
+    assert requested_configuration(wanted, NOW) == enforced
 
 
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
         (DaemonConfigurationSpec(policy_enforcement="x"), "invalid option for PolicyEnforcement x"),
-        (DaemonConfigurationSpec(policy_enforcement="Always"), "PolicyEnforcement cannot be always"),
         (DaemonConfigurationSpec(options={"MonitorNumPages": "128"}), "unknown option MonitorNumPages"),
+        (DaemonConfigurationSpec(options={"SourceIPVerification": "7"}), 'invalid option value "7"'),
     ],
 )
 def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
-    refusal = patch_refusal(wanted)
-    assert refusal is not None
-    assert refusal.startswith(text)
+    with pytest.raises(ValueError, match=text):
+        requested_configuration(wanted, NOW)

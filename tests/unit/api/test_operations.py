@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cells.endpoint import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import ROUTER, Node, running_node
 
 pytestmark = pytest.mark.anyio
@@ -284,7 +285,83 @@ async def test_families_this_node_has_not_got(tmp_path: Path) -> None:
         assert node.ipam.dump() == {}
 
 
-async def test_the_configuration_can_be_sent_back_but_not_changed(tmp_path: Path) -> None:
+async def test_two_families_are_allocated_used_and_freed_together(tmp_path: Path) -> None:
+    async with running_node(tmp_path, cidr6="fd00:1::/112") as node:
+        lease = await node.ask("POST", "/v1/ipam?owner=default%2Fweb-0", headers={"Expiration": "true"})
+        address = lease.body["address"]
+        assert lease.body["ipv6"]["ip"] == address["ipv6"]
+        assert lease.body["host-addressing"]["ipv6"]["ip"] == "fd00:1::5"
+        body = request_body(address["ipv4"], lease.body["ipv4"]["expiration-uuid"])
+        body["addressing"] |= {
+            "ipv6": address["ipv6"],
+            "ipv6-pool-name": "default",
+            "ipv6-expiration-uuid": lease.body["ipv6"]["expiration-uuid"],
+        }
+        made = await node.ask("PUT", "/v1/endpoint/cilium-local:0", body)
+        assert made.status == 201, made.raw
+        assert made.body["status"]["networking"]["addressing"] == [
+            {**address, "ipv4-pool-name": "default", "ipv6-pool-name": "default"}
+        ]
+        assert node.ipam.next_expiration() is None
+        found = await node.ask("GET", f"/v1/endpoint/ipv6:{address['ipv6']}")
+        assert (found.status, found.body["id"]) == (200, 1)
+        used = await node.ask("DELETE", f"/v1/ipam/{address['ipv6']}?pool=default")
+        assert (used.status, used.body) == (500, "IP is in use by endpoint 1")
+        twice = await node.ask("PUT", "/v1/endpoint/cilium-local:0", body | {"container-id": "cid2"})
+        assert (twice.status, twice.body) == (400, f"IP ipv6:{address['ipv6']} is already in use")
+        status = await node.ask("GET", "/v1/healthz")
+        assert status.body["ipam"]["ipv6"] == [address["ipv6"]]
+        assert (await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})).status == 200
+        assert node.ipam.dump() == {}
+
+
+async def test_without_a_free_address_of_one_family_none_is_taken(tmp_path: Path) -> None:
+    async with running_node(tmp_path, cidr="10.0.1.0/31", cidr6="fd00:1::/112") as node:
+        assert (await node.ask("POST", "/v1/ipam?family=ipv4")).status == 201
+        assert (await node.ask("POST", "/v1/ipam")).status == 201
+        full = await node.ask("POST", "/v1/ipam")
+        assert (full.status, full.body) == (502, "range is full")
+        assert len(node.ipam.dump()) == 3
+        alone = await node.ask("POST", "/v1/ipam?family=ipv6")
+        assert list(alone.body["address"]) == ["ipv6", "ipv6-pool-name"]
+
+
+async def test_policy_enforcement_is_changed_for_every_endpoint(tmp_path: Path) -> None:
+    async with running_node(tmp_path, **{"allow-localhost": "always"}) as node:
+        await added(node)
+        spec = (await node.ask("GET", "/v1/config")).body["spec"]
+        changed = await node.ask("PATCH", "/v1/config", spec | {"policy-enforcement": "always"})
+        assert (changed.status, changed.raw) == (200, b"")
+        assert node.kernel.policies == {1: ALLOW_LOCALHOST}
+        config = (await node.ask("GET", "/v1/config")).body
+        assert config["spec"]["policy-enforcement"] == "always"
+        assert config["status"]["realized"] == config["spec"]
+        policy = (await node.ask("GET", "/v1/endpoint/1")).body["status"]["policy"]["realized"]
+        assert (policy["policy-enabled"], policy["policy-revision"]) == ("both", 2)
+        again = await node.ask("PATCH", "/v1/config", config["spec"])
+        assert again.status == 200
+        assert (await node.ask("PATCH", "/v1/config", {"policy-enforcement": "default"})).status == 200
+        assert node.kernel.policies == {1: ALLOW_ALL}
+
+
+async def test_source_addresses_are_verified_or_not(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        options = {"SourceIPVerification": "Disabled"}
+        assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
+        assert node.kernel.any_source
+        assert (await node.ask("GET", "/v1/config")).body["spec"]["options"] == options
+
+
+async def test_a_change_endpoints_cannot_follow_is_a_500(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        node.kernel.policy_fault = OSError(12, "Cannot allocate memory")
+        got = await node.ask("PATCH", "/v1/config", {"policy-enforcement": "always"})
+        assert (got.status, got.body) == (500, "endpoints [1] could not follow yet, they are tried again")
+
+
+async def test_the_configuration_can_be_sent_back(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         spec = (await node.ask("GET", "/v1/config")).body["spec"]
         same = await node.ask("PATCH", "/v1/config", spec)
