@@ -1,15 +1,16 @@
 """Keeps the node's own addresses, and the world, in the datapath's maps.
 
 Needs: Table[Device], Router, the maps (HostMaps, a Protocol).   Gives: HostIPSync, wanted().
-Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), for IPv4.
+Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final, Protocol
 
 from cells.devices import Device
 from cells.host_ip_sync.settings import HostIPSettings
+from cells.ipam import Family, IPAddress, IPNetwork
 from cells.router import Router
 from lifecycle import (
     BatchError,
@@ -30,51 +31,73 @@ UNKNOWN: Final = 0
 HOST: Final = 1
 """Identity reserved:host."""
 WORLD: Final = 2
-"""Identity reserved:world."""
-EVERYWHERE: Final = IPv4Network("0.0.0.0/0")
+"""Identity reserved:world, of everything outside where only one family is on."""
+WORLDS: Final = {Family.IPV6: 10, Family.IPV4: 9}
+"""Identities reserved:world-ipv6 and reserved:world-ipv4, where both are on."""
+EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
+    Family.IPV6: IPv6Network("::/0"),
+    Family.IPV4: IPv4Network("0.0.0.0/0"),
+}
 INTERVAL: Final = minutes(1)
 
 
 class HostMaps(Protocol):
     """cilium_lxc and cilium_ipcache, as far as this cell touches them. Methods raise OSError."""
 
-    def local(self) -> dict[IPv4Address, bool]:
+    def local(self) -> dict[IPAddress, bool]:
         """The addresses of cilium_lxc, and whether each is flagged as the node's own."""
         ...
 
-    def put_host(self, ip: IPv4Address) -> None:
+    def put_host(self, ip: IPAddress) -> None:
         """Write the address flagged as the node's own."""
         ...
 
-    def drop_host(self, ip: IPv4Address) -> None:
+    def drop_host(self, ip: IPAddress) -> None:
         """Remove the address from cilium_lxc."""
         ...
 
-    def identity(self, prefix: IPv4Network) -> int | None:
+    def identity(self, prefix: IPNetwork) -> int | None:
         """The identity packets of this prefix have by cilium_ipcache; None: none, or one behind a tunnel."""
         ...
 
-    def put_identity(self, prefix: IPv4Network, identity: int) -> None:
+    def put_identity(self, prefix: IPNetwork, identity: int) -> None:
         """Write the identity of a prefix."""
         ...
 
-    def drop_identity(self, prefix: IPv4Network) -> None:
+    def drop_identity(self, prefix: IPNetwork) -> None:
         """Remove a prefix from cilium_ipcache."""
         ...
 
 
-def wanted(
-    devices: Iterable[Device], router: IPv4Address, excluded: Collection[IPv4Network | IPv6Network] = ()
-) -> dict[IPv4Network, int]:
-    """The identity of each prefix this node answers for.
+def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
+    """The identity of everything outside, for each family of which the router has an address."""
+    on = {Family.of(ip) for ip in routers}
+    return {
+        prefix: WORLDS[family] if len(on) > 1 else WORLD
+        for family, prefix in EVERYWHERE.items()
+        if family in on
+    }
 
-    The world, the router's address, and those of every device but 127.0.0.0/8 and what is excluded.
+
+def wanted(
+    devices: Iterable[Device], routers: Collection[IPAddress], excluded: Collection[IPNetwork] = ()
+) -> dict[IPNetwork, int]:
+    """The identity of each prefix this node answers for: the world, and its own addresses.
+
+    These are the router's, one of each family that is on, and of these families those of every device but
+    loopback and link-local IPv6 ones, and what is excluded.
     """
-    found = {address.ip for device in devices for address in device.addresses if address.version == 4}
-    ours = sorted(
-        {ip for ip in found if not (ip.is_loopback or any(ip in each for each in excluded))} | {router}
-    )
-    return {EVERYWHERE: WORLD} | {IPv4Network(ip): HOST for ip in ours}
+    world = worlds(routers)
+    found = {address.ip for device in devices for address in device.addresses} | set(routers)
+    ours = [ip for ip in found if ip in routers or _counts(ip, world, excluded)]
+    return world | {ip_network(ip): HOST for ip in sorted(ours, key=lambda ip: (-ip.version, int(ip)))}
+
+
+def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IPNetwork]) -> bool:
+    """Whether an address of a device is the host's."""
+    if EVERYWHERE[Family.of(ip)] not in world or ip.is_loopback or (ip.version == 6 and ip.is_link_local):
+        return False
+    return not any(ip in each for each in excluded)
 
 
 class HostEntries:
@@ -83,26 +106,33 @@ class HostEntries:
     Entries of endpoints are left alone, but where a pod has an address of the node: the node's wins.
     """
 
-    def __init__(self, maps: HostMaps, log: Logger) -> None:
+    def __init__(self, maps: HostMaps, worlds_wanted: Callable[[], Iterable[IPNetwork]], log: Logger) -> None:
         self._maps = maps
+        self._worlds = worlds_wanted
         self._log = log
 
-    async def dump(self) -> Mapping[IPv4Network, int]:
-        """The world's entry, and whatever is flagged as the node's own."""
-        ours = [IPv4Network(ip) for ip, is_host in self._maps.local().items() if is_host]
-        held = {prefix: self._maps.identity(prefix) or UNKNOWN for prefix in (EVERYWHERE, *ours)}
-        return held if held[EVERYWHERE] else {prefix: held[prefix] for prefix in ours}
+    async def dump(self) -> Mapping[IPNetwork, int]:
+        """The world's entries that are wanted, and whatever is flagged as the node's own.
 
-    async def put(self, batch: Mapping[IPv4Network, int]) -> None:
+        The world of a family that was switched off stays, as in Cilium: nothing of it gets here.
+        """
+        held = {prefix: self._maps.identity(prefix) for prefix in self._worlds()}
+        ours = [ip_network(ip) for ip, is_host in self._maps.local().items() if is_host]
+        return {
+            **{prefix: identity for prefix, identity in held.items() if identity},
+            **{prefix: self._maps.identity(prefix) or UNKNOWN for prefix in ours},
+        }
+
+    async def put(self, batch: Mapping[IPNetwork, int]) -> None:
         """Write what is not so already. Raises BatchError."""
         local = self._maps.local()
         self._each(batch, lambda prefix: self._put(prefix, batch[prefix], local))
 
-    async def drop(self, batch: Collection[IPv4Network]) -> None:
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
         """Take out addresses that were the node's. Raises BatchError."""
         self._each(batch, self._drop)
 
-    def _put(self, prefix: IPv4Network, identity: int, local: Mapping[IPv4Address, bool]) -> None:
+    def _put(self, prefix: IPNetwork, identity: int, local: Mapping[IPAddress, bool]) -> None:
         ip = prefix.network_address
         if identity == HOST and not local.get(ip, False):
             if ip in local:
@@ -113,7 +143,7 @@ class HostEntries:
         if self._maps.identity(prefix) != identity:
             self._maps.put_identity(prefix, identity)
 
-    def _drop(self, prefix: IPv4Network) -> None:
+    def _drop(self, prefix: IPNetwork) -> None:
         # The row that says it is ours goes last: broken off in between, the next sweep comes back to it.
         if self._maps.identity(prefix) == HOST:
             self._maps.drop_identity(prefix)
@@ -121,8 +151,8 @@ class HostEntries:
         self._log.info("address is no longer this node's", ip=str(prefix.network_address))
 
     @staticmethod
-    def _each(batch: Iterable[IPv4Network], do: Callable[[IPv4Network], None]) -> None:
-        failures: dict[IPv4Network, Exception] = {}
+    def _each(batch: Iterable[IPNetwork], do: Callable[[IPNetwork], None]) -> None:
+        failures: dict[IPNetwork, Exception] = {}
         for prefix in batch:
             try:
                 do(prefix)
@@ -151,8 +181,11 @@ class HostIPSync:
         log: Logger,
     ) -> None:
         excluded = settings.excluded()
-        addresses = devices.derive(lambda rows: wanted(rows, router.ip, excluded), name="host-addresses")
-        self._reconciler = Reconciler(addresses, HostEntries(maps, log), full_every=INTERVAL)
+        addresses = devices.derive(
+            lambda rows: wanted(rows, router.gateways, excluded), name="host-addresses"
+        )
+        entries = HostEntries(maps, lambda: worlds(router.gateways), log)
+        self._reconciler = Reconciler(addresses, entries, full_every=INTERVAL)
         tables.add(addresses, self._reconciler.statuses)
         lifecycle.append(Hook("sync host addresses", self._first))
         jobs.observe("sync", self._reconciler)

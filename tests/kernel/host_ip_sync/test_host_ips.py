@@ -1,7 +1,7 @@
 """Host addresses in the real maps."""
 
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface
 
 import anyio
 import pytest
@@ -43,7 +43,7 @@ CELLS = [
     )
 ]
 SETTINGS = {"ipv4-range": "10.0.1.0/24", "state-dir": "/run/cilium"}
-NODE = IPv4Address("192.0.2.7")
+NODE, NODE6 = IPv4Address("192.0.2.7"), IPv6Address("2001:db8::7")
 
 
 def root(_router: Router, _links: HostLinks, _maps: Maps) -> None:
@@ -84,3 +84,34 @@ async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None
         await eventually(lambda: str(NODE) not in local(opened))
         assert set(identities(opened)) == {str(IPv4Network("0.0.0.0/0")), f"{gateway}/32"}
         assert local(opened)["10.0.1.200"].endpoint_id == 7
+
+
+async def test_both_families_are_in_the_maps_and_verdicts_are_void_with_every_change(in_node: None) -> None:
+    both = {**SETTINGS, "enable-ipv6": "true", "ipv6-range": "fd00:1::/112"}
+    async with Hive(*CELLS, invoke(root), settings=both).started() as hive:
+        opened, links = hive.get(Maps), hive.get(HostLinks)
+        gateway6, gateway = map(str, hive.get(Router).gateways)
+        assert local(opened) == dict.fromkeys((gateway6, gateway), LxcValue(flags=1))
+        before = {"::/0": 10, "0.0.0.0/0": 9, f"{gateway6}/128": 1, f"{gateway}/32": 1}
+        assert identities(opened) == before
+
+        epochs = [epoch(opened)]
+        links.add_address(1, "lo", NODE6)
+        await eventually(lambda: f"{NODE6}/128" in identities(opened))
+        assert local(opened)[str(NODE6)] == LxcValue(flags=1)
+        epochs.append(epoch(opened))
+        links.remove_address(1, "lo", IPv6Interface(NODE6))
+        await eventually(lambda: str(NODE6) not in local(opened))
+        epochs.append(epoch(opened))
+        assert identities(opened) == before
+        assert epochs == sorted(set(epochs))
+
+    async with Hive(*CELLS, invoke(root), settings=SETTINGS).started() as hive:
+        opened, gateway = hive.get(Maps), str(hive.get(Router).ip)
+        assert set(local(opened)) == {gateway}
+        assert identities(opened) == {"::/0": 10, "0.0.0.0/0": 2, f"{gateway}/32": 1}
+
+
+def epoch(opened: Maps) -> int:
+    """The node's."""
+    return int.from_bytes(opened.epoch.lookup(bytes(4)) or b"", "little")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 from types import MappingProxyType
 
 import anyio
@@ -12,7 +12,8 @@ import structlog
 from cells.devices import Device
 from cells.host_ip_sync import HostIPSync, HostMaps
 from cells.host_ip_sync.settings import HostIPSettings
-from cells.host_ip_sync.sync import EVERYWHERE, HOST, WORLD, HostEntries, wanted
+from cells.host_ip_sync.sync import HOST, WORLD, HostEntries, wanted, worlds
+from cells.ipam import IPAddress, IPNetwork
 from cells.router import Router
 from lifecycle import (
     HealthTree,
@@ -28,7 +29,8 @@ from lifecycle import (
     provide,
 )
 
-ROUTER = IPv4Address("10.0.1.5")
+ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::5")
+EVERYWHERE, EVERYWHERE6 = IPv4Network("0.0.0.0/0"), IPv6Network("::/0")
 EXCLUDED = [IPv4Network("192.0.2.0/24"), IPv4Network("10.0.1.0/24")]
 NONE: Mapping[str, bool] = MappingProxyType({})
 
@@ -41,7 +43,7 @@ def device(ifindex: int, *addresses: str) -> Device:
         mac=bytes(6),
         mtu=1500,
         up=True,
-        addresses=tuple(map(IPv4Interface, addresses)),
+        addresses=tuple(map(ip_interface, addresses)),
     )
 
 
@@ -49,8 +51,8 @@ class FakeMaps:
     """Both maps as dicts; ``broken`` makes every write fail."""
 
     def __init__(self, local: Mapping[str, bool] = NONE, identities: Mapping[str, int] = NONE) -> None:
-        self.lxc = {IPv4Address(ip): host for ip, host in local.items()}
-        self.ipcache = {IPv4Network(prefix): number for prefix, number in identities.items()}
+        self.lxc = {ip_address(ip): host for ip, host in local.items()}
+        self.ipcache = {ip_network(prefix): number for prefix, number in identities.items()}
         self.writes = 0
         self.broken = False
 
@@ -59,45 +61,46 @@ class FakeMaps:
         if self.broken:
             raise OSError(12, "update map cilium_lxc: Cannot allocate memory")
 
-    def local(self) -> dict[IPv4Address, bool]:
+    def local(self) -> dict[IPAddress, bool]:
         return dict(self.lxc)
 
-    def put_host(self, ip: IPv4Address) -> None:
+    def put_host(self, ip: IPAddress) -> None:
         self._write()
         self.lxc[ip] = True
 
-    def drop_host(self, ip: IPv4Address) -> None:
+    def drop_host(self, ip: IPAddress) -> None:
         self._write()
         self.lxc.pop(ip, None)
 
-    def identity(self, prefix: IPv4Network) -> int | None:
+    def identity(self, prefix: IPNetwork) -> int | None:
         return self.ipcache.get(prefix)
 
-    def put_identity(self, prefix: IPv4Network, identity: int) -> None:
+    def put_identity(self, prefix: IPNetwork, identity: int) -> None:
         self._write()
         self.ipcache[prefix] = identity
 
-    def drop_identity(self, prefix: IPv4Network) -> None:
+    def drop_identity(self, prefix: IPNetwork) -> None:
         self._write()
         self.ipcache.pop(prefix, None)
 
     def seen(self) -> tuple[dict[str, bool], dict[str, int]]:
         return (
-            {str(ip): host for ip, host in sorted(self.lxc.items())},
-            {str(prefix): number for prefix, number in sorted(self.ipcache.items())},
+            {str(ip): host for ip, host in self.lxc.items()},
+            {str(prefix): number for prefix, number in self.ipcache.items()},
         )
 
 
 def run(maps: FakeMaps, *addresses: str) -> None:
-    """One sweep for a node with these addresses."""
-    rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, IPv4Address(addresses[0])))
-    target = HostEntries(maps, structlog.get_logger())
+    """One sweep for a node with these addresses, the first of each family its router's."""
+    routers = {ip.version: ip for ip in map(ip_address, reversed(addresses))}.values()
+    rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, tuple(routers)))
+    target = HostEntries(maps, lambda: worlds(routers), structlog.get_logger())
     anyio.run(Reconciler(rows, target, full_every=math.inf, name="hosts").sweep)
 
 
 def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
     devices = [device(1, "127.0.0.1/8", "192.0.2.9/32"), device(2, "192.0.2.1/24"), device(3)]
-    assert wanted(devices, ROUTER) == {
+    assert wanted(devices, [ROUTER]) == {
         EVERYWHERE: WORLD,
         IPv4Network("10.0.1.5"): HOST,
         IPv4Network("192.0.2.1"): HOST,
@@ -105,8 +108,33 @@ def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
     }
 
 
+def test_wanted_has_both_families_and_a_world_of_each() -> None:
+    devices = [
+        device(1, "127.0.0.1/8", "::1/128"),
+        device(2, "192.0.2.1/24", "169.254.20.10/32", "2001:db8::1/64", "fe80::1/64"),
+    ]
+    assert list(wanted(devices, [ROUTER6, ROUTER]).items()) == [
+        (EVERYWHERE6, 10),
+        (EVERYWHERE, 9),
+        (IPv6Network("2001:db8::1"), HOST),
+        (IPv6Network("fd00:1::5"), HOST),
+        (IPv4Network("10.0.1.5"), HOST),
+        (IPv4Network("169.254.20.10"), HOST),
+        (IPv4Network("192.0.2.1"), HOST),
+    ]
+
+
+def test_addresses_of_a_family_that_is_off_are_not_the_hosts() -> None:
+    devices = [device(2, "192.0.2.1/24", "2001:db8::1/64")]
+    assert wanted(devices, [ROUTER6]) == {
+        EVERYWHERE6: WORLD,
+        IPv6Network("2001:db8::1"): HOST,
+        IPv6Network(ROUTER6): HOST,
+    }
+
+
 def test_excluded_addresses_are_not_the_hosts_but_the_routers_is() -> None:
-    found = wanted([device(2, "192.0.2.1/24", "198.51.100.4/24", "10.0.1.5/32")], ROUTER, EXCLUDED)
+    found = wanted([device(2, "192.0.2.1/24", "198.51.100.4/24", "10.0.1.5/32")], [ROUTER], EXCLUDED)
     assert found == {EVERYWHERE: WORLD, IPv4Network("198.51.100.4"): HOST, IPv4Network(ROUTER): HOST}
 
 
@@ -139,6 +167,26 @@ def test_an_address_that_left_the_node_leaves_the_maps() -> None:
     assert maps.seen() == ({"192.0.2.1": True}, {"0.0.0.0/0": 2, "192.0.2.1/32": 1})
 
 
+def test_both_families_are_written_and_leave() -> None:
+    maps = FakeMaps()
+    run(maps, "10.0.1.5", "fd00:1::5", "2001:db8::1")
+    assert maps.seen() == (
+        {"10.0.1.5": True, "fd00:1::5": True, "2001:db8::1": True},
+        {"::/0": 10, "0.0.0.0/0": 9, "2001:db8::1/128": 1, "fd00:1::5/128": 1, "10.0.1.5/32": 1},
+    )
+    run(maps, "10.0.1.5", "fd00:1::5")
+    assert "2001:db8::1" not in maps.seen()[0]
+
+
+def test_a_family_that_is_switched_off_leaves_but_for_its_world() -> None:
+    maps = FakeMaps()
+    run(maps, "10.0.1.5", "fd00:1::5")
+    run(maps, "10.0.1.5")
+    assert maps.seen() == ({"10.0.1.5": True}, {"::/0": 10, "0.0.0.0/0": 2, "10.0.1.5/32": 1})
+    run(maps, "10.0.1.5", "fd00:1::5")
+    assert maps.seen()[1] == {"::/0": 10, "0.0.0.0/0": 9, "10.0.1.5/32": 1, "fd00:1::5/128": 1}
+
+
 def test_endpoints_are_left_alone() -> None:
     maps = FakeMaps({"10.0.1.7": False, "10.0.1.8": True}, {"10.0.1.7/32": 300, "10.0.1.8/32": 301})
     run(maps, "192.0.2.1")
@@ -168,7 +216,7 @@ def test_a_run_that_breaks_off_is_made_up_for() -> None:
 class FakeRouter:
     """A router that has its address."""
 
-    ip = ROUTER
+    gateways = (ROUTER,)
 
 
 def hive(table: Table[Device], maps: FakeMaps) -> Hive:
