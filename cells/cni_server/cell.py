@@ -47,7 +47,7 @@ def attacher(
         ipam,
         endpoints,
         leaving,
-        gateways=lambda: (router.ip,),
+        gateways=lambda: router.gateways,
         mtu=lambda: pod_mtu(config.mtu, devices.all()),
         log=log,
     )
