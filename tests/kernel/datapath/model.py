@@ -7,21 +7,36 @@ the same to any packet; test_model.py checks that.
 
 import struct
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
 from cells.maps import PolicyKey
 from tests.kernel.datapath.model_conntrack import Conntrack, Status
-from tests.kernel.datapath.model_packet import INVALID, Direction, Flow, RefusedError, hop_ipv4, read_ipv4
+from tests.kernel.datapath.model_icmp6 import advertisement, hops_used_up, solicited
+from tests.kernel.datapath.model_packet import (
+    ICMPV6,
+    INVALID,
+    IPV4,
+    IPV6,
+    Address,
+    Direction,
+    Flow,
+    Fragments,
+    RefusedError,
+    hop,
+    read,
+)
 from tests.kernel.datapath.model_policy import decide
 
 PASS, DROP, REDIRECT = 0, 2, 7
 FORWARDED: Final = 0
-INVALID_SOURCE, UNKNOWN_NETWORK, UNROUTABLE, UNSUPPORTED_LINK, HOPS_EXCEEDED = 132, 139, 151, 166, 196
+INVALID_SOURCE, UNKNOWN_NETWORK, UNKNOWN_TARGET, UNROUTABLE = 132, 139, 150, 151
+UNSUPPORTED_LINK, HOPS_EXCEEDED = 166, 196
 HOST, WORLD = 1, 2
-_IPV4, _ARP, _LOWEST_TYPE = 0x0800, 0x0806, 0x0600
+_ARP, _LOWEST_TYPE = 0x0806, 0x0600
 _BROADCAST: Final = b"\xff" * 6
-_ARP_REQUEST: Final = struct.pack(">HHBBH", 1, _IPV4, 6, 4, 1)
+_ARP_REQUEST: Final = struct.pack(">HHBBH", 1, IPV4, 6, 4, 1)
+_NEIGHBOUR_SOLICITATION: Final = 135
 
 
 @dataclass(slots=True)
@@ -29,6 +44,7 @@ class ModelPod:
     """A pod of the node."""
 
     ip: IPv4Address
+    ip6: IPv6Address
     identity: int
     mac: bytes
     host_mac: bytes
@@ -56,11 +72,13 @@ class DroppedError(Exception):
 class Model:
     """A node with pods, addresses of its own, and a world whose identities it may know."""
 
-    def __init__(self, pods: list[ModelPod], own: set[IPv4Address], net_mac: bytes) -> None:
-        self.pods = {pod.ip: pod for pod in pods}
+    def __init__(self, pods: list[ModelPod], own: set[Address], router6: IPv6Address, net_mac: bytes) -> None:
+        self.pods: dict[Address, ModelPod] = {pod.ip: pod for pod in pods} | {pod.ip6: pod for pod in pods}
         self.own = own
+        self.router6 = router6
         self.net_mac = net_mac
-        self.identities: dict[IPv4Network, int] = {}
+        self.identities: dict[IPv4Network | IPv6Network, int] = {}
+        self.fragments: Fragments = {}
         self.conntrack = Conntrack()
 
     def pod_sends(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
@@ -72,27 +90,49 @@ class Model:
 
     def _pod_sends(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
         kind = ether_type(frame)
-        if kind == _IPV4:
-            return self._pod_sends_ipv4(pod, frame, now)
+        if kind in {IPV4, IPV6}:
+            return self._pod_sends_ip(pod, frame, now)
         if kind == _ARP:
             return answer_arp(pod, frame)
         reason = UNSUPPORTED_LINK if kind < _LOWEST_TYPE else UNKNOWN_NETWORK
         raise DroppedError(reason, Direction.EGRESS)
 
-    def _pod_sends_ipv4(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
+    def _pod_sends_ip(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
         try:
-            flow = read_ipv4(frame)
+            flow = read(frame, self.fragments)
         except RefusedError as refused:
-            stranger = refused.source not in {None, pod.ip}
+            stranger = refused.source not in {None, pod.ip, pod.ip6}
             raise DroppedError(INVALID_SOURCE if stranger else refused.reason, Direction.EGRESS) from None
-        if flow.source != pod.ip:
+        if (flow.protocol, flow.policy_port) == (ICMPV6, _NEIGHBOUR_SOLICITATION):
+            return self._answer_neighbour(pod, flow, frame)
+        if flow.source not in {pod.ip, pod.ip6}:
             raise DroppedError(INVALID_SOURCE, Direction.EGRESS)
+        status = self.conntrack.look_up(flow, Direction.EGRESS, now)
+        receiver = self.pods.get(flow.destination)
+        if receiver is not None and flow.hops <= 1:
+            if flow.source.version == 4 or len(frame) < 62:
+                raise DroppedError(HOPS_EXCEEDED, Direction.EGRESS)
+            return Walk(REDIRECT, hops_used_up(frame, pod.mac, pod.host_mac, self.router6, pod.ip6))
         peer = self._identity(flow.destination)
-        self._check(pod, flow, Direction.EGRESS, peer, pod.identity, now)
-        receiver = self._pod(flow)
+        self._judge(status, pod, flow, Direction.EGRESS, peer, pod.identity, now)
         if receiver is None:
             return Walk(PASS, frame, (FORWARDED, int(Direction.EGRESS)))
-        return self._deliver(receiver, flow, frame, pod.identity, Direction.EGRESS, now)
+        return self._deliver(receiver, flow, frame, pod.identity, now)
+
+    def _answer_neighbour(self, pod: ModelPod, flow: Flow, frame: bytes) -> Walk:
+        """The gateway and the node's pods are behind the link; the node's own addresses answer themselves."""
+        target = solicited(frame)
+        if flow.hops != 255 or not flow.plain or target is None:
+            raise DroppedError(INVALID, Direction.EGRESS)
+        if target == pod.ip6 or target.is_link_local or target.is_multicast:
+            return Walk(PASS, frame)
+        if target == self.router6:
+            return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, router=True))
+        if target in self.own:
+            return Walk(PASS, frame)
+        if target not in self.pods:
+            raise DroppedError(UNKNOWN_TARGET, Direction.EGRESS)
+        return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, router=False))
 
     def host_sends(self, frame: bytes, now: int) -> Walk:
         """The host's frame leaves through cilium_host, where its routes lead for pods."""
@@ -103,33 +143,39 @@ class Model:
 
     def _host_sends(self, frame: bytes, now: int) -> Walk:
         to_net = Walk(PASS, self.net_mac + frame[6:])
-        if ether_type(frame) != _IPV4:
+        if ether_type(frame) not in {IPV4, IPV6}:
             return to_net
         try:
-            flow = read_ipv4(frame)
+            flow = read(frame, self.fragments)
         except RefusedError as refused:
+            if refused.reason != INVALID and for_neighbours(frame):
+                return to_net
             raise DroppedError(refused.reason, Direction.INGRESS) from None
-        if flow.destination in self.own:
+        if flow.destination in self.own or for_neighbours(frame):
             return to_net
-        receiver = self._pod(flow)
+        receiver = self.pods.get(flow.destination)
         if receiver is None:  # handed back, the stack would send it here again
             raise DroppedError(UNROUTABLE, Direction.INGRESS)
-        return self._deliver(receiver, flow, frame, self._identity(flow.source), Direction.INGRESS, now)
-
-    def _deliver(
-        self, pod: ModelPod, flow: Flow, frame: bytes, sender: int, way: Direction, now: int
-    ) -> Walk:
         if flow.hops <= 1:
-            raise DroppedError(HOPS_EXCEEDED, way)
-        self._check(pod, flow, Direction.INGRESS, sender, sender, now)
-        passed = hop_ipv4(frame, pod.host_mac, pod.mac)
-        return Walk(REDIRECT, passed, (FORWARDED, int(Direction.INGRESS)))
+            raise DroppedError(HOPS_EXCEEDED, Direction.INGRESS)
+        return self._deliver(receiver, flow, frame, self._identity(flow.source), now)
 
-    def _check(
-        self, pod: ModelPod, flow: Flow, direction: Direction, peer: int, source: int, now: int
+    def _deliver(self, pod: ModelPod, flow: Flow, frame: bytes, sender: int, now: int) -> Walk:
+        status = self.conntrack.look_up(flow, Direction.INGRESS, now)
+        self._judge(status, pod, flow, Direction.INGRESS, sender, sender, now)
+        return Walk(REDIRECT, hop(frame, pod.host_mac, pod.mac), (FORWARDED, int(Direction.INGRESS)))
+
+    def _judge(
+        self,
+        status: Status,
+        pod: ModelPod,
+        flow: Flow,
+        direction: Direction,
+        peer: int,
+        source: int,
+        now: int,
     ) -> None:
         """Whether the pod may send or receive this. Answers need no policy; all else, each packet anew."""
-        status = self.conntrack.look_up(flow, direction, now)
         if status in {Status.REPLY, Status.RELATED}:
             return
         refused = decide(pod.rules, flow, direction, peer)
@@ -138,13 +184,8 @@ class Model:
         if status is Status.NEW:
             self.conntrack.create(flow, direction, source, now)
 
-    def _pod(self, flow: Flow) -> ModelPod | None:
-        assert isinstance(flow.destination, IPv4Address)
-        return self.pods.get(flow.destination)
-
-    def _identity(self, ip: object) -> int:
+    def _identity(self, ip: Address) -> int:
         """Whose an address is: the node's records first, then the longest known prefix, else the world's."""
-        assert isinstance(ip, IPv4Address)
         if ip in self.own:
             return HOST
         if ip in self.pods:
@@ -156,6 +197,14 @@ class Model:
 def ether_type(frame: bytes) -> int:
     """The type field, or the length of an 802.3 frame."""
     return int.from_bytes(frame[12:14], "big")
+
+
+def for_neighbours(frame: bytes) -> bool:
+    """Whether an IPv6 frame is for the links's neighbours only: a group, or a link-local address."""
+    if ether_type(frame) != IPV6 or len(frame) < 54:
+        return False
+    to = IPv6Address(frame[38:54])
+    return to.is_link_local or to.is_multicast
 
 
 def answer_arp(pod: ModelPod, frame: bytes) -> Walk:

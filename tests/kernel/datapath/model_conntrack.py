@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from tests.kernel.datapath.model_packet import FIN, ICMP, RST, SYN, TCP, Address, Direction, Flow
+from tests.kernel.datapath.model_packet import FIN, ICMP, ICMPV6, RST, SYN, TCP, Address, Direction, Flow
 
 OUT, IN, RELATED = 0, 1, 2
 TCP_LIFETIME, SYN_LIFETIME, OTHER_LIFETIME, CLOSED_LIFETIME = 8000, 60, 60, 10
@@ -48,7 +48,8 @@ class Key:
 
     def errors(self) -> "Key":
         """Where ICMP errors between the two are looked for."""
-        return replace(self, dport=0, sport=0, protocol=ICMP, flags=self.flags | RELATED)
+        icmp = ICMP if self.starter.version == 4 else ICMPV6
+        return replace(self, dport=0, sport=0, protocol=icmp, flags=self.flags | RELATED)
 
 
 @dataclass(slots=True)

@@ -5,22 +5,52 @@ Needs: hypothesis, scapy.   Gives: strategies of frames.
 
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import (
+    ICMPv6DestUnreach,
+    ICMPv6EchoReply,
+    ICMPv6EchoRequest,
+    ICMPv6ND_NS,
+    ICMPv6ND_RS,
+    ICMPv6NDOptSrcLLAddr,
+    ICMPv6PacketTooBig,
+    ICMPv6TimeExceeded,
+    IPv6,
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrFragment,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+)
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet, Raw
 
-from tests.kernel.datapath.world import NET_MAC, NODE, OUTSIDE, ROUTER, A, B, Pod
+from tests.kernel.datapath.world import (
+    NET_MAC,
+    NODE,
+    NODE6,
+    OUTSIDE,
+    OUTSIDE6,
+    ROUTER,
+    ROUTER6,
+    A,
+    B,
+    Pod,
+)
 
 KNOWN = "203.0.113.5"
 """Outside, but with an identity of its own."""
 PODS = (A, B)
+KNOWN6 = "2001:db8:5::5"
 SHORTEST = 34
-"""Bytes: the kernel runs no program on an IPv4 frame without its whole header."""
+SHORTEST_IPV6 = 54
+"""Bytes: the kernel runs no program on an IP frame without its whole header."""
 ADDRESSES = (A.ip, B.ip, ROUTER, NODE, OUTSIDE, KNOWN)
+ADDRESSES6 = (A.ip6, B.ip6, ROUTER6, NODE6, OUTSIDE6, KNOWN6, "ff02::1", "fe80::1")
 PORTS = (53, 80, 40000)
 TCP_FLAGS = ("S", "SA", "A", "FA", "RA", "R", "SF", "SR", "PA", "")
 ICMP_KINDS = (0, 3, 8, 11, 12, 13)
 
 addresses = st.sampled_from(ADDRESSES)
+addresses6 = st.sampled_from(ADDRESSES6)
 ports = st.sampled_from(PORTS)
 pods = st.sampled_from(PODS)
 hops = st.sampled_from((64, 64, 64, 255, 2, 1, 0))
@@ -50,6 +80,13 @@ def ipv4(draw: st.DrawFn, source: str | None = None) -> Packet:
     )
     if isinstance(transport, Raw):
         packet.proto = draw(st.sampled_from((2, 47, 132, 255)))
+    if draw(st.integers(0, 7)) == 0:
+        packet.id, packet.flags, packet.frag = (
+            9,
+            draw(st.sampled_from((0, 1))),
+            draw(st.sampled_from((0, 0, 5))),
+        )
+        packet.proto = packet.proto if isinstance(transport, Raw) else transport_number(transport)
     if draw(st.integers(0, 9)) == 0:
         packet.options = [b"\x01" * 8]
     if draw(st.integers(0, 9)) == 0:
@@ -57,9 +94,69 @@ def ipv4(draw: st.DrawFn, source: str | None = None) -> Packet:
     return packet / transport
 
 
+def transport_number(transport: Packet) -> int:
+    """The protocol number that scapy would fill in, but for a fragment does not."""
+    return {TCP: 6, UDP: 17, ICMP: 1}[type(transport)]
+
+
+@st.composite
+def messages6(draw: st.DrawFn) -> Packet:
+    """ICMPv6: echoes, errors, and what neighbours say."""
+    kinds = (
+        ICMPv6EchoRequest(id=draw(st.sampled_from((1, 80)))),
+        ICMPv6EchoReply(id=draw(st.sampled_from((1, 80)))),
+        ICMPv6DestUnreach(code=draw(st.sampled_from((0, 4)))) / Raw(bytes(48)),
+        ICMPv6PacketTooBig() / Raw(bytes(48)),
+        ICMPv6TimeExceeded() / Raw(bytes(48)),
+        ICMPv6ND_RS(),
+    )
+    return draw(st.sampled_from(kinds))
+
+
+EXTENSIONS = (
+    IPv6ExtHdrHopByHop(),
+    IPv6ExtHdrDestOpt(),
+    IPv6ExtHdrRouting(addresses=["fd00::9"]),
+    IPv6ExtHdrFragment(id=9, m=1, offset=0),
+    IPv6ExtHdrFragment(id=9, m=0, offset=5),
+)
+
+
+@st.composite
+def ipv6(draw: st.DrawFn, source: str | None = None) -> Packet:
+    """A well-formed IPv6 packet, now and then with extension headers."""
+    packet = IPv6(src=source or draw(addresses6), dst=draw(addresses6), hlim=draw(hops))
+    if draw(st.integers(0, 4)) == 0:
+        for extension in draw(st.lists(st.sampled_from(EXTENSIONS), min_size=1, max_size=8)):
+            packet /= extension.copy()
+    match draw(st.sampled_from(("tcp", "tcp", "udp", "icmp", "other"))):
+        case "tcp":
+            return packet / TCP(sport=draw(ports), dport=draw(ports), flags=draw(st.sampled_from(TCP_FLAGS)))
+        case "udp":
+            return packet / UDP(sport=draw(ports), dport=draw(ports)) / Raw(b"payload")
+        case "icmp":
+            return packet / draw(messages6())
+    packet.lastlayer().nh = draw(st.sampled_from((1, 47, 59, 132)))
+    return packet / Raw(bytes(40))
+
+
+@st.composite
+def solicitations(draw: st.DrawFn, pod: Pod) -> bytes:
+    """Questions for the MAC behind an IPv6 address, some of them impossible."""
+    message = ICMPv6ND_NS(tgt=draw(addresses6))
+    if draw(st.booleans()):
+        message /= ICMPv6NDOptSrcLLAddr(lladdr=pod.mac)
+    source = draw(st.sampled_from((pod.ip6, "::", "fe80::2")))
+    header = IPv6(src=source, dst="ff02::1:ff00:1", hlim=draw(st.sampled_from((255, 255, 255, 64))))
+    return bytes(Ether(src=pod.mac, dst="33:33:ff:00:00:01") / header / message)
+
+
 @st.composite
 def pod_frames(draw: st.DrawFn, pod: Pod) -> bytes:
     """What a pod might send: mostly packets of its own."""
+    if draw(st.booleans()):
+        source6 = draw(st.sampled_from((pod.ip6,) * 9 + ADDRESSES6))
+        return bytes(Ether(src=pod.mac, dst=pod.host_mac) / draw(ipv6(source6)))
     source = draw(st.sampled_from((pod.ip,) * 9 + ADDRESSES))
     return bytes(Ether(src=pod.mac, dst=pod.host_mac) / draw(ipv4(source)))
 
@@ -67,10 +164,13 @@ def pod_frames(draw: st.DrawFn, pod: Pod) -> bytes:
 @st.composite
 def host_frames(draw: st.DrawFn) -> bytes:
     """What the host might send out of cilium_host."""
-    return bytes(Ether(src=NET_MAC, dst=NET_MAC) / draw(ipv4()))
+    return bytes(Ether(src=NET_MAC, dst=NET_MAC) / draw(st.one_of(ipv4(), ipv6())))
 
 
-CONVERSATIONS = ((A.ip, B.ip), (B.ip, A.ip), (A.ip, OUTSIDE), (ROUTER, A.ip))
+CONVERSATIONS = (
+    *((A.ip, B.ip), (B.ip, A.ip), (A.ip, OUTSIDE), (ROUTER, A.ip)),
+    *((A.ip6, B.ip6), (B.ip6, A.ip6), (ROUTER6, A.ip6)),
+)
 """Who started, and with whom. Few, so that packets of one follow each other."""
 
 
@@ -87,14 +187,21 @@ def said(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
         case "udp":
             body = UDP(sport=sport, dport=dport)
         case "echo":
-            body = ICMP(type=0 if answers else 8, id=77)
+            body = (
+                (ICMPv6EchoReply if answers else ICMPv6EchoRequest)(id=77)
+                if ":" in source
+                else ICMP(type=0 if answers else 8, id=77)
+            )
+        case _ if ":" in source:
+            body = draw(st.sampled_from((ICMPv6DestUnreach(code=4), ICMPv6PacketTooBig()))) / Raw(bytes(48))
         case _:
             body = ICMP(type=draw(st.sampled_from((3, 11))), code=draw(st.sampled_from((1, 4)))) / Raw(
                 bytes(28)
             )
-    pod = next((pod for pod in PODS if pod.ip == source), None)
+    pod = next((pod for pod in PODS if source in {pod.ip, pod.ip6}), None)
     ends = {"src": pod.mac, "dst": pod.host_mac} if pod else {"src": NET_MAC, "dst": NET_MAC}
-    return pod, bytes(Ether(**ends) / IP(src=source, dst=destination) / body)
+    header = (IPv6 if ":" in source else IP)(src=source, dst=destination)
+    return pod, bytes(Ether(**ends) / header / body)
 
 
 @st.composite
@@ -102,8 +209,11 @@ def damaged(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
     """A frame cut short, or with bytes of its headers changed."""
     frame = bytearray(draw(frames))
     for _ in range(draw(st.integers(0, 2))):
-        frame[draw(st.integers(12, min(len(frame), 54) - 1))] = draw(st.integers(0, 255))
-    return bytes(frame[: draw(st.integers(SHORTEST, len(frame)))]) if draw(st.booleans()) else bytes(frame)
+        frame[draw(st.integers(12, min(len(frame), 78) - 1))] = draw(st.integers(0, 255))
+    shortest = SHORTEST_IPV6 if frame[12:14] == b"\x86\xdd" else SHORTEST
+    if len(frame) < shortest:
+        frame += bytes(shortest - len(frame))
+    return bytes(frame[: draw(st.integers(shortest, len(frame)))]) if draw(st.booleans()) else bytes(frame)
 
 
 @st.composite

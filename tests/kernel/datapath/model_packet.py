@@ -1,6 +1,6 @@
 """The plain model's view of a frame: what its headers say, and how a hop changes it.
 
-Needs: nothing.   Gives: Flow, RefusedError, read_ipv4(), hop_ipv4(), protocols and flags by name.
+Needs: nothing.   Gives: Flow, Fragments, RefusedError, read(), hop(), protocols and flags by name.
 """
 
 import struct
@@ -12,11 +12,15 @@ from typing import Final
 Address = IPv4Address | IPv6Address
 
 ETHERNET: Final = 14  # bytes of header
-TCP, UDP, ICMP = 6, 17, 1
+IPV4, IPV6 = 0x0800, 0x86DD
+TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58
 FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10
 
-INVALID, TRUNCATED, UNKNOWN_TRANSPORT, FRAGMENT = 134, 135, 137, 157
-_TRANSPORT_HEADER: Final = {TCP: 20, UDP: 8, ICMP: 8}
+INVALID, TRUNCATED, UNKNOWN_TRANSPORT, BAD_EXTENSION, FRAGMENT = 134, 135, 137, 156, 175
+_TRANSPORT_HEADER: Final = {TCP: 20, UDP: 8, ICMP: 8, ICMPV6: 8}
+_ICMP_OF: Final = {4: ICMP, 6: ICMPV6}
+_HOP_OPTIONS, _ROUTING, _FRAGMENT, _AUTHENTICATION, _NOTHING, _OPTIONS = 0, 43, 44, 51, 59, 60
+_MOST_EXTENSIONS: Final = 6
 
 
 class Direction(IntEnum):
@@ -45,6 +49,8 @@ class Flow:
     """An ICMP error: it belongs to whatever flow the two addresses have."""
     frag_needed: bool = False
     """The one error that no policy may stop: path MTU discovery needs it (RFC 1191)."""
+    plain: bool = True
+    """Whether the transport header follows the network header at once."""
     answer_likely: bool = False
     """Whether it looks like an answer: from the lower port, an echo's reply, or an error."""
 
@@ -58,30 +64,105 @@ class RefusedError(Exception):
         self.source = source
 
 
-def read_ipv4(frame: bytes) -> Flow:
-    """The flow of an IPv4 frame, or RefusedError."""
+Fragments = dict[tuple[Address, Address, int, int], tuple[int, int]]
+"""Of a datagram in fragments (source, destination, identifier, protocol): the ports its first one had."""
+
+
+def read(frame: bytes, fragments: Fragments) -> Flow:
+    """The flow of an IP frame, or RefusedError. What a first fragment says is kept for the others."""
+    if int.from_bytes(frame[12:14], "big") == IPV4:
+        return _read_ipv4(frame, fragments)
+    return _read_ipv6(frame, fragments)
+
+
+def _read_ipv4(frame: bytes, fragments: Fragments) -> Flow:
     header = frame[ETHERNET : ETHERNET + 20]
     if len(header) < 20:
         raise RefusedError(INVALID)
     version, words = header[0] >> 4, header[0] & 0xF
     total, identifier, fragment = struct.unpack_from(">HHH", header, 2)
-    del identifier
     if version != 4 or words < 5 or not words * 4 <= total <= len(frame) - ETHERNET:
         raise RefusedError(INVALID)
-    source, destination = IPv4Address(header[12:16]), IPv4Address(header[16:20])
-    if fragment & 0x1FFF:
+    ends = IPv4Address(header[12:16]), IPv4Address(header[16:20])
+    body = frame[ETHERNET + words * 4 :]
+    if not fragment & 0x3FFF:
+        return _read_transport(*ends, header[9], header[8], body)
+    return _read_fragment(*ends, header[9], header[8], body, identifier, not fragment & 0x1FFF, fragments)
+
+
+def _read_ipv6(frame: bytes, fragments: Fragments) -> Flow:
+    header = frame[ETHERNET : ETHERNET + 40]
+    if len(header) < 40 or header[0] >> 4 != 6:
+        raise RefusedError(INVALID)
+    (length,) = struct.unpack_from(">H", header, 4)
+    if length + 40 > len(frame) - ETHERNET:
+        raise RefusedError(INVALID)
+    ends = IPv6Address(header[8:24]), IPv6Address(header[24:40])
+    kind, at, seen, part = header[6], ETHERNET + 40, 0, None
+    while kind in {_HOP_OPTIONS, _ROUTING, _FRAGMENT, _AUTHENTICATION, _NOTHING, _OPTIONS}:
+        extension = frame[at : at + 8]
+        if kind == _NOTHING or seen == _MOST_EXTENSIONS or len(extension) < 8:
+            raise RefusedError(BAD_EXTENSION, ends[0])
+        seen += 1
+        if kind == _FRAGMENT:
+            if part is not None:
+                raise RefusedError(BAD_EXTENSION, ends[0])
+            offset, identifier = struct.unpack_from(">HI", extension, 2)
+            part = (identifier, not offset & 0xFFF8)
+            at += 8
+        elif kind == _AUTHENTICATION:
+            at += (extension[1] + 2) * 4
+        else:
+            at += (extension[1] + 1) * 8
+        kind = extension[0]
+        if part is not None and not part[1]:  # what follows is not in this fragment
+            break
+    if part is None:
+        return _read_transport(*ends, kind, header[7], frame[at:], plain=not seen)
+    return _read_fragment(*ends, kind, header[7], frame[at:], *part, fragments)
+
+
+def _read_fragment(
+    source: Address,
+    destination: Address,
+    protocol: int,
+    hops: int,
+    body: bytes,
+    identifier: int,
+    first: bool,
+    fragments: Fragments,
+) -> Flow:
+    """The first fragment leaves its ports for the others, which without them are refused."""
+    datagram = source, destination, identifier, protocol
+    if first:
+        flow = _read_transport(source, destination, protocol, hops, body, plain=False)
+        fragments[datagram] = flow.sport, flow.dport
+        return flow
+    if datagram not in fragments:
         raise RefusedError(FRAGMENT, source)
-    return _read_transport(source, destination, header[9], header[8], frame[ETHERNET + words * 4 :])
+    sport, dport = fragments[datagram]
+    asks = {ICMP: (8, 0), ICMPV6: (128, 129)}.get(protocol)
+    return Flow(
+        *(source, destination, protocol, hops, sport, dport),
+        policy_port=dport if asks is None else asks[0] if sport else asks[1],
+        tcp_flags=ACK if asks is None else 0,
+        answer_likely=sport < dport,
+        plain=False,
+    )
 
 
-def _read_transport(source: Address, destination: Address, protocol: int, hops: int, body: bytes) -> Flow:
+def _read_transport(
+    source: Address, destination: Address, protocol: int, hops: int, body: bytes, *, plain: bool = True
+) -> Flow:
     needed = _TRANSPORT_HEADER.get(protocol)
-    if needed is None:
+    if needed is None or protocol in {ICMP, ICMPV6} - {_ICMP_OF[source.version]}:
         raise RefusedError(UNKNOWN_TRANSPORT, source)
     if len(body) < needed:
         raise RefusedError(TRUNCATED, source)
     if protocol == ICMP:
         return _read_icmp(source, destination, hops, body)
+    if protocol == ICMPV6:
+        return _read_icmp6(source, destination, hops, body, plain)
     sport, dport = struct.unpack_from(">HH", body)
     flags = body[13] if protocol == TCP else 0
     return Flow(
@@ -89,6 +170,7 @@ def _read_transport(source: Address, destination: Address, protocol: int, hops: 
         policy_port=dport,
         tcp_flags=flags,
         answer_likely=sport < dport,
+        plain=plain,
     )
 
 
@@ -108,10 +190,30 @@ def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) ->
     )
 
 
-def hop_ipv4(frame: bytes, source_mac: bytes, destination_mac: bytes) -> bytes:
-    """The frame one hop further: new MACs, one hop less, the checksum adjusted (RFC 1141)."""
+def _read_icmp6(source: Address, destination: Address, hops: int, body: bytes, plain: bool) -> Flow:
+    kind, _, _, identifier = struct.unpack_from(">BBHH", body)
+    return Flow(
+        source,
+        destination,
+        ICMPV6,
+        hops,
+        sport=identifier if kind == 128 else 0,
+        dport=identifier if kind == 129 else 0,
+        policy_port=kind,
+        related=kind in {1, 2, 3, 4},
+        frag_needed=kind == 2,
+        answer_likely=kind in {129, 1, 2, 3, 4},
+        plain=plain,
+    )
+
+
+def hop(frame: bytes, source_mac: bytes, destination_mac: bytes) -> bytes:
+    """The frame one hop further: new MACs, one hop less, an IPv4 checksum adjusted (RFC 1141)."""
     changed = bytearray(frame)
     changed[:12] = destination_mac + source_mac
+    if int.from_bytes(frame[12:14], "big") == IPV6:
+        changed[ETHERNET + 7] -= 1
+        return bytes(changed)
     changed[ETHERNET + 8] -= 1
     (checksum,) = struct.unpack_from(">H", changed, ETHERNET + 10)
     checksum += 0x0100

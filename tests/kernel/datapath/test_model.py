@@ -1,7 +1,7 @@
 """Whatever is sent, the programs do what the plain model says: to the packet, to memory, to the counts."""
 
 import time
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 import pytest
@@ -21,10 +21,11 @@ from tests.kernel.datapath.model_frames import (
     pods,
     questions,
     said,
+    solicitations,
 )
 from tests.kernel.datapath.model_packet import Direction
 from tests.kernel.datapath.packets import from_pod, tcp
-from tests.kernel.datapath.world import NET_MAC, NODE, ROUTER, A, B, Outcome, Pod, World, raw
+from tests.kernel.datapath.world import NET_MAC, NODE, NODE6, ROUTER, ROUTER6, A, B, Outcome, Pod, World, raw
 
 pytestmark = pytest.mark.kernel
 
@@ -48,18 +49,21 @@ class Pair:
         world.reset()
         self.world = world
         self.model_pods = {
-            pod.id: ModelPod(IPv4Address(pod.ip), pod.identity, raw(pod.mac), raw(pod.host_mac))
+            pod.id: ModelPod(
+                *(IPv4Address(pod.ip), IPv6Address(pod.ip6), pod.identity, raw(pod.mac), raw(pod.host_mac))
+            )
             for pod in PODS
         }
-        own = {IPv4Address(ROUTER), IPv4Address(NODE)}
-        self.model = Model(list(self.model_pods.values()), own, raw(NET_MAC))
+        own = {ip_address(ip) for ip in (ROUTER, NODE, ROUTER6, NODE6)}
+        self.model = Model(list(self.model_pods.values()), own, IPv6Address(ROUTER6), raw(NET_MAC))
         self.identify("203.0.113.0/24", KNOWN_IDENTITY)
+        self.identify("2001:db8:5::/48", KNOWN_IDENTITY)
         for pod in PODS:
             self.allow(pod, {PolicyKey(0, egress=False): False, PolicyKey(0, egress=True): False})
 
     def identify(self, network: str, identity: int) -> None:
         self.world.identify(network, identity)
-        self.model.identities[IPv4Network(network)] = identity
+        self.model.identities[ip_network(network)] = identity
 
     def allow(self, pod: Pod, rules: dict[PolicyKey, bool]) -> None:
         """Rules, and whether each denies."""
@@ -85,7 +89,12 @@ class Pair:
             entry.until = max(entry.until - seconds, 0)
             if abs(entry.until - now()) <= TICK:
                 del entries[key]
-        for name in ("cilium_ct4_global", "cilium_ct_any4_global"):
+        for name in (
+            "cilium_ct4_global",
+            "cilium_ct_any4_global",
+            "cilium_ct6_global",
+            "cilium_ct_any6_global",
+        ):
             table = self.world.maps[name]
             for raw_key, value in list(table.items()):
                 if model_key(CtKey.unpack(raw_key)) not in entries:
@@ -95,7 +104,10 @@ class Pair:
 
     def compare_memory(self) -> None:
         """The entries are the same, and none ends at another time."""
-        real = self.world.connections() | self.world.connections(tcp=False)
+        real: dict[CtKey, CtEntry] = {}
+        for version in (4, 6):
+            real |= self.world.connections(version=version)
+            real |= self.world.connections(tcp=False, version=version)
         entries = self.model.conntrack.entries
         assert {key: contents(entry) for key, entry in real.items()} == {
             public_key(key): model_contents(entry) for key, entry in entries.items()
@@ -128,8 +140,6 @@ def model_contents(entry: Entry) -> tuple[int, int, int, int]:
 
 def public_key(key: Key) -> CtKey:
     """As the maps have it: the addresses of the answer, the ports of the question."""
-    assert isinstance(key.starter, IPv4Address)
-    assert isinstance(key.peer, IPv4Address)
     return CtKey(key.starter, key.peer, key.dport, key.sport, key.protocol, key.flags)
 
 
@@ -143,11 +153,13 @@ identities = st.sampled_from((0, 0, 0, A.identity, B.identity, A.identity, B.ide
 @st.composite
 def policy_keys(draw: st.DrawFn) -> PolicyKey:
     identity, egress = draw(identities), draw(st.booleans())
-    protocol = draw(st.sampled_from((0, 6, 6, 17, 1)))
+    protocol = draw(st.sampled_from((0, 6, 6, 17, 1, 58)))
     if not protocol or draw(st.booleans()):
         return PolicyKey(identity, egress, protocol)
     if protocol == 1:
         return PolicyKey(identity, egress, protocol, draw(st.sampled_from((0, 3, 8))), 16)
+    if protocol == 58:
+        return PolicyKey(identity, egress, protocol, draw(st.sampled_from((1, 128, 129))), 16)
     bits = draw(st.sampled_from((16, 16, 9, 2)))
     return PolicyKey(
         identity, egress, protocol, draw(st.sampled_from((80, *PORTS))) & ~(0xFFFF >> bits), bits
@@ -209,7 +221,9 @@ def test_any_sequence_of_packets_is_treated_as_the_model_says(loaded_world: Worl
 
 def any_frame() -> st.SearchStrategy[tuple[Pod, bytes]]:
     def of(pod: Pod) -> st.SearchStrategy[tuple[Pod, bytes]]:
-        frames = st.one_of(damaged(pod_frames(pod)), damaged(questions(pod)), questions(pod))
+        frames = st.one_of(
+            damaged(pod_frames(pod)), damaged(questions(pod)), questions(pod), damaged(solicitations(pod))
+        )
         return frames.map(lambda frame: (pod, frame))
 
     return pods.flatmap(of)

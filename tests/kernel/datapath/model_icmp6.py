@@ -1,0 +1,50 @@
+"""The plain model's ICMPv6: what the node says to a pod by itself.
+
+Needs: nothing.   Gives: solicited(), advertisement(), hops_used_up().
+Source: RFC 4861 (neighbour discovery), RFC 4443 (errors).
+"""
+
+import struct
+from ipaddress import IPv6Address
+from typing import Final
+
+_ALL_NODES: Final = IPv6Address("ff02::1")
+_SHORTEST: Final = 14 + 40 + 24
+_QUOTED: Final = 48  # an IPv6 header and 8 bytes
+
+
+def solicited(frame: bytes) -> IPv6Address | None:
+    """The address a solicitation asks for, None when it is cut short."""
+    return IPv6Address(frame[62:78]) if len(frame) >= _SHORTEST else None
+
+
+def advertisement(frame: bytes, target: IPv6Address, mac: bytes, *, router: bool) -> bytes:
+    """The answer: the link's end has the address. A question without a sender is answered to everybody."""
+    asker = IPv6Address(frame[22:38])
+    anonymous = asker == IPv6Address("::")
+    flags = 0x20 | (0 if anonymous else 0x40) | (0x80 if router else 0)
+    message = struct.pack(">BBHB3x16sBB6s", 136, 0, 0, flags, target.packed, 2, 1, mac)
+    header = bytearray(frame[14:54])
+    struct.pack_into(">HBB", header, 4, len(message), 58, 255)
+    header[8:24] = target.packed
+    header[24:40] = (_ALL_NODES if anonymous else asker).packed
+    return frame[6:12] + mac + frame[12:14] + bytes(header) + checked(bytes(header), message)
+
+
+def hops_used_up(
+    frame: bytes, pod_mac: bytes, host_mac: bytes, router: IPv6Address, pod: IPv6Address
+) -> bytes:
+    """Time exceeded, from the gateway, with the beginning of the packet."""
+    del pod_mac
+    message = struct.pack(">BBHI", 3, 0, 0, 0) + frame[14 : 14 + _QUOTED]
+    header = struct.pack(">IHBB16s16s", 6 << 28, len(message), 58, 64, router.packed, pod.packed)
+    return frame[6:12] + host_mac + frame[12:14] + header + checked(header, message)
+
+
+def checked(header: bytes, message: bytes) -> bytes:
+    """The message with its checksum: over the addresses, its length, its protocol, itself."""
+    data = header[8:40] + struct.pack(">II", len(message), 58) + message
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total >> 16) + (total & 0xFFFF)
+    return message[:2] + struct.pack(">H", ~total & 0xFFFF) + message[4:]
