@@ -18,7 +18,7 @@ import structlog
 
 from cells.agent import agent
 from cells.config import AgentConfig
-from cells.datapath import Datapath
+from cells.datapath import Collected, Collector, Datapath
 from cells.devices import Device
 from cells.devices.source import Kernel
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
@@ -66,6 +66,11 @@ async def quiet() -> AsyncIterator[Callable[[], Awaitable[None]]]:
     yield anyio.sleep_forever
 
 
+async def nothing_ended() -> tuple[Collected, ...]:
+    """Conntrack maps without connections."""
+    return ()
+
+
 def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
     """Everything of the agent that touches a kernel, replaced."""
     eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
@@ -73,6 +78,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(AgentConfig, Config(directory)),
         replace(Kernel, fake(Kernel, devices=lambda: [eth0], subscribed=quiet)),
         replace(HostLinks, links),
+        replace(Collector, fake(Collector, collect=nothing_ended)),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
         replace(LeftMaps, FakeLeft(kernel)),

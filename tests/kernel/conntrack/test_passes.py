@@ -1,0 +1,89 @@
+"""Passes over real conntrack maps, large ones too."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from cells import config, datapath, maps, netlink
+from cells.datapath import Collector
+from cells.maps import CtEntry, CtKey, Map, Maps
+from lifecycle import Hive, invoke
+from tests.support.namespaces import in_node
+
+__all__ = ["in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+POD, PEER = ip_address("10.1.0.10"), ip_address("10.1.0.11")
+POD6, PEER6 = ip_address("fd00::10"), ip_address("fd00::11")
+MANY = 100_000
+
+
+def need(_: Collector) -> None:
+    """What the tests use."""
+
+
+@asynccontextmanager
+async def running(**settings: object) -> AsyncIterator[tuple[Maps, Collector]]:
+    given = {
+        "state-dir": Path("/run/cilium"),
+        "bpf-ct-global-tcp-max": 4 * MANY,
+        "bpf-ct-global-any-max": 4096,
+    }
+    hive = Hive(
+        *(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(need)), settings=given | settings
+    )
+    async with hive.started():
+        yield hive.get(Maps), hive.get(Collector)
+
+
+def fill(table: Map, count: int, lifetime: int, first: int = 0, *, protocol: int = 6) -> None:
+    """Connections between the two pods with distinct ports."""
+    daddr, saddr = (POD, PEER) if table.spec.key_size == 14 else (POD6, PEER6)
+    value = CtEntry(lifetime=lifetime).pack()
+    ports = range(first, first + count)
+    table.update_batch([(CtKey(daddr, saddr, n & 0xFFFF, n >> 16, protocol).pack(), value) for n in ports])
+
+
+async def test_of_a_hundred_thousand_connections_those_go_that_have_ended(in_node: None) -> None:
+    async with running() as (node, collector):
+        now = int(time.monotonic())
+        fill(node.ct4_tcp, MANY // 2, now + 1000)
+        fill(node.ct4_tcp, MANY // 2, now - 2, MANY)
+        fill(node.ct6_any, 10, now - 2, protocol=17)
+        found = await collector.collect()
+        assert [(one.map, one.seen, one.alive, one.deleted) for one in found] == [
+            ("cilium_ct4_global", MANY, MANY // 2, MANY // 2),
+            ("cilium_ct_any4_global", 0, 0, 0),
+            ("cilium_ct6_global", 0, 0, 0),
+            ("cilium_ct_any6_global", 10, 0, 10),
+        ]
+        assert [one.max_entries for one in found] == [4 * MANY, 4096, 4 * MANY, 4096]
+        assert sum(1 for _ in node.ct4_tcp.items()) == MANY // 2
+
+
+async def test_any_number_of_addresses_is_forgotten(in_node: None) -> None:
+    async with running() as (node, collector):
+        fill(node.ct4_tcp, 1000, 1 << 31)
+        fill(node.ct6_tcp, 1000, 1 << 31)
+        others = [ip_address(f"192.0.2.{n}") for n in range(1, 40)]
+        others6 = [ip_address(f"2001:db8::{n:x}") for n in range(1, 20)]
+        assert await collector.forget([]) == 0
+        assert await collector.forget([*others, *others6]) == 0
+        assert await collector.forget([*others, POD, *others6, PEER6]) == 2000
+        assert node.ct4_tcp.first_key() is None
+        assert node.ct6_tcp.first_key() is None
+
+
+async def test_what_the_kernel_refuses_to_load_is_told(
+    in_node: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as (_, collector):
+        monkeypatch.setattr("cells.datapath.collector.PACKAGED_OBJECTS", Path("/nowhere"))
+        with pytest.raises(Exception, match=r"gc\.o"):
+            await collector.collect()
+        monkeypatch.undo()
+        assert len(await collector.collect()) == 4

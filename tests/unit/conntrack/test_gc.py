@@ -1,0 +1,114 @@
+"""When passes over the conntrack maps are made, and what is told of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import structlog
+
+from cells import conntrack
+from cells.conntrack import ConntrackMap
+from cells.conntrack.settings import ConntrackSettings
+from cells.datapath import Collected, Collector
+from cells.endpoint_restore import ExposedEndpoints
+from lifecycle import Duration, HealthTree, Hive, Table, supply
+from lifecycle.testing import VirtualClock
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeMaps(Collector):
+    """Conntrack maps of which each pass removes what the test says."""
+
+    def __init__(self, *removed: int) -> None:
+        self.removed = list(removed)
+        self.passes = 0
+        self.broken = False
+
+    async def collect(self) -> tuple[Collected, ...]:
+        self.passes += 1
+        if self.broken:
+            raise OSError("no such map")
+        deleted = self.removed.pop(0) if self.removed else 0
+        return (
+            Collected("cilium_ct4_global", 1000, 500, 500 - deleted, deleted),
+            Collected("cilium_ct6_global", 1000, 10, 10, 0),
+        )
+
+
+@asynccontextmanager
+async def running(maps: FakeMaps, **settings: object) -> AsyncIterator[tuple[Hive, VirtualClock]]:
+    given = {name.replace("_", "-"): value for name, value in settings.items()}
+    exposed = ExposedEndpoints.__new__(ExposedEndpoints)
+    with VirtualClock() as clock:
+        async with Hive(
+            conntrack.cell, supply(maps, Collector), supply(exposed), settings=given
+        ).started() as hive:
+            await clock.settle()
+            yield hive, clock
+
+
+def last(hive: Hive) -> dict[str, ConntrackMap]:
+    table: Table[ConntrackMap] = hive.get(Table[ConntrackMap])
+    return {row.map: row for row in table.all()}
+
+
+def health(hive: Hive) -> list[tuple[str, str]]:
+    return [(one.level, one.message) for one in hive.get(HealthTree).snapshot("conntrack.passes")]
+
+
+async def test_the_first_pass_is_made_at_once_and_told_of() -> None:
+    async with running(FakeMaps(20)) as (hive, _):
+        rows = last(hive)
+        row = rows["cilium_ct4_global"]
+        assert (row.max_entries, row.seen, row.alive, row.deleted) == (1000, 500, 480, 20)
+        assert (row.deleted_so_far, row.passes, row.interval) == (20, 1, 450)
+        assert rows["cilium_ct6_global"].deleted == 0
+        assert health(hive) == [("ok", "20 of 510 connections had ended; next pass in 7m30s")]
+
+
+async def test_the_interval_follows_what_was_removed() -> None:
+    maps = FakeMaps(0, 400, 100)
+    async with running(maps) as (hive, clock):
+        await clock.advance(299)
+        assert maps.passes == 1
+        await clock.advance(1)
+        assert (maps.passes, last(hive)["cilium_ct4_global"].interval) == (2, 180)
+        await clock.advance(180)
+        assert (maps.passes, last(hive)["cilium_ct4_global"].interval) == (3, 180)
+        assert last(hive)["cilium_ct4_global"].deleted_so_far == 500
+
+
+@pytest.mark.parametrize(
+    ("settings", "interval"),
+    [
+        ({"conntrack_gc_interval": "40s"}, 40),
+        ({"conntrack_gc_max_interval": "6m"}, 360),
+        ({"conntrack_gc_max_interval": "100s"}, 100),
+    ],
+)
+async def test_settings_fix_or_cap_the_interval(settings: dict[str, object], interval: float) -> None:
+    maps = FakeMaps(10, 10)
+    async with running(maps, **settings) as (hive, clock):
+        assert last(hive)["cilium_ct4_global"].interval == interval
+        await clock.advance(interval)
+        assert maps.passes == 2
+
+
+async def test_a_pass_that_failed_is_tried_again() -> None:
+    maps = FakeMaps()
+    maps.broken = True
+    with structlog.testing.capture_logs():
+        async with running(maps) as (hive, clock):
+            tree = hive.get(HealthTree)
+            assert [one.level for one in tree.snapshot("conntrack.collect")] == ["degraded"]
+            maps.broken = False
+            await clock.until(lambda: last(hive))
+            assert maps.passes == 2
+            assert [one.level for one in tree.snapshot("conntrack.collect")] == ["ok"]
+
+
+@pytest.mark.parametrize("value", ["-1s", "10ms"])
+def test_times_that_cannot_be_waited_for_are_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=f"conntrack-gc-interval={value}: expected 0, or 1s and more"):
+        ConntrackSettings(conntrack_gc_interval=Duration.parse(value)).validate()
