@@ -1,10 +1,10 @@
 """How the endpoint cell is put together.
 
-Needs: AgentConfig, Maps, PolicyMaps, Datapath, Ipam.   Gives: cell.
+Needs: AgentConfig, Maps, PolicyMaps, Datapath, Collector, Ipam.   Gives: cell.
 """
 
 from cells.config import AgentConfig
-from cells.datapath import Datapath
+from cells.datapath import Collector, Datapath
 from cells.endpoint.aftercare import Aftercare
 from cells.endpoint.enforcement import PolicyEnforcement
 from cells.endpoint.identity import Identities
@@ -24,9 +24,9 @@ def endpoint_table() -> Table[Endpoint]:
     return Table("endpoints", key=lambda endpoint: endpoint.id)
 
 
-def endpoint_maps(maps: Maps, policies: PolicyMaps) -> EndpointMaps:
+def endpoint_maps(maps: Maps, policies: PolicyMaps, collector: Collector) -> EndpointMaps:
     """The node's maps, as endpoints use them."""
-    return KernelMaps(maps, policies)
+    return KernelMaps(maps, policies, collector)
 
 
 def endpoint_programs(datapath: Datapath) -> EndpointPrograms:

@@ -1,6 +1,6 @@
 """An endpoint's rows in the BPF maps.
 
-For:   Endpoints and endpoint restore.   Needs: Maps, PolicyMaps.   Gives: KernelMaps, and the packed rows.
+For:   Endpoints and endpoint restore.   Needs: Maps, PolicyMaps, Collector.   Gives: KernelMaps, packed rows.
 Source: Cilium 1.17 for cilium_lxc, cilium_ipcache and policy maps; hive_endpoints is our own.
 
 A row that is right is not written again: a running pod's traffic reads it at this moment.
@@ -8,10 +8,8 @@ A row that is right is not written again: a running pod's traffic reads it at th
 
 import struct
 from collections.abc import Collection
-from typing import Final
 
-import anyio.to_thread
-
+from cells.datapath import Collector
 from cells.endpoint.identity import HOST
 from cells.endpoint.kernel import PolicySlot
 from cells.endpoint.model import Endpoint, IPAddress
@@ -27,11 +25,7 @@ from cells.maps import (
     Maps,
     PolicyMap,
     PolicyMaps,
-    map_by_id,
 )
-
-_KEY_OF_IPV6: Final = 38
-"""Bytes; that of IPv4 has 14."""
 
 
 def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
@@ -79,9 +73,10 @@ def ifindex_key(ifindex: int) -> bytes:
 class KernelMaps:
     """The real :class:`~cells.endpoint.kernel.EndpointMaps`."""
 
-    def __init__(self, maps: Maps, policies: PolicyMaps) -> None:
+    def __init__(self, maps: Maps, policies: PolicyMaps, collector: Collector) -> None:
         self._maps = maps
         self._policies = policies
+        self._collector = collector
         self._slots: dict[int, PolicyMap] = {}
 
     def acquire_policy(self) -> PolicySlot:
@@ -162,26 +157,9 @@ class KernelMaps:
                 self._maps.epochs.bump()
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Go through the conntrack maps in a worker thread: they may be large."""
-        wanted = frozenset(address.packed for address in addresses)
-        ids = [table.id for table in self._maps.conntrack]
-        return await anyio.to_thread.run_sync(_forget, ids, wanted)
+        """Have the kernel go through the conntrack maps."""
+        return await self._collector.forget(addresses)
 
     def _keep(self, slot: PolicyMap) -> PolicyMap:
         self._slots[slot.endpoint_id] = slot
         return slot
-
-
-def _forget(map_ids: list[int], addresses: frozenset[bytes]) -> int:
-    """Remove the entries from or to the addresses from these conntrack maps (key: daddr, saddr, …)."""
-    removed = 0
-    for each in map_ids:
-        with map_by_id(each) as table:  # this thread's own
-            size = 4 if table.spec.key_size < _KEY_OF_IPV6 else 16
-            found = [
-                key
-                for key, _ in table.items()
-                if key[:size] in addresses or key[size : 2 * size] in addresses
-            ]
-            removed += sum(map(table.delete, found))
-    return removed
