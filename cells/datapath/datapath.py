@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 import anyio.to_thread
+from msgspec import structs
 
 from cells.config import AgentConfig
 from cells.datapath.dispatchers import Dispatchers
@@ -103,8 +104,9 @@ class Datapath:
         self._links.attach_clsact(ifindex_net, to_host, None, "cil_to_host", "")
 
     def set_node(self, node: NodeConfig) -> None:
-        """Tell the programs about the node."""
-        self._maps.node.update(bytes(4), node.pack())
+        """Tell the programs about the node; of which packets they tell is ours to say."""
+        told = structs.replace(node, flags=self._settings.event_flags, aggregation=self._settings.aggregation)
+        self._maps.node.update(bytes(4), told.pack())
 
     def _started(self) -> InForce:
         if self._in_force is None:

@@ -4,10 +4,16 @@ Needs: nothing.   Gives: DatapathSettings.
 """
 
 from pathlib import Path
+from typing import Final
 
+from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from lifecycle import Duration, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
+
+_LEVELS: Final = {"none": 0, "disabled": 0, "lowest": 1, "low": 2, "medium": 3, "max": 4, "maximum": 4}
+AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
+"""Names of the levels of monitor-aggregation."""
 
 
 class DatapathSettings(Settings, frozen=True):
@@ -28,8 +34,39 @@ class DatapathSettings(Settings, frozen=True):
     bpf_ct_timeout_regular_tcp_fin: Duration = seconds(10)
     """How long a TCP connection that both sides have ended is remembered."""
 
+    monitor_aggregation: str = "medium"
+    """Which packets are traced: none (every one), low (every delivery), medium and maximum (what is new)."""
+
+    bpf_events_drop_enabled: bool = True
+    """Tell those who listen of dropped packets."""
+
+    bpf_events_policy_verdict_enabled: bool = True
+    """Tell those who listen what policy said of new flows, and of every packet it refused."""
+
+    bpf_events_trace_enabled: bool = True
+    """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
+
+    @property
+    def aggregation(self) -> int:
+        """The level as the programs count it, 0 to 4."""
+        return AGGREGATION[self.monitor_aggregation.lower()]
+
+    @property
+    def event_flags(self) -> int:
+        """Which events the programs send: flags of NodeConfig."""
+        return (
+            NODE_TELLS_DROPS * self.bpf_events_drop_enabled
+            | NODE_TELLS_TRACES * self.bpf_events_trace_enabled
+            | NODE_TELLS_VERDICTS * self.bpf_events_policy_verdict_enabled
+        )
+
     def validate(self) -> None:
-        """Refuse lifetimes conntrack cannot keep; raises ValueError with one line."""
+        """Refuse unknown levels, and lifetimes conntrack cannot keep; raises ValueError with one line."""
+        if self.monitor_aggregation.lower() not in AGGREGATION:
+            raise ValueError(
+                f"monitor-aggregation={self.monitor_aggregation}: expected none, lowest, low, medium,"
+                " maximum, or 0 to 4"
+            )
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, Duration) and not 1 <= value < 1 << 31:

@@ -1,6 +1,8 @@
 """The router in a real node: made once, and not felt when the agent comes back."""
 
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network, ip_interface
@@ -16,8 +18,9 @@ from cells.maps import Maps, NodeConfig
 from cells.netlink import HostLinks, IPInterface, LinkInfo
 from cells.router import Router
 from cells.router.pair import lasting
-from lifecycle import Hive, HiveError, invoke
-from tests.support.namespaces import in_node
+from lifecycle import Hive, invoke
+from tests.support.namespaces import in_node, inside, new_netns
+from tests.support.waiting import eventually
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -39,6 +42,13 @@ async def agent(**settings: str) -> AsyncIterator[Hive]:
     given = {"ipv4-range": str(PODS), "state-dir": "/run/cilium", **settings}
     async with Hive(*CELLS, invoke(root), settings=given).started() as hive:
         yield hive
+
+
+def gateway(hive: Hive) -> IPv4Address:
+    """The router's IPv4 address."""
+    found = hive.get(Router).gateways[-1]
+    assert isinstance(found, IPv4Address)
+    return found
 
 
 def link(hive: Hive, name: str) -> LinkInfo:
@@ -66,27 +76,33 @@ async def test_the_router_is_set_up(in_node: None) -> None:
         for end in (host, net):
             assert (end.up, end.arp, end.kind) == (True, False, "veth")
             assert (end.tx_queue_length, end.mtu) == (1000, 1500)
-        assert made.addressing() == {"ipv4": router.Addressing(made.ip, PODS)}
-        assert made.ip in PODS
-        assert hive.get(Ipam).dump()[str(made.ip)] == "router"
-        assert addresses(hive, host.ifindex) == [IPv4Interface(made.ip)]
+        assert made.addressing() == {"ipv4": router.Addressing(gateway(hive), PODS)}
+        assert gateway(hive) in PODS
+        assert hive.get(Ipam).dump()[str(gateway(hive))] == "router"
+        assert addresses(hive, host.ifindex) == [IPv4Interface(gateway(hive))]
         assert ip("route") == [
-            f"10.0.1.0/24 via {made.ip} dev cilium_host src {made.ip}",
-            f"{made.ip} dev cilium_host scope link",
+            f"10.0.1.0/24 via {gateway(hive)} dev cilium_host src {gateway(hive)}",
+            f"{gateway(hive)} dev cilium_host scope link",
         ]
         value = hive.get(Maps).node.lookup(bytes(4))
         assert value is not None
         assert NodeConfig.unpack(value) == NodeConfig(
-            router_ip=made.ip,
+            router_ip=gateway(hive),
             host_ifindex=host.ifindex,
             host_mac=host.mac,
             net_ifindex=net.ifindex,
             net_mac=net.mac,
             pod_cidr=PODS,
+            flags=TELLS_ALL,
+            aggregation=MEDIUM,
         )
         for name, wanted in (("rp_filter", "0"), ("forwarding", "1"), ("accept_local", "1")):
             assert contents(f"/proc/sys/net/ipv4/conf/cilium_net/{name}") == wanted
         assert contents("/proc/sys/net/ipv4/conf/cilium_net/send_redirects") == "0"
+
+
+TELLS_ALL, MEDIUM = 7, 3
+"""Of NodeConfig: the events the datapath sends unless told otherwise."""
 
 
 def contents(path: str) -> str:
@@ -96,7 +112,7 @@ def contents(path: str) -> str:
 def state(hive: Hive) -> tuple[object, ...]:
     """All that a flow through the router depends on; a link that went down shows in its carrier changes."""
     return (
-        hive.get(Router).ip,
+        gateway(hive),
         link(hive, "cilium_host"),
         link(hive, "cilium_net"),
         ip("route"),
@@ -114,9 +130,9 @@ async def test_a_restart_changes_nothing_and_no_link_goes_down(in_node: None) ->
 
 async def test_another_range_brings_another_address_and_the_old_one_goes(in_node: None) -> None:
     async with agent() as hive:
-        old, index = hive.get(Router).ip, link(hive, "cilium_host").ifindex
+        old, index = gateway(hive), link(hive, "cilium_host").ifindex
     async with agent(**{"ipv4-range": "10.0.2.0/24"}) as hive:
-        new = hive.get(Router).ip
+        new = gateway(hive)
         assert new in IPv4Network("10.0.2.0/24")
         assert link(hive, "cilium_host").ifindex == index
         assert addresses(hive, index) == [IPv4Interface(new)]
@@ -126,12 +142,12 @@ async def test_another_range_brings_another_address_and_the_old_one_goes(in_node
 
 async def test_a_damaged_pair_is_repaired(in_node: None) -> None:
     async with agent() as hive:
-        before = (hive.get(Router).ip, link(hive, "cilium_host"))
+        before = (gateway(hive), link(hive, "cilium_host"))
         hive.get(HostLinks).add_address(before[1].ifindex, "cilium_host", IPv4Address("192.0.2.9"))
     for damage in ("set cilium_host down", "set cilium_net arp on", "set cilium_host mtu 1300 txqueuelen 7"):
         assert ip(f"link {damage}") == []
     async with agent() as hive:
-        assert (hive.get(Router).ip, link(hive, "cilium_host")) == before
+        assert (gateway(hive), link(hive, "cilium_host")) == before
         assert addresses(hive, before[1].ifindex) == [IPv4Interface(before[0])]
         assert len(ip("route")) == 2
 
@@ -144,11 +160,11 @@ async def test_a_foreign_device_of_that_name_is_replaced(in_node: None) -> None:
 
 async def test_the_node_can_be_reached_at_the_routers_address(in_node: None) -> None:
     async with agent() as hive:
-        listener = await anyio.create_tcp_listener(local_host=str(hive.get(Router).ip))
+        listener = await anyio.create_tcp_listener(local_host=str(gateway(hive)))
         async with listener, anyio.create_task_group() as tasks:
             port = listener.extra(SocketAttribute.local_port)  # noqa: S610  (not Django's)
             tasks.start_soon(listener.serve, lambda stream: stream.aclose())
-            async with await anyio.connect_tcp(str(hive.get(Router).ip), port):
+            async with await anyio.connect_tcp(str(gateway(hive)), port):
                 tasks.cancel_scope.cancel()
 
 
@@ -160,7 +176,7 @@ async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
         made = hive.get(Router)
         host, net = link(hive, "cilium_host"), link(hive, "cilium_net")
         ip6, ip4 = made.gateways
-        assert (ip6 in PODS6, ip4 in PODS, ip4) == (True, True, made.ip)
+        assert (ip6 in PODS6, ip4 in PODS) == (True, True)
         assert list(made.addressing().items()) == [
             ("ipv6", router.Addressing(ip6, PODS6)),
             ("ipv4", router.Addressing(ip4, PODS)),
@@ -176,7 +192,7 @@ async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
         value = hive.get(Maps).node.lookup(bytes(4))
         assert value is not None
         assert NodeConfig.unpack(value) == NodeConfig(
-            router_ip=made.ip,
+            router_ip=gateway(hive),
             host_ifindex=host.ifindex,
             host_mac=host.mac,
             net_ifindex=net.ifindex,
@@ -184,6 +200,8 @@ async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
             pod_cidr=PODS,
             router_ip6=IPv6Address(str(ip6)),
             pod_cidr6=PODS6,
+            flags=TELLS_ALL,
+            aggregation=MEDIUM,
         )
         for name, wanted in (("all/forwarding", "1"), ("cilium_host/accept_ra", "0")):
             assert contents(f"/proc/sys/net/ipv6/conf/{name}") == wanted
@@ -208,8 +226,6 @@ async def test_a_family_that_is_switched_off_leaves_the_device(in_node: None) ->
         made = hive.get(Router)
         assert addresses(hive, made.host_ifindex) == [ip_interface(made.gateways[0])]
         assert (made.gateways[0] in PODS6, ip("route")) == (True, [])
-        with pytest.raises(HiveError, match="enable-ipv4=false"):
-            _ = made.ip
         value = hive.get(Maps).node.lookup(bytes(4))
         assert value is not None
         assert (NodeConfig.unpack(value).router_ip, NodeConfig.unpack(value).pod_cidr) == (None, None)
@@ -230,14 +246,34 @@ def add_uplink() -> None:
         assert ip(f"link set {name} up") == []
 
 
-async def test_a_device_that_listens_to_routers_keeps_its_default_route(in_node: None) -> None:
-    add_uplink()
-    assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "1"
-    async with agent(**DUAL):
-        assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "2"
-        assert contents("/proc/sys/net/ipv6/conf/uplink0/forwarding") == "1"
-    async with agent(**DUAL):
-        assert contents("/proc/sys/net/ipv6/conf/uplink0/accept_ra") == "2"
+def advertise(interface: str) -> None:
+    """Be a router for half an hour: one RA to all nodes of the link (RFC 4861, section 4.2)."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router_side:
+        router_side.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        message = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+        router_side.sendto(message, ("ff02::1", 0, 0, socket.if_nametoindex(interface)))
+
+
+async def test_a_device_that_listens_to_routers_keeps_its_default_route_and_goes_on(in_node: None) -> None:
+    with new_netns() as outside:
+        assert ip("link add uplink0 type veth peer name outside0") == []
+        assert ip(f"link set outside0 netns /proc/{os.getpid()}/fd/{outside.net}") == []
+        with inside(outside):
+            assert ip("link set outside0 addrgenmode none") == []
+            assert ip("link set outside0 up") == []
+            assert ip("addr add fe80::1/64 dev outside0 nodad") == []
+        assert ip("link set uplink0 up") == []
+        with inside(outside):
+            advertise("outside0")
+        eventually(lambda: any("via fe80::1 dev uplink0" in line for line in routes6()))
+        for _ in range(2):
+            async with agent(**DUAL):
+                assert contents("/proc/sys/net/ipv6/conf/uplink0/forwarding") == "1"
+                assert any("via fe80::1 dev uplink0" in line for line in routes6())
+        assert ip("-6 route del default") == []
+        with inside(outside):
+            advertise("outside0")
+        eventually(lambda: any("via fe80::1 dev uplink0" in line for line in routes6()))
 
 
 async def test_addresses_of_the_node_are_not_the_routers(in_node: None) -> None:
