@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cells.endpoint.header import json_in_header
 from cells.endpoint.model import Endpoint
 from cells.endpoint.saved import SavedEndpoint, UnreadableError, decode, encode
 
@@ -117,19 +118,15 @@ class StateFiles:
             self._discard(directory, scan)
             return
         try:
-            path = directory / JSON_NAME
-            saved = decode(path.read_bytes(), path.stat().st_mtime)
-        except FileNotFoundError:
-            if (directory / HEADER_NAME).exists():
-                scan.unreadable[number] = f"{directory}: only an older {HEADER_NAME}, not read yet"
-            else:
-                self._discard(directory, scan)
+            saved = _read(directory)
+        except FileNotFoundError:  # neither form
+            self._discard(directory, scan)
             return
         except (OSError, UnreadableError) as error:
             if half:
                 self._discard(directory, scan)
             else:
-                scan.unreadable[number] = f"{directory / JSON_NAME}: {error}"
+                scan.unreadable[number] = f"{directory}: {error}"
             return
         self._claim(directory, saved, scan)
 
@@ -150,6 +147,20 @@ class StateFiles:
 
 
 _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+
+
+def _read(directory: Path) -> SavedEndpoint:
+    """The newer form, or the older one where that does not exist; raises FileNotFoundError without either."""
+    path = directory / JSON_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        path = directory / HEADER_NAME
+        data = json_in_header(path.read_bytes())
+    try:
+        return decode(data, path.stat().st_mtime)
+    except UnreadableError as error:
+        raise UnreadableError(f"{path.name}: {error}") from error
 
 
 def _write(path: str, data: bytes) -> None:

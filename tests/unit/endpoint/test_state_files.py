@@ -2,6 +2,7 @@
 
 import json
 import os
+from base64 import b64encode
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.endpoint import DatapathConfiguration, Endpoint, State, StateFiles
+from cells.endpoint.header import json_in_header
 from cells.endpoint.saved import UnreadableError, decode, encode
 from tests.unit.endpoint.fakes import Node, request
 
@@ -215,6 +217,60 @@ def test_an_unreadable_endpoint_is_reported_and_left(files: StateFiles, endpoint
     assert list(scan.unreadable) == [1, 2]
     assert "ep_config.json" in scan.unreadable[1]
     assert names(files) == ["1", "2"]
+
+
+def header(endpoint: Endpoint, line: str = " * CILIUM_BASE64_{version}:{state}") -> str:
+    """An ep_config.h as agents before 1.16 wrote it."""
+    version, state = b64encode(b"1.15.4 go1.21").decode(), b64encode(encode(endpoint)).decode()
+    told = line.format(version=version, state=state)
+    return (
+        f"/*\n * This file is generated: do not modify.\n{told}\n * Container ID: cid1\n"
+        f" * IPv4 address: {endpoint.ipv4}\n * Identity: 256\n */\n#define LXC_ID 1\n"
+    )
+
+
+def test_the_older_form_is_read_where_the_newer_does_not_exist(files: StateFiles, endpoint: Endpoint) -> None:
+    old = files.directory / "1"
+    old.mkdir()
+    (old / "ep_config.h").write_text(header(endpoint))
+    (found,) = files.scan().endpoints.values()
+    assert found.endpoint.ipv4 == endpoint.ipv4
+    files.refresh(found.endpoint)
+    assert sorted(path.name for path in old.iterdir()) == ["ep_config.h", "ep_config.json"]
+
+
+def test_the_older_form_is_not_read_instead_of_a_broken_newer_one(
+    files: StateFiles, endpoint: Endpoint
+) -> None:
+    files.write(endpoint)
+    (files.directory / "1" / "ep_config.h").write_text(header(endpoint))
+    (files.directory / "1" / "ep_config.json").write_text("")
+    scan = files.scan()
+    assert (scan.endpoints, list(scan.unreadable)) == ({}, [1])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (" * CILIUM_BASE64_{version}:{state}:", "single ':', it has 2"),
+        (" * CILIUM_BASE64_{version}{state}", "single ':', it has 0"),
+        (" * CILIUM_BASE64_{version}:{state}?", "is not base64"),
+        (" * CILIUM_BASE64_{version}:{version}", "not an endpoint's state"),
+        (" * Container Interface: eth0", "no line with CILIUM_BASE64_"),
+    ],
+)
+def test_an_older_form_that_is_none_is_unreadable(
+    files: StateFiles, endpoint: Endpoint, line: str, fault: str
+) -> None:
+    (files.directory / "1").mkdir()
+    (files.directory / "1" / "ep_config.h").write_text(header(endpoint, line))
+    assert fault in files.scan().unreadable[1]
+
+
+@given(st.binary() | st.binary().map(lambda rest: b" * CILIUM_BASE64_" + rest))
+def test_a_rubbish_header_is_unreadable_and_nothing_worse(data: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        decode(json_in_header(data), 0.0)
 
 
 def test_the_directory_with_the_endpoints_number_wins(files: StateFiles, endpoint: Endpoint) -> None:
