@@ -19,7 +19,7 @@ from cells.router.address import choose_address
 from cells.router.pair import HOST, NET, Pair, ensure_pair, lasting, set_addresses
 from cells.router.past import FILE, remembered
 from cells.router.sysctl import ensure, router_settings, router_settings6
-from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, Table
+from lifecycle import Hook, Lifecycle, Logger, NotStartedError, Table
 
 LOOPBACK: Final = "lo"
 
@@ -64,14 +64,6 @@ class Router:
     def gateways(self) -> tuple[IPAddress, ...]:
         """The pods' gateways, one of each family that is on: IPv6, then IPv4."""
         return tuple(each.ip for each in self._started()[0].values())
-
-    @property
-    def ip(self) -> IPv4Address:
-        """The pods' IPv4 gateway. HiveError: IPv4 is off; ``gateways`` tells."""
-        for ip in self.gateways:
-            if isinstance(ip, IPv4Address):
-                return ip
-        raise HiveError("the router has no IPv4 address: enable-ipv4=false")
 
     @property
     def host_ifindex(self) -> int:

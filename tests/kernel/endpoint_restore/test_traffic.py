@@ -43,7 +43,7 @@ def connect(hive: Hive, number: int, pod: Namespaces) -> Endpoint:
         fd = open_socket()
         index = socket.if_nametoindex("eth0")
     try:
-        PodLink(fd).configure(index, "eth0", (address_of(made),), (hive.get(Router).ip,), 1500)
+        PodLink(fd).configure(index, "eth0", (address_of(made),), hive.get(Router).gateways, 1500)
     finally:
         os.close(fd)
     return made

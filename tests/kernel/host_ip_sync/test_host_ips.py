@@ -70,7 +70,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None) -> None:
     async with Hive(*CELLS, invoke(root), settings=SETTINGS).started() as hive:
-        opened, links, gateway = hive.get(Maps), hive.get(HostLinks), str(hive.get(Router).ip)
+        opened, links, gateway = hive.get(Maps), hive.get(HostLinks), str(hive.get(Router).gateways[0])
         assert local(opened) == {gateway: LxcValue(flags=1)}
         assert identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1}
         pod = LxcKey(IPv4Address("10.0.1.200")).pack()
@@ -107,7 +107,7 @@ async def test_both_families_are_in_the_maps_and_verdicts_are_void_with_every_ch
         assert epochs == sorted(set(epochs))
 
     async with Hive(*CELLS, invoke(root), settings=SETTINGS).started() as hive:
-        opened, gateway = hive.get(Maps), str(hive.get(Router).ip)
+        opened, gateway = hive.get(Maps), str(hive.get(Router).gateways[0])
         assert set(local(opened)) == {gateway}
         assert identities(opened) == {"::/0": 10, "0.0.0.0/0": 2, f"{gateway}/32": 1}
 
