@@ -32,6 +32,7 @@ class Attached:
     host_link: str
     host_mac: str
     seconds: float
+    ipv6: str = ""
 
 
 def add(lab: Lab, pod: str) -> Attached:
@@ -43,11 +44,13 @@ def add(lab: Lab, pod: str) -> Attached:
         lab.release_pod(pod)
         raise
     host, inner = result["interfaces"]
-    address = result["ips"][0]
+    addresses = {6 if ":" in each["address"] else 4: each for each in result["ips"]}
+    address = addresses[4]  # lab nodes always have IPv4; IPv6 comes first where it is on
     return Attached(
         pod=pod,
         ipv4=address["address"].partition("/")[0],
         gateway=address["gateway"],
+        ipv6=addresses[6]["address"].partition("/")[0] if 6 in addresses else "",
         pod_mac=inner["mac"],
         host_link=host["name"],
         host_mac=host["mac"],
