@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint_restore import ExposedEndpoints
-from cells.ipam import Family, Ipam
+from cells.ipam import Ipam
 from cells.netlink import HostLinks, VethPair, random_mac
 from lifecycle import Hive, invoke
 from tests.support.namespaces import Namespaces, new_netns
@@ -20,6 +20,9 @@ SETTINGS: Mapping[str, object] = {
     "bpf-policy-map-max": 256,
     "policy-map-pool": 8,
 }
+DUAL: Mapping[str, object] = {"enable-ipv6": True, "ipv6-range": "fd00:77::/112"}
+"""Settings of an agent with both families."""
+
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 STATE = Path("/run/cilium/state")
 
@@ -54,10 +57,14 @@ def pods(count: int) -> Iterator[list[Namespaces]]:
 
 
 def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
-    """A link into the pod and an address for it: what an endpoint is asked for with."""
+    """A link into the pod and an address of each family for it: what an endpoint is asked for with."""
     name, pod_mac, host_mac = f"lxc{number:012x}", random_mac(), random_mac()
     created = hive.get(HostLinks).create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, pod.net))
-    (address,) = hive.get(Ipam).allocate_next(f"default/web-{number}", family=Family.IPV4)
+    got = hive.get(Ipam).allocate_next(f"default/web-{number}")
+    ips = {each.ip.version: each.ip for each in got}
+    ipv4, ipv6 = ips.get(4), ips.get(6)
+    assert not isinstance(ipv4, IPv6Address)
+    assert not isinstance(ipv6, IPv4Address)
     return EndpointRequest(
         container_id=f"cid{number}",
         container_ifname="eth0",
@@ -65,8 +72,10 @@ def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
         ifindex=created.host_ifindex,
         pod_mac=pod_mac,
         host_mac=host_mac,
-        ipv4=IPv4Address(int(address.ip)),
-        pool=address.pool,
+        ipv4=ipv4,
+        pool=hive.get(Ipam).default_pool,
+        ipv6=ipv6,
+        ipv6_pool=hive.get(Ipam).default_pool,
         pod_name=f"web-{number}",
         pod_namespace="default",
     )

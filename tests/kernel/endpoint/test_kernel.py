@@ -5,8 +5,7 @@ import struct
 import pytest
 from anyio import to_thread
 
-from cells.endpoint import EndpointError, Endpoints
-from cells.endpoint import ALLOW_ALL
+from cells.endpoint import ALLOW_ALL, EndpointError, Endpoints
 from cells.ipam import Ipam
 from cells.maps import (
     CtEntry,
