@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hive import syscalls
 from hive.client import ask
-from hive.lab import agent_process, pods, syscalls
+from hive.lab import agent_process, pods
 from hive.lab.kernel import machine_links
 from hive.lab.node import Lab, wait_gone
 from hive.lab.probe import ping

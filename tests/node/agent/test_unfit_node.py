@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cells.datapath.settings import PACKAGED_OBJECTS
-from hive.lab import agent_process, pods, syscalls
+from hive import syscalls
+from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
 from tests.support.account import agreed, in_kernel
