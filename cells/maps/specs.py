@@ -43,6 +43,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
         "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, 64, ENDPOINT_IDS + 1, hashed),
         "node": MapSpec("hive_node", MapType.ARRAY, 4, 96, 1),
+        "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),
         "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies

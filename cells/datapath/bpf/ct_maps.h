@@ -33,8 +33,12 @@ static __always_inline void ct_fill_tail(struct ct_tail *tail, const struct flow
 static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow *flow, enum direction direction,
 					 bool reply)
 {
-	key->daddr = reply ? flow->daddr.words[0] : flow->saddr.words[0];
-	key->saddr = reply ? flow->saddr.words[0] : flow->daddr.words[0];
+	/* Loaded before choosing: the verifier refuses a load from an address that depends. */
+	__be32 source = *(volatile const __be32 *)&flow->saddr.words[0];
+	__be32 destination = *(volatile const __be32 *)&flow->daddr.words[0];
+
+	key->daddr = reply ? destination : source;
+	key->saddr = reply ? source : destination;
 	ct_fill_tail(&key->tail, flow, direction, reply);
 }
 

@@ -10,15 +10,8 @@
 #include "deliver.h"
 #include "icmp6.h"
 #include "identity.h"
+#include "links.h"
 #include "network.h"
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32); /* ifindex of the host's end of the link */
-	__type(value, struct endpoint_config);
-	__uint(max_entries, 4096);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-} hive_endpoints SEC(".maps");
 
 /* Turn a drop into its count, its event and the action. */
 static __always_inline int finish(struct __sk_buff *skb, const struct flow *flow, int verdict)
@@ -34,7 +27,7 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 {
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_STACK, status, 0, family);
+		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
 	return TC_ACT_OK;
 }
 
@@ -47,7 +40,7 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 
 	refused = policy_check(flow, EGRESS, flow->source, flow->destination_identity, use, &match);
 	if (refused || status == CT_NEW)
-		tell_verdict(skb, flow, EGRESS, refused, match, family);
+		tell_verdict(skb, flow, EGRESS, refused, MATCHED(match, family));
 	if (refused)
 		return refused;
 	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
@@ -70,47 +63,73 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 	return address_equals(&flow->saddr, &self->ipv6);
 }
 
+#define UNDECIDED 0x10000 /* neither an action nor a drop */
+
+/* Pass on a packet of a flow that was let through just now, or leave it UNDECIDED. */
+static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry, __u32 now,
+				 __u8 family)
+{
+	const struct known_link *link = NULL;
+
+	if (entry->ifindex) {
+		link = link_to(entry->ifindex, &flow->daddr, family);
+		if (!link || flow->ttl <= 1)
+			return UNDECIDED;
+		flow->destination = link->endpoint.id;
+		flow->destination_identity = link->endpoint.identity;
+	}
+	if (unlikely(!verdict_holds(entry, verdict_tag(flow->source, flow->destination, now), flow, skb->len)))
+		return UNDECIDED;
+	if (!link)
+		return to_stack(skb, flow, CT_ESTABLISHED, family);
+	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, CT_ESTABLISHED,
+			 BY_PEER, family);
+}
+
 /* Where a pod's packet goes, and whether it may. `flow` is read already. */
 static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
 					  __u8 family)
 {
-	const struct address_info *local = address_lookup(&flow->daddr, family);
-	bool to_pod = local && !(local->flags & ADDRESS_IS_HOST);
 	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct address_info *local;
 	struct ct_entry *entry;
 	enum ct_status status;
 	__u32 now = ct_now();
-	int refused;
+	int verdict;
+	bool to_pod;
 	__u64 tag;
 
-	if (to_pod)
-		flow->destination = local->endpoint_id;
-	tag = verdict_tag(flow->source, flow->destination, now);
 	status = ct_lookup(flow, EGRESS, now, family, &entry);
-
-	if (to_pod && unlikely(flow->ttl <= 1))
-		return family == FAMILY_IPV6 ? hops_exceeded(skb, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (likely(status == CT_ESTABLISHED)) {
-		if (likely(verdict_holds(entry, tag, flow, skb->len)))
-			return to_pod ? hand_over(skb, flow, local, status, BY_PEER, family)
-				      : to_stack(skb, flow, status, family);
+		verdict = spare(skb, flow, entry, now, family);
+		if (likely(verdict != UNDECIDED))
+			return verdict;
 		verdict_take(entry, &use);
 	}
 
+	local = address_lookup(&flow->daddr, family);
+	to_pod = local && !(local->flags & ADDRESS_IS_HOST);
+	flow->destination = to_pod ? local->endpoint_id : 0;
+	if (to_pod && unlikely(flow->ttl <= 1))
+		return family == FAMILY_IPV6 ? hops_exceeded(skb, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
+	tag = verdict_tag(flow->source, flow->destination, now);
 	flow->destination_identity = local ? identity_of_local(local) : identity_of(&flow->daddr, family);
 	if (status == CT_NEW || status == CT_ESTABLISHED) {
-		refused = egress_check(skb, flow, status, &use, now, family);
-		if (refused)
-			return DROP(EGRESS, refused);
+		verdict = egress_check(skb, flow, status, &use, now, family);
+		if (verdict)
+			return DROP(EGRESS, verdict);
 	}
 	if (to_pod) {
-		refused = ingress_check(skb, flow, use, now, family);
-		if (refused)
-			return DROP(INGRESS, refused);
+		verdict = ingress_check(skb, flow, use, now, family);
+		if (verdict)
+			return DROP(INGRESS, verdict);
 	}
 	if (status == CT_ESTABLISHED)
-		verdict_remember(entry, tag, flow);
-	return to_pod ? hand_over(skb, flow, local, status, BY_PEER, family) : to_stack(skb, flow, status, family);
+		verdict_remember(entry, tag, to_pod ? local->ifindex : 0, flow);
+	if (!to_pod)
+		return to_stack(skb, flow, status, family);
+	link_owner(local->ifindex); /* remembered, for the packets to come */
+	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
 static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
@@ -130,18 +149,16 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 
 static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 {
-	struct endpoint_config *self;
+	const struct endpoint_config *self = link_owner(skb->ifindex);
 	struct ethernet *eth;
-	__u32 ifindex = skb->ifindex;
 
-	self = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!self)
 		return DROP(EGRESS, DROP_NO_CONFIG);
 	flow->source = self->id;
 	flow->source_identity = self->identity;
 	if (unlikely(tells_all())) {
 		flow->report = CT_CAPTURE;
-		tell_trace(skb, flow, TRACE_FROM_POD, TRACE_REASON_UNKNOWN, 0, FAMILY_IPV4);
+		tell_trace(skb, flow, TRACE_FROM_POD, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
 	}
 	if (skb->vlan_present)
 		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
@@ -182,7 +199,8 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	refused = ingress_check(skb, flow, use, ct_now(), family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	return hand_over(skb, flow, local, TRACE_REASON_UNKNOWN, BY_LINK, family);
+	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
+			 family);
 }
 
 /* What passes cilium_host reaches the host again through cilium_net: address it so. */

@@ -23,7 +23,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		return 0;
 	refused = policy_check(flow, INGRESS, flow->destination, flow->source_identity, &use, &match);
 	if (refused || status == CT_NEW)
-		tell_verdict(skb, flow, INGRESS, refused, match, family);
+		tell_verdict(skb, flow, INGRESS, refused, MATCHED(match, family));
 	if (refused)
 		return refused;
 	return status == CT_NEW ? ct_create(flow, INGRESS, now, family) : 0;
@@ -36,13 +36,13 @@ enum entrance {
 };
 
 /* Put the packet, which the pod accepts, on the pod's link; the verdict. */
-static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, const struct address_info *pod,
-				     enum ct_status status, enum entrance entrance, __u8 family)
+static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, __u32 ifindex, mac_t host_mac,
+				     mac_t pod_mac, __u8 status, enum entrance entrance, __u8 family)
 {
-	if (!hop(skb, pod->host_mac, pod->pod_mac, family))
+	if (!hop(skb, host_mac, pod_mac, family))
 		return DROP(INGRESS, DROP_INVALID);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_POD, status, pod->ifindex, family);
-	return entrance == BY_PEER ? bpf_redirect_peer(pod->ifindex, 0) : bpf_redirect(pod->ifindex, 0);
+		tell_trace(skb, flow, TRACE_TO_POD, ifindex, TRACED(status, family));
+	return entrance == BY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
 }

@@ -141,9 +141,11 @@ static __always_inline void event_send(struct __sk_buff *skb, void *event, __u64
 	bpf_perf_event_output(skb, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
 }
 
-static __always_inline void tell_drop(struct __sk_buff *skb, const struct flow *flow, __u8 reason,
-				      enum direction direction)
+/* Functions of their own, these three: verified once, not for each place that tells. They return nothing of use. */
+__noinline int tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 reason, __u32 direction)
 {
+	if (!flow)
+		return 0;
 	struct drop_event event = {
 		.source_identity = flow->source_identity,
 		.destination_identity = flow->destination_identity,
@@ -155,48 +157,60 @@ static __always_inline void tell_drop(struct __sk_buff *skb, const struct flow *
 	if (node_tells(NODE_TELLS_DROPS))
 		event_send(skb, &event, sizeof(event),
 			   event_begin(skb, &event.header, EVENT_DROP, reason, endpoint));
+	return 0;
 }
 
-static __always_inline void tell_trace(struct __sk_buff *skb, const struct flow *flow, enum trace_point point,
-				       __u8 reason, __u32 ifindex, __u8 family)
+__noinline int tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
 {
 	const struct node_config *node = node_facts();
+
+	if (!flow)
+		return 0;
 	bool arrives = point == TRACE_FROM_POD || point == TRACE_FROM_HOST;
 	struct trace_event event = {
 		.source_identity = flow->source_identity,
 		.destination_identity = flow->destination_identity,
 		.destination = flow->destination,
-		.reason = reason,
-		.ipv6 = family == FAMILY_IPV6,
+		.reason = how & 0xff,
+		.ipv6 = how >> 8 == FAMILY_IPV6,
 		.ifindex = ifindex,
 	};
 
 	if (!node || !(node->flags & NODE_TELLS_TRACES))
-		return;
+		return 0;
 	if (node->aggregation >= AGGREGATION_LOW && arrives)
-		return;
+		return 0;
 	if (node->aggregation >= AGGREGATION_MEDIUM && !flow->report)
-		return;
+		return 0;
 	event_send(skb, &event, sizeof(event),
 		   event_begin(skb, &event.header, EVENT_TRACE, point,
 			       point == TRACE_TO_POD ? flow->destination : flow->source));
+	return 0;
 }
 
-static __always_inline void tell_verdict(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
-					 int refused, enum policy_match match, __u8 family)
+/* How a traced packet came to be: what conntrack said of it, and its family. */
+#define TRACED(status, family) ((status) | (family) << 8)
+
+__noinline int tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int refused, __u32 how)
 {
+	if (!flow)
+		return 0;
 	struct verdict_event event = {
 		.remote_identity = direction == EGRESS ? flow->destination_identity : flow->source_identity,
 		.verdict = -refused,
 		.port = bpf_ntohs(flow->policy_port),
 		.protocol = flow->protocol,
 		.direction = direction,
-		.ipv6 = family == FAMILY_IPV6,
-		.match = match,
+		.ipv6 = how >> 8 == FAMILY_IPV6,
+		.match = how,
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
 	if (node_tells(NODE_TELLS_VERDICTS))
 		event_send(skb, &event, sizeof(event),
 			   event_begin(skb, &event.header, EVENT_VERDICT, 0, endpoint));
+	return 0;
 }
+
+/* How policy came to its verdict: the kind of entry, and the packet's family. */
+#define MATCHED(match, family) ((match) | (family) << 8)

@@ -112,10 +112,11 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	return answer_pod(skb);
 }
 
-/* The answer to a neighbour solicitation, whose headers are in `flow`. */
-static __always_inline int neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
-					     const struct endpoint_config *self)
+/* The answer to a neighbour solicitation, whose headers are in `flow`. A function of its own: verified once. */
+__noinline int neighbour_respond(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
+	if (!flow || !self)
+		return DROP(EGRESS, DROP_INVALID);
 	const struct node_config *node = node_facts();
 	const struct address_info *local;
 	struct address target;
@@ -140,9 +141,11 @@ static __always_inline int neighbour_respond(struct __sk_buff *skb, const struct
 #define EXCEEDED_QUOTE (sizeof(struct ipv6hdr) + 8) /* of the packet, for its sender to know it by */
 #define EXCEEDED_LENGTH (sizeof(struct icmphdr) + EXCEEDED_QUOTE)
 
-/* Tell the pod that its packet's hops are used up. */
-static __always_inline int hops_exceeded(struct __sk_buff *skb, const struct endpoint_config *self)
+/* Tell the pod that its packet's hops are used up. A function of its own, too. */
+__noinline int hops_exceeded(struct __sk_buff *skb, const struct endpoint_config *self)
 {
+	if (!self)
+		return DROP(EGRESS, DROP_INVALID);
 	const __u32 inserted = sizeof(struct ipv6hdr) + sizeof(struct icmphdr);
 	const __u32 length = ETH_HLEN + sizeof(struct ipv6hdr) + EXCEEDED_LENGTH;
 	const struct node_config *node = node_facts();

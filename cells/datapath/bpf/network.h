@@ -55,13 +55,59 @@ struct extension {
 	__be32 id;
 };
 
+/* Where the extension headers lead: in, the first of them; out, what follows the last. */
+struct extensions {
+	__u32 at;
+	__u32 protocol;
+	__u32 fragmented;
+	__u32 later; /* not the first fragment: what follows is not in this packet */
+	__be32 id;
+};
+
+static __always_inline bool is_extension(__u32 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_AH || protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_NONE;
+}
+
+/* Follow the extension headers; 0, or the reason to drop. A function of its own: verified once, for all its paths. */
+__noinline int follow_extensions(struct __sk_buff *skb, struct extensions *found)
+{
+	struct extension header;
+
+	if (!found)
+		return DROP_INVALID;
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		__u32 kind = found->protocol;
+
+		if (!is_extension(kind))
+			return 0;
+		if (kind == IPPROTO_NONE || bpf_skb_load_bytes(skb, found->at, &header, sizeof(header)))
+			return DROP_INVALID_EXTENSION;
+		if (kind == IPPROTO_FRAGMENT) {
+			if (found->fragmented)
+				return DROP_INVALID_EXTENSION;
+			found->fragmented = true;
+			found->later = !!(header.fragment & bpf_htons(IP6_FRAGMENT_OFFSET));
+			found->id = header.id;
+			found->at += sizeof(header);
+		} else if (kind == IPPROTO_AH) {
+			found->at += (header.length + 2) * 4; /* RFC 4302 */
+		} else {
+			found->at += (header.length + 1) * 8;
+		}
+		found->protocol = header.next;
+		if (found->later)
+			return 0;
+	}
+	return is_extension(found->protocol) ? DROP_INVALID_EXTENSION : 0;
+}
+
 static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
 {
-	struct extension extension;
+	struct extensions extensions = {};
 	struct ipv6hdr *ip;
-	bool fragmented = false, first = true;
-	__be32 id = 0;
-	__u8 next;
+	int refused;
 
 	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
 		return DROP_INVALID;
@@ -74,48 +120,18 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
 	address_load(&flow->saddr, &ip->saddr);
 	address_load(&flow->daddr, &ip->daddr);
 	flow->ttl = ip->hop_limit;
-	next = ip->nexthdr;
-	flow->l4 = ETH_HLEN + sizeof(*ip);
-
-#pragma unroll
-	for (int i = 0; i <= MAX_EXTENSIONS; i++) {
-		switch (next) {
-		case IPPROTO_NONE:
-			return DROP_INVALID_EXTENSION;
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_AH:
-		case IPPROTO_FRAGMENT:
-			break;
-		default:
-			flow->protocol = next;
-			goto transport;
-		}
-		if (i == MAX_EXTENSIONS || bpf_skb_load_bytes(skb, flow->l4, &extension, sizeof(extension)))
-			return DROP_INVALID_EXTENSION;
-		if (next == IPPROTO_FRAGMENT) {
-			if (fragmented)
-				return DROP_INVALID_EXTENSION;
-			fragmented = true;
-			first = !(extension.fragment & bpf_htons(IP6_FRAGMENT_OFFSET));
-			id = extension.id;
-			flow->l4 += sizeof(extension);
-		} else if (next == IPPROTO_AH) {
-			flow->l4 += (extension.length + 2) * 4; /* RFC 4302 */
-		} else {
-			flow->l4 += (extension.length + 1) * 8;
-		}
-		next = extension.next;
-		if (!first) { /* what follows is not in this fragment */
-			flow->protocol = next;
-			break;
-		}
+	extensions.protocol = ip->nexthdr;
+	extensions.at = ETH_HLEN + sizeof(*ip);
+	if (unlikely(is_extension(extensions.protocol))) {
+		refused = follow_extensions(skb, &extensions);
+		if (refused)
+			return refused;
 	}
-transport:
-	if (likely(!fragmented))
+	flow->l4 = extensions.at;
+	flow->protocol = extensions.protocol;
+	if (likely(!extensions.fragmented))
 		return parse_transport(skb, flow, FAMILY_IPV6);
-	return fragment6_transport(skb, flow, id, first);
+	return fragment6_transport(skb, flow, extensions.id, !extensions.later);
 }
 
 /* Fill `flow` from the packet's headers; 0, or the reason to drop it. Pulls: earlier pointers become stale. */

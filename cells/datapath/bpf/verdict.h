@@ -64,10 +64,13 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 /* Remember that the flow was let through under this tag. Not by the packets that begin or end it: those after
  * them have to be seen by the receiver's conntrack.
  */
-static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, const struct flow *flow)
+static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, __u32 ifindex,
+					     const struct flow *flow)
 {
-	if (!(flow->tcp_flags & NEVER_SPARED))
-		entry->verdict = tag;
+	if (flow->tcp_flags & NEVER_SPARED)
+		return;
+	entry->ifindex = ifindex; /* low bits of the link it leaves by; 0: the stack's to say */
+	entry->verdict = tag;
 }
 
 /* What policy is to count: this packet, and those the flow was spared since. */

@@ -65,7 +65,7 @@ class Pod:
 
     def address(self) -> LxcValue:
         """Its row in cilium_lxc."""
-        return LxcValue(IFINDEX, self.id, raw(self.mac), raw(self.host_mac), self.identity)
+        return LxcValue(1000 + self.id, self.id, raw(self.mac), raw(self.host_mac), self.identity)
 
 
 A = Pod(10, "10.1.0.10", "fd00:10:1::10", 1000, "0a:00:00:00:10:01", "0a:00:00:00:10:02")
@@ -146,6 +146,8 @@ class World:
             for ip in (pod.ip, pod.ip6):
                 self.maps["cilium_lxc"].update(LxcKey(ip_address(ip)).pack(), pod.address().pack())
                 self.identify(ip, pod.identity)
+            link = struct.pack("<I", pod.address().ifindex)
+            self.maps["hive_endpoints"].update(link, pod.config().pack())
             self.allow(pod, ALLOW_ALL)
         for ip in (ROUTER, NODE, ROUTER6, NODE6):
             self.maps["cilium_lxc"].update(LxcKey(ip_address(ip)).pack(), LxcValue(flags=1).pack())
@@ -191,8 +193,12 @@ class World:
         return {PolicyKey.unpack(k): PolicyEntry.unpack(v).packets for k, v in self.policies[pod.id].items()}
 
     def pod_sends(self, pod: Pod, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """The pod sends a packet on its link."""
-        self.maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.config().pack())
+        """The pod sends a packet on the link that every run has; what comes to it goes by another."""
+        row = pod.config().pack()
+        if row != self.maps["hive_endpoints"].lookup(struct.pack("<I", IFINDEX)):
+            self.maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), row)
+            for each in (A, B):
+                self.bump(each.id)
         return self._run("hive_from_pod", packet, repeat)
 
     def host_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:

@@ -26,6 +26,7 @@ ALL = {
     "hive_endpoints",
     "hive_entry",
     "hive_epoch",
+    "hive_links",
     "hive_node",
     "hive_policies",
 }
