@@ -33,7 +33,7 @@ def macs_of(conf: NetConf, pod: Pod, ifname: str) -> MacPair:
     Every value of the configuration is looked at, not only the one that decides. A mode nobody knows is
     random: ``conf.mac_addr_mode not in MODES`` tells.
     """
-    chosen = list(_chosen(conf, pod))
+    chosen = list(_chosen(conf, pod, ifname))
     if conf.mac_addr_mode == "deterministic" and pod.name:
         seed = pod.owner if ifname == _FIRST_INTERFACE else f"{pod.owner}/{ifname}"
         host_seed = f"{pod.owner}/host" if ifname == _FIRST_INTERFACE else f"{pod.owner}/host/{ifname}"
@@ -41,33 +41,37 @@ def macs_of(conf: NetConf, pod: Pod, ifname: str) -> MacPair:
     return MacPair(chosen[0] if chosen else random_mac(), random_mac())
 
 
-def _chosen(conf: NetConf, pod: Pod) -> Iterator[bytes]:
+def _chosen(conf: NetConf, pod: Pod, ifname: str) -> Iterator[bytes]:
     """What is said for this pod, most important first."""
     annotated = (conf.runtime_config.annotations or {}).get(ANNOTATION)
     if annotated:
-        yield _unicast(f"pod annotation {ANNOTATION}", annotated)
+        yield _unicast(annotated, ifname, f"pod annotation {ANNOTATION}")
     if conf.fixed_mac:
-        yield _unicast("fixedMac", conf.fixed_mac)
+        yield _unicast(conf.fixed_mac, ifname, "fixedMac")
     if conf.prefix_mac_map:
         macs = {
-            prefix: _unicast(f"prefixMacMap {prefix}", mac) for prefix, mac in conf.prefix_mac_map.items()
+            prefix: _unicast(mac, ifname, f"prefixMacMap {prefix}")
+            for prefix, mac in conf.prefix_mac_map.items()
         }
         matching = [prefix for prefix in macs if pod.name.startswith(prefix)]
         if matching:
             yield macs[max(matching, key=len)]
 
 
-def _unicast(source: str, text: str) -> bytes:
+def _unicast(text: str, ifname: str, source: str) -> bytes:
+    """The address of one interface; not of a group, not zero."""
     try:
         mac = parse_mac(text)
     except ValueError as error:
-        raise CniError(f"unable to set MAC address: {source}: {error}") from error
+        raise _invalid(text, ifname, f"{source}: {error}") from error
     if mac[0] & 1 or mac == bytes(6):
-        raise CniError(
-            f"unable to set MAC address: {source}: {text} is not the address of one interface:"
-            " it is one of a group, or zero"
-        )
+        raise _invalid(text, ifname, f"{source}: it is not the address of one interface")
     return mac
+
+
+def _invalid(text: str, ifname: str, details: str) -> CniError:
+    message = f"unable to set MAC address on interface {ifname}: address {text}: invalid MAC address"
+    return CniError(message, details=details)
 
 
 def _derived(seed: str) -> bytes:

@@ -267,7 +267,11 @@ class CniServer:
             except HiveError as error:
                 problem = str(error)
         if problem:
-            raise CniError("NotReady", code=NOT_AVAILABLE, details=f"Cilium agent cannot add pods: {problem}")
+            raise CniError(
+                "DaemonHealthzFailed",
+                code=NOT_AVAILABLE,
+                details=f"Cilium agent cannot add pods: {problem}",
+            )
         connection.send(encode_reply(0, b""))
 
     def _collect(self, connection: Connection, call: Call) -> None:

@@ -133,7 +133,7 @@ async def test_an_agent_without_a_router_cannot_add_pods(served: Harness) -> Non
     assert reply.json == {
         "cniVersion": "1.1.0",
         "code": 50,
-        "msg": "NotReady",
+        "msg": "DaemonHealthzFailed",
         "details": "Cilium agent cannot add pods: the router has no addresses",
     }
 

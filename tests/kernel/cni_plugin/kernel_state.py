@@ -1,0 +1,80 @@
+"""Links, addresses, routes and rules of the node and of a pod, in the form of the recordings.
+
+Needs: iproute2, the node's namespaces.   Gives: read_state, PODS.
+Left out, as there: lo, link-local and multicast things.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+Json = Any
+
+POD: Final = "testpod"
+"""The pod's namespace under /var/run/netns."""
+
+
+def read_state() -> Json:
+    """``kernel_after``: what is on the node and in the pod now."""
+    return {"host": _namespace([]), "pod": _namespace(["-n", POD])}
+
+
+def _namespace(where: list[str]) -> Json:
+    addresses = [
+        {"ifname": link["ifname"], **address}
+        for link in _ip(where, "address", "show")
+        for address in link["addr_info"]
+        if link["ifname"] != "lo" and address["scope"] != "link"
+    ]
+    return {
+        "links": [_link(link, where) for link in _ip(where, "link", "show") if link["ifname"] != "lo"],
+        "addrs": addresses,
+        "routes4": _routes(where, "-4"),
+        "routes6": _routes(where, "-6"),
+        "rules4": _ip(where, "-4", "rule", "show"),
+        "rules6": _ip(where, "-6", "rule", "show"),
+        "sysctl": {
+            name: _sysctl(where, name)
+            for name in ("net.ipv4.ip_local_reserved_ports", "net.ipv6.conf.all.disable_ipv6")
+        },
+    }
+
+
+def _link(link: Json, where: list[str]) -> Json:
+    if not where:
+        name = f"net.ipv4.conf.{link['ifname']}.rp_filter"
+        link["sysctl"] = {"net.ipv4.conf.<if>.rp_filter": _sysctl(where, name)}
+    return link
+
+
+def _kept(route: Json) -> bool:
+    destination = str(route["dst"])
+    return (
+        route.get("dev") != "lo"
+        and route.get("type") not in {"broadcast", "multicast", "anycast"}
+        and not destination.startswith(("fe80:", "ff00:"))
+    )
+
+
+def _routes(where: list[str], family: str) -> list[Json]:
+    usual = {"type": "unicast", "table": "main", "scope": "global"}
+    shown = _ip(where, family, "route", "show", "table", "all")
+    return [{**usual, **route} for route in shown if _kept(route)]
+
+
+def _ip(where: list[str], *command: str) -> list[Json]:
+    done = subprocess.run(
+        ["ip", "-d", "-j", *where, *command], capture_output=True, text=True, check=True, timeout=30
+    )
+    return json.loads(done.stdout) if done.stdout.strip() else []
+
+
+def _sysctl(where: list[str], name: str) -> str:
+    path = "/proc/sys/" + name.replace(".", "/")
+    if not where:
+        return Path(path).read_text(encoding="ascii").strip()
+    read = ["ip", "netns", "exec", POD, "cat", path]
+    return subprocess.run(read, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -1,0 +1,161 @@
+"""Our CNI server as the agent of a recording: addresses, refusals and health come from the recorded answers.
+
+Needs: the recordings of Cilium's plugin.   Gives: RecordedNode, serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import structlog
+
+from cells import netlink
+from cells.cni_server.attach import Attacher
+from cells.cni_server.check import Checker
+from cells.cni_server.departures import Departures
+from cells.cni_server.detach import Detacher
+from cells.cni_server.server import CniServer
+from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
+from cells.ipam import Allocation, Family, IPAddress, IpamError
+from cells.netlink import HostLinks, PodLink, mac_text
+from lifecycle import HealthTree, Hive, Lifecycle, invoke
+from tests.unit.cni_server.fakes import FakeNode
+
+Json = Any
+SOCKET = Path("/var/run/cilium/cni.sock")
+
+
+UNASKED: Json = {"deviceMTU": 1500, "addressing": {"ipv4": {"enabled": True, "ip": "10.0.1.5"}}}
+"""The configuration where the recorded plugin did not ask for it."""
+
+
+class RecordedNode(FakeNode):
+    """Answers as the recorded agent did; real links are elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchanges: list[Json] = []
+        """Of the present command."""
+        self.puts: list[Json] = []
+        """Bodies of PUT /endpoint as our ADD would have sent them."""
+        self.hidden = False
+        """Whether endpoints are not to be found."""
+
+    def begin(self, step: Json) -> None:
+        """From now on, answer the requests of this command."""
+        self.exchanges = step["exchanges"]
+        self.puts = []
+        health = self._answer("GET", "/healthz")
+        code, body = (health["status"], health.get("body")) if health else (200, {})
+        broken = isinstance(body, dict) and body.get("overallHealth") == "Failure"
+        self.shown = dict.fromkeys(self.book, State.DISCONNECTED) if broken else {}
+        self.hidden = step["command"] == "CHECK" and code >= 400
+        failing = step["command"] == "STATUS" and code >= 400
+        self.policy_maps = 0 if failing else 100
+        self.refuse = {"wait for a policy map"} if failing else set()
+        deleted = self._answer("DELETE", "/v1/endpoint")
+        if deleted and deleted.get("status", 200) >= 206:
+            self.refuse.add("delete endpoint")
+
+    def _answer(self, method: str, path: str) -> Json:
+        for exchange in self.exchanges:
+            request = exchange["request"]
+            if request["method"] == method and path in request["path"]:
+                return exchange["response"]
+        return None
+
+    @property
+    def mtu(self) -> int:
+        """``deviceMTU`` of the recorded configuration; routes have the same here, as nothing is tunnelled."""
+        return int(self._configuration()["deviceMTU"])
+
+    def _configuration(self) -> Json:
+        answers = [e["response"] for e in self.exchanges if e["request"]["path"] == "/v1/config"]
+        good = [answer["body"]["status"] for answer in answers if answer.get("status") == 200]
+        return good[-1] if good else UNASKED
+
+    def routers(self) -> tuple[IPAddress, ...]:
+        """The recorded node's own addresses."""
+        addressing = self._configuration()["addressing"]
+        found = [addressing[family] for family in ("ipv6", "ipv4") if family in addressing]
+        return tuple(ip_address(each["ip"]) for each in found if each.get("enabled"))
+
+    def allocate_next(
+        self, owner: str, pool: str = "", family: Family | None = None
+    ) -> tuple[Allocation, ...]:
+        """The recorded addresses of the families that are on."""
+        (request,) = [e["request"] for e in self.exchanges if e["request"]["method"] == "POST"]
+        assert unquote(request["path"]) == f"/v1/ipam?owner={owner}"
+        response = self._answer("POST", "/v1/ipam")
+        if response["status"] != 201:
+            raise IpamError(response["status"], response["body"])
+        body = response["body"]
+        given = [
+            Allocation(ip_address(body["address"][name]), body["address"][f"{name}-pool-name"], owner)
+            for name in ("ipv6", "ipv4")
+            if name in body["address"] and body["host-addressing"][name].get("enabled")
+        ]
+        self.addresses.update(each.ip for each in given)
+        return tuple(given)
+
+    def create(self, request: EndpointRequest) -> Endpoint:
+        """Refuse as recorded, or make the endpoint."""
+        self.puts.append(put_body(request))
+        response = self._answer("PUT", "/v1/endpoint")
+        if response["status"] != 201:
+            raise EndpointError(response["status"], response.get("body", ""))
+        return super().create(request)
+
+    def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
+        """None where the recorded agent did not find it."""
+        return None if self.hidden else super().by_attachment(container_id, container_ifname)
+
+
+def put_body(request: EndpointRequest) -> Json:
+    """What Cilium's plugin would have sent, but for timers, state and synchronous build."""
+    body: dict[str, object] = {
+        "addressing": {},
+        "container-id": request.container_id,
+        "container-interface-name": request.container_ifname,
+        "datapath-configuration": {},
+        "host-mac": mac_text(request.host_mac),
+        "interface-index": request.ifindex,
+        "interface-name": request.ifname,
+        "k8s-namespace": request.pod_namespace,
+        "k8s-pod-name": request.pod_name,
+        "k8s-uid": request.pod_uid,
+        "mac": mac_text(request.pod_mac),
+        "netns-cookie": str(request.netns_cookie),
+    }
+    addressing: dict[str, str] = {}
+    for family, ip, pool in (("ipv4", request.ipv4, request.pool), ("ipv6", request.ipv6, request.ipv6_pool)):
+        if ip is not None:
+            addressing |= {family: str(ip), f"{family}-pool-name": pool}
+    body["addressing"] = addressing
+    return {key: value for key, value in body.items() if value or key == "datapath-configuration"}
+
+
+def _root(_links: HostLinks) -> None:
+    """What the hive is started for."""
+
+
+@asynccontextmanager
+async def serving(node: RecordedNode) -> AsyncIterator[None]:
+    """cni.sock, over real links and this node's answers."""
+    async with Hive(netlink.cell, invoke(_root)).started() as hive:
+        links, lifecycle, log = hive.get(HostLinks), Lifecycle("test"), structlog.get_logger()
+        departures = Departures(links, node, lifecycle, HealthTree().reporter("cni"), log)
+        attacher = Attacher(
+            links, node, node, departures, gateways=node.routers, mtu=lambda: node.mtu, log=log
+        )
+        detacher = Detacher(node, departures, log)
+        server = CniServer(
+            SOCKET, attacher, detacher, Checker(node), node, PodLink, lifecycle=lifecycle, log=log
+        )
+        async with departures.running(), server.serving():
+            yield

@@ -1,0 +1,40 @@
+"""Every recording of Cilium's plugin, replayed on ours: stdout, exit code, and the kernel afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.kernel.cni_plugin.differences import ALL, DIFFERENT, EXCLUDED, REPLAYED
+from tests.kernel.cni_plugin.replay import Replay
+from tests.support.namespaces import in_node
+from tests.unit.cni_server.plugin import compiled_plugin
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> None:
+    """Compiled here once, not in each test's child."""
+    compiled_plugin()
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+async def test_our_plugin_does_as_recorded(name: str, in_node: None) -> None:
+    await Replay(name).run()
+
+
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(EXCLUDED) <= set(ALL)
+    assert {name for name, _ in DIFFERENT} <= set(REPLAYED)
+    assert (len(ALL), len(REPLAYED)) == (63, 63 - len(EXCLUDED))
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nplugin recordings: {len(REPLAYED)} replayed, {len(DIFFERENT)} commands of them differing on"
+            f" purpose; {len(EXCLUDED)} not:\n"
+        )
+        for reason, count in Counter(EXCLUDED.values()).most_common():
+            sys.stdout.write(f"  {count:3} {reason}\n")
