@@ -13,7 +13,7 @@ from cells.api.server import Api
 from cells.api.statedb import StateDB
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
-from cells.datapath import Datapath
+from cells.datapath import Datapath, DatapathSettings
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints
 from cells.host_ip_sync import HostIPSync
@@ -32,9 +32,19 @@ def facts(
     *,
     maps: Maps,
     map_settings: MapSettings,
+    datapath_settings: DatapathSettings,
 ) -> Facts:
     """The node, as the answers tell it."""
-    return NodeView(config, devices, ipam, router, datapath, maps=maps, map_settings=map_settings)
+    return NodeView(
+        config,
+        devices,
+        ipam,
+        router,
+        datapath,
+        maps=maps,
+        map_settings=map_settings,
+        datapath_settings=datapath_settings,
+    )
 
 
 def policy_pool(policies: PolicyMaps) -> PolicyPool:

@@ -7,14 +7,16 @@ Gives: NodeFacts, configuration_model, host_addressing, requested_configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cells.api import models
 from cells.endpoint import Enforced, Enforcement
 from cells.ipam import Family, IPAddress
+from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from cells.router import Addressing
 
 SOURCE_IP_VERIFICATION = "SourceIPVerification"
+AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
 ON = frozenset({"enabled", "enable", "true", "on", "1"})
 OFF = frozenset({"disabled", "disable", "false", "off", "0"})
@@ -29,6 +31,8 @@ class NodeFacts:
     addressing: Mapping[Family, Addressing]
     """Router and pod CIDR of each family that is on."""
     mtu: int
+    immutable: Mapping[str, str] = field(default_factory=dict)
+    """Options that are shown, and cannot be changed while the agent runs."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
@@ -56,7 +60,7 @@ def configuration_model(
         status=models.DaemonConfigurationStatus(
             addressing=host_addressing(node),
             realized=spec,
-            immutable={},
+            immutable=dict(node.immutable),
             daemon_configuration_map=dict(settings),
             kvstore_configuration=models.KVStoreConfiguration(),
             datapath_mode=DATAPATH_MODE,
@@ -68,7 +72,20 @@ def configuration_model(
     )
 
 
-def requested_configuration(wanted: models.DaemonConfigurationSpec, now: Enforced) -> Enforced:
+def event_options(flags: int, aggregation: int) -> dict[str, str]:
+    """The options of what the datapath tells of packets; ``flags`` as in NodeConfig, the level 0 to 4."""
+    told = {
+        "DropNotification": NODE_TELLS_DROPS,
+        "TraceNotification": NODE_TELLS_TRACES,
+        "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
+    }
+    options = {name: ENABLED if flags & flag else DISABLED for name, flag in told.items()}
+    return {**options, "MonitorAggregationLevel": AGGREGATION_LEVELS[aggregation]}
+
+
+def requested_configuration(
+    wanted: models.DaemonConfigurationSpec, now: Enforced, immutable: Mapping[str, str]
+) -> Enforced:
     """What PATCH /config asks for; what it does not name stays as it is.
 
     Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
@@ -81,6 +98,10 @@ def requested_configuration(wanted: models.DaemonConfigurationSpec, now: Enforce
         except ValueError:
             raise ValueError(f"invalid option for PolicyEnforcement {wanted.policy_enforcement}") from None
     for name, value in sorted((wanted.options or {}).items()):
+        if name in immutable:
+            if value.lower() != immutable[name].lower():
+                raise ValueError(f"option {name} cannot be changed while the agent runs")
+            continue
         if name != SOURCE_IP_VERIFICATION:
             raise ValueError(
                 f"unknown option {name}: while the agent runs, {SOURCE_IP_VERIFICATION} can be changed"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cells.api.config_mapping import NodeFacts
+from cells.api.config_mapping import NodeFacts, event_options
 from cells.api.status_mapping import StatusFacts
 from cells.config import AgentConfig
-from cells.datapath import Datapath
+from cells.datapath import Datapath, DatapathSettings
 from cells.devices import Device, pod_mtu, uplinks
 from cells.health import agent_version
 from cells.ipam import Ipam
@@ -32,6 +32,7 @@ class NodeView:
         *,
         maps: Maps,
         map_settings: MapSettings,
+        datapath_settings: DatapathSettings,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -40,11 +41,12 @@ class NodeView:
         self._datapath = datapath
         self._maps = maps
         self._map_settings = map_settings
+        self._options = event_options(datapath_settings.event_flags, datapath_settings.aggregation)
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
         mtu = pod_mtu(self._config.mtu, self._devices.all())
-        return NodeFacts(addressing=self._router.addressing(), mtu=mtu)
+        return NodeFacts(addressing=self._router.addressing(), mtu=mtu, immutable=self._options)
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""

@@ -141,7 +141,9 @@ class Operations:
         """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
-            wanted = config_mapping.requested_configuration(body, self._enforcement.now)
+            wanted = config_mapping.requested_configuration(
+                body, self._enforcement.now, self._facts.node().immutable
+            )
         except ValueError as error:
             return answer(400, str(error))
         failed = await self._enforcement.change(wanted)

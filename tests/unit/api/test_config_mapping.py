@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import msgspec
 import pytest
 
-from cells.api.config_mapping import NodeFacts, configuration_model, requested_configuration
+from cells.api.config_mapping import NodeFacts, configuration_model, event_options, requested_configuration
 from cells.api.models import DaemonConfigurationSpec
 from cells.endpoint import Enforced, Enforcement
 from cells.ipam import Family
@@ -14,6 +14,7 @@ from cells.router import Addressing
 V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
 V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))
 NODE = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500)
+EVENTS = event_options(1, 3)
 NOW = Enforced(Enforcement.DEFAULT, source_ip_verification=True)
 
 
@@ -27,6 +28,16 @@ def test_the_plugin_finds_what_it_needs() -> None:
         "policy-enforcement": "default",
     }
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
+
+
+def test_what_the_datapath_tells_of_is_shown_as_immutable() -> None:
+    node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, immutable=EVENTS)
+    assert msgspec.to_builtins(configuration_model(node, {}, NOW))["status"]["immutable"] == {
+        "DropNotification": "Enabled",
+        "TraceNotification": "Disabled",
+        "PolicyVerdictNotification": "Disabled",
+        "MonitorAggregationLevel": "Medium",
+    }
 
 
 def test_each_family_that_is_on_has_its_addressing() -> None:
@@ -46,8 +57,8 @@ def test_each_family_that_is_on_has_its_addressing() -> None:
 @pytest.mark.parametrize("verification", [True, False])
 def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement, verification: bool) -> None:
     now = Enforced(enforcement, verification)
-    assert requested_configuration(configuration_model(NODE, {}, now).spec, now) == now
-    assert requested_configuration(DaemonConfigurationSpec(), now) == now
+    assert requested_configuration(configuration_model(NODE, {}, now).spec, now, EVENTS) == now
+    assert requested_configuration(DaemonConfigurationSpec(options=EVENTS), now, EVENTS) == now
 
 
 @pytest.mark.parametrize(
@@ -68,7 +79,7 @@ def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement
     ],
 )
 def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enforced) -> None:
-    assert requested_configuration(wanted, NOW) == enforced
+    assert requested_configuration(wanted, NOW, EVENTS) == enforced
 
 
 @pytest.mark.parametrize(
@@ -76,9 +87,13 @@ def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enf
     [
         (DaemonConfigurationSpec(policy_enforcement="x"), "invalid option for PolicyEnforcement x"),
         (DaemonConfigurationSpec(options={"MonitorNumPages": "128"}), "unknown option MonitorNumPages"),
+        (
+            DaemonConfigurationSpec(options={"DropNotification": "Disabled"}),
+            "option DropNotification cannot be changed while the agent runs",
+        ),
         (DaemonConfigurationSpec(options={"SourceIPVerification": "7"}), 'invalid option value "7"'),
     ],
 )
 def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        requested_configuration(wanted, NOW)
+        requested_configuration(wanted, NOW, EVENTS)
