@@ -132,6 +132,7 @@ class Datapath:
         if self._dispatchers is not None and self._dispatchers.stale:
             self._attach_everywhere()
             self._dispatchers.settle(self._pins)
+        await self._maps.settle()
         self._log.info("datapath in force", generation=self.generation, build=self.build)
 
     async def _stop(self) -> None:

@@ -2,11 +2,12 @@
 
 Reconciler of nothing by itself: it opens or makes the maps, other cells fill them.
 Needs:  AgentConfig, MapSettings.   Gives: Maps, PolicyMaps, and the layouts and calls to use them with.
-Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. One whose layout or
-        size differs is unpinned and made anew; programs loaded earlier keep the old until they are reloaded.
+Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of one whose layout or
+        size differs the entries are taken over into a new one, or the start refuses; programs loaded earlier
+        keep the old one until they are reloaded.
 
 Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
-preallocate-bpf-maps, policy-map-pool.
+bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 """
 
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin

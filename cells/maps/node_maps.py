@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.maps.bpf import BpfError, pin, unpin
+from cells.maps.bpf import BpfError, pin
 from cells.maps.epochs import Epochs
 from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
+from cells.maps.migration import formers, migrate
 from cells.maps.sizes import MapSettings, sizes
 from cells.maps.specs import map_specs
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
@@ -57,6 +58,8 @@ class Maps:
     """hive_endpoints: ifindex to EndpointConfig."""
     node: Map
     """hive_node: index 0 to NodeConfig."""
+    links: Map
+    """hive_links: rows of hive_endpoints as each processor remembers them; the programs' own."""
     epoch: Map
     """hive_epoch: see Epochs."""
     epochs: Epochs
@@ -124,6 +127,17 @@ class Maps:
         self.epochs = Epochs(self.epoch)
         self.created = frozenset(created)
 
+    async def settle(self) -> None:
+        """Let go of the maps that those of this start replaced, once no program in force uses them."""
+        await to_thread.run_sync(self._settle)
+
+    def _settle(self) -> None:
+        present = {table.spec.name: table for table in self._open}
+        for former in formers(self._directory):
+            if former.name in present:
+                taken = former.settle(present[former.name])
+                self._log.info("former map let go", map=former.name, entries_taken_over=taken)
+
     async def _stop(self) -> None:
         for table in self._open:
             table.close()  # the pins stay: the datapath works on without us
@@ -133,8 +147,8 @@ class Maps:
 def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bool]:
     """The map pinned as ``spec.name``, or a new one pinned there; and whether it is new.
 
-    A pinned one that does not fit is unpinned, not changed: programs that use it keep it until they are
-    loaded anew. Raises HiveError, one line, naming the map.
+    Of a pinned one that does not fit the entries are taken over: see migration. Raises HiveError, one line,
+    naming the map.
     """
     path = directory / spec.name
     try:
@@ -142,11 +156,10 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
             if spec.same_as(pinned.spec):
                 pinned.spec = spec  # which also tells what the kernel does not: the inner map
                 return pinned, False
-            log.warning(
-                "pinned map does not fit, made anew", map=spec.name, old=str(pinned.spec), new=str(spec)
-            )
-            pinned.close()
-            unpin(path)
+            with pinned:
+                table = migrate(pinned, spec, path, log)
+            table.spec = spec
+            return table, True
         table = create_map(spec)
         try:
             pin(table.fd, path)

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from cells import config, maps
-from cells.maps import Maps, MapSpec, MapType, create_map, open_map, pin
+from cells.maps import Maps, MapSpec, MapType, create_map, pin
 from lifecycle import Hive, NotStartedError, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
 from tests.support.namespaces import in_node
@@ -50,22 +50,6 @@ async def test_a_restart_takes_the_maps_over_with_their_contents(in_node: None) 
         assert node.maps.created == frozenset()
         assert {table.spec.name: table.id for table in node.maps.all()} == before
         assert node.maps.node.lookup(bytes(4)) == b"n" * 96
-
-
-async def test_a_map_that_does_not_fit_is_unpinned_and_made_anew(in_node: None) -> None:
-    async with agent() as node:
-        old = node.maps.ct4_tcp.id, node.maps.lxc.id
-    with open_map(GLOBALS / "cilium_ct4_global") as still_used:
-        still_used.update(bytes(14), bytes(56))
-        async with agent(bpf_ct_global_tcp_max=2048) as node:
-            assert node.maps.created == {"cilium_ct4_global", "cilium_ct6_global"}
-            assert node.maps.ct4_tcp.id != old[0]
-            assert node.maps.ct4_tcp.spec.max_entries == 2048
-            assert node.maps.lxc.id == old[1]
-            warning = next(line for line in node.logged if line["log_level"] == "warning")
-            assert (warning["map"], "max 1024" in warning["old"]) == ("cilium_ct4_global", True)
-            assert "max 2048" in warning["new"]
-        assert still_used.lookup(bytes(14)) == bytes(56)
 
 
 async def test_metrics_pinned_by_another_hand_are_corrected(in_node: None) -> None:
