@@ -38,4 +38,5 @@ async def test_the_cell_of_the_guide_greets(capsys: pytest.CaptureFixture[str]) 
     cell = names["cell"]
     assert isinstance(cell, Cell)
     async with Hive(cell, settings={"greeted": "Ada"}).started():
-        assert capsys.readouterr().out == "hello, Ada\n"
+        # The log may be printed there too, if a test before this one has set structlog up.
+        assert "hello, Ada" in capsys.readouterr().out.splitlines()
