@@ -17,7 +17,6 @@ Json = Any
 """A decoded recording, or a part of one."""
 
 NEWER_CLIENT: Final = "client 1.19: a later issue"
-DUAL_STACK: Final = "dual stack: IPv6 is a later issue"
 CHAINED: Final = "chaining on another plugin's link: a later issue"
 CLOUD: Final = "cloud IPAM: out of scope"
 NO_REQUEST: Final = "no request reaches the agent"
@@ -32,20 +31,14 @@ RATE_LIMIT: Final = "rate limits: a later issue"
 EXCLUDED_CNI: Final = {
     "add_agent_503": "our socket does not exist before the agent serves",
     "add_agent_down": NO_REQUEST,
-    "add_bigtcp_reserved_ports_mtu": DUAL_STACK,
-    "add_cni0.2.0_legacy_result": DUAL_STACK,
-    "add_dual_config_but_v4_ipam": DUAL_STACK,
-    "add_endpoint_response_without_networking": BROKEN,
     "add_eni_ipam": CLOUD,
     "add_eni_ipam_missing_master_mac": CLOUD,
-    "add_family_disabled_flag": DUAL_STACK,
     "add_mac_override_invalid": BROKEN,
     "add_unknown_args_no_ignore": NO_REQUEST,
     "chained_generic_veth": CHAINED,
     "chained_put_500": CHAINED,
     "chained_route_mtu_from_config": CHAINED,
     "check_agent_down": NO_REQUEST,
-    "config_content_type_missing": BROKEN,
     "del_queue_full": NO_REQUEST,
     "del_queue_locked_client1.17": NO_REQUEST,
     "fail_config_status_null": BROKEN,
@@ -55,7 +48,6 @@ EXCLUDED_CNI: Final = {
     "fail_ipam_incomplete": BROKEN,
     "fail_put_timeout": STUB_FAULT,
     "gc_client1.17": NO_REQUEST,
-    "lifecycle_dualstack_cni0.3.1": DUAL_STACK,
     "status_client1.17": NO_REQUEST,
     "version_client1.17": NO_REQUEST,
 }

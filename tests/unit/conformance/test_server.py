@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,18 @@ from tests.unit.conformance.shape import differences
 
 pytestmark = pytest.mark.anyio
 
+POD_CIDR6 = "fd00:10:1::/112"
 CONTAINER = "3f2a9c41d0b8e7765a1c0f4e2d9b8a7c6e5d4f3a2b1c0d9e8f7a6b5c4d3e2f10"
 NO_SUCH_PART = {
     "config": {
         "status/nodeMonitor": "there is no monitor",
+        "status/masqueradeProtocols/ipv6": "off",
+        "status/enableRouteMTUForCNIChaining": "off",
+        "status/ipLocalReservedPorts": "off",
+        "status/GROIPv4MaxSize": "off",
+        "status/GROMaxSize": "off",
+        "status/GSOIPv4MaxSize": "off",
+        "status/GSOMaxSize": "off",
         "status/masquerade": "nothing is masqueraded",
         "status/masqueradeProtocols/ipv4": "nothing is masqueraded",
         "status/k8s-configuration": "there is no Kubernetes",
@@ -35,8 +43,6 @@ NO_SUCH_PART = {
     "endpoint": {
         "status/controllers": "endpoints have no controllers",
         "status/namedPorts": "ports have no names without Kubernetes",
-        "status/networking/addressing[]/ipv6": "IPv4 only",
-        "status/networking/addressing[]/ipv6-pool-name": "IPv4 only",
         "status/policy/proxy-policy-revision": "there is no proxy",
         "status/policy/proxy-statistics": "there is no proxy",
         **{
@@ -117,12 +123,17 @@ STUB_FAULTS = {
 
 @pytest.mark.parametrize("name", REPLAYED)
 async def test_recorded_requests_are_answered_as_recorded(name: str, tmp_path: Path) -> None:
-    async with running_node(tmp_path) as node:
+    async with running_node(tmp_path, cidr6=POD_CIDR6 if has_ipv6(name) else "") as node:
         replay = Replay(node)
         for number, exchange in enumerate(exchanges(name)):
             if (name, number) in STUB_FAULTS or exchange["response"].get("status") in STUB_STATUSES:
                 continue
             await replay.exchange(exchange["request"], exchange["response"])
+
+
+def has_ipv6(name: str) -> bool:
+    """Whether anything in the recorded answers is of IPv6."""
+    return re.search(r'"ipv6": ["{]', json.dumps([each["response"] for each in exchanges(name)])) is not None
 
 
 class Replay:
@@ -145,8 +156,10 @@ class Replay:
         compare(request["method"], path, numbered(response.get("body")), got)
         if request["method"] == "POST" and got.status == 201:
             recorded = response["body"]
-            self.ours[recorded["address"]["ipv4"]] = got.body["address"]["ipv4"]
-            self.ours[recorded["ipv4"]["expiration-uuid"]] = got.body["ipv4"]["expiration-uuid"]
+            for family in recorded["address"].keys() & {"ipv4", "ipv6"}:
+                self.ours[recorded["address"][family]] = got.body["address"][family]
+                uuid = recorded[family]["expiration-uuid"]
+                self.ours[uuid] = got.body[family]["expiration-uuid"]
 
     def translated(self, value: Any) -> Any:
         """The request's path or body, with our address and uuid for the recorded ones."""
@@ -188,6 +201,7 @@ def present(node: Node, container: str, number: int | None = None) -> None:
         return
     if number is not None:
         node.kernel.numbers.insert(0, number)
+    addresses = {each.ip.version: each.ip for each in node.ipam.allocate_next("default/web-0")}
     node.endpoints.create(
         EndpointRequest(
             container_id=container,
@@ -196,7 +210,10 @@ def present(node: Node, container: str, number: int | None = None) -> None:
             ifindex=12,
             pod_mac=bytes.fromhex("5e0000000002"),
             host_mac=bytes.fromhex("5e0000000001"),
-            ipv4=IPv4Address(int(node.ipam.allocate_next("default/web-0")[-1].ip)),
+            ipv4=IPv4Address(int(addresses[4])),
+            pool="default",
+            ipv6=IPv6Address(int(addresses[6])) if 6 in addresses else None,
+            ipv6_pool="default",
             pod_name="web-0",
             pod_namespace="default",
             labels=("k8s:app=web", "k8s:pod-template-hash=1"),
