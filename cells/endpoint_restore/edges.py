@@ -3,12 +3,13 @@
 For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, LeftMaps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from cells.endpoint import IPAddress
+from cells.ipam import Family, IPNetwork
 from cells.netlink import LinkInfo
 
 
@@ -37,6 +38,11 @@ class LinkEvents(Protocol):
 
 class RestoreAddresses(Protocol):
     """The address allocator."""
+
+    @property
+    def ranges(self) -> Mapping[Family, IPNetwork]:
+        """The networks of the families that are on."""
+        ...
 
     @property
     def default_pool(self) -> str:

@@ -27,7 +27,7 @@ from cells.endpoint_restore.clear import Clearing, Living
 from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreAddresses, RestoreLinks
 from cells.endpoint_restore.old import OldEndpoints
 from cells.endpoint_restore.validate import alias_owner, fault_of
-from cells.ipam import IpamError
+from cells.ipam import Family, IpamError
 from cells.netlink import LinkInfo
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
 
@@ -162,10 +162,14 @@ class RestoredEndpoints:
         self.failed[number] = fault
 
     def _claim(self, endpoint: Endpoint) -> PolicySlot:
-        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken."""
+        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
+
+        An address of a family that is off now is nobody's to take: it stays the endpoint's.
+        """
         addresses = self._addresses
+        on = [ip for ip in endpoint.addresses if Family.of(ip) in addresses.ranges]
         with ExitStack() as undo:
-            for owned in () if endpoint.datapath.external_ipam else endpoint.addresses:
+            for owned in () if endpoint.datapath.external_ipam else on:
                 pool = endpoint.pool_of(owned) or addresses.default_pool
                 try:
                     addresses.allocate(owned, f"{endpoint.title} [restored]", pool)

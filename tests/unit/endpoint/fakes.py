@@ -1,8 +1,8 @@
 """A kernel and an address allocator of dicts, that can be told to refuse any step."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cells.endpoint import (
 )
 from cells.endpoint.aftercare import Aftercare
 from cells.endpoint.policy import NodePolicy
-from cells.ipam import IPAddress, IpamError
+from cells.ipam import Family, IPAddress, IpamError, IPNetwork
 from cells.maps import PoolEmpty
 from lifecycle import Table
 
@@ -136,6 +136,12 @@ class FakeAddresses:
     taken: dict[IPAddress, str] = field(default_factory=dict)
     released: list[tuple[IPAddress, str]] = field(default_factory=list)
     timers: dict[IPAddress, str] = field(default_factory=dict)
+    ranges: Mapping[Family, IPNetwork] = field(
+        default_factory=lambda: {
+            Family.IPV6: IPv6Network("fd00::/112"),
+            Family.IPV4: IPv4Network("10.0.1.0/24"),
+        }
+    )
     outside: set[IPAddress] = field(default_factory=set)
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:

@@ -9,6 +9,7 @@ from anyio import to_thread
 
 from cells.endpoint import Endpoint, State
 from cells.endpoint_restore import LeftAddress, RestoredEndpoints
+from cells.ipam import Family
 from lifecycle import HealthTree
 from tests.support.waiting import eventually
 from tests.unit.endpoint.fakes import Node, request
@@ -212,6 +213,18 @@ async def test_both_addresses_come_back_ipv6_first_or_none(left: Left, endpoints
     found = left.endpoints.lookup("ipv6:fd00:0::1")
     assert found is not None
     assert found.addresses == (one, IPv4Address("10.0.1.1"))
+
+
+async def test_an_address_of_a_family_that_is_off_now_stays_without_being_claimed(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    both = replace(endpoints[0], ipv6=IPv6Address("fd00::1"), ipv6_pool="default")
+    left.running(both)
+    left.addresses.ranges = {Family.IPV4: left.addresses.ranges[Family.IPV4]}
+    assert (await restart(left)).failed == {}
+    assert list(left.addresses.taken) == [IPv4Address("10.0.1.1")]
+    assert set(left.kernel.lxc) == set(both.addresses)
+    assert left.node.files.scan().endpoints[1].endpoint.addresses == both.addresses
 
 
 async def test_an_endpoint_that_cannot_be_read_goes_with_its_link(
