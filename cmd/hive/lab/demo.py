@@ -3,8 +3,10 @@
 Needs: root, clang, the compiled plugin and objects.   Gives: make_room, run.
 """
 
+import socket
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,6 +27,8 @@ from hive.lab.upgrade import RATE, ids, second_build, tell, upgrade
 PODS = ("pod-1", "pod-2")
 PINGS = 5
 ECHOED = 1 << 20
+SETTINGS = ("--enable-ipv6=true",) if Path("/proc/net/if_inet6").exists() else ()
+"""Of the agents: both families, where the kernel has them."""
 
 
 def make_room(lab: Lab) -> None:
@@ -99,7 +103,7 @@ class Demo:
             "It pins its BPF maps, loads the eBPF programs, makes the pods' gateway (cilium_host), and when "
             "it serves writes the configuration that tells container runtimes which plugin to call.",
         )
-        pid = agent_process.start(self._lab)
+        pid = agent_process.start(self._lab, *SETTINGS)
         seconds = agent_process.wait_ready(self._lab, pid)
         self._story.measured["agent_start_seconds"] = round(seconds, 3)
         self._story.check("it serves", True, f"pid {pid}, {seconds * 1000:.0f} ms after its start")
@@ -123,7 +127,8 @@ class Demo:
         )
         for name in PODS:
             pod = self._attached[name] = pods.add(self._lab, name)
-            self._story.check(f"{name} is added", True, f"{pod.ipv4}, in {pod.seconds * 1000:.1f} ms")
+            addresses = ", ".join(filter(None, (pod.ipv4, pod.ipv6)))
+            self._story.check(f"{name} is added", True, f"{addresses}, in {pod.seconds * 1000:.1f} ms")
             self._inside(pod)
         before = self.kernels[-1]
         with self._lab.open() as node:
@@ -143,7 +148,7 @@ class Demo:
             "talk",
             "They talk",
             "Every packet passes our eBPF at the pod's link: source address check, connection tracking, "
-            "policy, and on to the other pod's link. The gateway's ARP is answered there, too.",
+            "policy, and on to the other pod's link. ARP and neighbour discovery are answered there, too.",
         )
         lab, (one, two) = self._lab, (self._attached[name] for name in PODS)
         with lab.open() as node, lab.open_pod(one.pod) as first, lab.open_pod(two.pod) as second:
@@ -156,6 +161,10 @@ class Demo:
             self._ping(f"ping node  → {two.pod}", node, two.ipv4)
             self._echo(f"TCP  node  → {two.pod}", node, second, two.ipv4, two.gateway)
             self._ping(f"ping {one.pod} → its gateway", first, one.gateway)
+            if one.ipv6:
+                self._ping(f"ping {one.pod} → {two.pod}, IPv6", first, two.ipv6)
+                self._echo(f"TCP  {one.pod} → {two.pod}, IPv6", first, second, two.ipv6, one.ipv6)
+                self._ping(f"ping node  → {two.pod}, IPv6", node, two.ipv6)
 
     def endpoints(self) -> None:
         """What ``hive endpoint list`` prints."""
@@ -180,7 +189,7 @@ class Demo:
         )
         build = second_build(self._lab)
         first, second = (self._attached[name] for name in PODS)
-        seen = upgrade(self._lab, first, second, build)
+        seen = upgrade(self._lab, first, second, build, SETTINGS)
         self.kernels += [seen.before, seen.after]
         tell(self._story, seen)
         kept = {endpoint.addresses(one)["ipv4"] for one in self._endpoints()}
@@ -249,7 +258,7 @@ class Demo:
 
     def _echo(self, what: str, source: Namespaces, target: Namespaces, address: str, seen_as: str) -> None:
         with inside(target):
-            listener = tcp_listener()
+            listener = tcp_listener(socket.AF_INET6 if ":" in address else socket.AF_INET)
         with listener:
             server = target.start(tcp_echo_server, listener)
             began = time.monotonic()

@@ -154,9 +154,9 @@ def udp_socket() -> socket.socket:
     return sock
 
 
-def tcp_listener() -> socket.socket:
+def tcp_listener(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
     """A TCP socket listening on a free port."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind(("", 0))
     sock.listen()
     return sock

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from hive.lab.children import Stop
 
-_ECHO_REQUEST, _ECHO_REPLY = 8, 0
 _ICMP = struct.Struct("!BBHHH")
 _IP_HEADER_WORD = 4
 _PATIENCE = 2.0
@@ -44,34 +43,51 @@ class Route:
         return f"{self.destination}{via} dev {self.device}" + (f" mtu {self.mtu}" if self.mtu else "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """ICMP of one family: what asks, what answers, whether an answer comes with its IP header."""
+
+    family: socket.AddressFamily
+    protocol: int
+    request: int
+    reply: int
+    headed: bool
+
+
+_ECHO = {
+    4: _Echo(socket.AF_INET, socket.IPPROTO_ICMP, 8, 0, headed=True),
+    6: _Echo(socket.AF_INET6, socket.IPPROTO_ICMPV6, 128, 129, headed=False),
+}
+
+
 def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float]:
-    """Send `count` ICMP echo requests; round trips of the answered ones, in seconds. Source: RFC 792."""
+    """Send `count` echo requests; round trips of the answered ones, in seconds. Source: RFC 792, RFC 4443."""
     trips = []
     own = os.getpid() & 0xFFFF
-    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sock:
+    echo = _ECHO[6 if ":" in target else 4]
+    with socket.socket(echo.family, socket.SOCK_RAW, echo.protocol) as sock:
         sock.connect((target, 0))
         for number in range(count):
             body = b"hive lab ping...".ljust(56, b".")
-            header = _ICMP.pack(
-                _ECHO_REQUEST, 0, _checksum(_ICMP.pack(_ECHO_REQUEST, 0, 0, own, number) + body), own, number
-            )
+            # Of ICMPv6 the kernel fills in the checksum.
+            checksum = _checksum(_ICMP.pack(echo.request, 0, 0, own, number) + body) if echo.headed else 0
             began = time.monotonic()
-            sock.send(header + body)
-            if _answered(sock, own, number, began + patience):
+            sock.send(_ICMP.pack(echo.request, 0, checksum, own, number) + body)
+            if _answered(sock, echo, own, number, began + patience):
                 trips.append(time.monotonic() - began)
     return trips
 
 
-def _answered(sock: socket.socket, own: int, number: int, deadline: float) -> bool:
+def _answered(sock: socket.socket, echo: _Echo, own: int, number: int, deadline: float) -> bool:
     while (left := deadline - time.monotonic()) > 0:
         sock.settimeout(left)
         try:
             packet = sock.recv(2048)
         except TimeoutError:
             return False
-        start = (packet[0] & 0xF) * _IP_HEADER_WORD
+        start = (packet[0] & 0xF) * _IP_HEADER_WORD if echo.headed else 0
         kind, _, _, identifier, sequence = _ICMP.unpack_from(packet, start)
-        if (kind, identifier, sequence) == (_ECHO_REPLY, own, number):
+        if (kind, identifier, sequence) == (echo.reply, own, number):
             return True
     return False
 
@@ -88,7 +104,7 @@ def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
     listener.settimeout(0.02)
     while not stop.wait(0):
         try:
-            sock, (peer, _) = listener.accept()
+            sock, (peer, *_) = listener.accept()
         except TimeoutError:
             continue
         with sock:

@@ -4,7 +4,7 @@ Needs: a node with a running agent and two attached pods; clang.   Gives: second
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,8 +62,13 @@ def second_build(lab: Lab) -> Path:
     return next(path for path in objects if path.name == "datapath.o")
 
 
-def upgrade(lab: Lab, source: Attached, target: Attached, datapath_object: Path) -> Upgrade:
-    """Kill the agent with -9 and start one with `datapath_object`, while `source` talks to `target`."""
+def upgrade(
+    lab: Lab, source: Attached, target: Attached, datapath_object: Path, settings: Sequence[str] = ()
+) -> Upgrade:
+    """Kill the agent with -9 and start one with `datapath_object`, while `source` talks to `target`.
+
+    `settings` are what the agent that runs was started with.
+    """
     with lab.open() as node, lab.open_pod(source.pod) as sending, lab.open_pod(target.pod) as receiving:
         before = node.run(look)
         with inside(receiving):
@@ -79,7 +84,7 @@ def upgrade(lab: Lab, source: Attached, target: Attached, datapath_object: Path)
             agent_process.crash(lab)
             killed = time.monotonic()
             time.sleep(WITHOUT)
-            pid = agent_process.start(lab, f"--datapath-object={datapath_object}")
+            pid = agent_process.start(lab, f"--datapath-object={datapath_object}", *settings)
             start = agent_process.wait_ready(lab, pid)
             without_agent = time.monotonic() - killed
             time.sleep(AFTER)
