@@ -8,8 +8,10 @@ sockets accept, so no request is written that nobody drains.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -65,7 +67,7 @@ class DeleteQueue:
         await self._take_lock()
         try:
             for path in sorted(self._directory.glob("*.delete")):
-                self._execute(path)
+                self._take(path)
                 await anyio.lowlevel.checkpoint()
         except OSError as error:
             self.release()
@@ -95,9 +97,20 @@ class DeleteQueue:
             "delete queue not locked: going on without", path=str(path), waited_seconds=self._lock_seconds
         )
 
-    def _execute(self, path: Path) -> None:
-        with path.open("rb") as file:
-            contents = file.read(_LONGEST_REQUEST)
+    def _take(self, path: Path) -> None:
+        """Do what the file asks for and remove it; one that cannot be read stays, and holds up nothing."""
+        try:
+            contents = _read(path)
+        except OSError as error:
+            self._log.warning("queued delete skipped", path=str(path), error=error.strerror or str(error))
+            return
+        self._execute(path, contents)
+        try:
+            path.unlink()
+        except OSError as error:  # it will be done once more at the next start, which harms nobody
+            self._log.warning("queued delete not removed", path=str(path), error=error.strerror or str(error))
+
+    def _execute(self, path: Path, contents: bytes) -> None:
         try:
             container_id = msgspec.json.decode(contents, type=BatchDelete).container_id
         except msgspec.MsgspecError:
@@ -105,4 +118,14 @@ class DeleteQueue:
         else:
             count = self._detacher.detach_container(container_id)
         self._log.info("queued delete done", file=path.name, endpoints=count)
-        path.unlink()
+
+
+def _read(path: Path) -> bytes:
+    """The file's contents; OSError for what is no file, without waiting for anybody as a pipe would."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        return os.read(fd, _LONGEST_REQUEST)
+    finally:
+        os.close(fd)

@@ -68,6 +68,54 @@ async def test_queued_deletes_are_done_and_their_files_go(served: Harness) -> No
         queue.release()
 
 
+async def test_what_cannot_be_read_holds_up_nothing(served: Harness) -> None:
+    await served.call("ADD")
+    queue, lifecycle = queue_of(served)
+    directory = served.folder / "deleteQueue"
+    (directory / "1.delete").mkdir()
+    (directory / "2.delete").symlink_to("gone")
+    os.mkfifo(directory / "3.delete")
+    (directory / "4.delete").write_text('{"container-id":"cid1"}')
+    with capture_logs() as logs:
+        async with started(lifecycle):
+            assert queue.locked
+            assert not served.node.book
+    skipped = [Path(line["path"]).name for line in logs if line["event"] == "queued delete skipped"]
+    assert skipped == ["1.delete", "2.delete", "3.delete"]
+    left = ["1.delete", "2.delete", "3.delete", "lockfile"]
+    assert sorted(path.name for path in directory.iterdir()) == left
+
+
+async def test_a_file_that_cannot_be_removed_is_done_and_told(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.call("ADD")
+    _, lifecycle = queue_of(served)
+    (served.folder / "deleteQueue" / "1.delete").write_text('{"container-id":"cid1"}')
+
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        del missing_ok
+        raise OSError(30, "Read-only file system")
+
+    with capture_logs() as logs, monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        async with started(lifecycle):
+            assert not served.node.book
+    (told,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (told["event"], told["error"]) == ("queued delete not removed", "Read-only file system")
+
+
+async def test_more_requests_than_plugins_may_leave_are_all_done(served: Harness) -> None:
+    await served.call("ADD", "cid299")
+    _, lifecycle = queue_of(served)
+    directory = served.folder / "deleteQueue"
+    for number in range(300):
+        (directory / f"{number}.delete").write_text(f'{{"container-id":"cid{number}"}}')
+    async with started(lifecycle):
+        assert not served.node.book
+        assert [path.name for path in directory.iterdir()] == ["lockfile"]
+
+
 async def test_plugins_are_held_back_until_both_sockets_serve(served: Harness) -> None:
     queue, lifecycle = queue_of(served)
     directory = served.folder / "deleteQueue"
