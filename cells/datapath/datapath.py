@@ -170,6 +170,7 @@ class Datapath:
                 raise
             raise WrongObjectError(path, error) from error
         with loaded:
+            self._maps.catch_up()
             publish(entry, loaded.programs())
         return constants
 

@@ -106,16 +106,18 @@ class Former:
         self._path = path
         self.name = name
 
-    def settle(self, current: Map) -> int:
-        """Take over what came into it since, and let it go; how many entries that were. For maps no program
-        uses any more.
-        """
-        taken = 0
+    def catch_up(self, current: Map) -> int:
+        """Take over what came into it since; how many entries that were."""
         with open_map(self._path) as former:
             alike = (former.spec.key_size, former.value_bytes) == (current.spec.key_size, current.value_bytes)
-            if self.name in _CONNTRACK and alike and former.id != current.id:
-                with map_by_id(current.id, self.name) as own:  # this thread's
-                    taken = sum(_merge(own, key, value) for key, value in former.items())
+            if self.name not in _CONNTRACK or not alike or former.id == current.id:
+                return 0
+            with map_by_id(current.id, self.name) as own:  # this thread's
+                return sum(_merge(own, key, value) for key, value in former.items())
+
+    def settle(self, current: Map) -> int:
+        """Catch up for the last time, no program using it any more, and let it go."""
+        taken = self.catch_up(current)
         unpin(self._path)
         return taken
 

@@ -15,7 +15,7 @@ from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin
 from cells.maps.epochs import Epochs
 from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
-from cells.maps.migration import formers, migrate
+from cells.maps.migration import Former, formers, migrate
 from cells.maps.sizes import MapSettings, sizes
 from cells.maps.specs import map_specs
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
@@ -127,16 +127,28 @@ class Maps:
         self.epochs = Epochs(self.epoch)
         self.created = frozenset(created)
 
+    def catch_up(self) -> None:
+        """Take over what programs in force have written meanwhile to maps that this start replaced.
+
+        Right before others are put in force, in their thread: what begins between this and :meth:`settle` is
+        all that those do not know at first.
+        """
+        for former, current in self._formers():
+            former.catch_up(current)
+
     async def settle(self) -> None:
         """Let go of the maps that those of this start replaced, once no program in force uses them."""
         await to_thread.run_sync(self._settle)
 
     def _settle(self) -> None:
+        for former, current in self._formers():
+            taken = former.settle(current)
+            self._log.info("former map let go", map=former.name, entries_taken_over=taken)
+
+    def _formers(self) -> list[tuple[Former, Map]]:
         present = {table.spec.name: table for table in self._open}
-        for former in formers(self._directory):
-            if former.name in present:
-                taken = former.settle(present[former.name])
-                self._log.info("former map let go", map=former.name, entries_taken_over=taken)
+        found = formers(self._directory)
+        return [(former, present[former.name]) for former in found if former.name in present]
 
     async def _stop(self) -> None:
         for table in self._open:

@@ -2,13 +2,8 @@
 
 import json
 import os
-import socket
 import struct
 import subprocess
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,10 +13,10 @@ from cells.datapath.build import SOURCES, compile_objects, compile_one, find_cla
 from cells.datapath.generation import SLOTS, in_force, read_constants, set_entry
 from cells.maps import open_map, open_program, program_by_id, program_info
 from cells.maps import test_run as run
-from hive.lab.flows import udp_socket
 from lifecycle import HiveError, StartError
-from tests.kernel.datapath.node import LiveNode, LivePod, running
-from tests.support.namespaces import in_node, inside
+from tests.kernel.datapath.node import LiveNode, running
+from tests.kernel.datapath.traffic import Flow, flow, lost
+from tests.support.namespaces import in_node
 from tests.support.waiting import eventually
 
 __all__ = ["in_node"]
@@ -148,7 +143,8 @@ async def test_a_missing_entry_is_made_good(in_node: None) -> None:
 async def test_no_packet_is_lost_while_generations_change(in_node: None, other_build: Path) -> None:
     async with running() as node:
         one, two = node.add_pod(10), node.add_pod(11)
-    with flow(one, two) as (sent, received):
+    with flow(one, two) as traffic:
+        sent, received = traffic
         eventually(lambda: len(received) > 100)
         for step in range(6):
             settings = {"datapath_object": other_build} if step % 2 else {}
@@ -156,49 +152,31 @@ async def test_no_packet_is_lost_while_generations_change(in_node: None, other_b
                 pass
         so_far = len(sent)
         eventually(lambda: len(sent) > so_far + 100)
-    first = min(received)
-    assert set(range(first, len(sent))) - received == set()
+    assert lost(traffic) == set()
 
 
-@contextmanager
-def flow(one: LivePod, two: LivePod) -> Iterator[tuple[list[int], set[int]]]:
-    """A thousand numbered datagrams a second from one pod to the other: those sent, those received."""
-    with inside(two.net):
-        receiver = udp_socket()
-    with inside(one.net):
-        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    target = str(two.ip), receiver.getsockname()[1]
-    receiver.settimeout(1)
-    sent: list[int] = []
-    received: set[int] = set()
-    done = threading.Event()
+def await_more(traffic: Flow, packets: int) -> None:
+    """Until so many have been sent from now on."""
+    until = len(traffic[0]) + packets
+    eventually(lambda: len(traffic[0]) > until)
 
-    def send() -> None:
-        due = time.monotonic()
-        while not done.is_set():
-            sender.sendto(struct.pack("<I", len(sent)), target)
-            sent.append(len(sent))
-            due += 0.001
-            done.wait(max(0.0, due - time.monotonic()))
 
-    def receive() -> None:
-        while not done.is_set() or len(sent) - 1 not in received:
-            try:
-                received.add(struct.unpack("<I", receiver.recv(4))[0])
-            except TimeoutError:
-                return
-
-    threads = [threading.Thread(target=send), threading.Thread(target=receive)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield sent, received
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        receiver.close()
-        sender.close()
+async def test_programs_of_two_generations_forward_side_by_side(in_node: None, other_build: Path) -> None:
+    async with running() as node:
+        node.add_host()
+        one, two = node.add_pod(10), node.add_pod(11)
+        old = {slot: program_by_id(node.datapath.programs[name]) for name, slot in SLOTS.items()}
+    async with running(datapath_object=other_build) as node:
+        new = {slot: program_by_id(node.datapath.programs[name]) for name, slot in SLOTS.items()}
+        with flow(one, two) as pods, flow(None, one) as down, flow(two, None) as up:
+            eventually(lambda: all(len(received) > 50 for _, received in (pods, down, up)))
+            for mixture in [*range(1 << len(SLOTS)), 0]:
+                for slot in old:
+                    set_entry(node.maps.entry, slot, (new if mixture >> slot & 1 else old)[slot])
+                await_more(pods, 50)
+        assert [lost(traffic) for traffic in (pods, down, up)] == [set(), set(), set()]
+        for descriptor in [*old.values(), *new.values()]:
+            os.close(descriptor)
 
 
 def broken(path: Path, fault: tuple[str, str]) -> Path:
@@ -260,15 +238,15 @@ async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
         before = dict(node.datapath.programs)
     for name in DISPATCHERS:  # as after an upgrade that changed them: the pins no longer vouch for them
         (PINS / "cilium/dispatch" / name).unlink()
-    with flow(one, two) as (sent, received):
-        eventually(lambda: len(received) > 100)
+    with flow(one, two) as traffic:
+        eventually(lambda: len(traffic[1]) > 100)
         async with running() as node:
             after = node.datapath.programs
             assert not {after[name] for name in DISPATCHERS} & set(before.values())
             assert attached(one.link) == attached(two.link) == {after["cil_from_container"]}
             assert attached("cilium_host") == {after["cil_to_host"], after["cil_from_host"]}
             assert attached("cilium_net") == {after["cil_to_host"]}
-    assert set(range(min(received), len(sent))) - received == set()
+    assert lost(traffic) == set()
 
 
 async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_host(in_node: None) -> None:

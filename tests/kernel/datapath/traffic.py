@@ -1,0 +1,71 @@
+"""Numbered datagrams at a steady pace between two ends of a live node, to see which are lost.
+
+Needs: LiveNode's pods.   Gives: flow(), lost().
+"""
+
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from hive.lab.flows import udp_socket
+from tests.kernel.datapath.node import ROUTER, LivePod
+from tests.support.namespaces import inside
+
+Flow = tuple[list[int], set[int]]
+"""Numbers sent, numbers received."""
+
+
+def lost(traffic: Flow) -> set[int]:
+    """What was sent since the first datagram arrived, and did not."""
+    sent, received = traffic
+    return set(range(min(received), len(sent))) - received
+
+
+@contextmanager
+def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False) -> Iterator[Flow]:
+    """A thousand numbered datagrams a second from one end to the other; None is the node itself.
+
+    As an ``answer`` they follow one question: let through only as long as connection tracking knows of it.
+    """
+    with inside(target.net) if target else nullcontext():
+        receiver = udp_socket()
+    with inside(source.net) if source else nullcontext():
+        sender = udp_socket()
+    there = str(target.ip if target else ROUTER), receiver.getsockname()[1]
+    receiver.settimeout(1)
+    if answer:
+        receiver.sendto(b"?", (str(source.ip if source else ROUTER), sender.getsockname()[1]))
+        sender.settimeout(5)
+        sender.recv(1)
+    sent: list[int] = []
+    received: set[int] = set()
+    done = threading.Event()
+
+    def send() -> None:
+        due = time.monotonic()
+        while not done.is_set():
+            sender.sendto(struct.pack("<I", len(sent)), there)
+            sent.append(len(sent))
+            due += 0.001
+            done.wait(max(0.0, due - time.monotonic()))
+
+    def receive() -> None:
+        while not done.is_set() or len(sent) - 1 not in received:
+            try:
+                received.add(struct.unpack("<I", receiver.recv(4))[0])
+            except TimeoutError:
+                return
+
+    threads = [threading.Thread(target=send), threading.Thread(target=receive)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sent, received
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        receiver.close()
+        sender.close()
