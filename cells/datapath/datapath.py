@@ -122,6 +122,13 @@ class Datapath:
 
     async def _start(self) -> None:
         try:
+            await self._put_in_force()
+        except BaseException:  # the thread may have finished though we are cancelled
+            await self._stop()
+            raise
+
+    async def _put_in_force(self) -> None:
+        try:
             self._in_force = await anyio.to_thread.run_sync(self._load)
         except LoadError as error:
             if error.log:
