@@ -79,9 +79,10 @@ static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, 
 }
 
 /* Apply a packet to the entry it matched. False if it does not belong to it: a SYN after the end. */
-static __always_inline bool ct_apply(struct ct_entry *entry, struct flow *flow, enum direction direction,
-				     __u32 now)
+VERIFIED_ALONE ct_apply(struct ct_entry *entry, struct flow *flow, enum direction direction, __u32 now)
 {
+	if (!entry || !flow)
+		return false;
 	if (flow->protocol != IPPROTO_TCP) {
 		ct_refresh(entry, config.ct_lifetime_any, flow, direction, now);
 		return true;
@@ -136,8 +137,10 @@ static __always_inline enum ct_status ct_lookup(struct flow *flow, enum directio
 }
 
 /* Enter a flow that policy has let through; 0, or the reason to drop the packet. */
-static __always_inline int ct_create(struct flow *flow, enum direction direction, __u32 now, __u8 family)
+VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now, __u32 family)
 {
+	if (!flow)
+		return DROP_CT_CREATE_FAILED;
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	__u32 lifetime = tcp ? config.ct_lifetime_tcp : config.ct_lifetime_any;
 	struct ct_entry entry = {

@@ -35,12 +35,8 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
 					const struct use *use, __u32 now, __u8 family)
 {
-	enum policy_match match;
-	int refused;
+	int refused = policy_check(skb, flow, EGRESS, status == CT_NEW, use, family);
 
-	refused = policy_check(flow, EGRESS, flow->source, flow->destination_identity, use, &match);
-	if (refused || status == CT_NEW)
-		tell_verdict(skb, flow, EGRESS, refused, MATCHED(match, family));
 	if (refused)
 		return refused;
 	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;

@@ -16,14 +16,11 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 {
 	struct ct_entry *entry;
 	enum ct_status status = ct_lookup(flow, INGRESS, now, family, &entry);
-	enum policy_match match;
 	int refused;
 
 	if (status == CT_REPLY || status == CT_RELATED)
 		return 0;
-	refused = policy_check(flow, INGRESS, flow->destination, flow->source_identity, &use, &match);
-	if (refused || status == CT_NEW)
-		tell_verdict(skb, flow, INGRESS, refused, MATCHED(match, family));
+	refused = policy_check(skb, flow, INGRESS, status == CT_NEW, &use, family);
 	if (refused)
 		return refused;
 	return status == CT_NEW ? ct_create(flow, INGRESS, now, family) : 0;

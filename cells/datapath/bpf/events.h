@@ -141,8 +141,8 @@ static __always_inline void event_send(struct __sk_buff *skb, void *event, __u64
 	bpf_perf_event_output(skb, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
 }
 
-/* Functions of their own, these three: verified once, not for each place that tells. They return nothing of use. */
-__noinline int tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 reason, __u32 direction)
+/* What these three return says nothing. */
+VERIFIED_ALONE tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 reason, __u32 direction)
 {
 	if (!flow)
 		return 0;
@@ -160,7 +160,7 @@ __noinline int tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 r
 	return 0;
 }
 
-__noinline int tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
+VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
 {
 	const struct node_config *node = node_facts();
 
@@ -191,7 +191,7 @@ __noinline int tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 /* How a traced packet came to be: what conntrack said of it, and its family. */
 #define TRACED(status, family) ((status) | (family) << 8)
 
-__noinline int tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int refused, __u32 how)
+VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int refused, __u32 how)
 {
 	if (!flow)
 		return 0;

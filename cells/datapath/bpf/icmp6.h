@@ -112,8 +112,8 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	return answer_pod(skb);
 }
 
-/* The answer to a neighbour solicitation, whose headers are in `flow`. A function of its own: verified once. */
-__noinline int neighbour_respond(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
+/* The answer to a neighbour solicitation, whose headers are in `flow`. */
+VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
 	if (!flow || !self)
 		return DROP(EGRESS, DROP_INVALID);
@@ -141,8 +141,8 @@ __noinline int neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 #define EXCEEDED_QUOTE (sizeof(struct ipv6hdr) + 8) /* of the packet, for its sender to know it by */
 #define EXCEEDED_LENGTH (sizeof(struct icmphdr) + EXCEEDED_QUOTE)
 
-/* Tell the pod that its packet's hops are used up. A function of its own, too. */
-__noinline int hops_exceeded(struct __sk_buff *skb, const struct endpoint_config *self)
+/* Tell the pod that its packet's hops are used up. */
+VERIFIED_ALONE hops_exceeded(struct __sk_buff *skb, const struct endpoint_config *self)
 {
 	if (!self)
 		return DROP(EGRESS, DROP_INVALID);

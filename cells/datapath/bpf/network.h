@@ -70,8 +70,8 @@ static __always_inline bool is_extension(__u32 protocol)
 	       protocol == IPPROTO_AH || protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_NONE;
 }
 
-/* Follow the extension headers; 0, or the reason to drop. A function of its own: verified once, for all its paths. */
-__noinline int follow_extensions(struct __sk_buff *skb, struct extensions *found)
+/* Follow the extension headers; 0, or the reason to drop. */
+VERIFIED_ALONE follow_extensions(struct __sk_buff *skb, struct extensions *found)
 {
 	struct extension header;
 

@@ -68,22 +68,42 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 	return chosen;
 }
 
-/* 0 if the policy of `endpoint` lets the packet pass, else the reason to drop it. Counts the entry's use. */
-static __always_inline int policy_check(const struct flow *flow, enum direction direction, __u32 endpoint,
-					__u32 identity, const struct use *use, enum policy_match *match)
-{
-	void *map = bpf_map_lookup_elem(&hive_policies, &endpoint);
-	struct policy_entry *entry;
+/* What policy said: the reason to drop or 0, and how the entry matched that said so. */
+#define REFUSED(answer) ((answer) & 0xff)
+#define MATCH_OF(answer) ((answer) >> 8)
 
-	*match = MATCH_NONE;
+/* Ask the policy of the flow's endpoint on this side. Counts the entry's use. */
+VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use)
+{
+	enum policy_match match = MATCH_NONE;
+	struct policy_entry *entry;
+	__u32 endpoint, identity;
+	void *map;
+
+	if (!flow || !use)
+		return DROP_POLICY;
+	endpoint = direction == EGRESS ? flow->source : flow->destination;
+	identity = direction == EGRESS ? flow->destination_identity : flow->source_identity;
+	map = bpf_map_lookup_elem(&hive_policies, &endpoint);
 	if (!map)
 		return DROP_ENDPOINT_NOT_READY;
 	if (flow->frag_needed)
 		return 0; /* path MTU discovery is not for policy to break */
-	entry = policy_choose(map, flow, direction, identity, match);
+	entry = policy_choose(map, flow, direction, identity, &match);
 	if (!entry)
 		return DROP_POLICY;
 	__sync_fetch_and_add(&entry->packets, use->packets);
 	__sync_fetch_and_add(&entry->bytes, use->bytes);
-	return entry->bits & POLICY_DENY ? DROP_POLICY_DENY : 0;
+	return (entry->bits & POLICY_DENY ? DROP_POLICY_DENY : 0) | match << 8;
+}
+
+/* 0 if policy lets the packet pass, else the reason to drop it; tells of what is new. */
+static __always_inline int policy_check(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+					bool new, const struct use *use, __u8 family)
+{
+	int answer = policy_ask(flow, direction, use);
+
+	if (unlikely(REFUSED(answer) || new))
+		tell_verdict(skb, flow, direction, REFUSED(answer), MATCHED(MATCH_OF(answer), family));
+	return REFUSED(answer);
 }

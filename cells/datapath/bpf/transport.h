@@ -89,11 +89,14 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 }
 
 /* Fill what the transport header says; 0, or the reason to drop. Pulls: earlier pointers become stale. */
-static __always_inline int parse_transport(struct __sk_buff *skb, struct flow *flow, __u8 family)
+VERIFIED_ALONE parse_transport(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
-	__u32 offset = flow->l4;
 	const void *l4, *end;
+	__u32 offset;
 
+	if (!flow)
+		return DROP_INVALID;
+	offset = flow->l4;
 	if (offset > MAX_HEADERS)
 		return DROP_INVALID;
 	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
