@@ -54,7 +54,8 @@ async def test_whichever_hook_fails_the_agent_ends_cleanly_and_the_pod_lives_on(
             f"agent.{name}"
             for name in (
                 *("config", "netlink", "maps", "devices", "datapath", "conntrack", "ipam", "router"),
-                *("endpoint", "endpoint-restore", "host-ip-sync", "cni-server", "cni-config", "api", "health"),
+                *("endpoint", "endpoint-restore", "host-ip-sync"),
+                *("cni-server", "cni-config", "api", "health"),
             )
         }
         async with started(agent, settings=SETTINGS) as hive:
