@@ -1,10 +1,13 @@
 """The node's maps over starts and restarts."""
 
+import json
+
 import anyio
 import pytest
 
 from cells import config, maps
 from cells.maps import Maps, MapSpec, MapType, create_map, pin
+from cells.maps.specs import policy_spec
 from lifecycle import Hive, NotStartedError, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
 from tests.support.namespaces import in_node
@@ -60,12 +63,34 @@ async def test_metrics_pinned_by_another_hand_are_corrected(in_node: None) -> No
         assert node.maps.metrics.spec.flags == 1
 
 
+PUBLIC = {
+    "cilium_ct4_global": ("lru_hash", 14, 56),
+    "cilium_ct6_global": ("lru_hash", 38, 56),
+    "cilium_ct_any4_global": ("lru_hash", 14, 56),
+    "cilium_ct_any6_global": ("lru_hash", 38, 56),
+    "cilium_events": ("perf_event_array", 4, 4),
+    "cilium_ipcache": ("lpm_trie", 24, 12),
+    "cilium_ipv4_frag_datagrams": ("lru_hash", 12, 4),
+    "cilium_ipv6_frag_datagrams": ("lru_hash", 40, 4),
+    "cilium_lxc": ("hash", 20, 48),
+    "cilium_metrics": ("percpu_hash", 8, 16),
+    "cilium_policy_00001": ("lpm_trie", 12, 24),
+}
+"""Type, key and value size in bytes, of every map that tools open by its path."""
+
+
 async def test_the_tools_of_the_field_see_the_sizes(in_node: None) -> None:
-    async with agent():
-        shown = await anyio.run_process(["bpftool", "map", "show", "pinned", str(GLOBALS / "cilium_lxc")])
-    text = shown.stdout.decode()
-    assert "hash  name cilium_lxc  flags 0x1" in text
-    assert "key 20B  value 48B  max_entries 65535" in text
+    async with agent() as node:
+        with create_map(policy_spec(1, 256)) as policy:
+            pin(policy.fd, GLOBALS / "cilium_policy_00001")
+        assert {name for name in pins() if name.startswith("cilium_")} == PUBLIC.keys()
+        found = {}
+        for name in PUBLIC:
+            shown = await anyio.run_process(["bpftool", "-j", "map", "show", "pinned", str(GLOBALS / name)])
+            told = json.loads(shown.stdout)
+            found[name] = told["type"], told["bytes_key"], told["bytes_value"]
+        assert found == PUBLIC
+        assert node.maps.lxc.spec.max_entries == 65535
 
 
 async def test_a_map_the_kernel_refuses_is_one_clear_line(in_node: None) -> None:

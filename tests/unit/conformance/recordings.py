@@ -159,9 +159,13 @@ def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
 
 REPLAYED, EXCLUDED = _decide()
 COPIED: Final = tuple(
-    sorted(str(path.relative_to(DATA).with_suffix("")) for path in DATA.glob("*/[!_]*.json"))
+    sorted(
+        str(path.relative_to(DATA).with_suffix(""))
+        for directory in ("cni", "dbg")
+        for path in DATA.glob(f"{directory}/[!_]*.json")
+    )
 )
-"""Every recording in the repository: those that are replayed, and some that only the model test reads."""
+"""All in the repository: those that are replayed, and some that only the model test reads."""
 
 
 @cache
