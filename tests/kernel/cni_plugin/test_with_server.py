@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-import structlog
 
-from cells import netlink
-from cells.cni_server.attach import Attacher
-from cells.cni_server.check import Checker
-from cells.cni_server.departures import Departures
-from cells.cni_server.detach import Detacher
-from cells.cni_server.server import CniServer
-from cells.netlink import HostLinks, NetlinkError, PodLink, mac_text
-from lifecycle import HealthTree, Hive, Lifecycle, invoke
+from cells.netlink import NetlinkError, PodLink, mac_text
+from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
-from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import until
-from tests.unit.cni_server.plugin import Ended, environment, run_plugin
+from tests.unit.cni_server.plugin import compiled_plugin, environment, run_plugin
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
-GATEWAY = IPv4Address("10.0.1.5")
-SOCKET = Path("/run/cilium/cni.sock")
-
-
-def root(_links: HostLinks) -> None:
-    """What the tests need of the hive."""
 
 
 class Stubborn(PodLink):
@@ -55,80 +37,16 @@ class Stubborn(PodLink):
         raise NetlinkError(errno.EPERM, f"add route to {name}")
 
 
-@dataclass
-class Node:
-    """A server over real links, with endpoints and addresses of dicts."""
-
-    fakes: FakeNode
-    links: HostLinks
-
-    async def call(self, command: str, pod: Namespaces, cid: str = "cid1", version: str = "1.0.0") -> Ended:
-        """Run the plugin for the pod."""
-        conf = {"cniVersion": version, "name": "cilium", "type": "cilium-cni", "agent-socket": str(SOCKET)}
-        path = f"/proc/{os.getpid()}/fd/{pod.net}"
-        env = environment(command, CNI_NETNS=path, CNI_CONTAINERID=cid)
-        return await anyio.to_thread.run_sync(partial(run_plugin, env, conf))
-
-
-@asynccontextmanager
-async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
-    async with Hive(netlink.cell, invoke(root)).started() as hive:
-        links, fakes, lifecycle, log = (
-            hive.get(HostLinks),
-            FakeNode(),
-            Lifecycle("test"),
-            structlog.get_logger(),
-        )
-        departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
-        attacher = Attacher(
-            links, fakes, fakes, departures, gateways=lambda: fakes.gateways, mtu=lambda: 1400, log=log
-        )
-        detacher = Detacher(fakes, departures, log)
-        server = CniServer(
-            SOCKET, attacher, detacher, Checker(fakes), fakes, open_pod, lifecycle=lifecycle, log=log
-        )
-        async with departures.running(), server.serving():
-            yield Node(fakes, links)
-
-
-@dataclass(frozen=True)
-class Look:
-    """A pod's interfaces, addresses and routes as pyroute2 sees them."""
-
-    links: dict[str, Any]
-    addresses: list[tuple[str, int]]
-    routes: set[tuple[str, str, int]]
-    """Destination, gateway, MTU."""
-
-
-def add_veth(pod: Namespaces) -> None:
-    """An eth0 in the pod that nobody here knows of."""
+def remove_eth0(pod: Namespaces) -> None:
+    """Somebody deletes the pod's link behind our back."""
     from pyroute2 import IPRoute
 
     with inside(pod), IPRoute() as ip:
-        ip.link("add", ifname="eth0", kind="veth", peer={"ifname": "other"})
+        ip.link("del", ifname="eth0")
 
 
 def reverse_path_filter(name: str) -> str:
     return Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").read_text(encoding="ascii").strip()
-
-
-async def look(pod: Namespaces) -> Look:
-    return await anyio.to_thread.run_sync(_look, pod)
-
-
-def _look(pod: Namespaces) -> Look:
-    from pyroute2 import IPRoute
-
-    with inside(pod), IPRoute() as ip:
-        links = {link.get("ifname"): link for link in ip.get_links()}
-        addresses = [(a.get("address"), a["prefixlen"]) for a in ip.get_addr(family=2, label="eth0")]
-        routes = set()
-        for route in ip.get_routes(family=2, table=254):
-            metrics = dict(route.get("metrics", {}).get("attrs", []))
-            destination = f"{route.get('dst') or '0.0.0.0'}/{route['dst_len']}"
-            routes.add((destination, route.get("gateway") or "", metrics.get("RTAX_MTU", 0)))
-    return Look(links, addresses, routes)
 
 
 async def test_a_pod_gets_its_interface_and_loses_it_again(in_node: None) -> None:
@@ -151,10 +69,20 @@ async def test_a_pod_gets_its_interface_and_loses_it_again(in_node: None) -> Non
             assert endpoint.netns_cookie != 0
             assert reverse_path_filter(endpoint.ifname) == "0"
 
+            previous = {**result, "cniVersion": "1.0.0"}
+            assert (await node.call("CHECK", pod, prevResult=previous)).code == 0
+
+            before, links = node.fakes.steps.copy(), node.links.links()
             again = await node.call("ADD", pod)
             assert "already exists" in again.stdout
             after = await look(pod)
-            assert (after.addresses, after.routes) == (seen.addresses, seen.routes)
+            assert (after.addresses, after.routes, after.marks) == (seen.addresses, seen.routes, seen.marks)
+            assert node.links.links() == links
+            assert node.fakes.steps == before
+
+            await anyio.to_thread.run_sync(remove_eth0, pod)
+            checked = await node.call("CHECK", pod, prevResult=previous)
+            assert checked.json["msg"] == "cannot find container link eth0"
 
             assert (await node.call("DEL", pod)).code == 0
             assert not node.fakes.book
@@ -166,7 +94,7 @@ async def test_a_pod_gets_its_interface_and_loses_it_again(in_node: None) -> Non
 async def test_an_add_straight_after_a_delete_works(in_node: None) -> None:
     with new_netns() as pod:
         async with serving() as node:
-            for version in ("0.2.0", "0.3.1", "0.4.0", "1.0.0"):
+            for version in ("0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"):
                 added = await node.call("ADD", pod, version=version)
                 assert (added.code, json.loads(added.stdout)["cniVersion"]) == (0, version)
                 assert (await node.call("DEL", pod, version=version)).code == 0
@@ -205,7 +133,7 @@ async def test_a_leftover_interface_is_replaced(in_node: None) -> None:
 
 
 async def test_a_burst_of_pods_is_attached_and_detached(in_node: None) -> None:
-    pods = [new_netns() for _ in range(20)]
+    pods = [new_netns() for _ in range(100)]
     async with serving() as node:
         for command in ("ADD", "DEL"):
             codes: list[int] = []
@@ -220,3 +148,33 @@ async def test_a_burst_of_pods_is_attached_and_detached(in_node: None) -> None:
         await until(lambda: {link.name for link in node.links.links()} == {"lo"} and node.fakes.clean())
     for pod in pods:
         pod.close()
+
+
+async def test_a_plugin_killed_in_the_middle_of_an_add_leaves_nothing(in_node: None) -> None:
+    with new_netns() as pod:
+        async with serving() as node:
+            node.fakes.policy_maps, node.fakes.may_refill = 0, anyio.Event()
+            env = environment("ADD", CNI_NETNS=path_of(pod))
+            async with await anyio.open_process([compiled_plugin()], env=env) as plugin:
+                assert plugin.stdin is not None
+                await plugin.stdin.send(json.dumps(configuration(cniVersion="1.0.0")).encode())
+                await plugin.stdin.aclose()
+                await until(lambda: "wait for a policy map" in node.fakes.steps)
+                plugin.kill()
+            node.fakes.may_refill.set()
+            await until(lambda: node.fakes.clean() and {each.name for each in node.links.links()} == {"lo"})
+            assert set((await look(pod)).links) == {"lo"}
+            assert (await node.call("ADD", pod)).code == 0
+
+
+async def test_a_delete_of_a_namespace_that_went_takes_the_rest(in_node: None) -> None:
+    pod = new_netns()
+    async with serving() as node:
+        assert (await node.call("ADD", pod)).code == 0
+        pod.close()
+        env = environment("DEL", CNI_NETNS="/run/netns/gone")
+        given = configuration(cniVersion="1.0.0")
+        for _ in range(2):
+            ended = await anyio.to_thread.run_sync(partial(run_plugin, env, given))
+            assert (ended.code, ended.stdout) == (0, "")
+        await until(lambda: node.fakes.clean() and {each.name for each in node.links.links()} == {"lo"})

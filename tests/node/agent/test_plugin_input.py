@@ -46,14 +46,14 @@ def lab() -> Iterator[Lab]:
         ({"CNI_NETNS": "/proc/self/ns/net"}, CONF, 8, "plugin's netns and netns from CNI_NETNS"),
         ({"CNI_ARGS": "K8S_POD_NAME"}, CONF, 999, f'{ARGS} invalid pair "K8S_POD_NAME"'),
         ({"CNI_ARGS": "COLOUR=red"}, CONF, 999, f'{ARGS} unknown args ["COLOUR=red"]'),
-        ({}, CONF | {"chaining-mode": "aws-cni", "prevResult": {"ips": []}}, 7, "chaining-mode aws-cni (network"),
+        ({}, CONF | {"chaining-mode": "aws-cni", "prevResult": {"ips": []}}, 7, "chaining-mode aws-cni (net"),
         ({}, CONF | {"chaining-mode": "nonsense"}, 999, "invalid chaining-mode nonsense"),
         ({}, CONF | {"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type is not"),
         ({}, CONF | {"name": 7}, 6, "error unmarshall network config: "),
         ({}, CONF | {"prevResult": {"ips": []}}, 999, "CNI PrevResult supplied, but not in chaining mode"),
         ({"CNI_COMMAND": "CHECK"}, CONF, 7, "InvalidNetworkConfig"),
         ({}, CONF | {"fixedMac": "01:00:00:00:00:01"}, 999, "unable to set MAC address on interface eth0: "),
-        ({"CNI_COMMAND": "GC"}, CONF | {"cniVersion": "1.1.0"}, 7, "network configuration cilium: cni.dev/valid"),
+        ({"CNI_COMMAND": "GC"}, CONF | {"cniVersion": "1.1.0"}, 7, "network configuration cilium: cni.dev"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_one_error(

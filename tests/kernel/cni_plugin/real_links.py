@@ -1,0 +1,127 @@
+"""The real plugin and the real server over real links, with endpoints and addresses of dicts.
+
+Needs: a node of its own (the fixture in_node).   Gives: serving, Node, Look, look, add_veth.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+
+from cells import netlink
+from cells.cni_server.attach import Attacher
+from cells.cni_server.check import Checker
+from cells.cni_server.departures import Departures
+from cells.cni_server.detach import Detacher
+from cells.cni_server.server import CniServer
+from cells.netlink import HostLinks, PodLink
+from lifecycle import HealthTree, Hive, Lifecycle, invoke
+from tests.support.namespaces import Namespaces, inside
+from tests.unit.cni_server.fakes import FakeNode
+from tests.unit.cni_server.plugin import Ended, environment, run_plugin
+
+SOCKET = Path("/run/cilium/cni.sock")
+
+
+def _root(_links: HostLinks) -> None:
+    """What the tests need of the hive."""
+
+
+@dataclass
+class Node:
+    """A server over real links, with endpoints and addresses of dicts."""
+
+    fakes: FakeNode
+    links: HostLinks
+
+    async def call(
+        self, command: str, pod: Namespaces, cid: str = "cid1", version: str = "1.0.0", **conf: object
+    ) -> Ended:
+        """Run the plugin for the pod."""
+        given = configuration(cniVersion=version, **conf)
+        env = environment(command, CNI_NETNS=path_of(pod), CNI_CONTAINERID=cid)
+        return await anyio.to_thread.run_sync(partial(run_plugin, env, given))
+
+
+def configuration(**keys: object) -> dict[str, object]:
+    """A network configuration for the server here."""
+    return {"name": "cilium", "type": "cilium-cni", "agent-socket": str(SOCKET), **keys}
+
+
+def path_of(pod: Namespaces) -> str:
+    """Path of the pod's namespace."""
+    return f"/proc/{os.getpid()}/fd/{pod.net}"
+
+
+@asynccontextmanager
+async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
+    """cni.sock over this node's links; the MTU is 1400."""
+    async with Hive(netlink.cell, invoke(_root)).started() as hive:
+        links, fakes, lifecycle, log = (
+            hive.get(HostLinks),
+            FakeNode(),
+            Lifecycle("test"),
+            structlog.get_logger(),
+        )
+        departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
+        attacher = Attacher(
+            links, fakes, fakes, departures, gateways=lambda: fakes.gateways, mtu=lambda: 1400, log=log
+        )
+        detacher = Detacher(fakes, departures, log)
+        server = CniServer(
+            SOCKET, attacher, detacher, Checker(fakes), fakes, open_pod, lifecycle=lifecycle, log=log
+        )
+        async with departures.running(), server.serving():
+            yield Node(fakes, links)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A pod's interfaces, addresses and routes as pyroute2 sees them."""
+
+    links: dict[str, Any]
+    addresses: list[tuple[str, int]]
+    routes: set[tuple[str, str, int]]
+    """Destination, gateway, MTU."""
+
+    @property
+    def marks(self) -> dict[str, tuple[object, ...]]:
+        """What makes each link the one it is."""
+        return {
+            name: (link["index"], link.get("address"), link["flags"]) for name, link in self.links.items()
+        }
+
+
+async def look(pod: Namespaces) -> Look:
+    """The pod's IPv4 side."""
+    return await anyio.to_thread.run_sync(_look, pod)
+
+
+def _look(pod: Namespaces) -> Look:
+    from pyroute2 import IPRoute
+
+    with inside(pod), IPRoute() as ip:
+        links = {link.get("ifname"): link for link in ip.get_links()}
+        addresses = [(a.get("address"), a["prefixlen"]) for a in ip.get_addr(family=2, label="eth0")]
+        routes = set()
+        for route in ip.get_routes(family=2, table=254):
+            metrics = dict(route.get("metrics", {}).get("attrs", []))
+            destination = f"{route.get('dst') or '0.0.0.0'}/{route['dst_len']}"
+            routes.add((destination, route.get("gateway") or "", metrics.get("RTAX_MTU", 0)))
+    return Look(links, addresses, routes)
+
+
+def add_veth(pod: Namespaces) -> None:
+    """An eth0 in the pod that nobody here knows of."""
+    from pyroute2 import IPRoute
+
+    with inside(pod), IPRoute() as ip:
+        ip.link("add", ifname="eth0", kind="veth", peer={"ifname": "other"})
