@@ -95,11 +95,18 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	bool to_pod;
 	__u64 tag;
 
-	status = ct_lookup(flow, EGRESS, now, family, &entry);
-	if (likely(status == CT_ESTABLISHED)) {
-		verdict = spare(skb, flow, entry, now, family);
+	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
+	if (likely(!flow->reply_likely)) {
+		entry = ct_entry_of(flow, EGRESS, false, family);
+		verdict = entry ? spare(skb, flow, entry, now, family) : UNDECIDED;
 		if (likely(verdict != UNDECIDED))
 			return verdict;
+	}
+	status = ct_lookup(flow, EGRESS, now, family, &entry);
+	if (status == CT_ESTABLISHED) {
+		verdict = flow->reply_likely ? spare(skb, flow, entry, now, family) : UNDECIDED;
+		if (verdict != UNDECIDED)
+			return verdict; /* the guess was wrong: no answer, though from the lower port */
 		verdict_take(entry, &use);
 	}
 
