@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from scapy.layers.inet import IP
+from scapy.layers.inet6 import IPv6
 
 from cells.maps import test_run
 from tests.bench.stats import Figure, Row, Sample
@@ -31,15 +32,20 @@ def flow(world: World) -> dict[str, tuple[Pod, str, bytes]]:
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
     world.pod_sends(B, from_pod(B) / tcp(B.ip, A.ip, "SA", sport=80, dport=40000))
     world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "S", sport=40001))
+    world.pod_sends(A, from_pod(A) / tcp(A.ip6, B.ip6, "S"))
     packets = {
         "pod to pod, TCP, established": (A, POD, from_pod(A) / tcp(A.ip, B.ip, "A")),
         "pod to pod, TCP, reply": (B, POD, from_pod(B) / tcp(B.ip, A.ip, "A", sport=80, dport=40000)),
         "pod to pod, UDP, established": (A, POD, from_pod(A) / udp(A.ip, B.ip)),
+        "pod to pod, TCP over IPv6, established": (A, POD, from_pod(A) / tcp(A.ip6, B.ip6, "A")),
         "pod to its node, TCP": (A, POD, from_pod(A) / tcp(A.ip, NODE, "A", sport=40001)),
         "node to its pod, TCP, reply": (A, HOST, from_host() / tcp(NODE, A.ip, "A", sport=80, dport=40001)),
     }
     for _, _, packet in packets.values():
-        packet[IP].ttl = HOPS
+        if IPv6 in packet:
+            packet[IPv6].hlim = HOPS
+        else:
+            packet[IP].ttl = HOPS
     return {what: (pod, program, bytes(packet)) for what, (pod, program, packet) in packets.items()}
 
 
