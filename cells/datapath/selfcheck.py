@@ -8,9 +8,10 @@ import struct
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
+from cells.datapath.frames import ARP, IPV4, IPV6, advertisement, arp, ethernet, solicitation, udp, udp6
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadError
 from cells.datapath.settings import DatapathSettings
@@ -26,10 +27,11 @@ from cells.maps import (
     test_run,
 )
 
-TC_ACT_OK, TC_ACT_SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
+TC_ACT_OK, SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
 IFINDEX: Final = 1  # what BPF_PROG_TEST_RUN takes when none is given: lo
 
 POD, NEIGHBOUR, STRANGER = (IPv4Address(f"192.0.2.{n}") for n in (1, 2, 3))  # RFC 5737
+POD6, NEIGHBOUR6, STRANGER6 = (IPv6Address(f"2001:db8::{n}") for n in (1, 2, 3))  # RFC 3849
 POD_MAC, HOST_MAC, BROADCAST = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002"), b"\xff" * 6
 
 
@@ -71,10 +73,11 @@ def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
 
 def set_up(maps: dict[str, Map]) -> None:
     """One pod to send, one to receive, and no policy for either."""
-    pod = EndpointConfig(POD, endpoint_id=1, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC)
+    pod = EndpointConfig(POD, endpoint_id=1, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6)
     neighbour = LxcValue(ifindex=IFINDEX, endpoint_id=2, mac=POD_MAC, node_mac=HOST_MAC, identity=1001)
     maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.pack())
-    maps["cilium_lxc"].update(LxcKey(NEIGHBOUR).pack(), neighbour.pack())
+    for address in NEIGHBOUR, NEIGHBOUR6:
+        maps["cilium_lxc"].update(LxcKey(address).pack(), neighbour.pack())
 
 
 def check(case: Case, program: int, metrics: Map, name: str) -> None:
@@ -97,37 +100,42 @@ def check(case: Case, program: int, metrics: Map, name: str) -> None:
         )
 
 
-def ethernet(destination: bytes, source: bytes, protocol: int) -> bytes:
-    """An Ethernet II header."""
-    return destination + source + struct.pack(">H", protocol)
-
-
-def udp(source: IPv4Address, destination: IPv4Address) -> bytes:
-    """A small datagram in a frame, its UDP checksum left out as RFC 768 allows."""
-    header = struct.pack(">BBHIBBH4s4s", 0x45, 0, 36, 0, 64, 17, 0, source.packed, destination.packed)
-    words = sum(struct.unpack(">10H", header))
-    words = (words & 0xFFFF) + (words >> 16)
-    header = header[:10] + struct.pack(">H", ~(words + (words >> 16)) & 0xFFFF) + header[12:]
-    return ethernet(HOST_MAC, POD_MAC, 0x0800) + header + struct.pack(">HHHH", 40000, 53, 16, 0) + bytes(8)
-
-
-def arp(operation: int, sender: tuple[bytes, IPv4Address], target: tuple[bytes, IPv4Address]) -> bytes:
-    """An ARP message about IPv4 over Ethernet (RFC 826), without the frame."""
-    ends = sender[0] + sender[1].packed + target[0] + target[1].packed
-    return struct.pack(">HHBBH", 1, 0x0800, 6, 4, operation) + ends
+def from_pod(protocol: int, packet: bytes, destination: bytes = HOST_MAC) -> bytes:
+    """A frame of the pod's."""
+    return ethernet(destination, POD_MAC, protocol) + packet
 
 
 CASES: Final = (
     Case(
         "hive_from_pod",
         "a pod asking for its gateway",
-        ethernet(BROADCAST, POD_MAC, 0x0806) + arp(1, (POD_MAC, POD), (bytes(6), STRANGER)),
+        from_pod(ARP, arp(1, (POD_MAC, POD), (bytes(6), STRANGER)), BROADCAST),
         TC_ACT_REDIRECT,
-        becomes=ethernet(POD_MAC, HOST_MAC, 0x0806) + arp(2, (HOST_MAC, STRANGER), (POD_MAC, POD)),
+        becomes=ethernet(POD_MAC, HOST_MAC, ARP) + arp(2, (HOST_MAC, STRANGER), (POD_MAC, POD)),
     ),
-    Case("hive_from_pod", "a source that is not the pod's", udp(STRANGER, NEIGHBOUR), TC_ACT_SHOT, 132),
-    Case("hive_from_pod", "a pod without policy", udp(POD, NEIGHBOUR), TC_ACT_SHOT, 203),
-    Case("hive_from_host", "the host to nobody", udp(STRANGER, POD), TC_ACT_SHOT, 151),
-    Case("hive_from_host", "the host to a pod without policy", udp(STRANGER, NEIGHBOUR), TC_ACT_SHOT, 203),
-    Case("hive_to_host", "anything to the host", udp(POD, STRANGER), TC_ACT_OK),
+    Case(
+        "hive_from_pod",
+        "a pod asking for its neighbour, in IPv6",
+        from_pod(IPV6, solicitation(POD6, POD_MAC, NEIGHBOUR6), bytes.fromhex("3333ff000002")),
+        TC_ACT_REDIRECT,
+        becomes=ethernet(POD_MAC, HOST_MAC, IPV6) + advertisement(NEIGHBOUR6, HOST_MAC, POD6),
+    ),
+    Case(
+        "hive_from_pod", "a source that is not the pod's", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 132
+    ),
+    Case("hive_from_pod", "a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
+    Case("hive_from_host", "the host to nobody", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 151),
+    Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 203),
+    Case("hive_to_host", "anything to the host", from_pod(IPV4, udp(POD, STRANGER)), TC_ACT_OK),
+    Case(
+        "hive_from_pod",
+        "an IPv6 source not the pod's",
+        from_pod(IPV6, udp6(STRANGER6, NEIGHBOUR6)),
+        SHOT,
+        132,
+    ),
+    Case("hive_from_pod", "IPv6 of a pod without policy", from_pod(IPV6, udp6(POD6, NEIGHBOUR6)), SHOT, 203),
+    Case("hive_from_host", "the host to nobody, in IPv6", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 151),
+    Case("hive_from_host", "to no policy, in IPv6", from_pod(IPV6, udp6(STRANGER6, NEIGHBOUR6)), SHOT, 203),
+    Case("hive_to_host", "IPv6 to the host", from_pod(IPV6, udp6(POD6, STRANGER6)), TC_ACT_OK),
 )

@@ -196,14 +196,14 @@ def test_endpoint_and_node_configuration_sit_where_the_programs_look() -> None:
     assert data[8:24] == NODE_MAC + bytes(2) + POD_MAC + bytes(2)
     assert data[24:40].hex() == "040000000a000000ffff000001000000"
     assert NodeConfig.unpack(data) == node
-    dual = NodeConfig(
+    both = NodeConfig(
         *(None, 3, NODE_MAC, 4, POD_MAC, None),
         router_ip6=IPv6Address("fd00::5"),
         pod_cidr6=IPv6Network("fd00::/96"),
         aggregation=3,
     )
-    assert dual.pack()[40:80].hex() == "fd" + "00" * 14 + "05" + "fd" + "00" * 15 + "6000000003000000"
-    assert NodeConfig.unpack(dual.pack()) == dual
+    assert both.pack()[40:80].hex() == "fd" + "00" * 14 + "05" + "fd" + "00" * 15 + "6000000003000000"
+    assert NodeConfig.unpack(both.pack()) == both
 
 
 def test_a_prefix_is_a_network_again() -> None:

@@ -25,6 +25,11 @@ def test_conntrack_grows_with_memory_between_its_limits(memory: int, tcp: int, o
     assert (got.ct_tcp, got.ct_any) == (tcp, other)
 
 
+def test_a_budget_is_shared_as_on_a_node_of_the_field() -> None:
+    got = sizes(MapSettings(bpf_map_dynamic_size_ratio=1), 41561487)  # bytes, as its agent logged
+    assert (got.ct_tcp, got.ct_any) == (145829, 72914)
+
+
 def test_an_option_that_is_set_counts_for_that_map_only() -> None:
     got = sizes(MapSettings(bpf_ct_global_tcp_max=2000), 30 * GIB)
     assert (got.ct_tcp, got.ct_any) == (2000, 141281)
@@ -33,6 +38,11 @@ def test_an_option_that_is_set_counts_for_that_map_only() -> None:
 def test_without_a_ratio_the_defaults_hold() -> None:
     got = sizes(MapSettings(bpf_map_dynamic_size_ratio=0), 30 * GIB)
     assert (got.ct_tcp, got.ct_any, got.policy) == (524288, 262144, 16384)
+
+
+def test_fragments_are_remembered_for_each_family() -> None:
+    specs = map_specs(sizes(MapSettings(bpf_fragments_map_max=256), GIB), preallocate=False, cpus=2)
+    assert [specs[name].max_entries for name in ("fragments4", "fragments6")] == [256, 256]
 
 
 def test_policy_maps_are_capped() -> None:
@@ -53,6 +63,8 @@ def test_policy_maps_are_capped() -> None:
         ),
         (MapSettings(bpf_ct_global_any_max=1 << 25), "bpf-ct-global-any-max=33554432: expected 1024 to"),
         (MapSettings(bpf_policy_map_max=255), "bpf-policy-map-max=255: expected at least 256"),
+        (MapSettings(bpf_fragments_map_max=255), "bpf-fragments-map-max=255: expected 256 to 65536 entries"),
+        (MapSettings(bpf_fragments_map_max=65537), "bpf-fragments-map-max=65537: expected 256 to 65536"),
         (MapSettings(policy_map_pool=0), "policy-map-pool=0: expected 1 to 4095"),
     ],
 )

@@ -1,0 +1,43 @@
+"""How much of the verifier's patience the programs take."""
+
+import os
+import struct
+
+import pytest
+
+from cells.datapath.libbpf import LoadedObject
+from cells.datapath.settings import PACKAGED_OBJECTS
+from cells.maps import program_by_id
+from cells.maps.bpf import buffer, object_info
+from tests.kernel.datapath.node import running
+from tests.support.namespaces import in_node
+
+__all__ = ["in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+ROOM = 250_000
+"""A quarter of what the kernel allows, so that other kernels, which may count more, load them as well."""
+_PROCESSED = 216  # verified_insns in struct bpf_prog_info
+
+
+def processed(descriptor: int) -> int:
+    """Instructions the verifier went through until it accepted a program."""
+    info = buffer(bytes(_PROCESSED + 4))
+    object_info(descriptor, info, "program")
+    (count,) = struct.unpack_from("<I", info.raw, _PROCESSED)
+    return int(count)
+
+
+async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: None) -> None:
+    counts = {}
+    async with running() as node:
+        for name, number in node.datapath.programs.items():
+            descriptor = program_by_id(number)
+            counts[name] = processed(descriptor)
+            os.close(descriptor)
+        with LoadedObject((PACKAGED_OBJECTS / "gc.o").read_bytes(), "gc.o") as collector:
+            collector.use_maps({table.spec.name: table.fd for table in node.maps.conntrack})
+            collector.load()
+            counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}
+    assert len(counts) == 8
+    assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}
