@@ -10,16 +10,9 @@ import pytest
 from tests.kernel.cni_plugin.differences import ALL, DIFFERENT, EXCLUDED, REPLAYED
 from tests.kernel.cni_plugin.replay import Replay
 from tests.support.namespaces import in_node
-from tests.unit.cni_server.plugin import compiled_plugin
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
-
-
-@pytest.fixture(scope="module", autouse=True)
-def plugin() -> None:
-    """Compiled here once, not in each test's child."""
-    compiled_plugin()
 
 
 @pytest.mark.parametrize("name", REPLAYED)
