@@ -7,6 +7,7 @@ Source: the CNI specification, section 4 (ADD). The link comes up last, when eve
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 
 import anyio
 
@@ -88,6 +90,7 @@ class Attacher:
         *,
         gateways: Callable[[], Sequence[IPAddress]],
         mtu: Callable[[], int],
+        state: Path,
         log: Logger,
     ) -> None:
         self._links = links
@@ -96,10 +99,13 @@ class Attacher:
         self._departures = departures
         self._gateways = gateways
         self._mtu = mtu
+        self._state = state
         self._log = log
 
     def problem(self) -> str:
         """What keeps every ADD from working at the moment; "" when nothing is known to."""
+        if not os.access(self._state, os.W_OK | os.X_OK):
+            return f"state directory {self._state} cannot be written"
         try:
             self._mtu()
             return "" if self._gateways() else "the router has no addresses"

@@ -49,6 +49,7 @@ def attacher(
         leaving,
         gateways=lambda: router.gateways,
         mtu=lambda: pod_mtu(config.mtu, devices.all()),
+        state=config.state,
         log=log,
     )
 

@@ -85,8 +85,8 @@ static void explain_no_agent(struct text *message, const struct invocation *call
 	add(message, "\nIs the agent running?");
 }
 
-// What an exchange that brought no answer means to the runtime; `again` is what it should do.
-static int fail_exchange(const struct invocation *call, enum exchange result, const char *again)
+// What an exchange that brought no answer means to the runtime: `code`, and `again` is what it should do.
+static int fail_exchange(const struct invocation *call, enum exchange result, unsigned code, const char *again)
 {
 	struct text message = { 0 };
 	add(&message, "Cilium agent at ");
@@ -109,7 +109,7 @@ static int fail_exchange(const struct invocation *call, enum exchange result, co
 		add(&message, " went away before it answered: ");
 	}
 	add(&message, again);
-	return fail(CNI_TRY_AGAIN, words(&message), "");
+	return fail(code, words(&message), "");
 }
 
 static int print_reply(const struct agent_reply *reply)
@@ -152,7 +152,8 @@ static int do_add(const struct invocation *call)
 		if (result == ANSWERED)
 			return print_reply(&reply);
 		if (result != NOT_DELIVERED)
-			return fail_exchange(call, result, "the attachment is in an unknown state; delete it and add it again");
+			return fail_exchange(call, result, CNI_TRY_AGAIN,
+					     "the attachment is in an unknown state; delete it and add it again");
 		if (fd < 0 || now_ms() >= deadline) {
 			struct text message = { 0 };
 			explain_no_agent(&message, call, ADD_PATIENCE_MS, errno);
@@ -224,10 +225,10 @@ static int do_del(const struct invocation *call)
 	}
 	if (result == ANSWERED)
 		return print_reply(&reply);
-	return fail_exchange(call, result, "delete again");
+	return fail_exchange(call, result, CNI_TRY_AGAIN, "delete again");
 }
 
-// Commands that may be asked twice without harm. `code` is for an agent that is not there.
+// Commands that may be asked twice without harm. `code` is for an agent that is not there, or silent.
 static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms, unsigned code)
 {
 	struct agent_reply reply;
@@ -239,7 +240,7 @@ static int inquire(const struct invocation *call, const struct pod_netns *netns,
 		if (result == ANSWERED)
 			return print_reply(&reply);
 		if (result != NOT_DELIVERED && result != NO_ANSWER)
-			return fail_exchange(call, result, "ask again");
+			return fail_exchange(call, result, code, "ask again");
 		if (fd < 0 || now_ms() >= deadline) {
 			struct text message = { 0 };
 			explain_no_agent(&message, call, patience_ms, errno);

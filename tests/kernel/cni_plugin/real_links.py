@@ -73,7 +73,14 @@ async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
         )
         departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
         attacher = Attacher(
-            links, fakes, fakes, departures, gateways=lambda: fakes.gateways, mtu=lambda: 1400, log=log
+            links,
+            fakes,
+            fakes,
+            departures,
+            gateways=lambda: fakes.gateways,
+            mtu=lambda: 1400,
+            state=SOCKET.parent,
+            log=log,
         )
         detacher = Detacher(fakes, departures, log)
         server = CniServer(

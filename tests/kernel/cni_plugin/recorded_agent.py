@@ -151,7 +151,14 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
         links, lifecycle, log = hive.get(HostLinks), Lifecycle("test"), structlog.get_logger()
         departures = Departures(links, node, lifecycle, HealthTree().reporter("cni"), log)
         attacher = Attacher(
-            links, node, node, departures, gateways=node.routers, mtu=lambda: node.mtu, log=log
+            links,
+            node,
+            node,
+            departures,
+            gateways=node.routers,
+            mtu=lambda: node.mtu,
+            state=SOCKET.parent,
+            log=log,
         )
         detacher = Detacher(node, departures, log)
         server = CniServer(

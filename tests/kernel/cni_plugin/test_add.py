@@ -140,6 +140,33 @@ def test_an_add_whose_agent_dies_over_it_is_not_repeated(pod: Namespaces, sock: 
     close_all(agent.requests[0])
 
 
+def test_the_agents_wish_for_ipv6_is_met_once(pod: Namespaces, sock: Path) -> None:
+    switch = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+    with inside(pod):
+        switch.write_text("1")
+    refusal = reply(1, b'{"code":999,"msg":"IPv6 is off"}\n', wish=1)
+    with StubAgent(sock).answering(answer(refusal), answer(refusal)) as agent:
+        ended = call("ADD", pod, sock)
+    assert (ended.code, ended.json["msg"], ended.stderr) == (1, "IPv6 is off", "")
+    assert len(agent.requests) == 2
+    with inside(pod):
+        assert switch.read_text() == "0\n"
+    for seen in agent.requests:
+        close_all(seen)
+
+
+def test_a_check_waits_for_an_agent_and_tells_the_runtime_to_try_again(pod: Namespaces, sock: Path) -> None:
+    ended = call("CHECK", pod, sock)
+    assert (ended.code, ended.json["code"], ended.json["msg"]) == (1, 11, "DaemonDown")
+    thread, late = start("CHECK", pod, sock)
+    with StubAgent(sock).answering(hang_up, answer(reply(0, b""))) as agent:
+        thread.join()
+    assert (late[0].code, late[0].stdout) == (0, "")
+    assert len(agent.requests) == 2
+    for seen in agent.requests:
+        close_all(seen)
+
+
 def test_a_delete_without_an_agent_takes_the_interface_down(pod: Namespaces, sock: Path) -> None:
     add_veth(pod)
     assert interfaces(pod) == {"lo", "eth0", "peer0"}

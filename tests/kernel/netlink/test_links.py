@@ -197,6 +197,21 @@ def pod_network() -> tuple[list[str], list[tuple[str, str | None, int, int | Non
     return addresses, sorted(routes)
 
 
+async def test_a_pods_addresses_are_told_by_the_name_of_the_link(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        link, addresses = PodLink(fd), (IPv6Address("fd00::7"), IPv4Address("10.0.1.7"))
+        assert link.addresses("eth0") == frozenset()
+        gateways = (IPv6Address("fd00::5"), IPv4Address("10.0.1.5"))
+        link.configure(created.pod_ifindex, "eth0", addresses, gateways, 1400)
+        found = link.addresses("eth0")
+        assert found is not None
+        assert {ip for ip in found if not ip.is_link_local} == set(addresses)
+        assert link.addresses("net1") is None
+        os.close(fd)
+
+
 async def test_an_old_link_in_the_pod_can_be_deleted_by_name(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         fd = in_pod(pod)

@@ -104,6 +104,7 @@ class Harness:
             self.departures,
             gateways=lambda: self.node.gateways,
             mtu=lambda: MTU,
+            state=folder,
             log=log,
         )
         self.server = CniServer(

@@ -72,9 +72,9 @@ def run_plugin(env: Mapping[str, str], stdin: object) -> Ended:
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def reply(exit_code: int, stdout: bytes, *, version: int = 1) -> bytes:
+def reply(exit_code: int, stdout: bytes, *, version: int = 1, wish: int = 0) -> bytes:
     """A reply packet."""
-    return HEADER.pack(b"HCNI", version, 0, exit_code, len(stdout)) + stdout
+    return HEADER.pack(b"HCNI", version, wish, exit_code, len(stdout)) + stdout
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +137,15 @@ async def test_an_agent_without_a_router_cannot_add_pods(served: Harness) -> Non
         "msg": "DaemonHealthzFailed",
         "details": "Cilium agent cannot add pods: the router has no addresses",
     }
+
+
+async def test_an_agent_that_cannot_write_its_state_cannot_add_pods(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    reply = await status(served)
+    assert reply.json["code"] == 50
+    assert reply.json["details"].endswith(f"state directory {served.folder} cannot be written")
 
 
 async def test_an_agent_that_cannot_make_policy_maps_cannot_add_pods(served: Harness) -> None:

@@ -1,0 +1,66 @@
+"""The plugin's STATUS and GC against a stub agent; CHECK needs a namespace and is tried with the kernel."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cni_server.plugin import (
+    Ended,
+    Seen,
+    StubAgent,
+    answer,
+    environment,
+    hang_up,
+    reply,
+    run_plugin,
+)
+
+NOTHING_OF_A_POD = dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"))
+
+
+@pytest.fixture
+def sock(tmp_path: Path) -> Path:
+    return tmp_path / "cni.sock"
+
+
+def call(command: str, sock: Path) -> Ended:
+    conf = {"cniVersion": "1.1.0", "name": "cilium", "type": "cilium-cni", "agent-socket": str(sock)}
+    return run_plugin(environment(command, **NOTHING_OF_A_POD), conf)
+
+
+@pytest.mark.parametrize("command", ["STATUS", "GC"])
+def test_the_agent_is_asked_and_its_answer_printed(command: str, sock: Path) -> None:
+    with StubAgent(sock).answering(answer(reply(0, b"")), answer(reply(1, b'{"code":50}\n'))) as agent:
+        first, second = call(command, sock), call(command, sock)
+    assert (first.code, first.stdout) == (0, "")
+    assert (second.code, second.json) == (1, {"code": 50})
+    assert [seen.environment["CNI_COMMAND"] for seen in agent.requests] == [command] * 2
+    assert [seen.fds for seen in agent.requests] == [[], []]
+
+
+@pytest.mark.parametrize(("command", "code"), [("STATUS", 50), ("GC", 11)])
+def test_without_an_agent_each_has_its_code(command: str, code: int, sock: Path) -> None:
+    ended = call(command, sock)
+    assert (ended.code, ended.json["code"], ended.json["msg"]) == (1, code, "DaemonDown")
+    assert f"dial unix {sock}: connect: no such file or directory" in ended.json["details"]
+
+
+@pytest.mark.parametrize("command", ["STATUS", "GC"])
+def test_an_agent_that_dies_over_it_is_asked_again(command: str, sock: Path) -> None:
+    with StubAgent(sock).answering(hang_up, answer(reply(0, b""))) as agent:
+        assert call(command, sock).code == 0
+    assert len(agent.requests) == 2
+
+
+def test_a_silent_agent_is_not_taken_for_a_good_one(sock: Path) -> None:
+    def be_silent(connected: socket.socket, seen: Seen) -> None:
+        del seen
+        assert connected.recv(1) == b""  # the plugin has given up
+
+    with StubAgent(sock).answering(be_silent):
+        ended = call("STATUS", sock)
+    assert (ended.code, ended.json["code"]) == (1, 50)
+    assert "did not answer in time" in ended.json["msg"]
