@@ -41,7 +41,7 @@ def test_every_setting_of_the_agent_has_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--enable-ipv6=true"], "IPv6 is not built yet"),
+        (["--enable-ipv4=false"], "a pod needs an address"),
         (["--mtu=12"], "mtu=12"),
         (["--mut=1500"], "did you mean --mtu?"),
         (["--config-dir=/nowhere"], "expected a directory"),
