@@ -13,9 +13,11 @@ from cells.maps.map import Map, MapSpec, create_map, map_by_id, open_map
 from cells.maps.policy_map import PolicyMap
 from cells.maps.sizes import ENDPOINT_IDS
 from cells.maps.specs import policy_name, policy_spec
-from lifecycle import Logger
+from lifecycle import HiveError, Logger
 
 _PIN = re.compile(r"cilium_policy_(?:v\d+_)?\d+")
+_OWN_CONNTRACK = re.compile(r"cilium_ct(?:_any)?[46]_\d+")
+"""Conntrack maps of single endpoints, which Cilium had up to 1.16: we have none."""
 _CANONICAL = re.compile(r"cilium_policy_\d{5}")
 _index = struct.Struct("<I").pack
 
@@ -74,14 +76,15 @@ class PolicyPins:
         return pinned, spare
 
     def sweep(self, known: set[int]) -> None:
-        """Remove the pins of policy maps no endpoint has, of other versions' layouts too.
+        """Remove the pins of maps no endpoint has, of other versions' layouts too.
 
         One map of another layout makes `cilium-dbg bpf policy get --all` fail altogether.
         """
         wanted = {policy_name(each) for each in known}
         for path in self._directory.iterdir():
-            if _PIN.fullmatch(path.name) and path.name not in wanted:
-                self._log.info("stale policy map removed", map=path.name)
+            stale = _PIN.fullmatch(path.name) and path.name not in wanted
+            if stale or _OWN_CONNTRACK.fullmatch(path.name):
+                self._log.info("stale map of an endpoint removed", map=path.name)
                 unpin(path)
 
     def _policy(self, endpoint_id: int, table: Map) -> PolicyMap:
@@ -107,12 +110,18 @@ class PolicyPins:
         return policy
 
     def _copied(self, table: Map, wanted: MapSpec) -> Map:
-        """A map as wanted, with the entries of the old one where only its size differs."""
+        """A map as wanted, with the entries of the old one where only its size differs.
+
+        HiveError if they do not fit: part of a policy could allow what the whole denies.
+        """
         entries = []
         if (table.spec.key_size, table.spec.value_size) == (wanted.key_size, wanted.value_size):
             entries = list(table.items())
         if len(entries) > wanted.max_entries:
-            entries = []  # part of a policy could allow what the whole denies
+            raise HiveError(
+                f"bpf-policy-map-max={wanted.max_entries}: {wanted.name} has {len(entries)} entries; "
+                f"leave it at {table.spec.max_entries}"
+            )
         self._log.warning(
             "policy map does not fit, made anew",
             map=wanted.name,

@@ -23,8 +23,8 @@ from cells.maps import (
     open_map,
     pin,
 )
-from lifecycle import HiveError
-from tests.kernel.maps.nodes import GLOBALS, agent, policy_pins
+from lifecycle import HiveError, StartError
+from tests.kernel.maps.nodes import GLOBALS, agent, pins, policy_pins
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -179,6 +179,19 @@ async def test_a_map_of_another_size_is_exchanged_with_its_entries(in_node: None
             assert pinned.id == policy.map.id
 
 
+async def test_a_policy_too_large_for_the_new_size_refuses_the_start(in_node: None) -> None:
+    async with agent(bpf_policy_map_max=512) as node:
+        policy = node.policies.acquire()
+        policy.replace({PolicyKey(identity, egress=False): PolicyEntry() for identity in range(300)})
+    with pytest.raises(StartError) as refused:
+        async with agent(bpf_policy_map_max=256):
+            pass
+    text = "bpf-policy-map-max=256: cilium_policy_00001 has 300 entries; leave it at 512"
+    assert refused.group_contains(HiveError, match=text)
+    async with agent(bpf_policy_map_max=512) as node:
+        assert len(node.policies.adopt(1).dump()) == 300
+
+
 async def test_a_pinned_map_the_datapath_does_not_know_is_entered(in_node: None) -> None:
     async with agent() as node:
         policy = node.policies.acquire()
@@ -193,8 +206,9 @@ async def test_a_pinned_map_the_datapath_does_not_know_is_entered(in_node: None)
 async def test_stale_pins_go(in_node: None) -> None:
     GLOBALS.mkdir(parents=True)
     stale = ["cilium_policy_7", "cilium_policy_000008", "cilium_policy_v2_00009", "cilium_policy_60000"]
+    own = ["cilium_ct4_01234", "cilium_ct_any6_01234"]
     with create_map(MapSpec("cilium_policy", MapType.LPM_TRIE, 12, 8, 16, NO_PREALLOC)) as other:
-        for name in (*stale, "cilium_policystats"):
+        for name in (*stale, *own, "cilium_policystats"):
             pin(other.fd, GLOBALS / name)
     async with agent() as node:
         assert policy_pins() == set(stale[2:])
@@ -202,6 +216,7 @@ async def test_stale_pins_go(in_node: None) -> None:
         await node.policies.sweep()
         assert policy_pins() == {f"cilium_policy_{policy.endpoint_id:05d}"}
         assert (GLOBALS / "cilium_policystats").exists()
+        assert not pins() & set(own)
 
 
 async def test_a_pin_in_the_way_is_replaced(in_node: None) -> None:
