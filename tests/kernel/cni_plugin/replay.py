@@ -58,6 +58,8 @@ class Replay:
         self.node = RecordedNode()
         self.seen: dict[str, object] = {}
         """What stands for each placeholder here."""
+        self.ended = anyio.Event()
+        """Set once the plugin has ended, where there is one command."""
 
     async def run(self) -> None:
         """Prepare the node, run every command, compare."""
@@ -95,7 +97,6 @@ class Replay:
     async def _start_late(self, number: int, step: Json) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._command, number, step)
-            await anyio.lowlevel.checkpoint()
             done = anyio.Event()
 
             async def serve() -> None:
@@ -116,7 +117,6 @@ class Replay:
                     await self.ended.wait()
 
     async def _command(self, number: int, step: Json) -> None:
-        self.ended = anyio.Event()
         difference = DIFFERENT.get((self.name, number))
         if (command := BEFORE.get(step.get("note", ""))) is not None:
             await anyio.to_thread.run_sync(partial(subprocess.run, command.split(), check=True))
