@@ -67,6 +67,9 @@ static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struc
 {
 	const struct known_link *link = NULL;
 
+	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, tells which they are. */
+	if (entry->lifetime != now + ct_lifetime(entry, flow))
+		return UNDECIDED;
 	if (entry->ifindex) {
 		link = link_to(entry->ifindex, &flow->daddr, family);
 		if (!link || flow->ttl <= 1)

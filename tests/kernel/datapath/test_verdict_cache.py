@@ -89,6 +89,18 @@ def test_flags_that_change_a_connection_are_never_spared(world: World) -> None:
     assert all(closing)
 
 
+@pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
+@pytest.mark.parametrize("idle", [256, 1 << 16])
+def test_a_verdict_of_long_ago_is_not_taken_for_one_of_this_second(
+    world: World, packet: Packet, idle: int
+) -> None:
+    """The remembered second has few bits: a flow that was idle for just so long comes back to the same ones."""
+    establish(world, packet)
+    world.age(idle)
+    world.allow(A, [], by_hand=True)
+    assert world.pod_sends(A, packet).dropped == (133, EGRESS)
+
+
 def test_the_host_is_asked_every_time(world: World) -> None:
     packet = from_host() / udp(ROUTER, A.ip)
     for _ in range(3):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
 
+import msgspec
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
@@ -225,3 +226,12 @@ class World:
         """The conntrack entries."""
         table = self.maps[f"cilium_ct{version}_global" if tcp else f"cilium_ct_any{version}_global"]
         return {CtKey.unpack(k): CtEntry.unpack(v) for k, v in table.items()}
+
+    def age(self, seconds: int) -> None:
+        """Have every connection be that much older; what an entry remembers besides its times stays."""
+        for name in ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global"):
+            table = self.maps[name]
+            for key, value in list(table.items()):
+                entry = CtEntry.unpack(value)
+                older = max(entry.lifetime - seconds, 0)
+                table.update(key, msgspec.structs.replace(entry, lifetime=older).pack())
