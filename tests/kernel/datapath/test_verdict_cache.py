@@ -94,7 +94,7 @@ def test_flags_that_change_a_connection_are_never_spared(world: World) -> None:
 def test_a_verdict_of_long_ago_is_not_taken_for_one_of_this_second(
     world: World, packet: Packet, idle: int
 ) -> None:
-    """The remembered second has few bits: a flow that was idle for just so long comes back to the same ones."""
+    """The remembered second has few bits: after just so long they are the same again."""
     establish(world, packet)
     world.age(idle)
     world.allow(A, [], by_hand=True)

@@ -229,7 +229,12 @@ class World:
 
     def age(self, seconds: int) -> None:
         """Have every connection be that much older; what an entry remembers besides its times stays."""
-        for name in ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global"):
+        for name in (
+            "cilium_ct4_global",
+            "cilium_ct_any4_global",
+            "cilium_ct6_global",
+            "cilium_ct_any6_global",
+        ):
             table = self.maps[name]
             for key, value in list(table.items()):
                 entry = CtEntry.unpack(value)
