@@ -34,7 +34,7 @@ def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False
     with inside(source.net) if source else nullcontext():
         sender = udp_socket()
     there = str(target.ip if target else ROUTER), receiver.getsockname()[1]
-    receiver.settimeout(1)
+    receiver.settimeout(5)  # the first may have to wait for a second question for the gateway
     if answer:
         receiver.sendto(b"?", (str(source.ip if source else ROUTER), sender.getsockname()[1]))
         sender.settimeout(5)
@@ -55,6 +55,7 @@ def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False
         while not done.is_set() or len(sent) - 1 not in received:
             try:
                 received.add(struct.unpack("<I", receiver.recv(4))[0])
+                receiver.settimeout(1)
             except TimeoutError:
                 return
 
