@@ -14,6 +14,9 @@ from cells.cni_config.chained import find_target, splice
 from cells.cni_config.settings import CniConfigSettings
 from cells.cni_config.templates import Plugin, conflist
 
+POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
+"""Has containerd and CRI-O tell the plugin of the pod's annotations; one may name its MAC address."""
+
 DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
 
 
@@ -34,6 +37,8 @@ class Contents:
         plugin |= {"enable-debug": self._debug, "log-file": settings.cni_log_file}
         if not chained and settings.chaining_mode != "flannel":  # a chained plugin makes no interface
             plugin |= settings.mac_keys()
+            if settings.mac_keys():
+                plugin["capabilities"] = POD_ANNOTATIONS
         if self._socket != DEFAULT_SOCKET:
             plugin["agent-socket"] = str(self._socket)
         return plugin

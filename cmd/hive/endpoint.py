@@ -32,7 +32,7 @@ def command() -> None:
 def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: bool) -> None:
     """List the endpoints: one for every pod interface on this node.
 
-    A terminal too narrow for the labels shows them below their endpoint.
+    A terminal too narrow for the labels shows them below their endpoint; if need be, the IPv6 address too.
     """
     endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
     endpoints.sort(key=lambda endpoint: endpoint["id"])
@@ -55,13 +55,20 @@ def render(endpoints: list[dict[str, Any]], width: int | None, *, headers: bool 
     lines = table(wide, len(header)) if wide else []
     if width is None or all(len(click.unstyle(line)) <= width for line in lines):
         return lines
-    return _stacked([(*line[:LABELS], *line[LABELS + 1 :]) for line in header], rows, len(header))
+    short = [(*line[:LABELS], *line[LABELS + 1 :]) for line in header]
+    lines = _stacked(short, rows, len(header))
+    if all(len(click.unstyle(line)) <= width for line in lines):
+        return lines
+    below = [
+        ((*cells[:LABELS], "", *cells[LABELS + 1 :]), [cells[LABELS], *labels]) for cells, labels in rows
+    ]
+    return _stacked(short, below, len(header))
 
 
 def _stacked(
     header: list[tuple[str, ...]], rows: list[tuple[tuple[str, ...], list[str]]], header_lines: int
 ) -> list[str]:
-    # The policy columns share their first words, and IPv6 stays away while nobody has it.
+    # The policy columns share their first words, and IPv6 stays away while nobody has it in its column.
     short = [
         tuple(
             cell.replace("POLICY (ingress)", "INGRESS").replace("POLICY (egress)", "EGRESS") for cell in line
@@ -75,7 +82,7 @@ def _stacked(
     result = lines[: len(short)]
     for line, (_, labels) in zip(lines[len(short) :], rows, strict=True):
         result.append(line)
-        result.extend(click.style(f"    {label}", fg=QUIET) for label in labels)
+        result.extend(click.style(f"    {label}", fg=QUIET) for label in labels if label)
     return result
 
 

@@ -49,8 +49,8 @@ def touched() -> list[Path]:
             f"--state-dir=/run/{'x' * 100}: too long for the sockets in it, expected at most 95 bytes",
         ),
         (
-            "--enable-ipv6=true",
-            "--enable-ipv6=true: IPv6 is not built yet (docs/status.md); leave it false",
+            "--enable-ipv4=false",
+            "--enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true",
         ),
         (
             "--ipam=kubernetes",
@@ -67,7 +67,10 @@ def touched() -> list[Path]:
         ("--agent-health-port=0", "--agent-health-port=0: expected a TCP port, 1 to 65535"),
         (
             "--cni-chaining-mode=generic-veth",
-            "--cni-chaining-mode=generic-veth: chaining is not built yet (docs/status.md); expected none",
+            (
+                "--cni-chaining-mode=generic-veth: set cni-chaining-target too,"
+                " the network our plugin is added to"
+            ),
         ),
         (
             "--config-dir=/no/such",
@@ -107,11 +110,14 @@ def test_a_wrong_file_is_told_by_its_path(node: Lab, tmp_path: Path) -> None:
 def test_every_mistake_has_its_line(node: Lab, tmp_path: Path) -> None:
     (tmp_path / "policy-map-pool").write_text("none")
     flags = ("--nonsense", "5", "--ipv4-range=10.0.0.0", f"--config-dir={tmp_path}")
-    ended = run_agent(node, *flags, env={"CILIUM_ENABLE_IPV6": "true"})
+    ended = run_agent(node, *flags, env={"CILIUM_ENABLE_IPV4": "false"})
     assert ended.code == 2
     assert sorted(ended.told) == [
         "hive: --ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16",
         "hive: --nonsense: no such setting",
         f"hive: {tmp_path}/policy-map-pool: 'none': expected a whole number",
-        "hive: CILIUM_ENABLE_IPV6=true: IPv6 is not built yet (docs/status.md); leave it false",
+        (
+            "hive: CILIUM_ENABLE_IPV4=false and enable-ipv6=false: a pod needs an address;"
+            " leave one of them true"
+        ),
     ]

@@ -64,7 +64,8 @@ def test_mac_keys_only_when_set_and_normalised(tmp_path: Path) -> None:
         cni_prefix_mac_map='{"sts-": "aabb.cc00.0003"}',
     )
     plugin = found["plugins"][0]
-    assert list(plugin)[-3:] == ["macAddrMode", "fixedMac", "prefixMacMap"]
+    assert list(plugin)[-4:] == ["macAddrMode", "fixedMac", "prefixMacMap", "capabilities"]
+    assert plugin["capabilities"] == {"io.kubernetes.cri.pod-annotations": True}
     assert plugin["fixedMac"] == "aa:bb:cc:00:00:02"
     assert plugin["prefixMacMap"] == {"sts-": "aa:bb:cc:00:00:03"}
     assert contents(tmp_path, cni_prefix_mac_map="{}")["plugins"][0]["prefixMacMap"] == {}
