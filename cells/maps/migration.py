@@ -201,10 +201,12 @@ def _map_descriptor(number: int) -> int:
 
 def _merge(current: Map, key: bytes, value: bytes) -> bool:
     """Enter a connection of a former map, unless it has ended or went on in the new one."""
+    there = current.lookup(key)
+    if there == value:  # nearly all, so that it has to be quick
+        return False
     entry = CtEntry.unpack(value)
     if entry.lifetime < time.monotonic():
         return False
-    there = current.lookup(key)
     if there is not None and CtEntry.unpack(there).packets >= entry.packets:
         return False
     try:
