@@ -33,7 +33,6 @@ enum trace_point {
 	TRACE_TO_POD = 0,
 	TRACE_TO_STACK = 3,
 	TRACE_FROM_POD = 5,
-	TRACE_FROM_HOST = 7,
 };
 
 /* What conntrack said of the packet of a trace event; the same numbers as enum ct_status. */
@@ -166,7 +165,6 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 
 	if (!flow)
 		return 0;
-	bool arrives = point == TRACE_FROM_POD || point == TRACE_FROM_HOST;
 	struct trace_event event = {
 		.source_identity = flow->source_identity,
 		.destination_identity = flow->destination_identity,
@@ -178,7 +176,7 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 
 	if (!node || !(node->flags & NODE_TELLS_TRACES))
 		return 0;
-	if (node->aggregation >= AGGREGATION_LOW && arrives)
+	if (node->aggregation >= AGGREGATION_LOW && point == TRACE_FROM_POD)
 		return 0;
 	if (node->aggregation >= AGGREGATION_MEDIUM && !flow->report)
 		return 0;

@@ -26,6 +26,7 @@ struct {
 #define VERDICT_BYTES_MASK 0xfffffffULL
 #define NEVER_SPARED (TCP_SYN | TCP_FIN | TCP_RST)
 #define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
+#define VERDICT_BYTES_MOST 0xffff  /* of a packet, so that their sum stays in its field */
 
 static __always_inline __u64 epoch_of(__u32 index)
 {
@@ -55,7 +56,7 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 		return false;
 	if ((word & VERDICT_PACKETS_MASK) >= VERDICT_PACKETS_FULL)
 		return false;
-	if (flow->tcp_flags & NEVER_SPARED)
+	if (flow->tcp_flags & NEVER_SPARED || bytes > VERDICT_BYTES_MOST)
 		return false;
 	__sync_fetch_and_add(&entry->verdict, 1 | (__u64)bytes << VERDICT_BYTES_SHIFT);
 	return true;
