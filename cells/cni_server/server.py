@@ -195,7 +195,7 @@ class CniServer:
             attempt.answered = connection.send(encode_reply(0, stdout))
             if attempt.answered:
                 attempt.undo.forget()
-                ips = [str(ip) for ip in endpoint.addresses]
+                ips = ", ".join(map(str, endpoint.addresses))
                 self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
         return attempt
 
@@ -288,6 +288,7 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
-        self._log.warning("call refused", code=error.code, error=error.message)
+        text = f"{error.message}: {error.details}" if error.details else error.message
+        self._log.warning("call refused", code=error.code, error=text)
         wish = WISH_IPV6 if error.needs_ipv6 else 0
         connection.send(encode_reply(1, error_json(error, version), wish))

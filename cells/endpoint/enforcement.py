@@ -56,7 +56,10 @@ class PolicyEnforcement:
         policy.source_ip_verification = wanted.source_ip_verification
         policy.revision += 1
         self._log.info(
-            "configuration changed", enforcement=wanted.enforcement.value, revision=policy.revision
+            "configuration changed",
+            enforcement=wanted.enforcement.value,
+            source_ip_verification=wanted.source_ip_verification,
+            revision=policy.revision,
         )
         revision, failed = policy.revision, []
         for position, endpoint in enumerate(self._endpoints.all()):

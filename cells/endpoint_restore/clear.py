@@ -79,7 +79,7 @@ class Clearing:
                 addresses=len(dead),
                 identities=len(stale),
                 configs=len(configs),
-                links=[link.name for link in orphans],
+                links=", ".join(link.name for link in orphans),
             )
 
     @asynccontextmanager

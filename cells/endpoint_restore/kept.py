@@ -76,7 +76,7 @@ class KeptEndpoints:
         for step in steps:
             self._take(number, step)
         await self._maps.forget_flows(gone.addresses)
-        addresses = [str(ip) for ip in gone.addresses]
+        addresses = ", ".join(map(str, gone.addresses))
         self._log.info("pod of an endpoint of unreadable state is gone", endpoint=number, addresses=addresses)
 
     def _take(self, number: int, step: Callable[[], object]) -> None:

@@ -34,13 +34,14 @@ class KernelLeftMaps:
     def drop_address(self, ip: IPAddress) -> None:
         """Remove the address from cilium_lxc."""
         self._maps.lxc.delete(LxcKey(ip).pack())
+        self._maps.epochs.bump()
 
     def configs(self) -> list[int]:
         """The link indexes in hive_endpoints."""
         return [_ifindex.unpack(key)[0] for key, _ in self._maps.endpoints.items()]
 
     def drop_config(self, ifindex: int) -> None:
-        """Remove a link index from hive_endpoints."""
+        """Remove a link index from hive_endpoints; the epoch goes on with the policy map, which goes next."""
         self._maps.endpoints.delete(_ifindex.pack(ifindex))
 
     def local_identities(self) -> dict[IPAddress, int]:
@@ -59,6 +60,7 @@ class KernelLeftMaps:
     def drop_identity(self, ip: IPAddress) -> None:
         """Remove a single address from cilium_ipcache."""
         self._maps.ipcache.delete(IpcacheKey.host(ip).pack())
+        self._maps.epochs.bump()
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
         """Make anew what policy maps are lost."""

@@ -203,7 +203,7 @@ class RestoredEndpoints:
         self._log.warning(
             "endpoint with unreadable state goes on as it is, until its pod is removed",
             endpoint=number,
-            addresses=[str(row.ip) for row in living],
+            addresses=", ".join(str(row.ip) for row in living),
             interface=link.name,
         )
 

@@ -158,6 +158,21 @@ async def orphan_links(namespace: Namespaces) -> None:
                 links.activate(made.host_ifindex, alias)
 
 
+def epochs(endpoints: list[Endpoint]) -> list[int]:
+    """Policy epochs: a row of an endpoint may only go along with its epoch, or the datapath remembers it."""
+    with open_map(GLOBALS / "hive_epoch") as table:
+        found = [table.lookup(struct.pack("<I", each.id)) for each in endpoints]
+    return [struct.unpack("<Q", value)[0] for value in found if value is not None]
+
+
+def test_the_datapath_forgets_what_it_remembers_of_pods_that_are_gone() -> None:
+    with node_with_pods(2) as (node, made):
+        before = node.run(epochs, made)
+        node.run(partial(anyio.run, delete_links, [each.ifindex for each in made]))
+        node.run(partial(anyio.run, come_back))
+        assert all(after > was for after, was in zip(node.run(epochs, made), before, strict=True))
+
+
 def test_pods_removed_while_no_agent_ran_leave_nothing() -> None:
     with node_with_pods(3) as (node, made):
         gone, *others = made
