@@ -207,7 +207,7 @@ def _merge(current: Map, key: bytes, value: bytes) -> bool:
     entry = CtEntry.unpack(value)
     if entry.lifetime < time.monotonic():
         return False
-    if there is not None and CtEntry.unpack(there).packets >= entry.packets:
+    if there is not None and CtEntry.unpack(there).lifetime >= entry.lifetime:  # each packet renews it
         return False
     try:
         current.update(key, value, NOEXIST if there is None else EXIST)
