@@ -63,9 +63,7 @@ class ConntrackGC:
         jobs: Jobs,
         health: Health,
     ) -> None:
-        del (
-            exposed
-        )  # only its hook matters: endpoints restored after the first pass would lose nothing, but time
+        del exposed  # only its hook matters: endpoints restored after the first pass would lose time
         self._fixed = float(settings.conntrack_gc_interval)
         self._most = float(settings.conntrack_gc_max_interval)
         self._walk = walk
