@@ -3,7 +3,8 @@
 Reconciler, once, in three steps that others order themselves by:
 OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs gone)
 → ExposedEndpoints (visible, and the kernel made right where it was not).
-What an endpoint of unreadable state has stays reserved until its link goes: KeptEndpoints.
+What an endpoint has whose state is unreadable, or whose policy map the kernel would not give, stays
+reserved until its link goes: KeptEndpoints.
 Needs:  StateFiles, Ipam, HostLinks, Maps, PolicyMaps, Endpoints.   Gives: the three.
 Why:    pods keep talking while there is no agent; they must not notice that one comes back.
 """

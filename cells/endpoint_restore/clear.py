@@ -25,7 +25,7 @@ class Living:
     links: frozenset[int]
     """Link indexes of the endpoints."""
     unsure: frozenset[int]
-    """Ids of endpoints whose state could not be read: what carries them is left alone."""
+    """Ids of endpoints that could be neither restored nor given up: what carries them is left alone."""
 
 
 class Clearing:

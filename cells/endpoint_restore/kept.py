@@ -1,4 +1,4 @@
-"""Endpoints whose state cannot be read but whose pods run: what they have stays theirs until their link goes.
+"""Endpoints that run but could not be restored: what they have stays theirs until their link goes.
 
 For:   the node, which must not give a running pod's address to another one.
 Needs: RestoredEndpoints (which finds them), the edges, Jobs.   Gives: KeptEndpoints.
@@ -42,7 +42,7 @@ class KeptEndpoints:
         self._files = files
         self._health = health.child("kept")
         self._log = log
-        jobs.one_shot("free what unreadable endpoints had", self._watch)
+        jobs.one_shot("free what kept endpoints had", self._watch)
 
     async def _watch(self) -> None:
         kept = self._restored.kept
@@ -54,9 +54,9 @@ class KeptEndpoints:
                 for number in [number for number, one in kept.items() if one.ifindex not in present]:
                     await self._free(kept.pop(number))
                 if kept:
-                    self._health.degraded(f"state unreadable, left alone: endpoints {sorted(kept)}")
+                    self._health.degraded(f"not restored, left alone: endpoints {sorted(kept)}")
                     await removed()
-        self._health.ok("no endpoint of unreadable state is left")
+        self._health.ok("no endpoint is left that was not restored")
 
     async def _free(self, gone: KeptEndpoint) -> None:
         """Take every step of a delete, whatever becomes of the others."""
@@ -77,7 +77,7 @@ class KeptEndpoints:
             self._take(number, step)
         await self._maps.forget_flows(gone.addresses)
         addresses = ", ".join(map(str, gone.addresses))
-        self._log.info("pod of an endpoint of unreadable state is gone", endpoint=number, addresses=addresses)
+        self._log.info("pod of a kept endpoint is gone", endpoint=number, addresses=addresses)
 
     def _take(self, number: int, step: Callable[[], object]) -> None:
         try:

@@ -37,7 +37,7 @@ STRETCH = 100
 
 @dataclass(frozen=True, slots=True)
 class KeptEndpoint:
-    """An endpoint whose state cannot be read, but whose pod runs."""
+    """An endpoint that could not be restored through no fault of its pod's, which runs."""
 
     number: int
     ifindex: int
@@ -78,9 +78,11 @@ class RestoredEndpoints:
         self.endpoints: list[tuple[Endpoint, PolicySlot]] = []
         """Those that live on, with their policy maps; empty before the hook has run."""
         self.kept: dict[int, KeptEndpoint] = {}
-        """Endpoints of unreadable state whose pods run; KeptEndpoints frees them once their links go."""
+        """Endpoints that run but could not be restored; KeptEndpoints frees them once their links go."""
         self.failed: dict[int, str] = {}
         """Why the others could not be restored."""
+        self._refused: dict[int, str] = {}
+        """What the kernel said where it would not give an endpoint its policy map: no fault of the pod's."""
         self._dropped: list[int] = []
         """Those that are made anew by who needs them, never restored."""
         lifecycle.append(Hook("restore endpoints", self._restore))
@@ -97,8 +99,9 @@ class RestoredEndpoints:
             if position % STRETCH == STRETCH - 1:
                 await anyio.lowlevel.checkpoint()
         by_index = {link.ifindex: link for link in links}
-        for number in scan.unreadable:
-            self._keep(number, [row for row in left if row.endpoint_id == number], by_index)
+        reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
+        for number, reason in reasons.items():
+            self._keep(number, [row for row in left if row.endpoint_id == number], by_index, reason)
         clearing = Clearing(self._left, self._links, self._files, self._living(left), self._log)
         await clearing.run(left, links, [*self.failed, *self._dropped])
         self._report(started, clearing.troubles)
@@ -117,7 +120,7 @@ class RestoredEndpoints:
         )
         summary = f"{len(self.endpoints)} restored, {len(self.failed)} failed, {took} ms"
         if self.kept:
-            summary += f"; state unreadable, left alone: {sorted(self.kept)}"
+            summary += f"; not restored, left alone: {sorted(self.kept)}"
         if troubles:
             summary += f"; not cleared away: {'; '.join(troubles)}"
         if self.failed or self.kept or troubles:
@@ -133,7 +136,7 @@ class RestoredEndpoints:
                 + [row.ip for row in left if row.ifindex in kept and row.endpoint_id in self.kept]
             ),
             links=frozenset([endpoint.ifindex for endpoint, _ in self.endpoints] + list(kept)),
-            unsure=frozenset(self._old.scan.unreadable),
+            unsure=frozenset([*self._old.scan.unreadable, *self._refused]),
         )
 
     def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
@@ -146,8 +149,11 @@ class RestoredEndpoints:
         if fault is None:
             try:
                 policy = self._claim(endpoint)
-            except (IpamError, HiveError, OSError) as error:
+            except IpamError as error:
                 fault = str(error)
+            except (HiveError, OSError) as error:  # it may be willing next time; a pod without link is lost
+                self._refused[number] = str(error)
+                return
             else:
                 identity = self._identities.restore(endpoint.identity, endpoint.labels or INIT_LABELS)
                 if identity.id != endpoint.identity:
@@ -180,12 +186,12 @@ class RestoredEndpoints:
             undo.pop_all()
         return policy
 
-    def _keep(self, number: int, rows: list[LeftAddress], links: dict[int, LinkInfo]) -> None:
-        """Let the pod of an unreadable endpoint run on as it is, if the kernel shows that it runs."""
+    def _keep(self, number: int, rows: list[LeftAddress], links: dict[int, LinkInfo], reason: str) -> None:
+        """Let the pod of an endpoint that is not restored run on as it is, if the kernel shows it runs."""
         living = [row for row in rows if not row.is_host and row.ifindex in links]
         if not living:
             if rows:
-                self.failed[number] = "its state cannot be read and its interface is gone"
+                self.failed[number] = f"{reason}, and its interface is gone"
             return
         link, identity = links[living[0].ifindex], living[0].identity
         if alias_owner(link.alias) not in {None, number}:
@@ -195,26 +201,25 @@ class RestoredEndpoints:
             policy = self._maps.adopt_policy(number)
         except (HiveError, OSError) as error:
             self._log.warning(
-                "policy map of an unreadable endpoint not taken over", endpoint=number, error=str(error)
+                "policy map of a kept endpoint not taken over", endpoint=number, error=str(error)
             )
         addresses = tuple(row.ip for row in living if self._reserved(number, row.ip))
         self._identities.hold(identity)
         self.kept[number] = KeptEndpoint(number, link.ifindex, identity, addresses, policy)
         self._log.warning(
-            "endpoint with unreadable state goes on as it is, until its pod is removed",
+            "endpoint not restored, it goes on as it is until its pod is removed",
             endpoint=number,
+            reason=reason,
             addresses=", ".join(str(row.ip) for row in living),
             interface=link.name,
         )
 
     def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Reserve the address of an unreadable endpoint; False, and a warning, if that cannot be."""
+        """Reserve the address of a kept endpoint; False, and a warning, if that cannot be."""
         try:
-            self._addresses.allocate(address, f"endpoint {number} [unreadable]", self._addresses.default_pool)
+            self._addresses.allocate(address, f"endpoint {number} [kept]", self._addresses.default_pool)
         except IpamError as error:
-            self._log.warning(
-                "address of an unreadable endpoint not reserved", endpoint=number, error=str(error)
-            )
+            self._log.warning("address of a kept endpoint not reserved", endpoint=number, error=str(error))
             return False
         return True
 

@@ -206,7 +206,7 @@ def test_an_unreadable_endpoint_keeps_everything_its_pod_uses() -> None:
         assert node.run(snapshot) == before
         assert [each.id for each in found] == [made[1].id]
         assert failed == {}
-        assert owners[str(broken.ipv4)] == f"endpoint {broken.id} [unreadable]"
+        assert owners[str(broken.ipv4)] == f"endpoint {broken.id} [kept]"
 
 
 def truncate(number: int) -> None:

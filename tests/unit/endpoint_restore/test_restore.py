@@ -151,14 +151,17 @@ async def test_an_address_that_two_claim_stays_with_one(left: Left, endpoints: l
     assert left.kernel.configs == {101: 1}
 
 
-async def test_a_policy_map_that_cannot_be_taken_over_gives_the_address_back(
+async def test_a_running_pod_outlives_a_kernel_that_refuses_its_policy_map(
     left: Left, endpoints: list[Endpoint]
 ) -> None:
     left.running(endpoints[0])
     left.kernel.refuse = "adopt"
     restored = await restart(left)
-    assert list(restored.failed) == [1]
-    assert left.addresses.taken == {}
+    assert (restored.failed, list(restored.kept)) == ({}, [1])
+    assert left.links.reaped == []
+    assert left.addresses.taken == {IPv4Address("10.0.1.1"): "endpoint 1 [kept]"}
+    assert left.kernel.configs == {101: 1}
+    assert names(left) == ["1"]  # the next start tries again
 
 
 async def test_an_endpoint_that_cannot_be_read_is_left_alone_while_its_link_exists(
@@ -170,7 +173,7 @@ async def test_an_endpoint_that_cannot_be_read_is_left_alone_while_its_link_exis
     restored = await restart(left)
     assert restored.failed == {}
     assert {number: one.ifindex for number, one in restored.kept.items()} == {1: 101}
-    assert left.addresses.taken[IPv4Address("10.0.1.1")] == "endpoint 1 [unreadable]"
+    assert left.addresses.taken[IPv4Address("10.0.1.1")] == "endpoint 1 [kept]"
     assert left.kernel.configs == {101: 1, 102: 2}
     assert left.kernel.lxc[IPv4Address("10.0.1.1")] == 1
     assert left.kernel.ipcache[IPv4Address("10.0.1.1")] == 256
