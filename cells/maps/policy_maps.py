@@ -119,13 +119,15 @@ class PolicyMaps:
             raise HiveError(f"endpoint id {endpoint_id} cannot be restored: another endpoint has it already")
         policy = self._unclaimed.pop(endpoint_id, None) or self._taken_from_spare(endpoint_id)
         if policy is None:
+            if endpoint_id not in self._untouched:
+                raise HiveError(f"endpoint id {endpoint_id} cannot be restored: making its map failed before")
             self._untouched.remove(endpoint_id)
             (policy,) = self._started().create([endpoint_id])
+        self._used[endpoint_id] = policy  # also if pinning it fails: its pod may run, the id is nobody else's
         if endpoint_id in self._pinned:
             self._pinned.discard(endpoint_id)  # restoring saw to it a moment ago: 5 ms less for 250
         else:
             self._pin(policy)
-        self._used[endpoint_id] = policy
         return policy
 
     @property

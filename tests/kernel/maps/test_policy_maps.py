@@ -1,5 +1,6 @@
 """The pool of endpoint ids and their policy maps."""
 
+import errno
 import os
 import struct
 from unittest import mock
@@ -260,3 +261,21 @@ async def test_a_policy_that_does_not_fit_is_an_error_and_the_map_stays_known(in
             policy.replace(too_many)
         policy.replace(ALLOW_ALL)
         assert policy.dump() == ALLOW_ALL
+
+
+async def test_an_id_that_cannot_be_adopted_is_given_to_nobody_else(in_node: None) -> None:
+    async with agent() as node:
+        refusal = BpfError(errno.ENOMEM, "pin", "a policy map")
+        with mock.patch("cells.maps.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
+            node.policies.adopt(2)  # a prepared one
+        with (
+            mock.patch("cells.maps.policy_pins.PolicyPins.create", side_effect=refusal),
+            pytest.raises(BpfError),
+        ):
+            node.policies.adopt(1000)  # one that is yet to be made
+        for number in (2, 1000):
+            with pytest.raises(HiveError, match=f"endpoint id {number} cannot be restored"):
+                node.policies.adopt(number)
+        await node.policies.sweep()
+        assert [node.policies.acquire().endpoint_id for _ in range(2)] == [1, 3]
+        assert node.maps.policies.lookup(index(2)) is not None  # its pod's packets still find it
