@@ -3,13 +3,12 @@
 For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, LeftMaps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from cells.endpoint import IPAddress
-from cells.ipam import Family, IPNetwork
 from cells.netlink import LinkInfo
 
 
@@ -39,9 +38,8 @@ class LinkEvents(Protocol):
 class RestoreAddresses(Protocol):
     """The address allocator."""
 
-    @property
-    def ranges(self) -> Mapping[Family, IPNetwork]:
-        """The networks of the families that are on."""
+    def covers(self, ip: IPAddress) -> bool:
+        """Whether the address could be handed out: its family is on, and it is in the node's range."""
         ...
 
     @property

@@ -27,7 +27,7 @@ from cells.endpoint_restore.clear import Clearing, Living
 from cells.endpoint_restore.edges import LeftAddress, LeftMaps, RestoreAddresses, RestoreLinks
 from cells.endpoint_restore.old import OldEndpoints
 from cells.endpoint_restore.validate import alias_owner, fault_of
-from cells.ipam import Family, IpamError
+from cells.ipam import IpamError
 from cells.netlink import LinkInfo
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
 
@@ -87,6 +87,11 @@ class RestoredEndpoints:
         """Those that are made anew by who needs them, never restored."""
         lifecycle.append(Hook("restore endpoints", self._restore))
 
+    def strays(self) -> list[IPAddress]:
+        """Addresses of restored pods that this node's ranges do not cover, and no other IPAM gave them."""
+        ours = (endpoint for endpoint, _ in self.endpoints if not endpoint.datapath.external_ipam)
+        return [ip for endpoint in ours for ip in endpoint.addresses if not self._addresses.covers(ip)]
+
     async def _restore(self) -> None:
         started = time.perf_counter()
         scan = self._old.scan
@@ -102,6 +107,11 @@ class RestoredEndpoints:
         reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
         for number, reason in reasons.items():
             self._keep(number, [row for row in left if row.endpoint_id == number], by_index, reason)
+        if strays := self.strays():
+            self._log.warning(
+                "pods have addresses outside of the node's range; they keep them until they are removed",
+                addresses=", ".join(map(str, strays)),
+            )
         clearing = Clearing(self._left, self._links, self._files, self._living(left), self._log)
         await clearing.run(left, links, [*self.failed, *self._dropped])
         self._report(started, clearing.troubles)
@@ -170,10 +180,11 @@ class RestoredEndpoints:
     def _claim(self, endpoint: Endpoint) -> PolicySlot:
         """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
 
-        An address of a family that is off now is nobody's to take: it stays the endpoint's.
+        An address of a family that is off now, or out of the node's range, is nobody's to take: it stays the
+        endpoint's.
         """
         addresses = self._addresses
-        on = [ip for ip in endpoint.addresses if Family.of(ip) in addresses.ranges]
+        on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
         with ExitStack() as undo:
             for owned in () if endpoint.datapath.external_ipam else on:
                 pool = endpoint.pool_of(owned) or addresses.default_pool
@@ -215,7 +226,9 @@ class RestoredEndpoints:
         )
 
     def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Reserve the address of a kept endpoint; False, and a warning, if that cannot be."""
+        """Whether the address is kept for its endpoint; a warning, if it cannot be."""
+        if not self._addresses.covers(address):
+            return True
         try:
             self._addresses.allocate(address, f"endpoint {number} [kept]", self._addresses.default_pool)
         except IpamError as error:

@@ -66,6 +66,11 @@ class Allocator:
         """The networks of this node's pods; a family that is off has none. IPv6 comes first."""
         return {family: addresses.network for family, addresses in self._known().items()}
 
+    def covers(self, ip: IPAddress) -> bool:
+        """Whether it is an address to hand out: its family is on, and it is in the range."""
+        addresses = self._known().get(Family.of(ip))
+        return addresses is not None and addresses.covers(ip)
+
     @property
     def range(self) -> IPv4Network:
         """The IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` tells."""

@@ -6,6 +6,7 @@ Everything but reap() is one synchronous exchange with the kernel of 0.02 to 0.3
 
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -118,10 +119,10 @@ class HostLinks:
                 found.setdefault(read[0], []).append(read[1])
         return found
 
-    def routes6(self, ifindex: int) -> list[IPNetwork]:
-        """Destinations of the IPv6 unicast routes over a link, in the main table."""
-        rows = map(read_route, self._connection.dump(m.dump_routes(m.AF_INET6)))
-        return [row[1] for row in rows if row is not None and row[0] == ifindex and row[1].version == 6]
+    def routes(self, ifindex: int) -> list[IPNetwork]:
+        """Destinations of the unicast routes over a link, in the main table."""
+        rows = map(read_route, self._connection.dump(m.dump_routes(socket.AF_UNSPEC)))
+        return [row[1] for row in rows if row is not None and row[0] == ifindex]
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
         """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""

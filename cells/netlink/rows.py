@@ -85,7 +85,9 @@ def read_route(message: Message) -> tuple[int, m.IPNetwork] | None:
     """(index of its link, destination) of an RTM_NEWROUTE, if it is a unicast route of the main table."""
     family, prefix, _, _, _, _, _, kind, _ = m.ROUTE.unpack_from(message.body)
     found = dict(attributes(message.body, m.ROUTE.size))
-    if kind != m.RTN_UNICAST or _number(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
+    if family not in (m.AF_INET, m.AF_INET6) or kind != m.RTN_UNICAST:
+        return None
+    if _number(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
         return None
     destination = found.get(m.RTA_DST, b"")
     ifindex = _number(found.get(m.RTA_OIF, b""))

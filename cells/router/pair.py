@@ -7,7 +7,7 @@ Repeating any of it on a pair that is right touches nothing: a restart must not 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_interface
+from ipaddress import ip_interface, ip_network
 from typing import Protocol
 
 from cells.netlink import (
@@ -58,8 +58,8 @@ class RouterLinks(Protocol):
         """Gateway on the link, network through it; equal routes stay."""
         ...
 
-    def routes6(self, ifindex: int) -> Sequence[IPNetwork]:
-        """Destinations of the IPv6 routes over a link."""
+    def routes(self, ifindex: int) -> Sequence[IPNetwork]:
+        """Destinations of the routes over a link."""
         ...
 
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
@@ -113,26 +113,35 @@ def lasting(addresses: Iterable[IPInterface]) -> list[IPInterface]:
 
 
 def set_addresses(
-    links: RouterLinks, ifindex: int, routers: Mapping[IPAddress, IPNetwork], log: Logger
+    links: RouterLinks,
+    ifindex: int,
+    routers: Mapping[IPAddress, IPNetwork],
+    strays: Iterable[IPAddress],
+    log: Logger,
 ) -> None:
     """The router's addresses, one of each family, as the only ones on cilium_host; routes to their pods.
 
-    ``routers`` is address to network of its pods. The new ones are there before the old ones go. What cannot
-    be taken off is logged: it harms nobody until it is tried again, at the next start.
+    ``routers`` is address to network of its pods; ``strays`` are pods outside of it, which get a route each.
+    What is new is there before the old goes. What cannot be taken off is logged: it harms nobody until it is
+    tried again, at the next start.
     """
     wanted = {ip_interface(ip): network for ip, network in routers.items()}
+    gateways = {ip.version: ip for ip in routers}
+    alone = {ip_network(ip): gateways[ip.version] for ip in strays if ip.version in gateways}
     present = lasting(links.addresses().get(ifindex, ()))
     for address, network in wanted.items():
         if address not in present:
             links.add_address(ifindex, HOST, address.ip)
         links.set_routes(ifindex, address.ip, network)
+    for stray, gateway in alone.items():
+        links.set_routes(ifindex, gateway, stray)
     try:
         for address in present:
             if address not in wanted:
                 links.remove_address(ifindex, HOST, address)
         # IPv4 routes went with the address that was their source; IPv6 ones only forget it.
-        stay = {*wanted.values(), *(address.network for address in wanted)}
-        for network in links.routes6(ifindex):
+        stay = {*wanted.values(), *(address.network for address in wanted), *alone}
+        for network in links.routes(ifindex):
             if network not in stay and not network.is_link_local and not network.is_multicast:
                 links.remove_route(ifindex, network)
     except NetlinkError as error:

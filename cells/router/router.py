@@ -48,7 +48,7 @@ class Router:
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
-        del restored  # needed before us, not by us
+        self._restored = restored
         self._ipam = ipam
         self._links = links
         self._datapath = datapath
@@ -103,7 +103,7 @@ class Router:
         self._datapath.set_node(node_config(pair, made))
         self._datapath.attach_host(pair.host.ifindex, pair.net.ifindex)
         routers = {each.ip: each.alloc_range for each in made.values()}
-        set_addresses(self._links, pair.host.ifindex, routers, self._log)
+        set_addresses(self._links, pair.host.ifindex, routers, self._restored.strays(), self._log)
         self._made = (made, pair)
         told = {str(family): str(each.ip) for family, each in made.items()}
         self._log.info("router set up", **told, device=HOST)

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Account:
 
     listed: Mapping[int, tuple[str, str, int]]
     """The API's endpoints: number -> address, link, index."""
+    range: IPv4Network
+    """That of the node's pods; those of before a change of range may have addresses outside."""
     allocated: frozenset[str]
     """Addresses in use by pods, as the allocator says."""
     links: Mapping[str, tuple[int, str, bool]]
@@ -50,7 +53,10 @@ class Account:
         """Where the witnesses contradict each other, in words."""
         listed = self.listed.items()
         wanted: dict[str, tuple[object, object]] = {
-            "addresses": (self.allocated, {ip for ip, _, _ in self.listed.values()}),
+            "addresses": (
+                self.allocated,
+                {ip for ip, _, _ in self.listed.values() if ip_address(ip) in self.range},
+            ),
             "links": (
                 dict(self.links),
                 {link: (index, f"hive endpoint {number}", True) for number, (_, link, index) in listed},
@@ -100,6 +106,7 @@ def _account() -> Account:
     links, attached = _links()
     return Account(
         listed={one["id"]: _listed(one) for one in endpoints},
+        range=IPv4Network(ask("/v1/config")["status"]["addressing"]["ipv4"]["alloc-range"]),
         allocated=frozenset(ip for ip, owner in allocations.items() if owner not in {"router", "node-ip"}),
         links=links,
         attached=attached,

@@ -343,12 +343,13 @@ async def test_addresses_and_routes_of_both_families_are_set_twice_and_removed(i
                 links.set_routes(made.host_ifindex, gateway, network)
         held = links.addresses()[made.host_ifindex]
         assert [str(each) for each in held if not each.is_link_local] == ["10.0.1.5/32", "fd00::5/128"]
-        routed = [network for network in links.routes6(made.host_ifindex) if not network.is_link_local]
-        assert sorted(map(str, routed)) == ["fd00::/112", "fd00::5/128"]
+        routed = [network for network in links.routes(made.host_ifindex) if not network.is_link_local]
+        assert sorted(map(str, routed)) == ["10.0.1.0/24", "10.0.1.5/32", "fd00::/112", "fd00::5/128"]
         for _ in range(2):
             links.remove_address(made.host_ifindex, "router", IPv6Interface("fd00::5"))
             links.remove_route(made.host_ifindex, IPv6Network("fd00::/112"))
-        assert not [network for network in links.routes6(made.host_ifindex) if not network.is_link_local]
+        routed = [network for network in links.routes(made.host_ifindex) if not network.is_link_local]
+        assert sorted(map(str, routed)) == ["10.0.1.0/24", "10.0.1.5/32"]
 
 
 def test_before_its_hook_it_says_so() -> None:

@@ -72,18 +72,37 @@ def test_a_pod_whose_state_is_broken_goes_on_until_it_is_removed(lab: Lab) -> No
     assert addresses(lab) == set()
 
 
-def test_a_range_that_moves_takes_its_pods_with_it(lab: Lab) -> None:
-    first = pods.add(lab, "first")
+def test_pods_outlive_a_range_that_moves(lab: Lab) -> None:
+    first, second = pods.add(lab, "first"), pods.add(lab, "second")
     agent_process.crash(lab)
     serving(lab, "--ipv4-range=10.99.0.0/24")
-    assert addresses(lab) == set()
+    assert addresses(lab) == {first.ipv4, second.ipv4}
+    other = pods.add(lab, "other")
+    assert other.gateway != first.gateway
+    assert all(one.startswith("10.99.0.") for one in (other.ipv4, other.gateway))
+    with lab.open() as inside:
+        assert len(inside.run(ping, first.ipv4, 2)) == 2
+    with lab.open_pod("first") as inside:
+        for target in (second.ipv4, other.ipv4, other.gateway):
+            assert len(inside.run(ping, target, 2)) == 2
     assert invoke(lab, "first", "DEL").code == 0
     lab.release_pod("first")
-    again, other = pods.add(lab, "first"), pods.add(lab, "other")
-    assert again.gateway != first.gateway
-    assert all(one.startswith("10.99.0.") for one in (again.ipv4, again.gateway, other.ipv4))
-    with lab.open_pod("other") as inside:
-        assert len(inside.run(ping, again.ipv4, 2)) == 2
+    assert pods.add(lab, "first").ipv4.startswith("10.99.0.")
+    agent_process.crash(lab)
+    serving(lab, "--ipv4-range=10.99.0.0/24")
+    with lab.open() as inside:
+        routed = inside.run(routes)
+        assert second.ipv4 in routed
+        assert first.ipv4 not in routed
+
+
+def routes() -> set[str]:
+    """Destinations of the IPv4 routes over cilium_host."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        index = ip.link_lookup(ifname="cilium_host")[0]
+        return {str(route.get("dst")) for route in ip.get_routes(family=2, oif=index, table=254)}
 
 
 def test_a_range_without_room_refuses_pods_and_says_so(node: Lab) -> None:

@@ -142,13 +142,14 @@ class FakeAddresses:
             Family.IPV4: IPv4Network("10.0.1.0/24"),
         }
     )
-    outside: set[IPAddress] = field(default_factory=set)
+    excluded: set[IPAddress] = field(default_factory=set)
+
+    def covers(self, ip: IPAddress) -> bool:
+        return any(ip in network for network in self.ranges.values())
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
-        if ip in self.outside:
-            raise IpamError(
-                500, "provided IP is not in the valid range. The range of valid IPs is 10.0.1.0/24"
-            )
+        if ip in self.excluded:
+            raise IpamError(500, f"IP {ip} is excluded, owned by node-ip")
         if ip in self.taken:
             raise IpamError(500, "provided IP is already allocated")
         self.taken[ip] = owner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from cells.endpoint import Endpoint, State
+from cells.endpoint import DatapathConfiguration, Endpoint, State
 from cells.endpoint_restore import LeftAddress, RestoredEndpoints
 from cells.ipam import Family
 from lifecycle import HealthTree
@@ -126,16 +126,15 @@ async def test_a_pod_of_ciliums_own_plugin_comes_back_too(left: Left, endpoints:
     assert (await restart(left)).failed == {}
 
 
-async def test_an_address_outside_the_range_fails_its_endpoint_alone(
+async def test_an_address_of_the_node_itself_fails_its_endpoint_alone(
     left: Left, endpoints: list[Endpoint]
 ) -> None:
     for endpoint in endpoints:
         left.running(endpoint)
-    left.addresses.outside.add(IPv4Address("10.0.1.2"))
+    left.addresses.excluded.add(IPv4Address("10.0.1.2"))
     restored = await restart(left)
     assert restored.failed == {
-        2: "Failed to re-allocate IP of endpoint: provided IP is not in the valid range. "
-        "The range of valid IPs is 10.0.1.0/24"
+        2: "Failed to re-allocate IP of endpoint: IP 10.0.1.2 is excluded, owned by node-ip"
     }
     assert [endpoint.id for endpoint in left.endpoints.all()] == [1, 3]
 
@@ -207,7 +206,7 @@ async def test_both_addresses_come_back_ipv6_first_or_none(left: Left, endpoints
     one, two = IPv6Address("fd00::1"), IPv6Address("fd00::2")
     left.running(replace(endpoints[0], ipv6=one, ipv6_pool="default"))
     left.running(replace(endpoints[1], ipv6=two, ipv6_pool="default"))
-    left.addresses.outside.add(IPv4Address("10.0.1.2"))
+    left.addresses.excluded.add(IPv4Address("10.0.1.2"))
     restored = await restart(left)
     assert list(restored.failed) == [2]
     assert list(left.addresses.taken) == [one, IPv4Address("10.0.1.1")]
@@ -228,6 +227,24 @@ async def test_an_address_of_a_family_that_is_off_now_stays_without_being_claime
     assert list(left.addresses.taken) == [IPv4Address("10.0.1.1")]
     assert set(left.kernel.lxc) == set(both.addresses)
     assert left.node.files.scan().endpoints[1].endpoint.addresses == both.addresses
+
+
+async def test_an_address_outside_of_the_range_stays_without_being_claimed(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    left.running(endpoints[0])
+    moved = replace(endpoints[1], ipv4=IPv4Address("10.7.0.9"))
+    left.running(moved)
+    left.running(
+        replace(
+            endpoints[2], ipv4=IPv4Address("10.8.0.9"), datapath=DatapathConfiguration(external_ipam=True)
+        )
+    )
+    restored = await restart(left)
+    assert (restored.failed, restored.strays()) == ({}, [IPv4Address("10.7.0.9")])
+    assert list(left.addresses.taken) == [IPv4Address("10.0.1.1")]
+    assert left.endpoints.lookup("ipv4:10.7.0.9") is not None
+    assert left.links.reaped == []
 
 
 async def test_an_endpoint_that_cannot_be_read_goes_with_its_link(
@@ -310,9 +327,8 @@ async def test_the_nodes_own_and_fake_endpoints_are_not_restored(
 
 
 async def test_an_external_address_is_not_claimed(left: Left, endpoints: list[Endpoint]) -> None:
-    external = replace(endpoints[0].datapath, external_ipam=True)
-    left.running(replace(endpoints[0], datapath=external))
-    left.addresses.outside.add(IPv4Address("10.0.1.1"))
+    left.running(replace(endpoints[0], datapath=DatapathConfiguration(external_ipam=True)))
+    left.addresses.excluded.add(IPv4Address("10.0.1.1"))
     assert (await restart(left)).failed == {}
     assert left.addresses.taken == {}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 
 import pytest
 import structlog
@@ -45,7 +45,7 @@ class FakeLinks:
     def __init__(self, *links: LinkInfo) -> None:
         self.found = {each.name: each for each in links}
         self.present: dict[int, list[IPInterface]] = {}
-        self.routed6: list[IPNetwork] = []
+        self.routed: list[IPNetwork] = []
         self.done: list[str] = []
         self.fast = False
 
@@ -81,8 +81,8 @@ class FakeLinks:
     def set_routes(self, ifindex: int, gateway: IPAddress, network: IPNetwork) -> None:
         self.done.append(f"route {network} via {gateway}")
 
-    def routes6(self, ifindex: int) -> list[IPNetwork]:
-        return list(self.routed6)
+    def routes(self, ifindex: int) -> list[IPNetwork]:
+        return list(self.routed)
 
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
         self.done.append(f"unroute {network}")
@@ -144,7 +144,7 @@ async def test_what_is_no_pair_is_made_anew(
 def test_a_new_address_is_there_before_the_old_ones_go(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
     links.present[2] = [ip_interface("10.0.0.9/32"), ip_interface("10.0.1.5/24")]
-    set_addresses(links, 2, {ROUTER: PODS}, log)
+    set_addresses(links, 2, {ROUTER: PODS}, (), log)
     assert links.done == [
         "add 10.0.1.5",
         "route 10.0.1.0/24 via 10.0.1.5",
@@ -156,7 +156,7 @@ def test_a_new_address_is_there_before_the_old_ones_go(log: Logger) -> None:
 def test_an_address_that_is_there_stays(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
     links.present = {2: [ip_interface("10.0.1.5/32")], 7: [ip_interface("192.0.2.1/24")]}
-    set_addresses(links, 2, {ROUTER: PODS}, log)
+    set_addresses(links, 2, {ROUTER: PODS}, (), log)
     assert links.done == ["route 10.0.1.0/24 via 10.0.1.5"]
     assert links.present[7] == [ip_interface("192.0.2.1/24")]
 
@@ -164,8 +164,8 @@ def test_an_address_that_is_there_stays(log: Logger) -> None:
 def test_each_family_has_one_address_and_link_local_ones_stay(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
     links.present[2] = [*map(ip_interface, ("10.0.1.5/32", "fd00:9::5/128", "fe80::1/64"))]
-    links.routed6 = [IPv6Network(each) for each in ("fd00:9::/112", "fd00:1::/112", "fd00:1::5", "fe80::/64")]
-    set_addresses(links, 2, {ROUTER6: PODS6, ROUTER: PODS}, log)
+    links.routed = [IPv6Network(each) for each in ("fd00:9::/112", "fd00:1::/112", "fd00:1::5", "fe80::/64")]
+    set_addresses(links, 2, {ROUTER6: PODS6, ROUTER: PODS}, (), log)
     assert links.done == [
         "add fd00:1::5",
         "route fd00:1::/112 via fd00:1::5",
@@ -178,9 +178,24 @@ def test_each_family_has_one_address_and_link_local_ones_stay(log: Logger) -> No
 def test_a_family_that_is_off_leaves_nothing_behind(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
     links.present[2] = [*map(ip_interface, ("10.0.1.5/32", "fd00:1::5/128"))]
-    links.routed6 = [PODS6]
-    set_addresses(links, 2, {ROUTER: PODS}, log)
+    links.routed = [PODS6]
+    set_addresses(links, 2, {ROUTER: PODS}, (), log)
     assert links.done[1:] == ["remove fd00:1::5/128", "unroute fd00:1::/112"]
+
+
+def test_pods_outside_of_the_range_have_a_route_each_as_long_as_they_are_there(log: Logger) -> None:
+    links = FakeLinks(HOST, NET)
+    links.present[2] = [*map(ip_interface, ("10.0.1.5/32", "fd00:1::5/128"))]
+    links.routed = [*map(ip_network, ("10.0.1.5/32", "10.9.0.7/32", "10.9.0.8/32", "fd00:1::5/128"))]
+    strays = [*map(ip_address, ("10.9.0.7", "fd00:9::7"))]
+    set_addresses(links, 2, {ROUTER6: PODS6, ROUTER: PODS}, strays, log)
+    assert links.done == [
+        "route fd00:1::/112 via fd00:1::5",
+        "route 10.0.1.0/24 via 10.0.1.5",
+        "route 10.9.0.7/32 via 10.0.1.5",
+        "route fd00:9::7/128 via fd00:1::5",
+        "unroute 10.9.0.8/32",
+    ]
 
 
 def test_an_old_address_that_cannot_be_removed_is_logged_and_no_more(log: Logger) -> None:
@@ -188,7 +203,7 @@ def test_an_old_address_that_cannot_be_removed_is_logged_and_no_more(log: Logger
     links.present[2] = [ip_interface("10.0.0.9/32")]
     links.fast = True
     with capture_logs() as logs:
-        set_addresses(links, 2, {ROUTER: PODS}, log)
+        set_addresses(links, 2, {ROUTER: PODS}, (), log)
     assert [(entry["log_level"], entry["error"]) for entry in logs] == [
         ("error", "remove address 10.0.0.9/32 from cilium_host: Device or resource busy")
     ]
