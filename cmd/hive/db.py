@@ -164,6 +164,8 @@ def _text(value: object) -> str:
             return "yes" if value else "no"
         case str():
             return value
+        case float():
+            return f"{value:.3f}".rstrip("0").rstrip(".")
         case list() if not any(isinstance(item, dict | list) for item in value):
             return ", ".join(map(_text, value))
     return json.dumps(value)

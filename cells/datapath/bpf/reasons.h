@@ -18,7 +18,6 @@
 #define DROP_NO_CONFIG 165
 #define DROP_UNSUPPORTED_L2 166
 #define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
-#define DROP_FORBIDDEN_ICMP6 176
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_TTL_EXCEEDED 196

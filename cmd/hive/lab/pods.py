@@ -27,7 +27,9 @@ class Attached:
 
     pod: str
     ipv4: str
+    """Empty where the family is off, as ipv6."""
     gateway: str
+    """That of IPv4, or of IPv6 where there is no other."""
     pod_mac: str
     host_link: str
     host_mac: str
@@ -45,10 +47,10 @@ def add(lab: Lab, pod: str) -> Attached:
         raise
     host, inner = result["interfaces"]
     addresses = {6 if ":" in each["address"] else 4: each for each in result["ips"]}
-    address = addresses[4]  # lab nodes always have IPv4; IPv6 comes first where it is on
+    address = addresses[4 if 4 in addresses else 6]
     return Attached(
         pod=pod,
-        ipv4=address["address"].partition("/")[0],
+        ipv4=addresses[4]["address"].partition("/")[0] if 4 in addresses else "",
         gateway=address["gateway"],
         ipv6=addresses[6]["address"].partition("/")[0] if 6 in addresses else "",
         pod_mac=inner["mac"],
