@@ -1,13 +1,14 @@
 """What the datapath tells of packets: drops, traces and policy verdicts, as typed records.
 
-Source: reads the perf event array cilium_events, hands every record to whoever subscribed.
+Source: reads the perf event array cilium_events, hands every record to whoever subscribed, who decodes it.
 Needs:  Maps.   Gives: Events, the records and their texts, the names of drop reasons.
 Why:    a packet that is dropped must be explainable while it happens, and cost nothing while nobody looks:
         the buffers exist only as long as there is a subscriber.
 
     with events.subscribe() as subscription:
-        async for event in subscription:
-            print(event_text(event))
+        async for batch in subscription:
+            for each in batch:
+                print(event_text(each if isinstance(each, Lost) else decode(each.data)))
 
 Settings: monitor-num-pages, monitor-queue-size.
 """
@@ -21,7 +22,7 @@ from cells.events.reasons import (
     TRACE_REASONS,
     reason_name,
 )
-from cells.events.records import Drop, Event, Lost, Raw, Trace, Verdict, decode
+from cells.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict, decode
 from cells.events.ring import RingError
 from cells.events.settings import EventsSettings
 from cells.events.text import event_text
@@ -40,6 +41,7 @@ __all__ = [
     "Lost",
     "Raw",
     "RingError",
+    "Sample",
     "Subscription",
     "Trace",
     "Verdict",

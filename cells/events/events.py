@@ -3,7 +3,6 @@
 For:    what shows or forwards events. Needs: Maps, EventsSettings. Gives: Events, Subscription.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -11,23 +10,23 @@ from typing import Self
 import anyio
 
 from cells.events.reader import Reader
-from cells.events.records import Event, Lost
+from cells.events.records import Lost, Sample
 from cells.events.settings import EventsSettings
 from cells.maps import Maps
 from lifecycle import Hook, Lifecycle
 
 
 class Subscription:
-    """The events of one subscriber: iterate over it, from one task. It ends when the agent stops.
+    """The events of one subscriber: iterate over it, from one task; each time, all that has come since.
 
-    What does not fit into its queue is lost; a Lost stands where it was, and ``lost`` counts all of them,
-    those that the kernel lost while this was subscribed included.
+    The iteration ends when the agent stops. What does not fit into the queue is lost; a Lost stands where it
+    was, and ``lost`` counts all of them, those that the kernel lost while this was subscribed included.
     """
 
     def __init__(self, room: int) -> None:
         self.lost = 0
         self._room = room
-        self._waiting: deque[Event] = deque()
+        self._waiting: list[Sample | Lost] = []
         self._missing = 0
         self._changed = anyio.Event()
         self._over = False
@@ -35,31 +34,29 @@ class Subscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> list[Sample | Lost]:
         while not self._waiting:
-            if self._missing:
-                missing, self._missing = self._missing, 0
-                return Lost(missing)
             if self._over:
                 raise StopAsyncIteration
             self._changed = anyio.Event()
             await self._changed.wait()
-        return self._waiting.popleft()
+        taken, self._waiting = self._waiting, []
+        if self._missing:
+            taken.append(Lost(self._missing))
+            self._missing = 0
+        return taken
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Sample | Lost) -> None:
         """Queue an event, or count it."""
         if isinstance(event, Lost):
             self.lost += event.count
         if len(self._waiting) >= self._room:
             self._miss(event)
             return
-        if self._missing:
-            self._waiting.append(Lost(self._missing))
-            self._missing = 0
         self._waiting.append(event)
         self._changed.set()
 
-    def _miss(self, event: Event) -> None:
+    def _miss(self, event: Sample | Lost) -> None:
         if isinstance(event, Lost):
             self._missing += event.count
         else:
@@ -108,7 +105,7 @@ class Events:
             if not self._subscriptions:
                 self._close()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Sample | Lost) -> None:
         for subscription in self._subscriptions:
             subscription.tell(event)
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from cells.events.records import Event, Lost, decode
+from cells.events.records import Lost, Sample
 from cells.events.ring import Ring, RingError, online_cpus
 from cells.maps import Map, map_by_id
 
@@ -20,7 +20,7 @@ AT_ONCE: Final = 256
 class Reader:
     """Attached to the map from its making until it is closed. Belongs to the running event loop."""
 
-    def __init__(self, table: Map, pages: int, tell: Callable[[Event], None]) -> None:
+    def __init__(self, table: Map, pages: int, tell: Callable[[Sample | Lost], None]) -> None:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._rings: list[Ring] = []
@@ -50,7 +50,7 @@ class Reader:
             return
         taken = ring.read(AT_ONCE)
         for each in taken:
-            self._tell(decode(each) if isinstance(each, bytes) else Lost(each, ring.cpu))
+            self._tell(Sample(ring.cpu, each) if isinstance(each, bytes) else Lost(each, ring.cpu))
         if len(taken) == AT_ONCE:  # the kernel reports a buffer once, not for as long as it holds something
             self._loop.call_soon(self._drain, ring)
 

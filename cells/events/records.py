@@ -1,6 +1,7 @@
 """What the datapath says of a packet, as typed records made from the bytes of a perf event.
 
-For:    subscribers of Events. Needs: nothing. Gives: decode(), Drop, Trace, Verdict, Raw, Lost, Event.
+For:    subscribers of Events. Needs: nothing.
+Gives:  Sample, decode(), Drop, Trace, Verdict, Raw, Lost, Event.
 Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,policy_log,common}.h: version 1 of each, little endian.
 """
 
@@ -100,6 +101,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Raw(msgspec.Struct, frozen=True):
     """An event of a type or version not known here, as it came; up to 7 bytes of padding may follow it."""
 
+    data: bytes
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """An event as it came; decode() reads ``data``."""
+
+    cpu: int
     data: bytes
 
 

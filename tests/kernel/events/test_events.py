@@ -13,7 +13,7 @@ import pytest
 from cells import config, events, maps
 from cells.datapath.build import compile_one, find_clang
 from cells.datapath.libbpf import LoadedObject
-from cells.events import Drop, Events, Lost, Raw, event_text
+from cells.events import Drop, Event, Events, Lost, Raw, Subscription, decode, event_text
 from cells.events.ring import Ring
 from cells.maps import Maps, map_by_id
 from cells.maps import test_run as run_program
@@ -23,6 +23,20 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio, pytest.mark.usefixtures("in_node")]
 
 DROPPED = struct.pack("<BBHIIHHIIIHBbI", 1, 133, 11, 0xAB, 60, 14, 1, 1000, 1001, 12, 0, 0, 0, 5) + b"p" * 14
+
+
+class Heard:
+    """A subscription's events one by one, decoded."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._ready: list[Event] = []
+
+    async def next(self) -> Event:
+        while not self._ready:
+            batch = await anext(self._subscription)
+            self._ready = [each if isinstance(each, Lost) else decode(each.data) for each in batch]
+        return self._ready.pop(0)
 
 
 def open_descriptors() -> int:
@@ -84,8 +98,8 @@ async def test_an_event_reaches_every_subscriber(emitter: bytes) -> None:
         with events_.subscribe() as first, events_.subscribe() as second:
             assert emit(DROPPED) == 0
             with anyio.fail_after(5):
-                heard = await anext(first)
-                assert await anext(second) == heard
+                heard = await Heard(first).next()
+                assert await Heard(second).next() == heard
         assert isinstance(heard, Drop)
         assert (heard.source, heard.reason, heard.packet) == (11, 133, b"p" * 14)
         assert event_text(heard).startswith("xx drop (Policy denied) flow 0xab from endpoint 11")
@@ -108,24 +122,26 @@ async def test_what_overflows_the_buffer_is_counted(emitter: bytes) -> None:
     async with running(emitter, monitor_num_pages=1) as (events_, _, emit):
         with events_.subscribe() as subscription, anyio.fail_after(5):
             assert emit(DROPPED, 500) == -errno.ENOSPC
-            heard = [await anext(subscription)]  # then all that found room has been read
+            hearing = Heard(subscription)
+            heard = [await hearing.next()]  # then all that found room has been read
             assert emit(DROPPED) == 0
             while not isinstance(heard[-1], Lost):
-                heard.append(await anext(subscription))
+                heard.append(await hearing.next())
             missing = heard.pop()
             assert isinstance(missing, Lost)
             assert missing.cpu in range(maps.possible_cpus())
             assert missing.count == subscription.lost == 500 - len(heard)
-            assert isinstance(await anext(subscription), Drop)
+            assert isinstance(await hearing.next(), Drop)
 
 
 async def test_the_buffer_goes_round_and_keeps_every_event(emitter: bytes) -> None:
     async with running(emitter, monitor_num_pages=1) as (events_, _, emit):
         with events_.subscribe() as subscription, anyio.fail_after(10):
+            hearing = Heard(subscription)
             for n in range(300):
                 data = b"\x7f" + struct.pack("<I", n) * (4 + n % 29)
                 emit(data)
-                event = await anext(subscription)
+                event = await hearing.next()
                 assert isinstance(event, Raw)
                 assert event.data[: len(data)] == data
             assert subscription.lost == 0
@@ -135,8 +151,9 @@ async def test_more_than_one_turns_worth_is_read_without_another_event(emitter: 
     async with running(emitter) as (events_, _, emit):
         with events_.subscribe() as subscription, anyio.fail_after(10):
             emit(DROPPED, 1000)
+            hearing = Heard(subscription)
             for _ in range(1000):
-                assert isinstance(await anext(subscription), Drop)
+                assert isinstance(await hearing.next(), Drop)
             assert subscription.lost == 0
 
 
@@ -163,7 +180,7 @@ async def test_a_subscription_ends_with_the_agent(emitter: bytes) -> None:
         async with running(emitter) as (events_, _, emit):
             subscription = watching.enter_context(events_.subscribe())
             emit(DROPPED)
-            assert isinstance(await anext(subscription), Drop)
+            assert isinstance(await Heard(subscription).next(), Drop)
         assert [event async for event in subscription] == []
         late = watching.enter_context(events_.subscribe())
         assert [event async for event in late] == []

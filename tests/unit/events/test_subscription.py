@@ -2,16 +2,16 @@
 
 import pytest
 
-from cells.events import Event, EventsSettings, Lost, Raw, Subscription
+from cells.events import EventsSettings, Lost, Sample, Subscription
 
-ONE, TWO, THREE = (Raw(bytes([n])) for n in (1, 2, 3))
+ONE, TWO, THREE = (Sample(0, bytes([n])) for n in (1, 2, 3))
 
 pytestmark = pytest.mark.anyio
 
 
-async def rest(subscription: Subscription) -> list[Event]:
+async def rest(subscription: Subscription) -> list[Sample | Lost]:
     subscription.end()
-    return [event async for event in subscription]
+    return [event async for batch in subscription for event in batch]
 
 
 async def test_events_come_in_order() -> None:
@@ -26,9 +26,9 @@ async def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
     subscription = Subscription(1)
     for event in (ONE, TWO, Lost(5, 0)):
         subscription.tell(event)
-    assert await anext(subscription) == ONE
+    assert await anext(subscription) == [ONE, Lost(6)]
     subscription.tell(THREE)
-    assert await rest(subscription) == [Lost(6), THREE]
+    assert await rest(subscription) == [THREE]
     assert subscription.lost == 6
 
 
