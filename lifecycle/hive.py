@@ -389,6 +389,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Logger: Hive._logger,  # noqa: SLF001
     Modules: lambda hive, _: hive.modules,
     Nesting: lambda hive, node: Nesting(hive, node.scope),
+    Profile: lambda hive, _: hive.profile,
     Shutdown: lambda hive, _: hive.shutdown,
     Tables: lambda hive, _: hive.tables,
 }

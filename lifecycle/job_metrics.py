@@ -1,9 +1,10 @@
 """How often jobs ran, failed, and how long they took: as plain data, for whoever exports it.
 
 Needs:  nothing.
-Gives:  JobMetrics (injectable, whole hive) and its JobStats; Meter, with which a job counts.
+Gives:  JobMetrics (injectable, whole hive) with its JobStats and JobTotals; Meter, with which a job counts.
 """
 
+import re
 import time
 from types import TracebackType
 from typing import Literal
@@ -11,7 +12,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-__all__ = ["JobKind", "JobMetrics", "JobStats", "Meter"]
+__all__ = ["JobKind", "JobMetrics", "JobStats", "JobTotals", "Meter"]
 
 JobKind = Literal["one_shot", "timer", "observe"]
 
@@ -35,13 +36,36 @@ class JobStats(msgspec.Struct, frozen=True):
     """When the last run ended, in seconds since the epoch."""
 
 
+class JobTotals(msgspec.Struct):
+    """All jobs of one kind of a module whose names differ in numbers only, also those that are no more."""
+
+    runs: int = 0
+    failures: int = 0
+    running: int = 0
+    """Runs going on now."""
+    seconds: float = 0.0
+    """Duration of all runs that have ended."""
+
+    def add(self, stats: JobStats) -> None:
+        """Count one job more."""
+        self.runs += stats.runs
+        self.failures += stats.failures
+        self.running += stats.running
+        self.seconds += stats.seconds
+
+
 class Meter:
     """Counts the runs of one job: a run is a ``with`` block, one that raises has failed."""
 
-    __slots__ = ("_began", "_last", "_last_ended", "_longest", "_runs", "_seconds", "_what", "failures")
+    __slots__ = (
+        "_began", "_kind", "_last", "_last_ended", "_longest", "_runs", "_seconds", "failures", "module",
+        "name",
+    )  # fmt: skip
 
     def __init__(self, module: str, name: str, kind: JobKind) -> None:
-        self._what = (module, name, kind)
+        self.module = module
+        self.name = name
+        self._kind: JobKind = kind
         self._began: float | None = None
         self._runs = self.failures = 0
         self._seconds = self._last = self._longest = 0.0
@@ -72,7 +96,9 @@ class Meter:
     def stats(self) -> JobStats:
         """What was counted so far."""
         return JobStats(
-            *self._what,
+            self.module,
+            self.name,
+            self._kind,
             self._runs,
             self.failures,
             int(self._began is not None),
@@ -88,10 +114,27 @@ class JobMetrics:
 
     def __init__(self) -> None:
         self._meters: dict[Meter, None] = {}
+        self._gone: dict[tuple[str, str, JobKind], JobTotals] = {}
+        self._observers: dict[Meter, object] = {}
 
     def snapshot(self) -> list[JobStats]:
         """Every job, in the order they were added."""
         return [meter.stats() for meter in self._meters]
+
+    def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:
+        """By module, name and kind; a number in a name reads ``N``. What is counted here only grows."""
+        found = {what: msgspec.structs.replace(gone) for what, gone in self._gone.items()}
+        for meter in self._meters:
+            _add(found, meter.stats())
+        return found
+
+    def observers(self) -> list[tuple[str, str, object]]:
+        """What watches by itself, such as a Reconciler, with its module and the name of its job."""
+        return [(meter.module, meter.name, observer) for meter, observer in self._observers.items()]
+
+    def observed_by(self, meter: Meter, observer: object) -> None:
+        """The job does nothing but run this observer."""
+        self._observers[meter] = observer
 
     def meter(self, module: str, name: str, kind: JobKind) -> Meter:
         """Count a new job."""
@@ -101,4 +144,12 @@ class JobMetrics:
 
     def forget(self, meter: Meter) -> None:
         """The job is no more."""
-        self._meters.pop(meter, None)
+        if meter in self._meters:
+            del self._meters[meter]
+            _add(self._gone, meter.stats())
+        self._observers.pop(meter, None)
+
+
+def _add(totals: dict[tuple[str, str, JobKind], JobTotals], stats: JobStats) -> None:
+    what = (stats.module, re.sub(r"\d+", "N", stats.name), stats.kind)
+    totals.setdefault(what, JobTotals()).add(stats)

@@ -220,7 +220,9 @@ class Jobs:
                 await job.pause(error)
             job.done("nothing more to watch")
 
-        self._add("observe", name, run, backoff)
+        job = self._add("observe", name, run, backoff)
+        if work is None:
+            self._metrics.observed_by(job.meter, items)
 
     def metrics(self) -> list[JobStats]:
         """Runs, failures and durations of these jobs; JobMetrics, injectable, tells those of the hive."""
@@ -256,7 +258,7 @@ class Jobs:
         name: str,
         run: Callable[["Job"], Coroutine[Any, Any, None]],
         backoff: Backoff | None,
-    ) -> None:
+    ) -> "Job":
         if self._over:
             raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
         late = self._group is not None
@@ -268,6 +270,7 @@ class Jobs:
             self._queued.append(job)
         else:
             self._group.start_soon(job.run, name=f"{self._owner}: {name}")
+        return job
 
     def _remove(self, job: "Job") -> None:
         del self._known[job]

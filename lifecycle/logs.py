@@ -1,12 +1,14 @@
 """Logs: structured, one event a line.
 
 Needs:  nothing.
-Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging().
+Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging(), trouble_logged().
 """
 
 import contextlib
 import logging
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from typing import Literal, TextIO, cast
 
 from lifecycle.absent import absent
@@ -15,11 +17,13 @@ from lifecycle.keys import call_it
 with absent("rich"):
     import structlog
 
-__all__ = ["Format", "Logger", "configure_logging", "logger_for"]
+__all__ = ["Format", "Logger", "configure_logging", "logger_for", "trouble_logged"]
 
 Logger = structlog.typing.FilteringBoundLogger
 call_it(Logger, "Logger")
 Format = Literal["auto", "text", "logfmt", "json"]
+
+_trouble: Counter[tuple[str, str]] = Counter()
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 
@@ -53,6 +57,7 @@ def configure_logging(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            _count_trouble,
             *_renderers(format, stream),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -63,6 +68,22 @@ def configure_logging(
     for handler in [handler for handler in root.handlers if isinstance(handler, _ToStructlog)]:
         root.removeHandler(handler)
     root.addHandler(_ToStructlog())
+
+
+def trouble_logged() -> Mapping[tuple[str, str], int]:
+    """How many lines the process has logged at level warning and above, by level and module.
+
+    Only those that configure_logging() had a say in; a module is what the line says, a library's logger too.
+    """
+    return _trouble
+
+
+def _count_trouble(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if (level := event["level"]) in {"warning", "error", "critical"}:
+        _trouble[level, event.get("module", "")] += 1
+    return event
 
 
 def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processor]:  # noqa: A002

@@ -51,16 +51,19 @@ class Stretches(msgspec.Struct, frozen=True):
 class LoopLag:
     """The stretches of one event loop since it was made."""
 
-    __slots__ = ("_counts", "longest")
+    __slots__ = ("_counts", "longest", "seconds")
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
         self.longest = 0.0
         """Seconds."""
+        self.seconds = 0.0
+        """All of them together."""
 
     def add(self, seconds: float) -> None:
         """Count one stretch."""
         self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
         self.longest = max(self.longest, seconds)
 
     @property

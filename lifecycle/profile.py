@@ -1,7 +1,7 @@
 """How long every constructor and hook took.
 
 Needs:  nothing.
-Gives:  Profile and its Timings, filled while a hive starts and stops.
+Gives:  Profile and its Timings, filled while a hive starts and stops; injectable.
 """
 
 import time
@@ -31,13 +31,23 @@ class Profile(msgspec.Struct):
     """The timings of one hive, in the order they ended."""
 
     timings: list[Timing] = msgspec.field(default_factory=list)
+    failed: list[Timing] = msgspec.field(default_factory=list)
+    """Starts of hooks that came to nothing; in `timings` is only what did."""
+    sums: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds by name that whoever runs the hive counts together, for the timeline to show."""
     origin: float = msgspec.field(default_factory=time.perf_counter)
 
     def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
         """Record a span that began at perf_counter() time `began` and ends now."""
-        took = time.perf_counter() - began
-        self.timings.append(Timing(kind, name, module, began - self.origin, took, owner))
+        self.timings.append(self._span(kind, name, module, began, owner))
+
+    def record_failure(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
+        """As record(), of what has failed."""
+        self.failed.append(self._span(kind, name, module, began, owner))
 
     def forget(self, owners: Collection[tuple[str, str]]) -> None:
         """Drop the timings of constructors, given by module and name, and of their hooks: they run again."""
         self.timings[:] = [one for one in self.timings if (one.module, one.owner or one.name) not in owners]
+
+    def _span(self, kind: Step, name: str, module: str, began: float, owner: str) -> Timing:
+        return Timing(kind, name, module, began - self.origin, time.perf_counter() - began, owner)

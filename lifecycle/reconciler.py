@@ -91,6 +91,11 @@ class Reconciler(Generic[Key, Row]):
         self._running = False
 
     @property
+    def failing(self) -> int:
+        """How many objects failed when they were last tried."""
+        return len(self._failed())
+
+    @property
     def statuses(self) -> ReadTable[ObjectStatus]:
         """How far each object has got; a table, to look at and to watch."""
         return self._statuses

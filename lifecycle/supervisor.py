@@ -227,6 +227,8 @@ class Supervisor:
 
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
+        if node.state is State.STARTING and not node.ending:
+            self._profile.record_failure("start", node.name, node.module, node.began, node.owner.name)
         if node.gone.is_set():
             self._log.error("hook left behind has failed", hook=node.name, of=node.module, exc_info=error)
         elif node.ending:

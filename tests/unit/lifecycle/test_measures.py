@@ -1,0 +1,130 @@
+"""What a hive counts of itself for whoever exports it: jobs that are gone, failed starts, logged trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+from collections.abc import Collection, Mapping
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lifecycle import (
+    Hive,
+    Hook,
+    JobMetrics,
+    Jobs,
+    Lifecycle,
+    Profile,
+    Reconciler,
+    StartError,
+    Table,
+    configure_logging,
+    invoke,
+    module,
+    provide,
+)
+from lifecycle.logs import logger_for, trouble_logged
+from lifecycle.loop_lag import LoopLag, measured_loop
+from lifecycle.testing import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+async def once() -> None:
+    """A job that is done at once."""
+
+
+async def test_jobs_of_things_that_come_and_go_are_counted_together_and_on() -> None:
+    class Owner:
+        def __init__(self, jobs: Jobs) -> None:
+            self.jobs = jobs
+            jobs.one_shot("begin", once)
+
+    async with Hive(module("m", "M", provide(Owner), invoke(Owner))).started() as hive:
+        jobs, metrics = hive.get(Owner).jobs, hive.get(JobMetrics)
+        for endpoint in (7, 12):
+            jobs.one_shot(f"endpoint-{endpoint}-recovery", once)
+        await eventually(lambda: [one.name for one in metrics.snapshot()] == ["begin"])
+        totals = metrics.totals()
+        assert {what: total.runs for what, total in totals.items()} == {
+            ("m", "begin", "one_shot"): 1,
+            ("m", "endpoint-N-recovery", "one_shot"): 2,
+        }
+
+
+class Nothing:
+    """A target that refuses everything."""
+
+    async def dump(self) -> Mapping[str, str]:
+        return {}
+
+    async def put(self, batch: Mapping[str, str]) -> None:
+        raise OSError("full")
+
+    async def drop(self, batch: Collection[str]) -> None: ...
+
+
+async def test_a_reconciler_that_runs_is_known_with_what_it_could_not_do() -> None:
+    class Owner:
+        def __init__(self, jobs: Jobs) -> None:
+            table: Table[str] = Table("names", key=str)
+            with table.txn() as rows:
+                rows.put("a")
+            jobs.observe("sync", Reconciler[str, str](table, Nothing(), full_every=math.inf))
+
+    async with Hive(module("m", "M", provide(Owner), invoke(Owner))).started() as hive:
+        ((where, name, reconciler),) = hive.jobs.observers()
+        assert (where, name) == ("m", "sync")
+        assert isinstance(reconciler, Reconciler)
+        await eventually(lambda: reconciler.failing == 1)
+    assert hive.jobs.totals()["m", "sync", "observe"].running == 0
+
+
+async def test_a_start_that_came_to_nothing_is_timed_apart() -> None:
+    seen: list[Profile] = []
+
+    class Broken:
+        def __init__(self, profile: Profile, lifecycle: Lifecycle) -> None:
+            seen.append(profile)
+            lifecycle.append(Hook("break", self.start))
+
+        async def start(self) -> None:
+            raise OSError("broken")
+
+    hive = Hive(module("m", "M", provide(Broken), invoke(Broken)))
+    with pytest.raises(StartError):
+        await hive.start()
+    assert seen == [hive.profile]
+    assert [(one.name, one.module, one.owner) for one in hive.profile.failed] == [("break", "m", "Broken")]
+    assert not [one for one in hive.profile.timings if one.kind == "start"]
+
+
+async def test_warnings_and_errors_are_counted_by_module() -> None:
+    before = dict(trouble_logged())
+    configure_logging("info", "logfmt", io.StringIO())
+    try:
+        log = logger_for("m.counted")
+        log.info("fine")
+        log.warning("hm")
+        log.warning("hm")
+        log.error("oh")
+    finally:
+        configure_logging("info", "logfmt")
+    now = {what: count - before.get(what, 0) for what, count in trouble_logged().items()}
+    assert now["warning", "m.counted"] == 2
+    assert now["error", "m.counted"] == 1
+    assert ("info", "m.counted") not in now
+
+
+def test_the_lag_of_a_loop_adds_up() -> None:
+    async def main() -> tuple[float, float]:
+        await anyio.lowlevel.checkpoint()
+        lag = LoopLag.of(asyncio.get_running_loop())
+        assert lag is not None
+        return lag.seconds, lag.longest
+
+    seconds, longest = anyio.run(main, backend_options={"loop_factory": measured_loop})
+    assert seconds >= longest > 0
