@@ -1,0 +1,72 @@
+"""Who tells metrics, asked one after the other when someone wants to know.
+
+Needs: MetricsSettings, what the hive tells of itself.   Gives: Metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cells.metrics.choice import Choice
+from cells.metrics.family import Collector, Family
+from cells.metrics.settings import MetricsSettings
+from lifecycle import HealthTree, JobMetrics, Logger, Profile, Tables
+
+
+class Metrics:
+    """All families that the settings let through. Reading them is all that metrics cost.
+
+    What the process and the hive tell is there from the beginning, what cells tell once they have started.
+    """
+
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        *,
+        health: HealthTree,
+        jobs: JobMetrics,
+        profile: Profile,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._log = log
+        self._choice = Choice(settings.metrics)
+
+        async def process() -> Iterable[Family]:
+            from cells.metrics.process import families
+
+            return families()
+
+        async def framework() -> Iterable[Family]:
+            from cells.metrics.framework import families
+
+            return families(health, jobs, profile, tables)
+
+        self._collectors = [Collector("process", process), Collector("hive", framework)]
+
+    def warn_of_settings(self) -> None:
+        """Log what the setting ``metrics`` says in vain."""
+        for word in self._choice.unsigned:
+            self._log.warning(
+                f"--metrics flag contains value which does not start with + or -, '{word}', ignoring"
+            )
+
+    def add(self, collectors: Iterable[Collector]) -> None:
+        """From now on these are asked too."""
+        self._collectors.extend(collectors)
+
+    def remove(self, collectors: Iterable[Collector]) -> None:
+        """From now on these are not asked any more."""
+        for collector in collectors:
+            self._collectors.remove(collector)
+
+    async def families(self) -> list[Family]:
+        """Every family that is told, as it is now. Of a collector that fails none; the log says why."""
+        found: list[Family] = []
+        for collector in list(self._collectors):
+            try:
+                found += await collector.collect()
+            except Exception as error:  # noqa: BLE001  # one cell's trouble must not hide the other cells
+                if collector in self._collectors:  # else it stops, and there is nothing to be told any more
+                    self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
+        return [family for family in found if self._choice.tells(family)]

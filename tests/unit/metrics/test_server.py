@@ -1,0 +1,154 @@
+"""The scraped port: one path, one cell's trouble hides nobody else's metrics, a taken port ends the start."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import anyio
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from cells import metrics
+from cells.config import AgentConfig
+from cells.metrics import Collector, Family, counter, gauge
+from lifecycle import Hive, Member, StartError, provide, supply
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+        return number
+
+
+class Bees:
+    """A cell that counts something."""
+
+    def __init__(self) -> None:
+        self.count = 3
+        self.gone = False
+
+
+def bees_metrics(bees: Bees) -> Member[Collector]:
+    """What it tells."""
+
+    async def collect() -> Iterable[Family]:
+        if bees.gone:
+            raise OSError("flown away")
+        return [gauge("bees", "Bees.", bees.count), counter("rare", "R.", 1, on=False)]
+
+    return Collector("bees", collect)
+
+
+@asynccontextmanager
+async def running(address: str, **settings: object) -> AsyncIterator[Hive]:
+    """A hive of the metrics cell and one that tells."""
+    claimed = supply(AgentConfig.__new__(AgentConfig))
+    given = {"prometheus-serve-addr": address, **settings}
+    async with Hive(metrics.cell, claimed, provide(Bees, bees_metrics), settings=given).started() as hive:
+        yield hive
+
+
+async def scrape(port: int, path: str = "/metrics", host: str = "127.0.0.1") -> tuple[int, str, str]:
+    """Status, content type and text."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}{path}") as got:
+        return got.status, got.headers.get("Content-Type", ""), await got.text()
+
+
+def names(text: str) -> set[str]:
+    """The families in a scrape."""
+    return {family.name for family in text_string_to_metric_families(text)}
+
+
+async def test_what_cells_tell_is_served_as_it_is_now(port: int) -> None:
+    async with running(f":{port}") as hive:
+        status, kind, text = await scrape(port)
+        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert "bees 3\n" in text
+        assert names(text) >= {
+            "bees",
+            "cilium_process_cpu_seconds",
+            "cilium_hive_status",
+            "hive_hook_start_seconds",
+        }
+        assert "rare" not in names(text)
+        hive.get(Bees).count = 4
+        assert "bees 4\n" in (await scrape(port))[2]
+
+
+async def test_the_node_answers_at_both_families(port: int) -> None:
+    async with running(f":{port}"):
+        assert (await scrape(port, host="[::1]"))[0] == (await scrape(port, host="127.0.0.1"))[0] == 200
+
+
+async def test_there_is_nothing_but_metrics(port: int) -> None:
+    async with running(f"127.0.0.1:{port}"):
+        for path in ("/", "/metrics/", "/healthz"):
+            assert (await scrape(port, path))[0] == 404
+
+
+async def test_the_setting_says_which_are_told(port: int) -> None:
+    words = {"metrics": "+rare -bees +cilium_statedb_table_objects"}
+    async with running(f":{port}", **words):
+        assert {"bees", "rare"} & names((await scrape(port))[2]) == {"rare"}
+
+
+async def test_a_cell_that_cannot_tell_hides_nobody_else(port: int) -> None:
+    async with running(f":{port}") as hive:
+        hive.get(Bees).gone = True
+        with structlog.testing.capture_logs() as logged:
+            status, _, text = await scrape(port)
+        assert status == 200
+        assert "bees" not in names(text)
+        assert "cilium_hive_status" in names(text)
+        assert [(one["event"], one["of"]) for one in logged] == [("metrics could not be collected", "bees")]
+
+
+async def test_families_that_contradict_each_other_fail_the_scrape(port: int) -> None:
+    async with running(f":{port}") as hive:
+        hive.get(metrics.Metrics).add([Collector("again", hive_again)])
+        with structlog.testing.capture_logs():
+            status, _, text = await scrape(port)
+        assert (status, text) == (500, "bees was collected twice\n")
+
+
+async def hive_again() -> Iterable[Family]:
+    return [gauge("bees", "Bees.", 1)]
+
+
+async def test_nothing_listens_without_an_address_or_after_the_stop(port: int) -> None:
+    async with running(f":{port}"):
+        pass
+    async with running("") as hive:
+        assert not [one for one in hive.profile.timings if one.name == "serve metrics"]
+        with pytest.raises(OSError, match="attempts failed"):
+            await anyio.connect_tcp("127.0.0.1", port)
+        assert "bees" in {family.name for family in await hive.get(metrics.Metrics).families()}
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "[::1]"])
+async def test_an_address_that_is_taken_is_told_in_one_line(port: int, host: str) -> None:
+    async with running(f"{host}:{port}"):
+        with pytest.raises(StartError) as refused:
+            async with running(f"{host}:{port}"):
+                pass
+    told = str(refused.value.exceptions[0])
+    assert told == (
+        f"prometheus-serve-addr: {host}:{port} cannot be served (Address already in use): "
+        "stop what listens there, or choose another address"
+    )
+
+
+async def test_an_address_of_somebody_else_is_told_in_one_line(port: int) -> None:
+    with pytest.raises(StartError) as refused:
+        async with running(f"192.0.2.1:{port}"):
+            pass
+    assert f"192.0.2.1:{port} cannot be served (Cannot assign requested address)" in str(refused.value)
