@@ -12,8 +12,7 @@ import anyio
 
 from cells.api.app import application
 from cells.api.operations import Operations
-from cells.api.unix_socket import listen
-from cells.http import HttpServer
+from cells.http import HttpServer, listen
 from lifecycle import Hook, Lifecycle, Logger
 
 SHUTDOWN_SECONDS = 5.0

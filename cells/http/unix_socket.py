@@ -1,4 +1,4 @@
-"""The API's listening socket: owned by root and the group ``cilium``, never stolen from a live agent.
+"""A listening socket for clients on the node: of root and the group ``cilium``, taken from no live agent.
 
 Needs: nothing.   Gives: listen.
 """
@@ -29,7 +29,7 @@ def listen(path: Path, *, group: str = GROUP) -> socket.socket:
         clear_socket(path)
         return _bound(path, group)
     except OSError as error:
-        raise HiveError(f"API socket {path} cannot be made: {error.strerror or error}") from error
+        raise HiveError(f"socket {path} cannot be made: {error.strerror or error}") from error
 
 
 def _bound(path: Path, group: str) -> socket.socket:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.unix_socket import listen
+from cells.http import listen
 from lifecycle import HiveError
 
 
