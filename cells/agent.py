@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cells import (
     api,
+    bootstrap,
     cni_config,
     cni_server,
     config,
@@ -20,6 +21,7 @@ from cells import (
     host_ip_sync,
     ipam,
     maps,
+    metrics,
     netlink,
     router,
 )
@@ -54,5 +56,7 @@ agent = module(
     cni_config.cell,
     api.cell,
     health.cell,
+    metrics.cell,
+    bootstrap.cell,
     provide(ready),
 )

@@ -38,6 +38,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     name: str
     spans: tuple[Span, ...]
+    sums: dict[str, float] = {}
+    """Seconds by name that the hive counts together, such as an agent's bootstrap scopes; some overlap."""
 
     def json(self) -> str:
         """One JSON object; docs/timeline-schema.json describes it."""
@@ -58,7 +60,7 @@ def timeline_of(graph: Graph, profile: Profile) -> Timeline:
         if ids := named.get(key):  # several of one name run in the order of the graph
             spans.append(Span(ids[seen[key] % len(ids)], timing.kind, timing.began, timing.took))
             seen[key] += 1
-    return Timeline(name=graph.name, spans=tuple(spans))
+    return Timeline(name=graph.name, spans=tuple(spans), sums=dict(profile.sums))
 
 
 def _names(graph: Graph) -> dict[tuple[str, ...], list[str]]:

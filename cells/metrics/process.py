@@ -1,6 +1,6 @@
 """What the kernel knows of the agent's process.
 
-For:    Metrics. Needs: /proc. Gives: families(), started_at().
+For:    Metrics. Needs: /proc. Gives: families().
 Source: Prometheus's process collector, proc_pid_stat(5), getrlimit(2).
 """
 
@@ -15,11 +15,12 @@ from typing import Final
 
 from cells.metrics.family import Family, counter, gauge
 from lifecycle.logs import trouble_logged
+from lifecycle.process_age import process_age
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # fields of /proc/self/stat, counted from behind the command's name
-_USER, _SYSTEM, _START, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
+_USER, _SYSTEM, _VIRTUAL, _RESIDENT = 11, 12, 20, 21
 
 
 def families() -> Iterator[Family]:
@@ -43,7 +44,7 @@ def families() -> Iterator[Family]:
         ),
         "cilium_process_start_time_seconds": (
             "Start time of the process since unix epoch in seconds.",
-            started_at(fields),
+            time.time() - process_age(),
         ),
     }
     yield counter(
@@ -61,12 +62,6 @@ def families() -> Iterator[Family]:
     yield counter(
         "cilium_errors_warnings_total", "Lines logged as error or warning.", logged, "level subsystem"
     )
-
-
-def started_at(fields: list[str] | None = None) -> float:
-    """When the process was started, in seconds since the epoch; right to a hundredth of a second."""
-    since_boot = int((fields or _stat())[_START]) / _TICKS
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
 
 _FDS: Final = Path("/proc/self/fd")

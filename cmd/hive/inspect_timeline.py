@@ -21,8 +21,9 @@ _NUMBER, _TOOK, _HELD = 3, 8, 4
 
 
 def chart(graph: "Graph", timeline: "Timeline", module: str | None = None) -> list[str]:
-    """Every hook's waiting and starting on one axis, who held whom, and the slowest constructors."""
-    return [*_hooks(graph, timeline, module), *_constructors(graph, timeline, module)]
+    """Every hook's waiting and starting on one axis, who held whom, the slowest constructors, the sums."""
+    sums = _sums(timeline) if module is None else []
+    return [*_hooks(graph, timeline, module), *_constructors(graph, timeline, module), *sums]
 
 
 def _hooks(graph: "Graph", timeline: "Timeline", module: str | None) -> Iterator[str]:
@@ -77,6 +78,18 @@ def _constructors(graph: "Graph", timeline: "Timeline", module: str | None) -> I
         bar = RUNS * max(1, round(columns * span.took / slowest[0].took)) if slowest[0].took else ""
         shown = name if len(name) <= label else name[: label - 1] + "…"
         yield f"  {shown:{label}} {_ms(span.took):>{_TOOK}} {click.style(bar, fg='blue')}".rstrip()
+
+
+def _sums(timeline: "Timeline") -> Iterator[str]:
+    if not timeline.sums:
+        return
+    yield ""
+    yield "Counted together; what starts at the same time counts in each:"
+    label, most = max(map(len, timeline.sums)), max(timeline.sums.values())
+    columns = max(10, width() - label - _TOOK - 4)
+    for name, took in timeline.sums.items():
+        bar = RUNS * max(1, round(columns * took / most)) if most else ""
+        yield f"  {name:{label}} {_ms(took):>{_TOOK}} {click.style(bar, fg='blue')}".rstrip()
 
 
 def _label(hook: "HookInfo") -> str:

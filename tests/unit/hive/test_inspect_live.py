@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 import pytest
+from msgspec import structs
 
 from hive.inspect_timeline import chart
 from lifecycle.graph import Graph
@@ -63,6 +64,14 @@ def test_a_hook_that_has_not_started_is_told() -> None:
     assert "2 of 3 hooks started" in lines[0]
     assert lines[5].endswith("not started yet")
     assert chart(graph(), timeline(started=0))[0] == "No hook has started yet."
+
+
+def test_what_the_hive_counts_together_is_drawn_below() -> None:
+    told = structs.replace(timeline(), sums={"overall": 0.4, "mapsInit": 0.1})
+    overall, maps = (line.split() for line in chart(graph(), told)[-2:])
+    assert (overall[:3], maps[:3]) == (["overall", "400", "ms"], ["mapsInit", "100", "ms"])
+    assert overall[3].count("▒") == 4 * maps[3].count("▒") > 4
+    assert chart(graph(), told, "press") == chart(graph(), timeline(), "press")
 
 
 def test_the_timeline_of_a_running_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

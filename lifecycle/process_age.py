@@ -1,0 +1,20 @@
+"""How long ago the process was started: before any of our code could look at a clock.
+
+Needs:  /proc.
+Gives:  process_age().
+"""
+
+import os
+import time
+from pathlib import Path
+
+__all__ = ["process_age"]
+
+_STARTED = 19  # field 22 of proc_pid_stat(5), counted from behind the command's name
+
+
+def process_age() -> float:
+    """Seconds since the process was started, right to a hundredth of a second."""
+    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    started = int(text.rpartition(")")[2].split()[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
