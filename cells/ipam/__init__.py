@@ -3,17 +3,21 @@
 Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
         ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods keep
         their addresses though the node got another one.
-Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto).   Gives: Ipam.
+Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto).   Gives: Ipam; metrics.
 
 Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool.
 """
+
+from collections.abc import Iterable
 
 from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocation, Allocator, IpamError
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.node_ipam import Ipam
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
-from lifecycle import config, module, provide, provide_private
+from cells.metrics import Collector
+from cells.metrics import Family as MetricFamily
+from lifecycle import Member, config, module, provide, provide_private
 
 __all__ = [
     "EXPIRATION",
@@ -32,4 +36,18 @@ __all__ = [
     "nested_range",
 ]
 
-cell = module("ipam", "Pod addresses", config(IpamSettings), provide(Ipam), provide_private(Clock))
+
+def ipam_metrics(ipam: Ipam) -> Member[Collector]:
+    """Addresses as metrics."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        from cells.ipam.metrics import families
+
+        return families(ipam)
+
+    return Collector("ipam", collect)
+
+
+cell = module(
+    "ipam", "Pod addresses", config(IpamSettings), provide(Ipam, ipam_metrics), provide_private(Clock)
+)

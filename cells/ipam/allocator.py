@@ -55,6 +55,10 @@ class Allocator:
         self._owners: dict[IPAddress, str] = {}
         self._excluded: dict[IPAddress, str] = {}
         self._expirations = Expirations(clock)
+        self.allocated = dict.fromkeys(Family, 0)
+        """How often an address was given to somebody."""
+        self.released = dict.fromkeys(Family, 0)
+        """How often one was given back."""
 
     def use(self, *networks: IPNetwork) -> None:
         """Allocate from these networks, one of a family, of which nothing is taken yet."""
@@ -133,6 +137,7 @@ class Allocator:
         if not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
         self._owners[ip] = owner
+        self.allocated[family] += 1
         return Allocation(ip, self._pool, owner)
 
     def release(self, ip: IPAddress, pool: str) -> None:
@@ -142,7 +147,7 @@ class Allocator:
         known = self._known()
         self._expirations.stop(ip)
         if (addresses := known.get(Family.of(ip))) is not None:
-            addresses.give_back(ip)
+            self.released[Family.of(ip)] += addresses.give_back(ip)
         self._owners.pop(ip, None)
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
@@ -176,6 +181,10 @@ class Allocator:
         taken = (ip for family in Family if family in known for ip in known[family])
         return {str(ip): self._owners.get(ip, "") for ip in taken}
 
+    def usage(self) -> dict[Family, tuple[int, int]]:
+        """For each family how many addresses are taken, and how many Cilium says there are."""
+        return {family: (len(each), each.capacity) for family, each in self._known().items()}
+
     def status(self) -> str:
         """As `cilium-dbg status` prints it; of a family that is off only the comma is left."""
         known = self._known()
@@ -201,6 +210,7 @@ class Allocator:
                 raise IpamError(NEXT_FAILED, "range is full") from None
             if (excluded_for := self._excluded.get(ip)) is None:
                 self._owners[ip] = owner
+                self.allocated[Family.of(ip)] += 1
                 return Allocation(ip, self._pool, owner)
             self._owners[ip] = f"{excluded_for} (excluded)"  # and stays taken, so it is met only once
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final
 
+from msgspec import structs
+
 from cells.metrics.family import Family, Histogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,22 +22,30 @@ _IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class InconsistentError(Exception):
-    """Raised when two families have one name, or series other labels than their family has."""
+    """Raised when a series is told twice, or what has one name has different labels or kinds."""
 
 
 def exposition(families: Iterable[Family]) -> str:
     """All families with their series, sorted by name; those without series are left out.
 
-    Raises InconsistentError.
+    Several cells may tell series of one family. Raises InconsistentError.
     """
     by_name: dict[str, Family] = {}
     for family in families:
-        if family.name in by_name:
-            raise InconsistentError(f"{family.name} was collected twice")
         if any(len(values) != len(family.labels) for values in family.series):
             raise InconsistentError(f"{family.name} has series with other labels than {list(family.labels)}")
-        by_name[family.name] = family
+        known = by_name.get(family.name)
+        by_name[family.name] = family if known is None else _joined(known, family)
     return "".join(line for name in sorted(by_name) for line in _lines(by_name[name]))
+
+
+def _joined(one: Family, other: Family) -> Family:
+    if (one.kind, one.labels) != (other.kind, other.labels):
+        raise InconsistentError(f"{one.name} is told as two different metrics")
+    if twice := one.series.keys() & other.series.keys():
+        which = dict(zip(one.labels, min(twice), strict=True))
+        raise InconsistentError(f"{one.name} is told twice for {which}")
+    return structs.replace(one, series={**one.series, **other.series})
 
 
 def _lines(family: Family) -> Iterator[str]:

@@ -50,6 +50,12 @@ def test_a_counter_keeps_its_name_whatever_it_ends_with() -> None:
     assert text.index("a_total") < text.index("cilium_reconciler_count")
 
 
+def test_several_cells_tell_series_of_one_family() -> None:
+    text = exposition([gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"y": 2}, "b")])
+    assert read(text) == {("a", (("b", "x"),)): 1, ("a", (("b", "y"),)): 2}
+    assert text.count("# TYPE") == 1
+
+
 def test_a_family_without_series_is_not_told() -> None:
     assert exposition([gauge("empty", "E.", {}, "of")]) == ""
 
@@ -57,7 +63,12 @@ def test_a_family_without_series_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("families", "told"),
     [
-        ([gauge("a", "A.", 1), gauge("a", "A.", 1)], "a was collected twice"),
+        (
+            [gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"x": 1}, "b")],
+            "a is told twice for {'b': 'x'}",
+        ),
+        ([gauge("a", "A.", 1), counter("a", "A.", 1)], "a is told as two different metrics"),
+        ([gauge("a", "A.", {}, "b"), gauge("a", "A.", {}, "c")], "a is told as two different metrics"),
         ([gauge("a", "A.", {("x", "y"): 1}, "one")], "a has series with other labels than ['one']"),
     ],
 )
