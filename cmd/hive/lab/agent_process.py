@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,12 +21,13 @@ READY_WITHIN = 30.0
 _SETTLE = 0.005
 
 
-def start(lab: Lab, *settings: str) -> int:
+def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
     """Start ``hive agent`` inside the node and return its pid; `settings` are more ``--name=value``.
 
-    It outlives us: own session, output in the node's agent.log.
+    It outlives us: own session, output in the node's agent.log. `wrapper` is a command that becomes it.
     """
     command = [
+        *wrapper,
         sys.executable,
         "-m",
         "hive",

@@ -1,60 +1,88 @@
-"""The agent's calls that change something outside it: counted, named, and the agent killed at any of them.
+"""The agent's calls that change something outside of it: counted, named, and the agent killed before any.
 
-Needs: gcc, an agent that a test starts.   Gives: Interposer.
+Needs: root, gcc.   Gives: Interposer.
+
+The kernel asks a child of ours before each such call of the agent (seccomp's user notification), from
+whichever thread and whatever library, ctypes or raw system call it comes.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("interpose.c")
-_PAIR = struct.Struct("=II")
+from hive.lab import agent_process
+from hive.lab.children import Child
+from hive.lab.node import Lab
+from tests.support.crash.calls import names, seccomp_filter
+from tests.support.crash.supervisor import Control, supervise
+from tests.support.waiting import eventually
+
+QUIET = 20
+"""Looks, 10 ms apart, that find no new call before an agent is said to have come to rest."""
 
 
 class Interposer:
-    """Counts the calls of the agents started in its block; files are kept below one directory."""
+    """Counts the calls of the agent it started last; files are kept below one directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._library = directory / "interpose.so"
-        self._control = directory / "control"
+        self._directory = directory
+        self._filter = directory / "filter"
+        self._filter.write_bytes(seccomp_filter())
         self._log = directory / "calls"
-        command = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", self._library, SOURCE, "-ldl"], check=True)
+        self._control = Control()
+        self._supervisor: Child[None] | None = None
+        names()  # learnt before the fork, once
 
-    @contextmanager
-    def watching(self, kill_at: int = 0) -> Iterator[None]:
-        """Count anew in the agent started in this block; kill it before its call ``kill_at``, if not 0."""
-        self._log.write_text("")
-        self._control.write_bytes(_PAIR.pack(0, kill_at))
-        ours = {
-            "LD_PRELOAD": str(self._library),
-            "CRASH_CONTROL": str(self._control),
-            "CRASH_LOG": str(self._log),
-        }
-        os.environ.update(ours)
+    def start(self, lab: Lab, *settings: str, kill_at: int = 0, tracer: Sequence[str] = ()) -> int:
+        """Start an agent whose calls are counted from 1; it dies before its call ``kill_at``, if not 0."""
+        self.close()
+        self._control = Control()
+        self._control.kill_at = kill_at
+        where = self._directory / "supervisor"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(where))
+            listening.listen(1)
+            self._supervisor = Child(supervise, listening, self._log, self._control)
         try:
-            yield
+            script = str(Path(__file__).with_name("trap.py"))
+            wrapper = [*tracer, sys.executable, script, str(where), str(self._filter)]
+            return agent_process.start(lab, *settings, wrapper=wrapper)
         finally:
-            for name in ours:
-                del os.environ[name]
+            # Connected or not: the child has it open.
+            eventually(lambda: self._log.exists() or agent_process.running(lab) is None)
+            where.unlink()
+
+    def close(self) -> None:
+        """Let go of the last agent, which has ended."""
+        if self._supervisor is not None:
+            self._supervisor.finish(within=10)
+            self._supervisor = None
+        self._log.unlink(missing_ok=True)
 
     def kill_after(self, calls: int) -> None:
         """Kill the running agent before the call that follows so many more; 1 is its next call."""
-        with self._control.open("r+b") as control:
-            counted, _ = _PAIR.unpack(control.read(_PAIR.size))
-            control.seek(4)
-            control.write(struct.pack("=I", counted + calls))
+        self._control.kill_at = self._control.counted + calls
+
+    def rest(self) -> int:
+        """Wait until the agent makes no more calls by itself; how many it made."""
+        seen = [-1] * QUIET
+
+        def quiet() -> bool:
+            seen.append(self._control.counted)
+            return seen[-1] == seen[-QUIET]
+
+        eventually(quiet, within=20)
+        return seen[-1]
 
     @property
     def counted(self) -> int:
-        """How many calls were made so far."""
-        return int(_PAIR.unpack(self._control.read_bytes())[0])
+        """How many calls were made so far; the one it was killed before is the last of them."""
+        return self._control.counted
 
-    def names(self, first: int = 0) -> list[str]:
-        """The calls after the first so many: number, function, path or bpf command."""
-        return self._log.read_text().splitlines()[first:]
+    @property
+    def lines(self) -> list[str]:
+        """Every call: number, or - for one that does not count, its name, what it is about."""
+        return self._log.read_text().splitlines()

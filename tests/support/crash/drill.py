@@ -1,0 +1,198 @@
+"""Something an agent does, recorded once, then cut short before chosen calls; what must be true after.
+
+Needs: a lab node, Interposer.   Gives: Drill, POINTS, SEED.
+
+A point is a call's number in a recorded run: the agent is killed before the kernel does it. The last point
+is one beyond: the agent is killed when it has done all and come to rest. A run that does not get to its
+point fails the test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hive.lab import agent_process, pods
+from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.kernel import machine_links
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab, wait_gone
+from hive.lab.pods import Attached
+from hive.lab.probe import interfaces, ping
+from tests.support.account import agreed
+from tests.support.agents import serving
+from tests.support.crash.interposer import Interposer
+from tests.support.waiting import eventually
+
+SEED = int(os.environ.get("CRASH_SEED", "1"))
+POINTS = int(os.environ.get("CRASH_POINTS", "2"))
+"""Kill points a drill tries before its end; 0 for all."""
+RATE = 200.0
+"""Packets a second between the pods that live on."""
+WITHIN = 15.0
+"""Seconds an agent gets to its point."""
+
+_OTHERS = re.compile(r"cilium_policy_\d+$|/state/\d+(/|$)|^lxc|/cilium-cni\.log$")
+"""What pods have, which is accounted for elsewhere, and the plugin's log."""
+
+
+class Drill:
+    """Agents of one node, their calls counted; and the pods that must live through all of it."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self.lab = lab
+        self._interposer = Interposer(directory)
+        self._survivors: dict[str, str] = {}
+        self._clean: frozenset[str] = frozenset()
+        self._target = 0
+
+    def close(self) -> None:
+        """End the agent and the watch over it."""
+        agent_process.crash(self.lab)
+        self._interposer.close()
+
+    @contextmanager
+    def survivors(self) -> Iterator[None]:
+        """Two pods that talk to each other during the block; not one packet may be lost."""
+        serving(self.lab)
+        source, target = pods.add(self.lab, "source"), pods.add(self.lab, "target")
+        self._survivors = {one.pod: one.ipv4 for one in (source, target)}
+        agent_process.crash(self.lab)
+        with self._talking(source, target):
+            yield
+        serving(self.lab)
+
+    @contextmanager
+    def _talking(self, source: Attached, target: Attached) -> Iterator[None]:
+        with self.lab.open_pod(source.pod) as sending, self.lab.open_pod(target.pod) as receiving:
+            with inside(receiving):
+                datagrams = udp_socket()
+            with datagrams:
+                arriving = receiving.start(udp_receiver, datagrams)
+                leaving = sending.start(udp_sender, (target.ipv4, datagrams.getsockname()[1]), RATE)
+            try:
+                yield
+                sent, received = leaving.finish(within=30), arriving.finish(within=30)
+            finally:
+                leaving.kill()
+                arriving.kill()
+        assert sent.packets > 0
+        assert (sent.errors, sent.packets - received.packets) == (0, 0)
+
+    # Starts
+
+    def start(self, *settings: str) -> int:
+        """Start a counted agent, and wait until it serves and rests; calls made."""
+        self._target = 0
+        agent_process.wait_ready(self.lab, self._interposer.start(self.lab, *settings))
+        return self._interposer.rest()
+
+    def record_start(self, *settings: str) -> list[str]:
+        """The calls of a start, until it serves and rests. The agent is gone afterwards."""
+        count = self.start(*settings)
+        lines = self.counted_lines[:count]
+        agent_process.crash(self.lab)
+        return lines
+
+    def cut_start(self, number: int, last: int, *settings: str) -> None:
+        """Start an agent that is killed before this call; if that is beyond the last one, when it rests."""
+        if number > last:
+            self.start(*settings)
+            agent_process.crash(self.lab)
+            return
+        self._target = number
+        self._interposer.start(self.lab, *settings, kill_at=number)
+        self.expect_cut()
+
+    # What a serving agent does
+
+    @property
+    def counted_lines(self) -> list[str]:
+        """The last agent's counted calls: number, name, what it is about."""
+        return [line for line in self._interposer.lines if not line.startswith("-")]
+
+    @property
+    def made(self) -> int:
+        """Counted calls of the last agent, when it rests."""
+        return self._interposer.rest()
+
+    @property
+    def counted(self) -> int:
+        """Counted calls of the last agent so far."""
+        return self._interposer.counted
+
+    def cut_after(self, calls: int) -> None:
+        """Kill the resting agent before the call that follows so many more; 1 is its next one."""
+        self._target = self.made + calls
+        self._interposer.kill_after(calls)
+
+    def expect_cut(self) -> None:
+        """Wait for the agent's death at its point; AssertionError when it was not reached."""
+        pid = agent_process.running(self.lab)
+        gone = pid is None or wait_gone(pid, WITHIN)
+        counted = self._interposer.counted
+        log = agent_process.log_end(self.lab)
+        agent_process.crash(self.lab)
+        assert gone, f"not killed: it rests after {counted} calls, before its point {self._target}\n{log}"
+        assert counted == self._target, f"ended after {counted} calls, before its point {self._target}\n{log}"
+
+    # Judgement
+
+    def keep_in_mind(self) -> None:
+        """Take what the node holds now, its agent serving, for what it should hold after each drill."""
+        agreed(self.lab)
+        self._clean = self._holding()
+
+    def whole(self, *more: str) -> None:
+        """The serving agent, the kernel and the disk know the survivors and these addresses, nothing else.
+
+        The survivors answer, and have their addresses.
+        """
+        expected = {*self._survivors.values(), *more}
+        assert {ip for ip, _, _ in agreed(self.lab).listed.values()} == expected
+        if self._clean:
+            self._as_kept_in_mind()
+        for pod, address in self._survivors.items():
+            with self.lab.open() as node, self.lab.open_pod(pod) as held:
+                assert node.run(ping, address, 1), f"{pod} does not answer"
+                (eth0,) = (one for one in held.run(interfaces) if one.name == "eth0")
+            assert f"{address}/32" in eth0.addresses
+
+    def _as_kept_in_mind(self) -> None:
+        try:
+            eventually(lambda: self._holding() == self._clean)
+        except AssertionError:
+            now = self._holding()
+            over, missing = sorted(now - self._clean), sorted(self._clean - now)
+            raise AssertionError(f"left over: {over}; missing: {missing}") from None
+
+    def _holding(self) -> frozenset[str]:
+        with self.lab.open() as node:
+            return node.run(_holding, str(self.lab.cni_conf.parent))
+
+
+def _holding(*places: str) -> frozenset[str]:
+    """Files, pins, links and addresses of the node itself."""
+    found = {
+        str(entry)
+        for place in ("/run/cilium", "/sys/fs/bpf", *places)
+        for entry in Path(place).rglob("*")
+        if entry.suffix != ".debug"
+    }
+    # Another node has another router address, but one.
+    addresses = {f"{one.name} has {len(one.addresses)} addresses" for one in interfaces()}
+    return frozenset(name for name in found | addresses | machine_links() if not _OTHERS.search(name))
+
+
+def chosen(what: str, first: int, last: int) -> list[int]:
+    """The points to try from ``first`` to ``last``, and the one beyond; told, with the seed to repeat them."""
+    every = range(first, last + 1)
+    assert every, f"{what}: no calls were recorded"
+    chance = random.Random(f"{SEED} {what}")  # noqa: S311 (the same points each time)
+    points = list(every) if POINTS == 0 else sorted(chance.sample(every, min(POINTS, len(every))))
+    print(f"{what}: calls {first} to {last}; CRASH_SEED={SEED}; killed before {points} and at rest")  # noqa: T201
+    return [*points, last + 1]
