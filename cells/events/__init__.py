@@ -13,7 +13,10 @@ Why:    a packet that is dropped must be explainable while it happens, and cost 
 Settings: monitor-num-pages, monitor-queue-size.
 """
 
+from collections.abc import Iterable
+
 from cells.events.events import Events, Subscription
+from cells.events.packet import Packet, dissect
 from cells.events.reasons import (
     DROP_REASONS,
     FORWARD_REASONS,
@@ -26,7 +29,9 @@ from cells.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict,
 from cells.events.ring import RingError
 from cells.events.settings import EventsSettings
 from cells.events.text import event_text
-from lifecycle import config, module, provide
+from cells.maps import Maps
+from cells.metrics import Collector, Family
+from lifecycle import Member, config, module, provide
 
 __all__ = [
     "DROP_REASONS",
@@ -39,6 +44,7 @@ __all__ = [
     "Events",
     "EventsSettings",
     "Lost",
+    "Packet",
     "Raw",
     "RingError",
     "Sample",
@@ -47,8 +53,26 @@ __all__ = [
     "Verdict",
     "cell",
     "decode",
+    "dissect",
     "event_text",
     "reason_name",
 ]
 
-cell = module("events", "What the datapath tells of packets", config(EventsSettings), provide(Events))
+
+def packet_metrics(maps: Maps) -> Member[Collector]:
+    """Packets dropped and forwarded as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.events.metrics import families
+
+        return await families(maps)
+
+    return Collector("packets", collect)
+
+
+cell = module(
+    "events",
+    "What the datapath tells of packets",
+    config(EventsSettings),
+    provide(Events, packet_metrics),
+)

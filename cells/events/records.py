@@ -123,12 +123,16 @@ Event = Drop | Trace | Verdict | Raw | Lost
 
 
 def decode(data: bytes) -> Drop | Trace | Verdict | Raw:
-    """The record in one sample. Never fails: what cannot be read is Raw."""
+    """The record in one sample. Never fails: what cannot be read is Raw.
+
+    A drop of version 0, of before Cilium 1.16, has the layout of version 1.
+    """
     size = _SIZES.get(data[0]) if data else None
     if size is None or len(data) < size:
         return Raw(data)
     kind, subtype, source, hash_, length, captured, version = _head.unpack_from(data)
-    if version != VERSION or len(data) < size + captured:
+    known = version == VERSION or (kind == DROP and version == 0)
+    if not known or len(data) < size + captured:
         return Raw(data)
     packet = data[size : size + captured]  # the kernel pads samples to eight bytes
     if kind == DROP:

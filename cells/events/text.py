@@ -4,7 +4,7 @@ For:    those who show events to people. Needs: records, reasons. Gives: event_t
 The wording follows that of ``cilium-dbg monitor``.
 """
 
-from cells.events.packet_text import packet_text
+from cells.events.packet import packet_text
 from cells.events.reasons import MATCH_TYPES, OBSERVATION_POINTS, TRACE_REASONS, reason_name
 from cells.events.records import Drop, Event, Lost, Raw, Trace, Verdict
 

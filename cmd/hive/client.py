@@ -1,7 +1,7 @@
 """Asks the running agent over its unix socket.
 
 Needs: the standard library; the agent's API (paths of the OpenAPI document under /v1).
-Gives: ask(), follow(), and the ``--socket`` option every such command has.
+Gives: ask(), follow(), connect(), and the ``--socket`` option every such command has.
 """
 
 import errno
@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ def follow(path: str, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIME
     finally:
         connection.close()
     raise click.ClickException(f"the agent at {agent_socket} has ended the answer: did it stop?")
+
+
+@contextmanager
+def connect(path: Path) -> Iterator[socket.socket]:
+    """A stream socket connected to another of the agent's sockets. Raises click.ClickException."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        try:
+            stream.connect(str(path))
+            yield stream
+        except OSError as error:
+            raise click.ClickException(_explain(error, path, TIMEOUT)) from error
 
 
 def _explain(error: OSError, agent_socket: Path, timeout: float) -> str:

@@ -27,6 +27,7 @@ COMMANDS = {
     "endpoint": ("hive.endpoint", "Look at the endpoints of the running agent."),
     "inspect": ("hive.inspection", "Show what the agent is made of, without starting it."),
     "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),
+    "monitor": ("hive.monitor", "Show drops, traces and verdicts while they happen."),
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
     "status": ("hive.status", "Ask the running agent how it is."),

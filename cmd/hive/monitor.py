@@ -1,0 +1,188 @@
+"""``hive monitor``: what the datapath does with packets, while it happens.
+
+Needs: the agent's monitor socket; its API for the names of endpoints.   Gives: command.
+Source: the options of ``cilium-dbg monitor``.
+"""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cells.events import (
+    Drop,
+    Event,
+    Lost,
+    Packet,
+    Raw,
+    Sample,
+    Trace,
+    Verdict,
+    decode,
+    dissect,
+    event_text,
+)
+from cells.monitor import SOCKET, GobError, Payloads
+from hive.client import connect, socket_option
+from hive.monitor_json import json_line
+from hive.output import BAD, GOOD, QUIET
+
+KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict}
+_COLOURS: Final = {Drop: BAD, Lost: BAD, Verdict: GOOD, Trace: None, Raw: QUIET}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which events are shown; losses always are."""
+
+    kinds: tuple[type, ...] = ()
+    """Empty: all."""
+    source: frozenset[int] = frozenset()
+    destination: frozenset[int] = frozenset()
+    related: frozenset[int] = frozenset()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def shows(self, event: Event) -> bool:
+        """Whether it is one of them."""
+        if isinstance(event, Lost):
+            return True
+        if self.kinds and not isinstance(event, self.kinds):
+            return False
+        if isinstance(event, Raw):
+            return not (self.source or self.destination or self.related or self.networks)
+        source, destination = event.source, getattr(event, "destination", 0)
+        if isinstance(event, Verdict) and not event.egress:
+            source, destination = 0, event.source
+        return (
+            (not self.source or source in self.source)
+            and (not self.destination or destination in self.destination)
+            and (not self.related or not self.related.isdisjoint({event.source, destination}))
+            and (not self.networks or self._between(dissect(event.packet)))
+        )
+
+    def _between(self, packet: Packet | None) -> bool:
+        ends = () if packet is None else (packet.source, packet.destination)
+        return any(end is not None and end in network for network in self.networks for end in ends)
+
+
+class _Network(click.ParamType[IPv4Network | IPv6Network]):
+    name = "address"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> IPv4Network | IPv6Network:
+        try:
+            return ip_network(str(value), strict=False)
+        except ValueError:
+            self.fail(
+                f"{value!r}: expected an address or a network, such as 10.0.1.5 or fd00::/64", param, ctx
+            )
+
+
+_endpoint = click.IntRange(1, 65535)
+
+
+@click.command()
+@socket_option
+@click.option(
+    "--monitor-socket",
+    type=click.Path(path_type=Path),
+    help=f"The monitor socket.  [default: {SOCKET} beside the API socket]",
+)
+@click.option("-t", "--type", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Only these.")
+@click.option(
+    "--from", "source", multiple=True, type=_endpoint, metavar="ID", help="Only from this endpoint."
+)
+@click.option(
+    "--to", "destination", multiple=True, type=_endpoint, metavar="ID", help="Only to this endpoint."
+)
+@click.option(
+    "--related-to",
+    "related",
+    multiple=True,
+    type=_endpoint,
+    metavar="ID",
+    help="Only from or to this endpoint.",
+)
+@click.option(
+    "--address",
+    "networks",
+    multiple=True,
+    type=_Network(),
+    help="Only packets from or to this address or network.",
+)
+@click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event.")
+@click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
+def command(
+    agent_socket: Path,
+    monitor_socket: Path | None,
+    kinds: tuple[str, ...],
+    source: tuple[int, ...],
+    destination: tuple[int, ...],
+    related: tuple[int, ...],
+    networks: tuple[IPv4Network | IPv6Network, ...],
+    as_json: bool,
+    as_hex: bool,
+) -> int:
+    """Show drops, traces and policy verdicts as the datapath tells of them, until ctrl-C.
+
+    Several options of one kind mean any of them. Which packets are traced is the agent's setting
+    monitor-aggregation. Events that are lost, because they come faster than they are read, are counted.
+    """
+    wanted = Wanted(
+        tuple(KINDS[kind] for kind in kinds),
+        frozenset(source),
+        frozenset(destination),
+        frozenset(related),
+        networks,
+    )
+    shown = lost = 0
+    try:
+        with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
+            click.echo("Listening for events; press ctrl-C to quit", err=True)
+            for each in events(stream):
+                event = each if isinstance(each, Lost) else decode(each.data)
+                if not wanted.shows(event):
+                    continue
+                shown += not isinstance(event, Lost)
+                lost += event.count if isinstance(event, Lost) else 0
+                cpu = each.cpu
+                click.echo(json_line(event, cpu) if as_json else _line(event, cpu))
+                if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
+                    click.echo(hex_dump(event.packet))
+    except KeyboardInterrupt:
+        click.echo(f"\n{shown} events shown, {lost} lost", err=True)
+        return 0
+    raise click.ClickException(
+        f"the agent has closed the connection after {shown} events ({lost} lost): did it stop?"
+    )
+
+
+def events(stream: socket.socket) -> Iterator[Sample | Lost]:
+    """What comes over the monitor socket. Raises click.ClickException where that is no monitor's."""
+    payloads = Payloads()
+    while data := stream.recv(1 << 18):
+        try:
+            yield from payloads.feed(data)
+        except GobError as error:
+            raise click.ClickException(f"this is no monitor socket: {error}") from error
+
+
+def _line(event: Event, cpu: int | None) -> str:
+    text = event_text(event)
+    prefix = "" if isinstance(event, Lost) or cpu is None else f"CPU {cpu:02}: "
+    return click.style(prefix + text, fg=_COLOURS[type(event)])
+
+
+def hex_dump(data: bytes) -> str:
+    """Sixteen bytes a line, with their offsets and what of them is ASCII."""
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  |{shown}|")
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""An event of the datapath as a line of JSON.
+
+Needs: the records of the events cell.   Gives: json_line().   Source: the keys of ``cilium-dbg monitor -j``.
+"""
+
+import json
+from typing import Any
+
+from cells.events import (
+    OBSERVATION_POINTS,
+    TRACE_REASONS,
+    Drop,
+    Event,
+    Lost,
+    Packet,
+    Raw,
+    Trace,
+    Verdict,
+    dissect,
+    reason_name,
+)
+
+
+def json_line(event: Event, cpu: int | None) -> str:
+    """Without its end; ``cpu`` None where none is known."""
+    record = _record(event)
+    if cpu is not None:
+        record = {"cpu": f"CPU {cpu:02}:"} | record
+    if not isinstance(event, Lost | Raw) and (packet := dissect(event.packet)) is not None:
+        record["summary"] = _summary(packet)
+    return json.dumps(record)
+
+
+def _record(event: Event) -> dict[str, Any]:
+    match event:
+        case Lost():
+            return {"type": "lost", "count": event.count}
+        case Raw():
+            return {"type": "unknown", "data": event.data.hex()}
+        case Drop():
+            return {
+                "type": "drop",
+                "mark": f"{event.hash:#x}",
+                "reason": reason_name(event.reason),
+                "source": event.source,
+                "bytes": event.length,
+                "srcLabel": event.source_identity,
+                "dstLabel": event.destination_identity,
+                "dstID": event.destination,
+                "Line": event.line,
+                "File": event.file,
+                "ExtError": event.ext_error,
+                "Ifindex": event.ifindex,
+            }
+        case Trace():
+            return {
+                "type": "trace",
+                "mark": f"{event.hash:#x}",
+                "ifindex": str(event.ifindex),
+                "state": TRACE_REASONS.get(event.reason, str(event.reason)),
+                "observationPoint": OBSERVATION_POINTS.get(event.point, str(event.point)),
+                "source": event.source,
+                "bytes": event.length,
+                "srcLabel": event.source_identity,
+                "dstLabel": event.destination_identity,
+                "dstID": event.destination,
+            }
+        case Verdict():
+            return {
+                "type": "policy-verdict",
+                "mark": f"{event.hash:#x}",
+                "source": event.source,
+                "bytes": event.length,
+                "remote-id": event.remote_identity,
+                "direction": "egress" if event.egress else "ingress",
+                "action": "deny" if event.verdict < 0 else "redirect" if event.verdict else "allow",
+                "proto": event.protocol,
+                "port": event.port,
+            }
+
+
+def _summary(packet: Packet) -> dict[str, Any]:
+    layers: dict[str, Any] = {"l2": {"src": packet.source_mac, "dst": packet.destination_mac}}
+    if packet.source is not None:
+        layers["l3"] = {"src": str(packet.source), "dst": str(packet.destination)}
+    if packet.ports is not None:
+        layers["l4"] = {"src": str(packet.ports[0]), "dst": str(packet.ports[1])}
+    return layers | {"protocol": packet.protocol, "detail": packet.detail}

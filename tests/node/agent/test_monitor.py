@@ -1,0 +1,63 @@
+"""The monitor socket of a real agent: packets of pods, seen while they are sent."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hive.lab import agent_process, pods
+from hive.lab.node import Lab
+from hive.lab.probe import ping
+from tests.support.agents import environment, serving
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+
+@contextmanager
+def watching(lab: Lab, output: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``hive monitor`` in the node, connected; its output goes to a file."""
+    command = [sys.executable, "-m", "hive", "monitor", *options]
+    errors = output.with_suffix(".err")
+    with (
+        output.open("wb") as out,
+        errors.open("wb") as err,
+        lab.open() as node,
+        node.popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment()) as process,
+    ):
+        try:
+            eventually(lambda: "Listening" in errors.read_text(), within=10)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path) -> None:
+    serving(node, "--enable-policy=always")
+    first, second = pods.add(node, "first"), pods.add(node, "second")
+    with watching(node, tmp_path / "seen", "-t", "drop", "--address", second.ipv4) as monitor:
+
+        def seen() -> bool:
+            with node.open_pod("first") as pod:
+                assert pod.run(ping, second.ipv4, 1) == []
+            return f"{first.ipv4} -> {second.ipv4} icmp type 8" in (tmp_path / "seen").read_text()
+
+        eventually(seen, within=10)
+        line = (tmp_path / "seen").read_text().splitlines()[0]
+        assert "xx drop (Policy denied) flow " in line
+        monitor.send_signal(signal.SIGINT)
+        assert monitor.wait(10) == 0
+    assert "0 lost" in (tmp_path / "seen.err").read_text()
+
+
+def test_the_monitor_ends_with_the_agent(lab: Lab, tmp_path: Path) -> None:
+    with watching(lab, tmp_path / "seen") as monitor:
+        assert agent_process.terminate(lab)
+        assert monitor.wait(10) == 1
+    assert "the agent has closed the connection" in (tmp_path / "seen.err").read_text()

@@ -1,0 +1,175 @@
+"""``hive monitor`` as a person meets it."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from cells.events import Lost, Sample
+from cells.monitor import SOCKET
+from cells.monitor.payload import PREFACE, encode
+from tests.unit.hive.test_command_line import Result, hive
+
+
+def tcp(source: str, destination: str) -> bytes:
+    """The first bytes of a SYN to port 80."""
+    ends = ip_address(source).packed + ip_address(destination).packed
+    header = struct.pack(">BBHHHBBH", 0x45, 0, 40, 1, 0, 64, 6, 0) + ends
+    return (
+        bytes.fromhex("02000000000b02000000000a0800")
+        + header
+        + struct.pack(">HHIIBB", 40000, 80, 0, 0, 0x50, 2)
+    )
+
+
+def head(kind: int, subtype: int, source: int, packet: bytes) -> bytes:
+    return struct.pack("<BBHIIHH", kind, subtype, source, 0xAB, 60, len(packet), 1)
+
+
+def drop(source: int, packet: bytes) -> Sample:
+    """A drop because of policy, on its way to endpoint 12."""
+    return Sample(
+        1, head(1, 133, source, packet) + struct.pack("<IIIHBbI", 256, 257, 12, 0, 0, 0, 5) + packet
+    )
+
+
+def trace(source: int, destination: int, packet: bytes) -> Sample:
+    """An established packet that is delivered."""
+    body = struct.pack("<IIHBBI16s", 256, 257, destination, 1, 0, 5, bytes(16))
+    return Sample(0, head(4, 0, source, packet) + body + packet)
+
+
+def verdict(endpoint: int, packet: bytes) -> Sample:
+    """An incoming packet that is allowed."""
+    body = struct.pack("<IiHBBB3x", 256, 0, 80, 6, 1 | 1 << 3, 0)
+    return Sample(0, head(5, 0, endpoint, packet) + body + packet)
+
+
+ONE, OTHER = tcp("10.0.0.1", "10.0.0.2"), tcp("10.0.0.3", "10.0.0.4")
+EVENTS: list[Sample | Lost] = [drop(11, ONE), trace(13, 14, OTHER), verdict(14, OTHER), Lost(7, 1)]
+
+
+@contextmanager
+def agent(directory: Path, sent: bytes) -> Iterator[Path]:
+    """A monitor socket that sends this to its first client, and then closes; the API socket's path."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / SOCKET))
+        listener.listen()
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.sendall(sent)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield directory / "cilium.sock"
+        serving.join()
+
+
+def watch(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> Result:
+    with agent(directory, PREFACE + b"".join(map(encode, EVENTS))) as path:
+        return hive(capsys, "monitor", "-H", path, *options)
+
+
+def test_events_are_shown_a_line_each_and_losses_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = watch(capsys, tmp_path)
+    ours, theirs = "10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN", "10.0.0.3:40000 -> 10.0.0.4:80 tcp SYN"
+    dropped, traced, decided, lost = told.out.splitlines()
+    assert dropped.startswith(
+        "CPU 01: xx drop (Policy denied) flow 0xab from endpoint 11 to endpoint 12, ifindex 5"
+    )
+    assert traced.startswith(
+        "CPU 00: -> to-endpoint 14 flow 0xab, identity 256->257 state established ifindex 5"
+    )
+    assert decided.startswith(
+        "CPU 00: Policy verdict log: flow 0xab local EP ID 14, remote ID 256, proto 6, ingress"
+    )
+    assert dropped.endswith(ours)
+    assert traced.endswith(theirs)
+    assert decided.endswith(theirs)
+    assert lost == "lost 7 events on CPU 1"
+    assert told.code == 1
+    assert told.err.splitlines() == [
+        "Listening for events; press ctrl-C to quit",
+        "hive: the agent has closed the connection after 3 events (7 lost): did it stop?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["-t", "drop"], ["drop"]),
+        (["-t", "trace", "-t", "policy-verdict"], ["trace", "policy-verdict"]),
+        (["--from", "11"], ["drop"]),
+        (["--from", "13", "--from", "11"], ["drop", "trace"]),
+        (["--to", "14"], ["trace", "policy-verdict"]),
+        (["--related-to", "12"], ["drop"]),
+        (["--related-to", "14"], ["trace", "policy-verdict"]),
+        (["--address", "10.0.0.2"], ["drop"]),
+        (["--address", "10.0.0.0/30", "-t", "trace"], ["trace"]),
+        (["--address", "fd00::/64"], []),
+    ],
+    ids=" ".join,
+)
+def test_only_what_is_wanted_is_shown_and_losses_always(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], shown: list[str]
+) -> None:
+    told = watch(capsys, tmp_path, "--json", *options)
+    assert [json.loads(line)["type"] for line in told.out.splitlines()] == [*shown, "lost"]
+
+
+def test_json_has_the_keys_of_ciliums_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
+    printed = [
+        json.loads(line) for line in json.loads(path.read_text())["stdout"].splitlines() if line[0] == "{"
+    ]
+    ours = [json.loads(line) for line in watch(capsys, tmp_path, "-j").out.splitlines()]
+    for kind in ("drop", "trace"):
+        theirs, mine = (next(each for each in lines if each["type"] == kind) for lines in (printed, ours))
+        assert theirs.keys() - mine.keys() <= {"traceSummary"}
+        assert {"l2", "l3", "l4"} <= mine["summary"].keys()
+    assert ours[0]["summary"]["l3"] == {"src": "10.0.0.1", "dst": "10.0.0.2"}
+
+
+def test_bytes_are_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = watch(capsys, tmp_path, "-t", "drop", "-x").out.splitlines()
+    assert lines[1] == "00000000  02 00 00 00 00 0b 02 00  00 00 00 0a 08 00 45 00  |..............E.|"
+
+
+def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with agent(tmp_path, b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)) as path:
+        told = hive(capsys, "monitor", "-H", path)
+    assert (told.code, told.err.splitlines()[1][:36]) == (1, "hive: this is no monitor socket: the")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--address", "web"], "expected an address or a network, such as 10.0.1.5 or fd00::/64"),
+        (["-t", "l7"], "'l7' is not one of 'drop', 'trace', 'policy-verdict'"),
+        (["--from", "0"], "0 is not in the range 1<=x<=65535"),
+    ],
+    ids=["address", "type", "endpoint"],
+)
+def test_wrong_options_end_with_a_line(
+    capsys: pytest.CaptureFixture[str], options: list[str], line: str
+) -> None:
+    told = hive(capsys, "monitor", *options)
+    assert (told.code, told.out, line in told.err, told.err.count("\n")) == (2, "", True, 1)
+
+
+def test_without_an_agent_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = hive(capsys, "monitor", "-H", tmp_path / "cilium.sock")
+    assert (told.code, told.err) == (
+        1,
+        f"hive: no agent answers at {tmp_path / SOCKET}: start one (hive agent) or name its --socket\n",
+    )

@@ -1,0 +1,131 @@
+"""Clients of the monitor socket: that come, go, and read slowly."""
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio import connect_unix
+from anyio.abc import SocketStream
+
+from cells.events import Events, Lost, Sample, Subscription
+from cells.monitor import SOCKET, Monitor, MonitorSettings, Payloads
+from cells.monitor.payload import PREFACE
+from lifecycle import Hive, HiveError, config, invoke, provide, supply
+from lifecycle.testing import eventually, fake
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeEvents:
+    """Subscriptions to be told by the test."""
+
+    def __init__(self) -> None:
+        self.subscriptions: list[Subscription] = []
+        self.refuse = False
+
+    @contextmanager
+    def subscribe(self, room: int | None = None) -> Iterator[Subscription]:
+        if self.refuse:
+            raise HiveError("no buffers today")
+        subscription = Subscription(room or 100)
+        self.subscriptions.append(subscription)
+        try:
+            yield subscription
+        finally:
+            self.subscriptions.remove(subscription)
+
+    def tell(self, *events: Sample | Lost) -> None:
+        for subscription in self.subscriptions:
+            for event in events:
+                subscription.tell(event)
+
+
+@asynccontextmanager
+async def serving(directory: Path, events: FakeEvents, **settings: object) -> AsyncIterator[Monitor]:
+    hive = Hive(
+        config(MonitorSettings),
+        provide(Monitor),
+        invoke(Monitor),
+        supply(directory / SOCKET, Path),
+        supply(fake(Events, subscribe=events.subscribe), Events),
+        settings=settings,
+    )
+    async with hive.started():
+        yield hive.get(Monitor)
+
+
+async def some(stream: SocketStream, count: int) -> list[Sample | Lost]:
+    payloads = Payloads()
+    heard: list[Sample | Lost] = []
+    with anyio.fail_after(5):
+        while len(heard) < count:
+            heard += payloads.feed(await stream.receive())
+    return heard
+
+
+async def test_every_client_hears_every_event(tmp_path: Path) -> None:
+    events = FakeEvents()
+    async with serving(tmp_path, events) as monitor:
+        path = tmp_path / SOCKET
+        async with await connect_unix(path) as one, await connect_unix(path) as two:
+            await eventually(lambda: monitor.watchers == 2)
+            told: list[Sample | Lost] = [Sample(0, b"first"), Sample(3, b"second"), Lost(4, 1)]
+            events.tell(*told)
+            assert await some(one, 3) == await some(two, 3) == told
+        await eventually(lambda: events.subscriptions == [])
+        assert monitor.watchers == 0
+    assert not path.exists()
+
+
+async def test_a_client_ends_with_the_agent(tmp_path: Path) -> None:
+    events = FakeEvents()
+    async with serving(tmp_path, events) as monitor:
+        stream = await connect_unix(tmp_path / SOCKET)
+        await eventually(lambda: monitor.watchers == 1)
+    async with stream:
+        with anyio.fail_after(5):
+            assert b"".join([part async for part in stream]) == PREFACE
+
+
+async def test_a_client_that_does_not_read_loses_events_and_is_told_how_many(tmp_path: Path) -> None:
+    events = FakeEvents()
+    async with serving(tmp_path, events) as monitor:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(str(tmp_path / SOCKET))
+            await eventually(lambda: monitor.watchers == 1)
+            sent = 0
+            while events.subscriptions[0].lost == 0:
+                for _ in range(50):
+                    events.tell(Sample(0, bytes(10_000)))
+                    sent += 1
+                await anyio.lowlevel.checkpoint()
+            events.tell(Lost(5, 0))
+            payloads = Payloads()
+            heard: list[Sample | Lost] = []
+            with anyio.fail_after(10):
+                while sum(each.count if isinstance(each, Lost) else 1 for each in heard) < sent + 5:
+                    await anyio.wait_readable(client)
+                    heard += payloads.feed(client.recv(1 << 20))
+            assert any(isinstance(each, Lost) for each in heard)
+
+
+async def test_a_datapath_that_cannot_be_read_ends_the_client_and_not_the_agent(tmp_path: Path) -> None:
+    events = FakeEvents()
+    async with serving(tmp_path, events) as monitor:
+        events.refuse = True
+        async with await connect_unix(tmp_path / SOCKET) as stream:
+            with anyio.fail_after(5):
+                assert [part async for part in stream] == []
+        events.refuse = False
+        async with await connect_unix(tmp_path / SOCKET):
+            await eventually(lambda: monitor.watchers == 1)
+
+
+async def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeEvents(), **{"enable-monitor": "false"}):
+        assert not (tmp_path / SOCKET).exists()
