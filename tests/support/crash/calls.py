@@ -29,8 +29,9 @@ HARMLESS = frozenset(
     socket socketpair connect listen accept accept4 shutdown getsockname getpeername getsockopt setsockopt
     mmap munmap mremap mprotect madvise brk mlock munlock membarrier memfd_create
     futex futex_waitv set_robust_list get_robust_list rseq set_tid_address arch_prctl prctl prlimit64
-    setrlimit getrlimit getrusage clone clone3 fork vfork execve execveat exit exit_group wait4 waitid restart_syscall
-    rt_sigaction rt_sigprocmask rt_sigreturn rt_sigtimedwait rt_sigsuspend sigaltstack setitimer alarm
+    setrlimit getrlimit getrusage clone clone3 fork vfork execve execveat exit exit_group
+    wait4 waitid restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn rt_sigtimedwait rt_sigsuspend
+    sigaltstack setitimer alarm
     getpid gettid getppid getpgrp getpgid getsid setsid getuid geteuid getgid getegid getgroups getresuid
     getresgid capget pidfd_open uname sysinfo times time gettimeofday clock_gettime clock_getres
     clock_nanosleep nanosleep sched_yield sched_getaffinity sched_setaffinity sched_getparam
