@@ -8,12 +8,16 @@ Why:    the datapath only renews lifetimes; without this, ended connections woul
 Settings: conntrack-gc-interval, conntrack-gc-max-interval.
 """
 
-from cells.conntrack.gc import ConntrackGC, ConntrackMap, Walk, conntrack_table
+from collections.abc import Iterable
+
+from cells.conntrack.gc import ConntrackGC, ConntrackMap, Passes, Walk, conntrack_table
 from cells.conntrack.settings import ConntrackSettings
 from cells.datapath import Collector
-from lifecycle import config, invoke, module, provide, provide_private
+from cells.metrics import Collector as MetricsCollector
+from cells.metrics import Family
+from lifecycle import Member, Table, config, invoke, module, provide, provide_private
 
-__all__ = ["ConntrackGC", "ConntrackMap", "Walk", "cell"]
+__all__ = ["ConntrackGC", "ConntrackMap", "Passes", "Walk", "cell"]
 
 
 def walk(collector: Collector) -> Walk:
@@ -26,11 +30,22 @@ def run(gc: ConntrackGC) -> None:
     del gc
 
 
+def conntrack_metrics(table: Table[ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
+    """The passes as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.conntrack.metrics import families
+
+        return families(table.all(), passes)
+
+    return MetricsCollector("conntrack", collect)
+
+
 cell = module(
     "conntrack",
     "Removal of ended connections",
     config(ConntrackSettings),
-    provide(conntrack_table),
-    provide_private(walk, ConntrackGC),
+    provide(conntrack_table, conntrack_metrics),
+    provide_private(walk, ConntrackGC, Passes),
     invoke(run),
 )

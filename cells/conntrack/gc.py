@@ -1,6 +1,7 @@
 """Passes over the conntrack maps, one after another.
 
-Needs: ConntrackSettings, Walk (the kernel), ExposedEndpoints.   Gives: ConntrackGC, Table[ConntrackMap].
+Needs: ConntrackSettings, Walk (the kernel), ExposedEndpoints.
+Gives: ConntrackGC, Table[ConntrackMap], Passes.
 """
 
 import time
@@ -14,6 +15,7 @@ from cells.conntrack.interval import START, next_interval
 from cells.conntrack.settings import ConntrackSettings
 from cells.datapath import Collected
 from cells.endpoint_restore import ExposedEndpoints
+from cells.metrics import Histogram
 from lifecycle import Duration, Health, Jobs, Table
 
 
@@ -48,6 +50,15 @@ def conntrack_table() -> Table[ConntrackMap]:
     return Table("conntrack", key=lambda row: row.map)
 
 
+class Passes:
+    """How the passes so far went."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram()
+        """Of those that came to their end, in seconds."""
+        self.failed = 0
+
+
 class ConntrackGC:
     """Removes what has ended: once the endpoints of before are back, then at intervals that fit the traffic.
 
@@ -60,6 +71,7 @@ class ConntrackGC:
         walk: Walk,
         table: Table[ConntrackMap],
         exposed: ExposedEndpoints,
+        passes: Passes,
         jobs: Jobs,
         health: Health,
     ) -> None:
@@ -68,6 +80,7 @@ class ConntrackGC:
         self._most = float(settings.conntrack_gc_max_interval)
         self._walk = walk
         self._table = table
+        self._passes = passes
         self._health = health.child("passes")
         self._interval = self._fixed or self._capped(START)
         self._last: float | None = None
@@ -80,13 +93,19 @@ class ConntrackGC:
 
     async def _pass(self, _: None) -> None:
         began = anyio.current_time()
-        found = await self._walk.collect()
+        try:
+            found = await self._walk.collect()
+        except Exception:
+            self._passes.failed += 1
+            raise
         actual = None if self._last is None else began - self._last
         self._last = began
         if not self._fixed:
             removed = max((one.deleted / one.max_entries for one in found), default=0.0)
             self._interval = self._capped(next_interval(self._interval, removed, actual))
-        self._tell(found, anyio.current_time() - began)
+        took = anyio.current_time() - began
+        self._passes.durations.observe(took)
+        self._tell(found, took)
 
     def _capped(self, interval: float) -> float:
         return min(interval, self._most) if self._most else interval

@@ -3,6 +3,9 @@
 Needs: AgentConfig, Maps, PolicyMaps, Datapath, Collector, Ipam.   Gives: cell.
 """
 
+from collections.abc import Iterable
+
+from cells import metrics
 from cells.config import AgentConfig
 from cells.datapath import Collector, Datapath
 from cells.endpoint.aftercare import Aftercare
@@ -16,7 +19,7 @@ from cells.endpoint.rows import KernelMaps
 from cells.endpoint.state_files import StateFiles
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
-from lifecycle import Logger, Table, config, module, provide, provide_private
+from lifecycle import Logger, Member, Table, config, module, provide, provide_private
 
 
 def endpoint_table() -> Table[Endpoint]:
@@ -72,6 +75,17 @@ def endpoints(
     )
 
 
+def endpoint_metrics(all_endpoints: Endpoints, policy: NodePolicy) -> Member[metrics.Collector]:
+    """Endpoints as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.endpoint.metrics import families
+
+        return families(all_endpoints, policy)
+
+    return metrics.Collector("endpoint", collect)
+
+
 cell = module(
     "endpoint",
     "Endpoints of this node",
@@ -86,6 +100,7 @@ cell = module(
         Aftercare,
         endpoints,
         PolicyEnforcement,
+        endpoint_metrics,
     ),
     provide_private(NodePolicy),
 )

@@ -10,6 +10,8 @@ Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-m
 bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 """
 
+from collections.abc import Iterable
+
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin
 from cells.maps.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
 from cells.maps.epochs import Epochs
@@ -60,7 +62,8 @@ from cells.maps.programs import (
     test_run,
 )
 from cells.maps.sizes import MapSettings
-from lifecycle import config, module, provide
+from cells.metrics import Collector, Family
+from lifecycle import Member, config, module, provide
 
 __all__ = [
     "ANY",
@@ -121,4 +124,21 @@ __all__ = [
     "unpin",
 ]
 
-cell = module("maps", "BPF maps and the pool of policy maps", config(MapSettings), provide(Maps, PolicyMaps))
+
+def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
+    """Maps as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.maps.metrics import families
+
+        return await families(maps, policies)
+
+    return Collector("maps", collect)
+
+
+cell = module(
+    "maps",
+    "BPF maps and the pool of policy maps",
+    config(MapSettings),
+    provide(Maps, PolicyMaps, map_metrics),
+)

@@ -134,12 +134,18 @@ class Map:
     all else may be called from any.
     """
 
-    __slots__ = ("_attr", "_call", "_flags", "_keep", "_key", "_value", "fd", "id", "spec", "value_bytes")
+    __slots__ = (
+        "_attr", "_call", "_flags", "_keep", "_key", "_value", "deletes", "failed_deletes", "failed_updates",
+        "fd", "id", "spec", "updates", "value_bytes",
+    )  # fmt: skip
 
     def __init__(self, fd: int, id: int, spec: MapSpec) -> None:  # noqa: A002  (the kernel's word)
         self.fd = fd
         self.id = id
         self.spec = spec
+        self.updates = self.deletes = 0
+        """Entries set and removed through this object."""
+        self.failed_updates = self.failed_deletes = 0
         stride = (spec.value_size + 7) & ~7
         self.value_bytes = stride * possible_cpus() if spec.type in _PER_CPU else spec.value_size
         memory = bytearray(_ELEMENT.size + spec.key_size + self.value_bytes)
@@ -191,7 +197,10 @@ class Map:
             raise self._wrong_size("key or value", key, value) from None
         self._flags[0] = flags
         if self._call(NR_BPF, MAP_UPDATE, self._attr, 32) < 0:
-            raise BpfError(ctypes.get_errno(), "update", self._what())
+            error = BpfError(ctypes.get_errno(), "update", self._what())
+            self.failed_updates += 1
+            raise error
+        self.updates += 1
 
     def delete(self, key: bytes) -> bool:
         """Remove ``key``; False if it was not there."""
@@ -200,8 +209,10 @@ class Map:
         except ValueError:
             raise self._wrong_size("key", key) from None
         if self._call(NR_BPF, MAP_DELETE, self._attr, 16) < 0:  # this command ends with the key
+            self.failed_deletes += ctypes.get_errno() != errno.ENOENT
             self._check_absent("delete from")
             return False
+        self.deletes += 1
         return True
 
     def first_key(self) -> bytes | None:
@@ -272,7 +283,14 @@ class Map:
         attr = buffer(_BATCH.pack(0, 0, at_keys, at_values if values else 0, count, self.fd, flags, 0))
         operation = "update" if values else "delete from"
         what = f"{self._what()} ({count} entries at once)"
-        command(number, attr, operation, what, call=sleeping)
+        try:
+            command(number, attr, operation, what, call=sleeping)
+        except BpfError:
+            self.failed_updates += bool(values)
+            self.failed_deletes += not values
+            raise
+        self.updates += count if values else 0
+        self.deletes += 0 if values else count
 
     def _batched_items(self) -> Iterator[tuple[bytes, bytes]]:
         key_size, value_size = self.spec.key_size, self.value_bytes

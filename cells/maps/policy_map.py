@@ -55,6 +55,11 @@ class PolicyMap:
                 self.reload()
                 raise
 
+    @property
+    def entries(self) -> int:
+        """How many it has, as far as we wrote them."""
+        return len(self._present)
+
     def dump(self) -> dict[PolicyKey, PolicyEntry]:
         """What the kernel has, with its counters."""
         return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}

@@ -130,6 +130,10 @@ class PolicyMaps:
             self._pin(policy)
         return policy
 
+    def all(self) -> list[PolicyMap]:
+        """Every policy map that is open, in use or kept ready."""
+        return [*self._used.values(), *self._unclaimed.values(), *self._spare]
+
     @property
     def unclaimed(self) -> Collection[int]:
         """Ids whose pinned maps no restored endpoint has adopted yet."""
@@ -159,7 +163,7 @@ class PolicyMaps:
         await self._fill()
 
     async def _stop(self) -> None:
-        for policy in (*self._spare, *self._unclaimed.values(), *self._used.values()):
+        for policy in self.all():
             policy.map.close()  # they live on in hive_policies
         self._spare.clear()
         self._unclaimed.clear()

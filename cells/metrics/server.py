@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import TYPE_CHECKING
 
 import anyio
 
 from cells.config import AgentConfig
-from cells.http import HttpServer, Request, Response
 from cells.metrics.family import Collector
 from cells.metrics.metrics import Metrics
 from cells.metrics.settings import Address, MetricsSettings
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Member
+
+if TYPE_CHECKING:  # who only tells metrics serves nothing
+    from cells.http import HttpServer, Request, Response
 
 
 class MetricsServer:
@@ -36,9 +39,9 @@ class MetricsServer:
         self._metrics = metrics
         self._log = log
         self._address = settings.address
-        self._server = HttpServer(self._answer, grace=1.0)
+        self._server: HttpServer | None = None
         if self._address is not None:
-            lifecycle.append(Hook("serve metrics", self._start, self._server.close))
+            lifecycle.append(Hook("serve metrics", self._start, self._stop))
 
     async def _start(self) -> None:
         address = self._address
@@ -52,12 +55,21 @@ class MetricsServer:
                 f"prometheus-serve-addr: {address} cannot be served ({reason}): "
                 "stop what listens there, or choose another address"
             ) from error
+        from cells.http import HttpServer
+
+        self._server = HttpServer(self._answer, grace=1.0)
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
         self._log.info("metrics served", address=str(address))
 
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
     async def _answer(self, request: Request) -> Response:
+        from cells.http import Response
+
         if request.path != "/metrics":
             return Response(404)
         from cells.metrics.text import CONTENT_TYPE, InconsistentError, exposition

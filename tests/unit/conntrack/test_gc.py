@@ -7,11 +7,12 @@ import pytest
 import structlog
 
 from cells import conntrack
-from cells.conntrack import ConntrackMap
+from cells.conntrack import ConntrackMap, Passes
+from cells.conntrack.metrics import families
 from cells.conntrack.settings import ConntrackSettings
 from cells.datapath import Collected, Collector
 from cells.endpoint_restore import ExposedEndpoints
-from lifecycle import Duration, HealthTree, Hive, Table, supply
+from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
@@ -112,3 +113,24 @@ async def test_a_pass_that_failed_is_tried_again() -> None:
 def test_times_that_cannot_be_waited_for_are_refused(value: str) -> None:
     with pytest.raises(ValueError, match=f"conntrack-gc-interval={value}: expected 0, or 1s and more"):
         ConntrackSettings(conntrack_gc_interval=Duration.parse(value)).validate()
+
+
+async def test_the_passes_are_told_as_metrics() -> None:
+    maps = FakeMaps(100)
+    async with running(maps, conntrack_gc_interval=seconds(60)) as (hive, clock):
+        maps.broken = True
+        await clock.advance(61)
+        passes = hive.get(Passes)
+        told = {family.name: dict(family.series) for family in families(last(hive).values(), passes)}
+    assert passes.failed > 0
+    runs = told["cilium_datapath_conntrack_gc_runs_total"]
+    assert runs["ipv4", "TCP", "completed"] == runs["ipv6", "TCP", "completed"] == 1
+    assert runs["ipv4", "TCP", "uncompleted"] == passes.failed
+    assert told["cilium_datapath_conntrack_gc_entries"] == {
+        ("ipv4", "TCP", "alive"): 400,
+        ("ipv4", "TCP", "deleted"): 100,
+        ("ipv6", "TCP", "alive"): 10,
+        ("ipv6", "TCP", "deleted"): 0,
+    }
+    assert told["cilium_bpf_map_pressure"] == {("ct4_global",): 0.4, ("ct6_global",): 0.01}
+    assert passes.durations.count == 1

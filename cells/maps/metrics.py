@@ -1,0 +1,113 @@
+"""The node's maps, and all BPF of the system, as Cilium's metrics.
+
+For:    Metrics. Needs: Maps, PolicyMaps. Gives: families().
+Source: Cilium 1.17, cilium_bpf_map_ops_total, cilium_bpf_map_pressure, cilium_bpf_map_capacity,
+        cilium_bpf_maps and others.
+
+How full the conntrack maps are tells the cell that walks them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import anyio.to_thread
+
+from cells.maps.loaded import Loaded, loaded_maps, loaded_programs
+from cells.maps.map import Map, map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.policy_map import PolicyMap
+from cells.maps.policy_maps import PolicyMaps
+from cells.metrics import Family, counter, gauge
+
+_PREFIX: Final = "cilium_"
+_POLICY: Final = "policy"
+"""All policy maps together."""
+_USUAL_CAPACITY: Final = 65536
+_NOTEWORTHY: Final = 0.1
+"""Policy maps that are less full are not told of."""
+
+
+async def families(maps: Maps, policies: PolicyMaps) -> list[Family]:
+    """What can be told of maps; what has many entries is counted in a thread."""
+    ids = {table.spec.name: table.id for table in (maps.lxc, maps.ipcache)}
+    pressure, all_maps, all_programs = await anyio.to_thread.run_sync(
+        lambda: (_pressure(ids), loaded_maps(), loaded_programs())
+    )
+    fullest = _fullest(policies.all())
+    if fullest > _NOTEWORTHY:
+        pressure[f"{_POLICY}_*"] = fullest
+    tables = [(table.spec.name.removeprefix(_PREFIX), table) for table in maps.all()]
+    tables += [(_POLICY, policy.map) for policy in policies.all()]
+    return [
+        counter(
+            "cilium_bpf_map_ops_total",
+            "Number of operations on map, tagged by map name, operation and outcome",
+            operations(tables),
+            "map_name operation outcome",
+        ),
+        gauge(
+            "cilium_bpf_map_capacity",
+            "Capacity of map, tagged by map group. All maps with a capacity of 65536 are grouped as default",
+            capacities(tables),
+            "map_group",
+        ),
+        gauge(
+            "cilium_bpf_map_pressure",
+            "Fill percentage of map, tagged by map name",
+            pressure,
+            "map_name",
+            fixed=True,
+        ),
+        *_loaded("maps", all_maps),
+        *_loaded("progs", all_programs),
+    ]
+
+
+def operations(tables: Iterable[tuple[str, Map]]) -> dict[tuple[str, str, str], int]:
+    """What the agent did to each map, where it did something."""
+    done: Counter[tuple[str, str, str]] = Counter()
+    for name, table in tables:
+        done[name, "update", "success"] += table.updates
+        done[name, "update", "fail"] += table.failed_updates
+        done[name, "delete", "success"] += table.deletes
+        done[name, "delete", "fail"] += table.failed_deletes
+    return {what: count for what, count in done.items() if count}
+
+
+def capacities(tables: Iterable[tuple[str, Map]]) -> dict[str, int]:
+    """How many entries each map takes, those with the usual number as one."""
+    known = {
+        name if name == _POLICY or name.startswith("hive_") else _PREFIX + name: table.spec.max_entries
+        for name, table in tables
+    }
+    unusual = {name: capacity for name, capacity in known.items() if capacity != _USUAL_CAPACITY}
+    return {"default": _USUAL_CAPACITY, **unusual}
+
+
+def _pressure(ids: Mapping[str, int]) -> dict[str, float]:
+    """How full each of these maps is, 0 to 1; empty ones left out."""
+    full: dict[str, float] = {}
+    for name, each in ids.items():
+        with map_by_id(each, name) as table:
+            count = sum(1 for _ in table.items())
+            if count:
+                full[name.removeprefix(_PREFIX)] = count / table.spec.max_entries
+    return full
+
+
+def _fullest(policies: Iterable[PolicyMap]) -> float:
+    return max((policy.entries / policy.map.spec.max_entries for policy in policies), default=0.0)
+
+
+def _loaded(kind: str, found: Loaded) -> Iterator[Family]:
+    what = {"maps": "maps", "progs": "programs"}[kind]
+    yield gauge(f"cilium_bpf_{kind}", f"Total count of BPF {what}", found.number, fixed=True)
+    yield gauge(
+        f"cilium_bpf_{kind}_virtual_memory_max_bytes",
+        f"BPF {what} kernel max memory usage size in bytes",
+        found.memory,
+        fixed=True,
+    )

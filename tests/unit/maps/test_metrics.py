@@ -1,0 +1,42 @@
+"""What is told of maps: what was done to each, how many entries they take."""
+
+from __future__ import annotations
+
+from cells.maps import Map, MapSpec, MapType
+from cells.maps.metrics import capacities, operations
+
+
+def table(name: str, entries: int, *, updates: int = 0, deletes: int = 0, failed: int = 0) -> Map:
+    """A map that nobody opened."""
+    found = Map(0xFFFFFFFF, 1, MapSpec(name, MapType.HASH, 4, 4, entries))
+    found.updates, found.deletes, found.failed_updates = updates, deletes, failed
+    return found
+
+
+def test_operations_of_all_policy_maps_are_one_and_none_is_not_told() -> None:
+    told = operations(
+        [
+            ("lxc", table("cilium_lxc", 9, updates=3, deletes=1)),
+            ("policy", table("cilium_policy_00001", 9, updates=2)),
+            ("policy", table("cilium_policy_00002", 9, updates=5, failed=1)),
+            ("ipcache", table("cilium_ipcache", 9)),
+        ]
+    )
+    assert told == {
+        ("lxc", "update", "success"): 3,
+        ("lxc", "delete", "success"): 1,
+        ("policy", "update", "success"): 7,
+        ("policy", "update", "fail"): 1,
+    }
+
+
+def test_maps_of_the_usual_capacity_are_one() -> None:
+    told = capacities(
+        [
+            ("lxc", table("cilium_lxc", 65535)),
+            ("ct4_global", table("cilium_ct4_global", 65536)),
+            ("hive_endpoints", table("hive_endpoints", 4096)),
+            ("policy", table("cilium_policy_00001", 16384)),
+        ]
+    )
+    assert told == {"default": 65536, "cilium_lxc": 65535, "hive_endpoints": 4096, "policy": 16384}
