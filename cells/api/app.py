@@ -1,31 +1,42 @@
 """The API as one handler: routes, the rule for changing calls, and errors in their documented form.
 
-Needs: Operations.   Gives: application.
+Needs: Operations, ApiTimes.   Gives: application.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cells.api.operations import Route
+from cells.api.times import ApiTimes
 from cells.api.wire import INTERNAL_ERROR, FrameworkError, framework_answer, nowhere, peer_uid, plain
 from cells.endpoint import EndpointError
-from cells.http import MAX_BODY, Handler, Request, Response, Routes
+from cells.http import MAX_BODY, Handler, Match, Request, Response, Routes
 from cells.ipam import IpamError
 from lifecycle import Logger
 
 READING = frozenset({"GET", "HEAD"})
 
 
-def application(routes: Iterable[Route], may_change: Callable[[int], bool], log: Logger) -> Handler:
+def application(
+    routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
+) -> Handler:
     """The handler of these routes; ``may_change`` says which peer uids may do more than read."""
     known: Routes[Route] = Routes()
     for route in routes:
         known.add(route.method, route.path, route)
 
     async def handle(request: Request) -> Response:
+        began = time.perf_counter()
         match = known.match(request.method, request.path)
+        response = await answered(request, match)
+        path = match.found.path if match.found else None
+        times.count(path, request.method, response.status, time.perf_counter() - began)
+        return response
+
+    async def answered(request: Request, match: Match[Route]) -> Response:
         if match.found is None:
             return nowhere(request, match.allowed)
         if request.too_large:

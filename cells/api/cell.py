@@ -6,11 +6,16 @@ starts after ExposedEndpoints, DeleteQueue and HostIPSync.   Gives: cell.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from cells import metrics
 from cells.api.inspection import Inspection
+from cells.api.metrics_list import MetricsList
 from cells.api.node_view import NodeView
 from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
 from cells.api.statedb import StateDB
+from cells.api.times import ApiTimes
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
 from cells.datapath import Datapath, DatapathSettings
@@ -20,7 +25,7 @@ from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings, PolicyMaps
 from cells.router import Router
-from lifecycle import Lifecycle, Logger, Table, invoke, module, provide, provide_private
+from lifecycle import Lifecycle, Logger, Member, Table, invoke, module, provide, provide_private
 
 
 def facts(
@@ -59,6 +64,7 @@ def api(
     exposed: ExposedEndpoints,
     drained: DeleteQueue,
     synced: HostIPSync,
+    times: ApiTimes,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
@@ -67,13 +73,24 @@ def api(
     The datapath knows the node's own addresses by then, so that the first pod reaches them.
     """
     del exposed, drained, synced
-    return Api(config.api_socket, operations, lifecycle, log)
+    return Api(config.api_socket, operations, times, lifecycle, log)
+
+
+def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
+    """The API's work, and what the agent is, as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.api.metrics import families
+
+        return families(times, agent, datapath.build)
+
+    return metrics.Collector("api", collect)
 
 
 cell = module(
     "api",
     "REST API on cilium.sock",
-    provide(api),
-    provide_private(Inspection, Operations, StateDB, facts, policy_pool),
+    provide(api, api_metrics),
+    provide_private(ApiTimes, Inspection, MetricsList, Operations, StateDB, facts, policy_pool),
     invoke(Api),
 )

@@ -281,3 +281,14 @@ class Endpoint(Model, frozen=True):
     id: int
     status: EndpointStatus
     spec: EndpointConfigurationSpec | None = None
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+class Metric(Model, frozen=True):
+    """One series of a metric."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = field(default_factory=dict)

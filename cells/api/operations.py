@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cells.api import config_mapping, endpoint_mapping, ipam_mapping, models, status_mapping
 from cells.api.inspection import Inspection
+from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, Endpoints, PolicyEnforcement
@@ -85,6 +86,7 @@ class Operations:
         facts: Facts,
         inspection: Inspection,
         statedb: StateDB,
+        metrics: MetricsList,
     ) -> None:
         self._endpoints = endpoints
         self._enforcement = enforcement
@@ -94,6 +96,7 @@ class Operations:
         self._facts = facts
         self._inspection = inspection
         self._statedb = statedb
+        self._metrics = metrics
 
     def routes(self) -> list[Route]:
         """All operations; what is not here is answered 404 or 405."""
@@ -116,6 +119,8 @@ class Operations:
             Route("POST", "/v1/ipam", self.post_ipam),
             Route("POST", "/v1/ipam/{ip}", self.post_ipam_address, texts=failed),
             Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
+            Route("GET", "/v1/metrics", self._metrics.get),
+            Route("GET", "/v1/metrics/", self._metrics.get),
             Route("GET", "/hive/graph", self._inspection.get_graph),
             Route("GET", "/hive/timeline", self._inspection.get_timeline),
             Route("GET", "/hive/loop", self._inspection.get_loop),

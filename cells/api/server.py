@@ -12,6 +12,7 @@ import anyio
 
 from cells.api.app import application
 from cells.api.operations import Operations
+from cells.api.times import ApiTimes
 from cells.http import HttpServer, listen
 from lifecycle import Hook, Lifecycle, Logger
 
@@ -21,16 +22,20 @@ SHUTDOWN_SECONDS = 5.0
 class Api:
     """Serves the operations at ``path`` while its hook runs; the socket file goes when it stops."""
 
-    def __init__(self, path: Path, operations: Operations, lifecycle: Lifecycle, log: Logger) -> None:
+    def __init__(
+        self, path: Path, operations: Operations, times: ApiTimes, lifecycle: Lifecycle, log: Logger
+    ) -> None:
         self.path = path
         self._operations = operations
+        self._times = times
         self._log = log
         self._server: HttpServer | None = None
         lifecycle.append(Hook("serve the API", self._start, self._stop))
 
     async def _start(self) -> None:
         server = HttpServer(
-            application(self._operations.routes(), may_change, self._log), grace=SHUTDOWN_SECONDS
+            application(self._operations.routes(), may_change, self._times, self._log),
+            grace=SHUTDOWN_SECONDS,
         )
         listener = listen(self.path)
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.

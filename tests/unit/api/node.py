@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 import aiohttp
 from yarl import URL
 
-from cells import api, endpoint, ipam
+from cells import api, endpoint, ipam, metrics
 from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
+from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
@@ -113,6 +114,14 @@ class FakeKernel:
         if self.fault:
             raise self.fault
         self.attached.add(ifindex)
+
+
+class Loaded(Datapath):
+    """A datapath that is in force, and does nothing."""
+
+    build = "0123456789ab"
+
+    def __init__(self) -> None: ...
 
 
 @dataclass
@@ -221,7 +230,9 @@ async def running_node(
         api.cell,
         endpoint.cell,
         ipam.cell,
+        metrics.cell,
         provide(StatusCollector),
+        supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
