@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from cells.datapath.libbpf import LoadedObject
-from cells.maps import BpfError, Map, ProgramInfo, open_program, program_info, replace_pin
+from cells.maps import BpfError, Map, ProgramInfo, open_program, program_info, replace_pin, unpin_unfinished
 
 NAMES: Final = ("cil_from_container", "cil_from_host", "cil_to_host")
 
@@ -27,6 +27,7 @@ class Dispatchers:
 
         New ones are not pinned yet: pins say what interfaces have, so :meth:`settle` comes after attaching.
         """
+        unpin_unfinished(pins, NAMES)
         with LoadedObject(data, name) as loaded:
             loaded.use_maps({table.spec.name: table.fd for table in tables})
             loaded.load()

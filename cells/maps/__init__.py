@@ -12,7 +12,7 @@ bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 
 from collections.abc import Iterable
 
-from cells.maps.bpf import BpfError, pin, replace_pin, unpin
+from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
 from cells.maps.epochs import Epochs
 from cells.maps.layouts import (
@@ -122,6 +122,7 @@ __all__ = [
     "run_syscall",
     "test_run",
     "unpin",
+    "unpin_unfinished",
 ]
 
 

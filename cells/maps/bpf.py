@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -26,6 +27,7 @@ OBJ_GET: Final = 7
 OBJ_INFO: Final = 15
 
 _PIN = struct.Struct("<QII")
+_UNFINISHED = "_new"  # bpffs reserves dots
 _INFO = struct.Struct("<IIQ")
 
 
@@ -85,11 +87,19 @@ def pin(fd: int, path: Path) -> None:
 
 
 def replace_pin(fd: int, path: Path) -> None:
-    """Pin under ``path``, at once in place of what is pinned there."""
-    fresh = path.with_name(path.name + "_new")  # bpffs reserves dots
+    """Pin under ``path``, at once in place of what is pinned there. Cut short, see unpin_unfinished()."""
+    fresh = path.with_name(path.name + _UNFINISHED)
     fresh.unlink(missing_ok=True)
     pin(fd, fresh)
     fresh.rename(path)
+
+
+def unpin_unfinished(directory: Path, names: Iterable[str]) -> None:
+    """Remove what a killed process pinned and had no time to put in the place of these names."""
+    unfinished = {name + _UNFINISHED for name in names}
+    for path in directory.glob("*" + _UNFINISHED):
+        if path.name in unfinished:
+            unpin(path)
 
 
 def unpin(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.maps.bpf import BpfError, pin
+from cells.maps.bpf import BpfError, pin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
 from cells.maps.migration import Former, formers, migrate
@@ -117,6 +117,7 @@ class Maps:
             preallocate=self._settings.preallocate_bpf_maps,
             cpus=possible_cpus(),
         )
+        unpin_unfinished(self._directory, (spec.name for spec in specs.values()))
         created = set()
         for attribute, spec in specs.items():
             table, is_new = open_or_create(spec, self._directory, self._log)

@@ -15,7 +15,7 @@ from cells.maps.sizes import ENDPOINT_IDS
 from cells.maps.specs import policy_name, policy_spec
 from lifecycle import HiveError, Logger
 
-_PIN = re.compile(r"cilium_policy_(?:v\d+_)?\d+")
+_PIN = re.compile(r"cilium_policy_(?:v\d+_)?\d+(?:_new)?")  # of a replacement cut short, too
 _OWN_CONNTRACK = re.compile(r"cilium_ct(?:_any)?[46]_\d+")
 """Conntrack maps of single endpoints, which Cilium had up to 1.16: we have none."""
 _CANONICAL = re.compile(r"cilium_policy_\d{5}")

@@ -108,6 +108,17 @@ async def test_a_start_that_only_kept_the_old_map_is_made_good(in_node: None) ->
         assert former_pins() == set()
 
 
+async def test_a_pin_that_did_not_get_to_its_place_goes_whatever_the_next_start_wants(in_node: None) -> None:
+    async with agent() as node:
+        number = node.maps.ct4_tcp.id
+        there = pins()
+        pin(node.maps.ct4_tcp.fd, GLOBALS / "cilium_ct4_global_new")
+        pin(node.maps.ct4_tcp.fd, GLOBALS / "stranger_new")
+    async with agent() as node:
+        assert node.maps.ct4_tcp.id == number
+        assert set(pins()) == {*there, "stranger_new"}
+
+
 async def test_rows_of_before_ipv6_become_rows_of_both_families(in_node: None) -> None:
     row = EndpointConfig(IPv4Address("10.1.0.7"), 7, 1007, b"\2\0\0\0\0\1", b"\2\0\0\0\0\2", flags=1)
     told = NodeConfig(
