@@ -1,6 +1,7 @@
 # make demo    see it work on this machine (root)
 # make test    everything the project promises, checked (root)
 # make unit    the tests that need no root, in seconds
+# make soak    what takes too long for that: every kill point, 100000 pods that come and go (root, an hour)
 # make bench   the numbers, side by side with the peers (root)
 # make install what the others call first: Debian packages, .venv, compiled objects
 
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 
-.PHONY: demo test unit browser kernel node lint bench install install-test clean
+.PHONY: demo test unit browser kernel node soak lint bench install install-test clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -30,6 +31,9 @@ kernel: install-test
 
 node: install-test
 	$(BIN)/pytest tests/node
+
+soak: install-test
+	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/soak
 
 lint: install-test
 	$(BIN)/ruff check .

@@ -189,10 +189,11 @@ def test_queue(drill: Drill) -> None:
     with drill.survivors():
         serving(lab)
         drill.keep_in_mind()
-        queue()
-        calls = drill.record_start()
+        for _ in range(2):  # the first time, spare maps are made anew
+            queue()
+            calls = drill.record_start()
+            serving(lab)
         (begins,) = (number for number, call in enumerate(calls, 1) if call.endswith("deleteQueue/lockfile"))
-        serving(lab)
         for number in chosen("queue", begins, len(calls)):
             with told(lab, number, calls):
                 queue()
