@@ -13,10 +13,7 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, follow, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, json_text, output_option, table, terminal_width
-
-GAP = 3
-"""Blanks between columns, as hive.output.table() sets them."""
+from hive.output import BAD, GOOD, cell_text, document, fitted, output_option, table, terminal_width
 
 
 @click.group()
@@ -31,8 +28,8 @@ def command() -> None:
 def list_tables(agent_socket: Path, timeout: float, output: str) -> None:
     """List the tables."""
     tables = ask("/statedb/tables", agent_socket, timeout=timeout)
-    if output == "json":
-        click.echo(json_text(tables))
+    if (text := document(tables, output)) is not None:
+        click.echo(text)
         return
     rows = [("TABLE", "ROWS", "REVISION", "STATE")]
     for one in tables:
@@ -66,13 +63,13 @@ def show(
     """
     rows = ask(f"/statedb/dump/{quote(name, safe='')}", agent_socket, timeout=timeout)[name]
     if key is not None:
-        rows = [row for row in rows if _text(row["key"]) == key]
+        rows = [row for row in rows if cell_text(row["key"]) == key]
         if not rows:
             raise click.ClickException(f"table {name} has no row with the key {key}")
-    if output == "json":
-        click.echo(json_text(rows))
+    if (text := document(rows, output)) is not None:
+        click.echo(text)
     elif key is not None:
-        _print(table([(f"{field}:", _text(value)) for field, value in _fields(rows[0])], header_lines=0))
+        _print(table([(f"{field}:", cell_text(value)) for field, value in _fields(rows[0])], header_lines=0))
     else:
         wanted = [] if columns is None else columns.split(",")
         _print(render(rows, None if wide or wanted else terminal_width(), wanted))
@@ -93,8 +90,8 @@ def watch(name: str, agent_socket: Path, timeout: float, output: str) -> int:
         for change in follow(f"/statedb/changes/{quote(name, safe='')}", agent_socket, timeout):
             if "err" in change:
                 raise click.ClickException(f"table {name} cannot be read: {change['err']}")
-            lines = [json.dumps(change)] if output == "json" else describe(change, known, terminal_width())
-            _print(lines)
+            text = json.dumps(change) if output == "json" else document(change, output)
+            _print([text] if text is not None else describe(change, known, terminal_width()))
     except KeyboardInterrupt:
         pass
     return 0
@@ -106,39 +103,25 @@ def render(rows: list[dict[str, Any]], width: int | None, columns: Sequence[str]
     names = list(dict.fromkeys(name for record in records for name in record))
     if unknown := [name for name in columns if name not in names and records]:
         raise click.ClickException(f"there is no column {unknown[0]}; there are: {', '.join(names)}")
-    cells = {name: [_text(record.get(name)) for record in records] for name in columns or names}
-    filled = [name for name in cells if columns or any(cells[name])]
-    needs = {name: max(len(name), *map(len, cells[name])) + GAP for name in filled}
-    fits, used = set(filled[:1]), sum(needs[name] for name in filled[:1]) - GAP
-    for name in sorted(filled[1:], key=needs.__getitem__):  # the narrow ones: most facts for the width
-        if width is None or used + needs[name] <= width:
-            fits.add(name)
-            used += needs[name]
-    shown = [name for name in filled if name in fits]
-    hidden = [name for name in filled if name not in fits]
-    lines = table([[name.upper() for name in shown], *zip(*(cells[name] for name in shown), strict=True)])
-    if not rows:
-        lines = [click.style("no rows", fg=QUIET)]
-    if hidden:
-        note = f"not shown: {', '.join(hidden)} (--columns, --wide, -o json, or name a key)"
-        lines += [click.style(line, fg=QUIET) for line in textwrap.wrap(note, width or 80)]
-    return lines
+    return fitted(records, width, "--columns, --wide, -o json, or name a key", columns)
 
 
 def describe(change: dict[str, Any], known: dict[str, dict[str, Any]], width: int | None) -> list[str]:
     """A change in words, given what was known of the rows, which is brought up to date."""
-    key = _text(change["key"])
+    key = cell_text(change["key"])
     before, now = known.pop(key, None), dict(_fields(change))
     if change["deleted"]:
         return [click.style(f"- {key}", fg=BAD)]
     known[key] = now
     if before is None:
         sign, colour = "+", GOOD
-        parts = [f"{name}={_text(value)}" for name, value in now.items() if name != "key" and _text(value)]
+        parts = [
+            f"{name}={cell_text(value)}" for name, value in now.items() if name != "key" and cell_text(value)
+        ]
     else:
         sign, colour = "~", "yellow"
         parts = [
-            f"{name}: {_text(before.get(name)) or 'none'} → {_text(now.get(name)) or 'none'}"
+            f"{name}: {cell_text(before.get(name)) or 'none'} → {cell_text(now.get(name)) or 'none'}"
             for name in {**before, **now}
             if before.get(name) != now.get(name)
         ]
@@ -154,21 +137,6 @@ def _fields(row: dict[str, Any]) -> list[tuple[str, Any]]:
         return [("key", row["key"]), ("value", value)]
     key = [] if row["key"] in value.values() else [("key", row["key"])]
     return [*key, *value.items()]
-
-
-def _text(value: object) -> str:
-    match value:
-        case None | "" | [] | {}:
-            return ""
-        case bool():
-            return "yes" if value else "no"
-        case str():
-            return value
-        case float():
-            return f"{value:.3f}".rstrip("0").rstrip(".")
-        case list() if not any(isinstance(item, dict | list) for item in value):
-            return ", ".join(map(_text, value))
-    return json.dumps(value)
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, json_text, output_option, table, terminal_width
+from hive.output import BAD, GOOD, QUIET, document, output_option, table, terminal_width
 
 LABELS = 4
 TITLES = "ENDPOINT", "POLICY (ingress)", "POLICY (egress)", "IDENTITY", "LABELS (source:key[=value])"
@@ -36,8 +36,8 @@ def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: 
     """
     endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
     endpoints.sort(key=lambda endpoint: endpoint["id"])
-    if output == "json":
-        click.echo(json_text(endpoints))
+    if (text := document(endpoints, output)) is not None:
+        click.echo(text)
         return
     for line in render(endpoints, terminal_width(), headers=not no_headers):
         click.echo(line)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, json_text, output_option, table
+from hive.output import BAD, GOOD, QUIET, document, output_option, table
 
 HEALTHY = {"Ok", "Disabled"}
 
@@ -25,8 +25,8 @@ def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbos
     """Ask the running agent how it is. Exits 1 when it is not well."""
     headers = {"Brief": "true" if brief else "false"}
     answer = ask("/v1/healthz", agent_socket, headers, timeout)
-    if output == "json":
-        click.echo(json_text(answer))
+    if (text := document(answer, output)) is not None:
+        click.echo(text)
         return
     state = answer["cilium"]
     healthy = state["state"] in HEALTHY

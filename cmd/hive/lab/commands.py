@@ -14,7 +14,7 @@ from types import FrameType
 import click
 
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
-from hive.output import BAD, GOOD, json_text, output_option, table
+from hive.output import BAD, GOOD, document, json_text, output_option, table
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 
@@ -88,9 +88,10 @@ def list_nodes(output: str) -> None:
     from hive.lab import agent_process
 
     nodes = [(lab, lab.exists, agent_process.running(lab), lab.pods()) for lab in labs()]
-    if output == "json":
-        keys = ("name", "complete", "agent_pid", "pods")
-        click.echo(json_text([dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]))
+    keys = ("name", "complete", "agent_pid", "pods")
+    told = [dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]
+    if (text := document(told, output)) is not None:
+        click.echo(text)
         return
     if not nodes:
         click.echo("No lab node on this machine. Make one: hive lab up")

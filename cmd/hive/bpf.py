@@ -1,0 +1,133 @@
+"""``hive bpf``: the maps as the kernel has them, whether an agent runs or not.
+
+Needs: root; the pins below the bpffs.   Gives: command.
+Source: ``cilium-dbg bpf``, one command for all its lists.
+"""
+
+import errno
+from pathlib import Path
+
+import click
+
+from cells.maps import BpfError, Map, MapType, open_map
+from hive.bpf_rows import Row, describe
+from hive.output import document, fitted, output_option, table, terminal_width
+
+GLOBALS = Path("tc", "globals")
+_NO_ROWS = {MapType.PERF_EVENT_ARRAY}
+
+root_option = click.option(
+    "--bpf-root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/sys/fs/bpf"),
+    show_default=True,
+    help="Where bpffs is mounted.",
+)
+
+
+@click.group()
+def command() -> None:
+    """Look at the maps in the kernel: what the datapath forwards by, whether an agent runs or not."""
+
+
+@command.command("list")
+@root_option
+@output_option
+def list_maps(bpf_root: Path, output: str) -> None:
+    """List the maps: what they are called, how large they are, and how many rows they hold."""
+    found = []
+    for path in sorted(_directory(bpf_root).iterdir()):
+        try:
+            with open_map(path) as each:
+                found.append(_summary(each, path.name))
+        except BpfError as error:
+            if error.errno not in {errno.ENOENT, errno.EINVAL}:  # gone meanwhile, or no map
+                raise _refusal(path, error) from error
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows: list[tuple[str, ...]] = [("NAME", "TYPE", "ROWS", "AT MOST", "KEY", "VALUE", "ID")]
+    rows.extend(tuple("" if value is None else str(value) for value in one.values()) for one in found)
+    for line in table(rows):
+        click.echo(line)
+
+
+@command.command()
+@click.argument("name", metavar="MAP")
+@root_option
+@output_option
+@click.option("--raw", is_flag=True, help="Show bytes, not what they mean.")
+@click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
+def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
+    """Show the rows of MAP: its name as listed, with or without cilium_, or policy/ENDPOINT.
+
+    On a terminal the columns that fit are shown; the others are named below.
+    """
+    path = _path(name, _directory(bpf_root))
+    try:
+        with open_map(path) as opened:
+            if opened.spec.type in _NO_ROWS:
+                raise click.ClickException(f"{path.name} is a {_kind(opened)}, which holds no rows")
+            rows = _rows(opened, path.name, raw=raw)
+    except BpfError as error:
+        raise _refusal(path, error) from error
+    if (text := document(rows, output)) is not None:
+        click.echo(text)
+        return
+    if not rows:
+        click.echo(f"{path.name} is empty", err=True)
+    for line in fitted(rows, None if wide else terminal_width(), "--wide or -o json"):
+        click.echo(line)
+
+
+def _rows(opened: Map, name: str, *, raw: bool) -> list[Row]:
+    found = (describe("" if raw else name, key, value) for key, value in opened.items())
+    return [row for row in found if row is not None]
+
+
+def _summary(each: Map, name: str) -> Row:
+    countable = "ARRAY" not in each.spec.type.name  # whose slots are always there
+    return {
+        "name": name,
+        "type": _kind(each),
+        "rows": sum(1 for _ in each.items()) if countable else None,
+        "max": each.spec.max_entries,
+        "key": each.spec.key_size,
+        "value": each.spec.value_size,
+        "id": each.id,
+    }
+
+
+def _kind(each: Map) -> str:
+    return each.spec.type.name.lower()
+
+
+def _directory(bpf_root: Path) -> Path:
+    directory = bpf_root / GLOBALS
+    try:
+        if directory.is_dir():
+            return directory
+    except PermissionError:
+        raise click.ClickException(f"permission denied on {bpf_root}: run this as root") from None
+    raise click.ClickException(
+        f"there are no maps at {directory}: has an agent run here, with this --bpf-root?"
+    )
+
+
+def _path(name: str, directory: Path) -> Path:
+    kind, _, endpoint = name.partition("/")
+    if kind == "policy" and endpoint.isdigit():
+        return directory / f"cilium_policy_{int(endpoint):05d}"
+    present = {path.name for path in directory.iterdir()}
+    for candidate in (name, f"cilium_{name}"):
+        if candidate in present:
+            return directory / candidate
+    raise click.ClickException(f"there is no map {name} at {directory}; `hive bpf list` names them")
+
+
+def _refusal(path: Path, error: BpfError) -> click.ClickException:
+    if error.errno in {errno.EPERM, errno.EACCES}:
+        return click.ClickException(f"permission denied on {path}: run this as root")
+    if error.errno == errno.ENOENT:
+        return click.ClickException(f"there is no map {path}; `hive bpf list` names them")
+    return click.ClickException(str(error))

@@ -1,0 +1,69 @@
+"""``hive bpf`` on a node with pods."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from hive.lab import agent_process, pods
+from hive.lab.node import Lab
+from tests.support.agents import environment
+
+pytestmark = pytest.mark.node
+
+
+def bpf(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with lab.open() as node:
+        command = [sys.executable, "-m", "hive", "bpf", *arguments]
+        with node.popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        ) as process:
+            out, err = process.communicate(timeout=20)
+    return subprocess.CompletedProcess(command, process.returncode, out.decode(), err.decode())
+
+
+def as_json(lab: Lab, *arguments: str) -> Any:
+    return json.loads(bpf(lab, *arguments, "-o", "json").stdout)
+
+
+def test_the_maps_of_a_node_can_be_read_with_and_without_an_agent(lab: Lab) -> None:
+    first, second = pods.add(lab, "first"), pods.add(lab, "second")
+    agent_process.crash(lab)
+    listed = {one["name"]: one for one in as_json(lab, "list")}
+    assert listed["cilium_lxc"]["rows"] == 4
+    for name, one in listed.items():
+        dumped = bpf(lab, "dump", name)
+        assert (dumped.returncode == 0) == (one["type"] != "perf_event_array"), dumped.stderr
+    rows = {row["address"]: row for row in as_json(lab, "dump", "lxc")}
+    assert rows[first.ipv4]["mac"] == first.pod_mac
+    assert {first.ipv4, second.ipv4} <= {
+        row["prefix"].removesuffix("/32") for row in as_json(lab, "dump", "ipcache")
+    }
+    endpoint = rows[first.ipv4]["endpoint"]
+    assert {row["verdict"] for row in as_json(lab, "dump", f"policy/{endpoint}")} == {"allow"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["dump", "nope"], "there is no map nope at /sys/fs/bpf/tc/globals; `hive bpf list` names them"),
+        (
+            ["dump", "policy/4095"],
+            "there is no map /sys/fs/bpf/tc/globals/cilium_policy_04095; `hive bpf list`",
+        ),
+        (["list", "--bpf-root", "/tmp"], "there are no maps at /tmp/tc/globals: has an agent run here"),
+        (["dump", "events"], "cilium_events is a perf_event_array, which holds no rows"),
+    ],
+    ids=["unknown", "no endpoint", "elsewhere", "no rows"],
+)
+def test_what_is_not_there_is_told_in_a_line(lab: Lab, arguments: list[str], told: str) -> None:
+    ended = bpf(lab, *arguments)
+    assert (ended.returncode, told in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr

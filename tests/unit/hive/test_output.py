@@ -1,0 +1,72 @@
+"""The forms every command prints in."""
+
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from hive.output import document, fitted
+from tests.unit.hive.stub_agent import stub_agent
+from tests.unit.hive.test_command_line import HEALTHY, hive
+
+VALUE = {"cilium": {"state": "Ok"}, "items": [{"id": 1, "name": "a b"}, {"id": 2, "name": "é"}], "none": None}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{.cilium.state}", "Ok"),
+        ("{$.cilium.state}", "Ok"),
+        ("{.items[*].id}", "1 2"),
+        ("{.items[0].name}={.items[0].id}\n", "a b=1\n"),
+        ("{.items[?(@.id==2)].name}", "é"),
+        ("{.cilium}", '{"state": "Ok"}'),
+        ("{.none}", "null"),
+        ("{.missing}", ""),
+    ],
+)
+def test_a_jsonpath_prints_what_it_finds(template: str, text: str) -> None:
+    assert document(VALUE, f"jsonpath={template}") == text
+
+
+def test_yaml_is_the_same_value() -> None:
+    assert yaml.safe_load(document(VALUE, "yaml") or "") == VALUE
+
+
+def test_a_table_is_the_commands_own() -> None:
+    assert document(VALUE, "table") is None
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ("xml", "'xml': expected table, json, yaml or jsonpath='{.path}'"),
+        ("jsonpath=", "expected a path in braces, such as {.cilium.state}"),
+        ("jsonpath={.a[}", "{.a[} is no path such as {.cilium.state}: "),
+        (
+            "jsonpath={range .items[*]}{.id}{end}",
+            "range is not supported: name the items as in {.items[*].name}",
+        ),
+    ],
+)
+def test_a_wrong_form_ends_with_one_line(capsys: pytest.CaptureFixture[str], form: str, told: str) -> None:
+    ended = hive(capsys, "status", "-o", form)
+    assert (ended.code, told in ended.err, ended.err.count("\n")) == (2, True, 1)
+
+
+def test_every_form_works_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY)}) as agent:
+        assert hive(capsys, "status", "-H", agent.socket, "-o", "jsonpath={.cilium.state}").out == "Ok\n"
+        assert yaml.safe_load(hive(capsys, "status", "-H", agent.socket, "-o", "yaml").out) == HEALTHY
+
+
+def test_what_does_not_fit_is_named() -> None:
+    rows = [{"name": "one", "text": "x" * 60, "on": True, "empty": ""}]
+    assert [click.unstyle(line) for line in fitted(rows, 40, "--wide")] == [
+        "NAME   ON",
+        "one    yes",
+        "not shown: text (--wide)",
+    ]
+    assert len(fitted(rows, None, "--wide")) == 2
+    assert [click.unstyle(line) for line in fitted([], 40, "--wide")] == ["no rows"]
