@@ -52,6 +52,18 @@ def test_first_start(drill: Drill) -> None:
             drill.whole()
 
 
+def test_a_point_that_is_not_reached_fails(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.crash.drill.WITHIN", 2.0)
+    drill.record_start()
+    with pytest.raises(AssertionError, match=r"not killed: it rests after \d+ calls, before its point 1000"):
+        drill.cut_start(1000, 1000)
+    drill.start()
+    drill.cut_after(1000)
+    agent_process.terminate(drill.lab)
+    with pytest.raises(AssertionError, match=r"ended after \d+ calls, before its point"):
+        drill.expect_cut()
+
+
 def starts(drill: Drill, what: str, *settings: str, between: bool) -> None:
     """Cut starts with these settings; ``between`` them, an agent with none serves."""
     serving(drill.lab)
@@ -186,13 +198,17 @@ def test_queue(drill: Drill) -> None:
         for pod, namespace in namespaces.items():
             assert invoke(lab, pod, "DEL", CNI_NETNS=namespace).code == 0
 
+    def record() -> list[str]:
+        queue()
+        calls = drill.record_start()
+        serving(lab)
+        return calls
+
     with drill.survivors():
         serving(lab)
         drill.keep_in_mind()
-        for _ in range(2):  # the first time, spare maps are made anew
-            queue()
-            calls = drill.record_start()
-            serving(lab)
+        record()  # the first time, spare maps are made anew
+        calls = record()
         (begins,) = (number for number, call in enumerate(calls, 1) if call.endswith("deleteQueue/lockfile"))
         for number in chosen("queue", begins, len(calls)):
             with told(lab, number, calls):
