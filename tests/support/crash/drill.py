@@ -1,6 +1,6 @@
 """Something an agent does, recorded once, then cut short before chosen calls; what must be true after.
 
-Needs: a lab node, Interposer.   Gives: Drill, POINTS, SEED.
+Needs: a lab node, Interposer.   Gives: Drill, chosen, POINTS, SEED, SURVIVORS.
 
 A point is a call's number in a recorded run: the agent is killed before the kernel does it. The last point
 is one beyond: the agent is killed when it has done all and come to rest. A run that does not get to its
@@ -31,6 +31,8 @@ from tests.support.waiting import eventually
 SEED = int(os.environ.get("CRASH_SEED", "1"))
 POINTS = int(os.environ.get("CRASH_POINTS", "2"))
 """Kill points a drill tries before its end; 0 for all."""
+SURVIVORS = 2
+"""Pods that live on."""
 RATE = 200.0
 """Packets a second between the pods that live on."""
 WITHIN = 15.0
