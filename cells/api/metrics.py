@@ -41,7 +41,12 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Famil
     )
     arch = os.uname().machine
     version = (agent_version(), build, _ARCHITECTURES.get(arch, arch))
-    yield gauge("cilium_version", "Cilium version", {version: 1}, "version revision arch")
+    yield gauge(
+        "cilium_version",
+        "Version of the agent; the revision is the datapath's build",
+        {version: 1},
+        "version revision arch",
+    )
     protocol = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[config.ipv4 + 2 * config.ipv6]
     yield _chosen("controlplane_ipam", "IPAM mode", "mode", _IPAMS, "cluster-pool")
     yield _chosen("datapath_config", "Datapath config mode", "mode", _DATAPATHS, "veth")

@@ -61,7 +61,11 @@ class Metrics:
             self._collectors.remove(collector)
 
     async def families(self) -> list[Family]:
-        """Every family that is told, as it is now. Of a collector that fails none; the log says why."""
+        """Every family that is told, as it is now."""
+        return [family for family in await self.every() if self._choice.tells(family)]
+
+    async def every(self) -> list[Family]:
+        """Every family there is, told or not. Of a collector that fails none; the log says why."""
         found: list[Family] = []
         for collector in list(self._collectors):
             try:
@@ -69,4 +73,4 @@ class Metrics:
             except Exception as error:  # noqa: BLE001  # one cell's trouble must not hide the other cells
                 if collector in self._collectors:  # else it stops, and there is nothing to be told any more
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
-        return [family for family in found if self._choice.tells(family)]
+        return found

@@ -1,0 +1,94 @@
+"""Every metric of an agent in a kernel: documented, well-formed, and read back by Prometheus's parser."""
+
+from __future__ import annotations
+
+import os
+
+import aiohttp
+import anyio
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from cells.agent import agent
+from cells.metrics import Family, Metrics
+from lifecycle import Hive
+from lifecycle.loop_lag import measured_loop
+from tests.kernel.endpoint.nodes import SETTINGS as SMALL
+from tests.kernel.endpoint.nodes import add_pod
+from tests.support.metrics_table import PAGE, page
+from tests.support.namespaces import in_node, new_netns
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+SETTINGS = {
+    **SMALL,
+    "state-dir": "/run/cilium",
+    "write-cni-conf-when-ready": "/run/cilium/net.d/05-cilium.conflist",
+    "prometheus-serve-addr": ":9962",
+}
+COUNTERS_WITHOUT_TOTAL = {"cilium_reconciler_count", "cilium_reconciler_prune_count"}
+
+
+async def every_family() -> list[Family]:
+    """All metrics of an agent that has just started, told or not."""
+    async with Hive(agent, settings=SETTINGS).started() as hive:
+        with structlog.testing.capture_logs() as logged:
+            families = await hive.get(Metrics).every()
+    assert [line for line in logged if line["log_level"] != "info"] == []
+    return families
+
+
+def test_the_page_shows_every_metric(in_node: None) -> None:
+    """When not: GOLDEN=write pytest tests/kernel/metrics."""
+    families = anyio.run(every_family, backend_options={"loop_factory": measured_loop})
+    if os.environ.get("GOLDEN") == "write":
+        PAGE.write_text(page(families), encoding="utf-8")
+    assert page(families) == PAGE.read_text(encoding="utf-8")
+
+
+async def test_names_end_as_their_kinds_do(in_node: None) -> None:
+    for family in await every_family():
+        ends = family.name.endswith("_total")
+        assert family.name.startswith(("cilium_", "hive_"))
+        assert ends == (family.kind == "counter" and family.name not in COUNTERS_WITHOUT_TOTAL), family.name
+        assert family.help[0].isupper(), family.name
+
+
+async def test_counters_only_grow_and_a_pod_shows(in_node: None) -> None:
+    with new_netns() as pod:
+        async with Hive(agent, settings=SETTINGS).started() as hive:
+            before = await scrape()
+            add_pod(hive, 1, pod)
+            after = await scrape()
+    assert {what for what in before if what[0].endswith("_total")} <= after.keys()
+    assert all(
+        after[what] >= value
+        for what, value in before.items()
+        if what[0].endswith(("_total", "_count", "_sum"))
+    )
+    pod_has = {
+        ("cilium_endpoint", ()): 1,
+        ("cilium_endpoint_state", (("endpoint_state", "ready"),)): 1,
+        ("cilium_bpf_map_ops_total", operation("policy", "update")): 2,
+        ("cilium_bpf_map_ops_total", operation("hive_endpoints", "update")): 1,
+    }
+    assert {what: after[what] - before.get(what, 0) for what in pod_has} == pod_has
+
+
+def operation(name: str, what: str) -> tuple[tuple[str, str], ...]:
+    """Labels of successful operations on a map."""
+    return (("map_name", name), ("operation", what), ("outcome", "success"))
+
+
+async def scrape() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of the port."""
+    async with aiohttp.ClientSession() as session, session.get("http://127.0.0.1:9962/metrics") as got:
+        assert got.status == 200
+        text = await got.text()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -1,0 +1,27 @@
+"""The table of docs/metrics.md, from what an agent tells.
+
+Needs: families.   Gives: page(), PAGE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cells.metrics import Family
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+HEAD = "| metric | type | labels | | |\n|---|---|---|---|---|\n"
+
+
+def page(families: Iterable[Family]) -> str:
+    """The whole page with the table of these families."""
+    by_name = {family.name: family for family in families}
+    text = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
+    return text + HEAD + "".join(_row(by_name[name]) for name in sorted(by_name))
+
+
+def _row(family: Family) -> str:
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    told = "always" if family.fixed else "on" if family.on else "off"
+    return f"| `{family.name}` | {family.kind} | {labels} | {told} | {family.help} |\n"
