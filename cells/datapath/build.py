@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "bpf"
@@ -56,17 +57,21 @@ def find_clang() -> str:
 
 
 def compile_one(clang: str, source: Path, target: Path, build_tag: str) -> Path:
-    """Compile one file. The result does not depend on where the sources lie."""
-    temporary = target.with_suffix(".o.new")
-    command = [
-        *(clang, *FLAGS, f"-I{arch_headers()}", f'-DBUILD_TAG="{build_tag}"'),
-        *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
-        *("-c", str(source), "-o", str(temporary)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(explain(done.stderr, source))
-    return temporary.rename(target)
+    """Compile one file. The result does not depend on where the sources lie.
+
+    It takes its place at once, whoever else compiles: a starting agent finds this one or another.
+    """
+    with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+        fresh = Path(folder) / target.name
+        command = [
+            *(clang, *FLAGS, f"-I{arch_headers()}", f'-DBUILD_TAG="{build_tag}"'),
+            *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
+            *("-c", str(source), "-o", str(fresh)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(explain(done.stderr, source))
+        return fresh.rename(target)
 
 
 def arch_headers() -> Path:

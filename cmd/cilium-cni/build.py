@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,18 +34,18 @@ def compile_plugin(output: Path = PLUGIN, *, options: Sequence[str] = ()) -> Pat
             "musl-gcc not found: the CNI plugin needs it; install it with: apt-get install musl-tools"
         )
     output.parent.mkdir(parents=True, exist_ok=True)
-    fresh = output.with_name(f".{output.name}.new")
     sources = [str(path) for path in inputs if path.suffix == ".c"]
-    done = subprocess.run(
-        [compiler, *FLAGS, *options, "-s", "-o", str(fresh), *sources],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the CNI plugin does not compile:\n{done.stderr}")
-    fresh.replace(output)
-    return output
+    with tempfile.TemporaryDirectory(prefix=".", dir=output.parent) as folder:  # others may compile, too
+        fresh = Path(folder) / output.name
+        done = subprocess.run(
+            [compiler, *FLAGS, *options, "-s", "-o", str(fresh), *sources],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the CNI plugin does not compile:\n{done.stderr}")
+        return fresh.replace(output)
 
 
 if __name__ == "__main__":
