@@ -56,6 +56,7 @@ async def test_whichever_hook_fails_the_agent_ends_cleanly_and_the_pod_lives_on(
                 *("config", "netlink", "maps", "devices", "datapath", "conntrack", "ipam", "router"),
                 *("endpoint", "endpoint-restore", "host-ip-sync"),
                 *("cni-server", "cni-config", "api", "health"),
+                *("bootstrap", "events", "metrics", "monitor"),
             )
         }
         async with started(agent, settings=SETTINGS) as hive:
