@@ -9,11 +9,10 @@ Why:    whoever compares agents or watches upgrades looks for cilium_agent_boots
 from collections.abc import Iterable
 
 from cells.bootstrap.bootstrap import Bootstrap
-from cells.bootstrap.scopes import OVERALL, Scopes
 from cells.metrics import Collector, Family
 from lifecycle import Member, invoke, module, provide
 
-__all__ = ["OVERALL", "Bootstrap", "Scopes", "cell"]
+__all__ = ["Bootstrap", "cell"]
 
 
 def bootstrap_metrics(bootstrap: Bootstrap) -> Member[Collector]:

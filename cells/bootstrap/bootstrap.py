@@ -6,13 +6,13 @@ Needs: Profile, HealthServer.   Gives: Bootstrap.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from msgspec import structs
-
-from cells.bootstrap.scopes import OVERALL, Scopes, scopes_of
 from cells.health import HealthServer
 from lifecycle import Hook, Lifecycle, Logger, Profile
-from lifecycle.process_age import process_age
+
+if TYPE_CHECKING:  # what is imported below is imported once probes are answered: nobody waits for it
+    from cells.bootstrap.scopes import Scopes
 
 
 class Bootstrap:
@@ -27,12 +27,13 @@ class Bootstrap:
 
     def scopes(self) -> Scopes:
         """Every scope so far; ``overall`` once probes are answered."""
-        found = scopes_of(self._profile, self._before)
-        if self._overall is None:
-            return found
-        return structs.replace(found, succeeded={OVERALL: self._overall, **found.succeeded})
+        from cells.bootstrap.scopes import scopes_of
+
+        return scopes_of(self._profile, self._before, self._overall)
 
     async def _tell(self) -> None:
+        from lifecycle.process_age import process_age
+
         self._overall = process_age()
         self._before = max(self._overall - (time.perf_counter() - self._profile.origin), 0.0)
         scopes = self.scopes()

@@ -50,11 +50,12 @@ class Scopes(msgspec.Struct, frozen=True):
     """What was spent on starts of hooks that came to nothing."""
 
 
-def scopes_of(profile: Profile, before: float) -> Scopes:
-    """What every scope but ``overall`` has taken so far; ``before``: seconds until there was a hive."""
+def scopes_of(profile: Profile, before: float, overall: float | None = None) -> Scopes:
+    """What every scope has taken so far; ``before``: seconds until there was a hive."""
     early = before + sum(one.took for one in profile.timings if one.kind in {"construct", "invoke"})
     starts = sorted((one for one in profile.timings if one.kind == "start"), key=lambda one: one.began)
-    return Scopes(_sums(starts, {EARLY: early}), _sums(profile.failed, {}))
+    begun = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
+    return Scopes(_sums(starts, begun), _sums(profile.failed, {}))
 
 
 def _sums(starts: Iterable[Timing], begun: dict[str, float]) -> dict[str, float]:

@@ -6,11 +6,15 @@ Needs: MetricsSettings, what the hive tells of itself.   Gives: Metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from cells.metrics.choice import Choice
 from cells.metrics.family import Collector, Family
 from cells.metrics.settings import MetricsSettings
 from lifecycle import HealthTree, JobMetrics, Logger, Profile, Tables
+
+if TYPE_CHECKING:  # who is never asked imports no more than this
+    from cells.metrics.choice import Choice
 
 
 class Metrics:
@@ -30,7 +34,7 @@ class Metrics:
         log: Logger,
     ) -> None:
         self._log = log
-        self._choice = Choice(settings.metrics)
+        self._words = settings.metrics
 
         async def process() -> Iterable[Family]:
             from cells.metrics.process import families
@@ -43,6 +47,12 @@ class Metrics:
             return families(health, jobs, profile, tables)
 
         self._collectors = [Collector("process", process), Collector("hive", framework)]
+
+    @cached_property
+    def _choice(self) -> Choice:
+        from cells.metrics.choice import Choice
+
+        return Choice(self._words)
 
     def warn_of_settings(self) -> None:
         """Log what the setting ``metrics`` says in vain."""

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cells import bootstrap, metrics
 from cells.agent import agent
-from cells.bootstrap import OVERALL, Bootstrap, Scopes
+from cells.bootstrap import Bootstrap
 from cells.bootstrap.metrics import families
-from cells.bootstrap.scopes import EARLY, SCOPES, scopes_of
+from cells.bootstrap.scopes import EARLY, OVERALL, SCOPES, Scopes, scopes_of
 from cells.config import AgentConfig
 from cells.health import HealthServer
 from cells.metrics.text import exposition
