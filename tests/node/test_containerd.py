@@ -2,99 +2,132 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hive.lab import agent_process, pods
-from hive.lab.flows import tcp_listener
-from hive.lab.namespaces import Namespaces
+from hive.client import ask
+from hive.lab import agent_process
+from hive.lab.kernel import belongings, look
 from hive.lab.node import Lab
-from hive.lab.probe import ping, tcp_echo, tcp_echo_server
-from tests.support.containerd import Containerd
-from tests.support.namespaces import inside
-from tests.support.waiting import eventually
+from hive.lab.probe import interfaces
+from hive.lab.upgrade import second_build
+from tests.support.account import agreed
+from tests.support.agents import serving
+from tests.support.containerd import Containerd, uid_of
+from tests.support.runtime_place import RuntimePlace
+from tests.support.talk import talking, unanswered
 
 pytestmark = pytest.mark.node
+
+MANY = [f"web-{number}" for number in range(20)]
+MAC = "02:00:00:00:00:09"
 
 
 @pytest.fixture
 def runtime(lab: Lab) -> Iterator[Containerd]:
-    """A containerd inside the node, its folders on the node's own tmpfs."""
-    folder = lab.directory / "containerd"
-    plugins = folder / "plugins"
-    plugins.mkdir(parents=True)
-    for plugin in (pods.PLUGIN, Path("/usr/lib/cni/loopback")):
-        shutil.copy(plugin, plugins)
-    with Containerd(folder, plugins, lab.cni_conf.parent, functools.partial(start, lab)) as made:
+    """A containerd inside a node whose agent serves."""
+    with containerd(lab) as made:
         yield made
 
 
-def start(lab: Lab, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a program in the node; by nsenter, since gRPC's threads do not survive a fork of ours."""
-    enter = ["nsenter", f"--mount={lab.directory / 'mnt'}", f"--net={lab.directory / 'net'}", "--"]
-    return subprocess.Popen(
-        [*enter, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+@contextmanager
+def containerd(lab: Lab) -> Iterator[Containerd]:
+    with RuntimePlace(lab, "containerd") as place, Containerd(place) as made:
+        yield made
 
 
-def test_sandboxes_talk_outlive_an_agent_and_leave_nothing(lab: Lab, runtime: Containerd) -> None:
-    first, second = runtime.run("web-0"), runtime.run("web-1")
-    assert host_links(lab) == 2
-    assert_they_talk(runtime, first, second)
-
-    agent_process.crash(lab)
-    assert_they_talk(runtime, first, second)
-    agent_process.wait_ready(lab, agent_process.start(lab))
-    assert_they_talk(runtime, first, second)
-    third = runtime.run("web-2")
-    assert_they_talk(runtime, third, first)
-
-    for sandbox in (first, second, third):
-        runtime.remove(sandbox)
-    eventually(lambda: host_links(lab) == 0)
-    assert saved_endpoints(lab) == []
-
-
-def assert_they_talk(runtime: Containerd, source: str, target: str) -> None:
-    """Ping and TCP from one sandbox to the other, by the address the CRI reports."""
-    address = runtime.address(target)
-    with sandbox(runtime, source) as client, sandbox(runtime, target) as server:
-        assert client.run(ping, address, 3) != []
-        with inside(server):
-            listener = tcp_listener()
-        with listener:
-            answering = server.start(tcp_echo_server, listener)
-            client.run(tcp_echo, (address, listener.getsockname()[1]))
-            assert answering.finish(within=10) == [runtime.address(source)]
-
-
-def sandbox(runtime: Containerd, name: str) -> Namespaces:
-    """The sandbox's network namespace."""
-    return Namespaces.open(f"/proc/{runtime.pid(name)}/ns/net")
-
-
-def host_links(lab: Lab) -> int:
-    """How many pod links the node has."""
+@contextmanager
+def nothing_left(lab: Lab) -> Iterator[None]:
+    """After the block the node has no pod, and of links, rows, pins and files what it had before."""
     with lab.open() as node:
-        return node.run(count_links)
+        before = node.run(belongings)
+        yield
+        assert agreed(lab).listed == {}
+        assert node.run(belongings).beyond(before) == []
 
 
-def count_links() -> int:
-    """Links of pods in the caller's network namespace."""
-    return len(list(Path("/sys/class/net").glob("lxc*")))
+def saved() -> dict[str, dict[str, Any]]:
+    """The states on disk, by the pods' names."""
+    found = [json.loads(path.read_bytes()) for path in Path("/run/cilium/state").glob("*/ep_config.json")]
+    return {state["K8sPodName"]: state for state in found}
 
 
-def saved_endpoints(lab: Lab) -> list[str]:
-    """The endpoints whose state is on the node's disk."""
+def test_twenty_at_once_come_work_and_go(lab: Lab, runtime: Containerd) -> None:
+    with nothing_left(lab), lab.open() as node:
+        sandboxes = dict(zip(MANY, runtime.run(*MANY), strict=True))
+        addresses = {name: runtime.address(sandbox) for name, sandbox in sandboxes.items()}
+        assert sorted(addresses.values()) == sorted(ip for ip, _, _ in agreed(lab).listed.values())
+        named = {one["status"]["external-identifiers"]["k8s-pod-name"]: one for one in node.run(endpoints)}
+        states = node.run(saved)
+        assert named.keys() == states.keys() == sandboxes.keys()
+        for name, sandbox in sandboxes.items():
+            assert named[name]["status"]["networking"]["addressing"][0]["ipv4"] == addresses[name]
+            assert named[name]["status"]["external-identifiers"] == {
+                "cni-attachment-id": f"{sandbox}:eth0",
+                "container-id": sandbox,
+                "k8s-namespace": "default",
+                "k8s-pod-name": name,
+                "pod-name": f"default/{name}",
+            }
+            assert states[name]["K8sUID"] == uid_of(name)
+        assert node.run(unanswered, list(addresses.values())) == []
+        with runtime.open(sandboxes["web-7"]) as pod:
+            assert pod.run(unanswered, list(addresses.values())) == []
+        runtime.remove(*sandboxes.values())
+
+
+def endpoints() -> Any:
+    return ask("/v1/endpoint")
+
+
+def test_pods_talk_on_while_agents_die_and_another_build_comes(lab: Lab, runtime: Containerd) -> None:
+    other = f"--datapath-object={second_build(lab)}"
+    with nothing_left(lab), lab.open() as node:
+        first, second = runtime.run("web-0", "web-1")
+        entries = [set(node.run(look).entries.values())]
+        with (
+            runtime.open(first) as source,
+            runtime.open(second) as target,
+            talking(source, target, runtime.address(second)),
+        ):
+            for settings in ([], [other], []):  # as it was, upgraded, and back
+                agent_process.crash(lab)
+                serving(lab, *settings)
+                (third,) = runtime.run("web-2")
+                with runtime.open(third) as pod:
+                    assert pod.run(unanswered, [runtime.address(first), runtime.address(second)]) == []
+                runtime.remove(third)
+                entries.append(set(node.run(look).entries.values()))
+        as_it_was, upgraded = entries[:2], entries[2]
+        assert not upgraded & (as_it_was[0] | as_it_was[1] | entries[3])
+        runtime.remove(first, second)
+
+
+def test_what_was_removed_while_no_agent_ran_is_gone_once_one_serves(lab: Lab, runtime: Containerd) -> None:
+    with nothing_left(lab), lab.open() as node:
+        sandboxes = runtime.run(*MANY)
+        agent_process.crash(lab)
+        runtime.remove(*sandboxes)
+        assert len(node.run(queued)) == len(MANY)
+        serving(lab)
+    again = runtime.run("web-0")
     with lab.open() as node:
-        return node.run(list_states)
+        assert node.run(unanswered, [runtime.address(one) for one in again]) == []
 
 
-def list_states() -> list[str]:
-    """Names below the caller's state directory."""
-    return sorted(entry.name for entry in Path("/run/cilium/state").iterdir())
+def queued() -> list[Path]:
+    """The deletes that wait for an agent."""
+    return list(Path("/run/cilium/deleteQueue").glob("*.delete"))
+
+
+def test_a_pod_may_name_its_mac_address_by_annotation(node: Lab) -> None:
+    serving(node, "--cni-mac-addr-mode=deterministic")
+    with containerd(node) as runtime:
+        (sandbox,) = runtime.run("web-0", annotations={"cni.cilium.io/mac-address": MAC})
+        with runtime.open(sandbox) as pod:
+            assert [link.mac for link in pod.run(interfaces)] == [MAC]

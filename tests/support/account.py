@@ -22,7 +22,8 @@ from tests.support.waiting import eventually
 RUN = Path("/run/cilium")
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 POLICY_PIN = re.compile(r"cilium_policy_(\d{5})")
-FIRST_POD_IDENTITY = 256
+INIT_IDENTITY, FIRST_POD_IDENTITY = 5, 256
+"""Pods that no namespace is known of are in init."""
 CLSACT_INGRESS = 0xFFFFFFF2
 
 
@@ -152,7 +153,8 @@ def _lxc() -> Iterator[tuple[object, ...]]:
 def _ipcache() -> Iterator[tuple[object, ...]]:
     with open_map(GLOBALS / "cilium_ipcache") as table:
         for key, value in table.items():
-            if IpcacheValue.unpack(value).identity >= FIRST_POD_IDENTITY:
+            identity = IpcacheValue.unpack(value).identity
+            if identity == INIT_IDENTITY or identity >= FIRST_POD_IDENTITY:
                 yield (str(IpcacheKey.unpack(key).ip),)
 
 

@@ -1,27 +1,25 @@
-"""A containerd of the test's own: its folders, its image, the CRI calls a kubelet makes.
+"""A containerd of the test's own, and the CRI calls a kubelet makes.
 
-Needs: Debian's containerd and runc, musl-gcc for the pause image, grpcio.   Gives: Containerd.
+Needs: Debian's containerd and runc, grpcio, a RuntimePlace.   Gives: Containerd.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import subprocess
-import tarfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import grpc
 
+from hive.lab.namespaces import Namespaces
+from tests.support.pause import IMAGE, pause_image
+from tests.support.runtime_place import RuntimePlace
 from tests.support.waiting import eventually
 
-PAUSE = "int pause(void); int main(void) { for (;;) pause(); }\n"
-IMAGE = "test/pause:1"
-CGROUP = "/hive-test-pods"
+PATIENCE = 30.0
+"""Seconds a call takes at most."""
 
 # No CAP_SYS_RESOURCE in many test machines: OOM scores stay where they are.
 CONFIG = """\
@@ -47,48 +45,30 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 
 class Containerd:
-    """``with Containerd(folder, plugins, networks, start=...) as runtime: runtime.run("web-0")``.
+    """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; pods left over go at the end."""
 
-    ``plugins`` and ``networks`` are the CNI folders as the daemon sees them; ``start`` starts a
-    command in the node's namespaces.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        plugins: Path,
-        networks: Path,
-        start: Callable[[list[str]], subprocess.Popen[bytes]],
-    ) -> None:
-        self._folder = folder
-        self._start = start
-        self._socket = folder / "containerd.sock"
-        self._config = folder / "config.toml"
-        self._config.write_text(CONFIG.format(folder=folder, plugins=plugins, networks=networks, image=IMAGE))
+    def __init__(self, place: RuntimePlace) -> None:
+        self._place = place
+        self._socket = place.folder / "containerd.sock"
         proto = str(Path(__file__).with_name("cri.proto").relative_to(Path.cwd()))
         self._messages, self._services = grpc.protos_and_services(proto)
         self._sandboxes: list[str] = []
 
     def __enter__(self) -> Containerd:
-        self._daemon = self._start(["containerd", "--config", str(self._config)])
+        place = self._place
+        config = place.folder / "config.toml"
+        config.write_text(
+            CONFIG.format(folder=place.folder, plugins=place.plugins, networks=place.networks, image=IMAGE)
+        )
+        self._daemon = place.start(["containerd", "--config", str(config)])
+        self._channel = grpc.insecure_channel(f"unix://{self._socket}")
         try:
-            self._channel = grpc.insecure_channel(f"unix://{self._socket}")
             grpc.channel_ready_future(self._channel).result(timeout=20)
             self._runtime = self._services.RuntimeServiceStub(self._channel)
-            archive = pause_image(self._folder)
-            importing = [
-                "ctr",
-                "-a",
-                str(self._socket),
-                "-n",
-                "k8s.io",
-                "images",
-                "import",
-                "--snapshotter",
-                "native",
-            ]
-            imported = self._start([*importing, str(archive)]).wait(timeout=20)
-            assert imported == 0, "ctr could not import the pause image"
+            address = ["-a", str(self._socket), "-n", "k8s.io"]
+            importing = ["ctr", *address, "images", "import", "--snapshotter", "native"]
+            place.told(place.start([*importing, str(pause_image(place.folder))]))
+            eventually(self.network_ready, within=20)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -97,95 +77,76 @@ class Containerd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for sandbox in list(self._sandboxes):
-            self.remove(sandbox)
-        self._channel.close()
-        self._daemon.terminate()
-        self._daemon.wait(timeout=20)
-        remove_cgroups(CGROUP)
+        try:
+            self.remove(*self._sandboxes)
+        finally:
+            self._channel.close()
+            with self._daemon:
+                self._daemon.terminate()
 
     def network_ready(self) -> bool:
         """Whether containerd has found a network configuration."""
-        conditions = self._runtime.Status(self._messages.StatusRequest()).status.conditions
-        return any(condition.type == "NetworkReady" and condition.status for condition in conditions)
+        status = self._runtime.Status(self._messages.StatusRequest(), timeout=PATIENCE).status
+        return any(condition.type == "NetworkReady" and condition.status for condition in status.conditions)
 
-    def run(self, name: str, namespace: str = "default") -> str:
-        """Bring a pod sandbox up as the kubelet would; returns its id."""
-        eventually(self.network_ready, within=20)
+    def run(
+        self, *names: str, namespace: str = "default", annotations: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Bring pod sandboxes up, all at once, as the kubelet would; their ids in order."""
         message = self._messages
-        config = message.PodSandboxConfig(
-            metadata=message.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace=namespace),
-            hostname=name,
-            log_directory=str(self._folder / "logs"),
-            labels={"app": name},
-            linux=message.LinuxPodSandboxConfig(cgroup_parent=CGROUP),
-        )
-        sandbox: str = self._runtime.RunPodSandbox(message.RunPodSandboxRequest(config=config)).pod_sandbox_id
-        self._sandboxes.append(sandbox)
-        return sandbox
+        requests = []
+        for name in names:
+            uid = uid_of(name)
+            config = message.PodSandboxConfig(
+                metadata=message.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
+                hostname=name,
+                log_directory=str(self._place.folder / "logs" / f"{namespace}_{name}_{uid}"),
+                labels={
+                    "app": name.partition("-")[0],
+                    "io.kubernetes.pod.name": name,
+                    "io.kubernetes.pod.namespace": namespace,
+                    "io.kubernetes.pod.uid": uid,
+                },
+                annotations={"kubernetes.io/config.source": "api", **(annotations or {})},
+                linux=message.LinuxPodSandboxConfig(cgroup_parent=self._place.cgroup),
+            )
+            requests.append(message.RunPodSandboxRequest(config=config))
+        answers = self._all(self._runtime.RunPodSandbox, requests)
+        sandboxes = [str(answer.pod_sandbox_id) for answer in answers]
+        self._sandboxes += sandboxes
+        return sandboxes
+
+    def remove(self, *sandboxes: str) -> None:
+        """Stop sandboxes, all at once, and remove them."""
+        message = self._messages
+        stops = [message.StopPodSandboxRequest(pod_sandbox_id=sandbox) for sandbox in sandboxes]
+        self._all(self._runtime.StopPodSandbox, stops)
+        removals = [message.RemovePodSandboxRequest(pod_sandbox_id=sandbox) for sandbox in sandboxes]
+        self._all(self._runtime.RemovePodSandbox, removals)
+        self._sandboxes = [one for one in self._sandboxes if one not in sandboxes]
 
     def address(self, sandbox: str) -> str:
         """The sandbox's address, as the CRI reports it."""
         return str(self._status(sandbox).status.network.ip)
 
-    def pid(self, sandbox: str) -> int:
-        """Process id of the sandbox's pause process; its namespaces are the pod's."""
-        return int(json.loads(self._status(sandbox).info["info"])["pid"])
-
-    def remove(self, sandbox: str) -> None:
-        """Stop and remove the sandbox."""
-        self._runtime.StopPodSandbox(self._messages.StopPodSandboxRequest(pod_sandbox_id=sandbox))
-        self._runtime.RemovePodSandbox(self._messages.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
-        self._sandboxes.remove(sandbox)
+    def open(self, sandbox: str) -> Namespaces:
+        """The sandbox's network namespace."""
+        pid = json.loads(self._status(sandbox).info["info"])["pid"]
+        return Namespaces.open(f"/proc/{pid}/ns/net")
 
     def _status(self, sandbox: str) -> Any:
         request = self._messages.PodSandboxStatusRequest(pod_sandbox_id=sandbox, verbose=True)
-        return self._runtime.PodSandboxStatus(request)
+        return self._runtime.PodSandboxStatus(request, timeout=PATIENCE)
+
+    def _all(self, call: Any, requests: list[Any]) -> list[Any]:
+        """The answers, in order; when one fails its error, once all have ended."""
+        calls = [call.future(request, timeout=PATIENCE) for request in requests]
+        errors = [error for error in (one.exception() for one in calls) if error]
+        if errors:
+            raise errors[0]
+        return [one.result() for one in calls]
 
 
-def pause_image(folder: Path) -> Path:
-    """A docker archive with one static program that waits, made without a network."""
-    (folder / "pause.c").write_text(PAUSE)
-    subprocess.run(
-        ["musl-gcc", "-static", "-Os", "-s", "-o", folder / "pause", folder / "pause.c"],
-        check=True,
-        timeout=60,
-    )
-    layer = tar({"pause": (folder / "pause").read_bytes()}, mode=0o755)
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Entrypoint": ["/pause"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-        }
-    ).encode()
-    name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": name, "RepoTags": [f"docker.io/{IMAGE}"], "Layers": ["layer.tar"]}]
-    archive = folder / "pause.tar"
-    archive.write_bytes(
-        tar({name: config, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()})
-    )
-    return archive
-
-
-def tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
-    """An uncompressed tar of ``files``, the same bytes each time."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), mode
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def remove_cgroups(name: str) -> None:
-    """Remove the (empty) cgroups called ``name`` in every mounted hierarchy."""
-    for hierarchy in Path("/sys/fs/cgroup").iterdir():
-        folder = hierarchy / name.strip("/")
-        if folder.is_dir():
-            for child in sorted(folder.rglob("*"), reverse=True):
-                if child.is_dir():
-                    child.rmdir()
-            folder.rmdir()
+def uid_of(name: str) -> str:
+    """The UID such a pod is run with."""
+    return f"00000000-0000-4000-8000-{name.encode().hex()[-12:]:0>12}"

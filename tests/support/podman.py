@@ -1,0 +1,99 @@
+"""A podman of the test's own, with its CNI backend.
+
+Needs: Debian's podman and runc, a RuntimePlace whose agent has written its network configuration.
+Gives: Podman.
+"""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any
+
+from hive.lab.namespaces import Namespaces
+from tests.support.pause import IMAGE, pause_image
+from tests.support.runtime_place import RuntimePlace
+
+NETWORK = "cilium"
+
+# Locks in files, not in the machine's /dev/shm; limits and cgroups as they are, without more privileges.
+CONTAINERS = """\
+[containers]
+default_ulimits = []
+log_driver = "none"
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+lock_type = "file"
+tmp_dir = "{folder}/tmp"
+static_dir = "{folder}/static"
+volume_path = "{folder}/volumes"
+[network]
+network_backend = "cni"
+cni_plugin_dirs = ["{plugins}"]
+network_config_dir = "{networks}"
+default_network = "{network}"
+"""
+STORAGE = """\
+[storage]
+driver = "vfs"
+graphroot = "{folder}/root"
+runroot = "{folder}/run"
+"""
+
+
+class Podman:
+    """``with Podman(place) as podman: podman.run("web-0")``; containers left over go at the end."""
+
+    def __init__(self, place: RuntimePlace) -> None:
+        self._place = place
+        containers, storage = place.folder / "containers.conf", place.folder / "storage.conf"
+        containers.write_text(
+            CONTAINERS.format(
+                folder=place.folder, plugins=place.plugins, networks=place.networks, network=NETWORK
+            )
+        )
+        storage.write_text(STORAGE.format(folder=place.folder))
+        self._env = {"CONTAINERS_CONF": str(containers), "CONTAINERS_STORAGE_CONF": str(storage)}
+
+    def __enter__(self) -> Podman:
+        self._call("load", "--quiet", f"--input={pause_image(self._place.folder)}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call("rm", "--all", "--force", "--time=0")
+
+    def networks(self) -> list[str]:
+        """The networks podman knows."""
+        return self._call("network", "ls", "--format={{.Name}}").split()
+
+    def run(self, *names: str) -> list[str]:
+        """Start containers of these names, all at once; their ids in order."""
+        options = ["--detach", "--label=app=web", f"--cgroup-parent={self._place.cgroup}"]
+        starting = [self._start("run", *options, f"--name={name}", IMAGE) for name in names]
+        return [self._place.told(one).strip() for one in starting]
+
+    def remove(self, *names: str) -> None:
+        """End containers, at once, and forget them."""
+        self._call("rm", "--force", "--time=0", *names)
+
+    def address(self, name: str) -> str:
+        """The container's address, as podman reports it."""
+        return str(self._inspect(name)["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+
+    def open(self, name: str) -> Namespaces:
+        """The container's network namespace."""
+        return Namespaces.open(f"/proc/{self._inspect(name)['State']['Pid']}/ns/net")
+
+    def _inspect(self, name: str) -> Any:
+        (found,) = json.loads(self._call("inspect", name))
+        return found
+
+    def _start(self, *arguments: str) -> Any:
+        return self._place.start(["podman", *arguments], self._env)
+
+    def _call(self, *arguments: str) -> str:
+        return self._place.told(self._start(*arguments))

@@ -1,0 +1,114 @@
+"""A place for a container runtime in a lab node: folders, plugins, cgroups, and its end whatever happened.
+
+Needs: root, a lab node, Debian's containernetworking-plugins.   Gives: RuntimePlace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from hive import syscalls
+from hive.lab import pods
+from hive.lab.node import Lab, wait_gone
+from tests.support.waiting import eventually
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class RuntimePlace:
+    """``with RuntimePlace(lab, "containerd") as place``: the runtime's own folders in the node.
+
+    Containers belong below ``cgroup``: those still there at the end are killed. All files are on the node's
+    own file systems, /var/lib too, and go with it.
+    """
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self._lab = lab
+        self.folder = lab.directory / name
+        self.plugins = self.folder / "plugins"
+        """Our plugin and the loopback's."""
+        self.networks = lab.cni_conf.parent
+        """Where the agent writes the network configuration."""
+        self.cgroup = f"/hive-test-{lab.name}"
+
+    def __enter__(self) -> RuntimePlace:
+        self.plugins.mkdir(parents=True)
+        for plugin in (pods.PLUGIN, Path("/usr/lib/cni/loopback")):
+            shutil.copy(plugin, self.plugins)
+        with self._lab.open() as node:
+            node.run(syscalls.mount, "var-lib", "/var/lib", "tmpfs")  # libcni keeps results in /var/lib/cni
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_cgroup(self.cgroup)
+
+    def start(self, command: list[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a program in the node; ``env`` are changes. Its output is kept in a file of the folder.
+
+        By nsenter, since gRPC's threads do not survive a fork of ours.
+        """
+        enter = ["nsenter", f"--mount={self._lab.directory / 'mnt'}", f"--net={self._lab.directory / 'net'}"]
+        with (self.folder / f"{Path(command[0]).name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*enter, "--", *command],
+                env=os.environ | dict(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def told(self, process: subprocess.Popen[str], within: float = 30.0) -> str:
+        """What a started program printed, once it has ended well."""
+        with process:
+            try:
+                stdout, _ = process.communicate(timeout=within)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}:\n{self._logs()}"
+        return stdout
+
+    def _logs(self) -> str:
+        return "\n".join(log.read_text()[-4000:] for log in self.folder.glob("*.log"))
+
+
+def end_cgroup(name: str) -> None:
+    """Kill what runs below the cgroups called ``name``, in every mounted hierarchy, and remove them."""
+    for folder in hierarchies(name):
+        for pid in sorted(members(folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            assert wait_gone(pid, 10), f"process {pid} survives SIGKILL"
+    for folder in hierarchies(name):
+        eventually(partial(empty, folder))
+        for child in sorted(folder.rglob("*/"), reverse=True):
+            child.rmdir()
+        folder.rmdir()
+
+
+def hierarchies(name: str) -> list[Path]:
+    """Where a cgroup is, with version 1 in several hierarchies."""
+    found = [root / name.strip("/") for root in (CGROUPS, *CGROUPS.iterdir())]
+    return [folder for folder in found if folder.is_dir() and not folder.parent.is_symlink()]
+
+
+def empty(folder: Path) -> bool:
+    """Whether no process is in a cgroup or below."""
+    return not members(folder)
+
+
+def members(folder: Path) -> set[int]:
+    """Processes in a cgroup and below."""
+    lists = (folder / "cgroup.procs", *folder.rglob("cgroup.procs"))
+    return {int(pid) for one in lists for pid in one.read_text().split()}
