@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyroute2  # noqa: F401 (or each forked child would import it)
+
 from hive.lab import agent_process, pods
 from hive.lab.flows import udp_receiver, udp_sender, udp_socket
 from hive.lab.kernel import machine_links
@@ -38,8 +40,10 @@ RATE = 200.0
 WITHIN = 15.0
 """Seconds an agent gets to its point."""
 
-_OTHERS = re.compile(r"cilium_policy_\d+$|/state/\d+(/|$)|^lxc|/cilium-cni\.log$")
-"""What pods have, which is accounted for elsewhere, and the plugin's log."""
+_OTHERS = re.compile(
+    r"cilium_policy_\d+$|/state/\d+(/|$)|^lxc|/cilium-cni\.log$|/(agent-runtime|viper-agent)-config-[12]\.\w+$"
+)
+"""What pods have, which is accounted for elsewhere; the plugin's log; the settings of two starts before."""
 
 
 class Drill:
