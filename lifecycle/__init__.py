@@ -52,7 +52,7 @@ from lifecycle.reconciler import Reconciler
 from lifecycle.secrets import Secret
 from lifecycle.settings import Formerly, Option, Settings
 from lifecycle.shutdown import Shutdown
-from lifecycle.sources import Setting, Sources
+from lifecycle.sources import Loaded, Setting, Sources
 from lifecycle.switch import Modules
 from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
 from lifecycle.tables import Tables
@@ -89,6 +89,7 @@ __all__ = [
     "JobStats",
     "Jobs",
     "Lifecycle",
+    "Loaded",
     "Logger",
     "Member",
     "Modules",

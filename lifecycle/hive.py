@@ -301,7 +301,13 @@ class Hive:
 
     @functools.cached_property
     def _loaded(self) -> Loaded:
+        return self._load()
+
+    def _load(self) -> Loaded:
         return load(dict.fromkeys(self._structs), self._sources)
+
+    def _view(self, _node: Constructor) -> HiveView:
+        return HiveView(self.graph, self.profile, self._loaded, self._load)
 
     @functools.cached_property
     def _build(self) -> Build:
@@ -385,7 +391,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Health: lambda hive, node: hive.health.reporter(node.scope.id),
     HealthTree: lambda hive, _: hive.health,
     JobMetrics: lambda hive, _: hive.jobs,
-    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile),
+    HiveView: Hive._view,  # noqa: SLF001
     Logger: Hive._logger,  # noqa: SLF001
     Modules: lambda hive, _: hive.modules,
     Nesting: lambda hive, node: Nesting(hive, node.scope),

@@ -54,3 +54,6 @@ class Inner(Hive):
     def _loaded(self) -> Loaded:
         """What the outer hive has loaded for both, and warned of."""
         return msgspec.structs.replace(self._outer._loaded, warnings=[])  # noqa: SLF001
+
+    def _load(self) -> Loaded:
+        return self._outer._load()  # noqa: SLF001

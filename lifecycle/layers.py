@@ -64,6 +64,9 @@ class Findings(msgspec.Struct):
         self.faults.append(Fault("setting", text))
 
 
+_TRIES = 10
+"""How often a config-dir is read that is swapped meanwhile; the kubelet swaps once a minute at most."""
+
 Layer = dict[str, Given]
 """What one place gave: by the name it was given as, or once settled() by option."""
 
@@ -117,7 +120,29 @@ def environment(env: Mapping[str, str], prefix: str, names: Mapping[str, Option]
 
 
 def files(directory: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
-    """The files of a config-dir that options know; others and directories (``..data``) are left alone."""
+    """The files of a config-dir that options know; others and directories (``..data``) are left alone.
+
+    A mounted ConfigMap is swapped as a whole, by a link named ``..data``: all values are of one generation.
+    """
+    tries = 0
+    while True:
+        generation, seen = _generation(directory), Findings()
+        found = _files(directory, names, seen)
+        tries += 1
+        if _generation(directory) == generation or tries == _TRIES:
+            findings.faults += seen.faults
+            findings.warnings += seen.warnings
+            return found
+
+
+def _generation(directory: Path) -> str:
+    try:
+        return os.readlink(directory / "..data")  # noqa: PTH115  # its text is the generation
+    except OSError:
+        return ""
+
+
+def _files(directory: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
     try:
         entries = sorted(os.listdir(directory))  # noqa: PTH208  # names only: half the time of iterdir
     except OSError as error:

@@ -30,12 +30,19 @@ class Setting(msgspec.Struct, frozen=True):
     origin: str
     """In words: ``flag --mtu``, ``CILIUM_MTU``, ``file /etc/hive/mtu``, ``default``, ``code``."""
 
+    @property
+    def text(self) -> str:
+        """The value as it is written; never a secret's."""
+        return values.show(self.value)
+
 
 class Loaded(Findings):
     """What the sources gave."""
 
     structs: dict[type[Settings], Settings] = msgspec.field(default_factory=dict)
     settings: list[Setting] = msgspec.field(default_factory=list)
+    config_dir: Path | None = None
+    """The config-dir that was read, if any."""
 
 
 class Sources:
@@ -71,7 +78,7 @@ def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, objec
 
 
 def _given(
-    options: Sequence[Option], source: Sources | Mapping[str, object] | None, findings: Findings
+    options: Sequence[Option], source: Sources | Mapping[str, object] | None, findings: Loaded
 ) -> Layer:
     """What was given for each option, by the place that counts most."""
     if source is None:
@@ -87,6 +94,7 @@ def _given(
     elif directory is None and (named := env.get(env_name(CONFIG_DIR, source.prefix))):
         directory = Path(named)
     places = [layers.environment(env, source.prefix, names), flags]
+    findings.config_dir = directory
     if directory is not None:
         places.insert(0, layers.files(directory, names, findings))
         if source.yaml_name is not None:

@@ -1,13 +1,14 @@
 """A hive as it shows itself to those inside it who answer questions about it.
 
 Needs:  the hive.
-Gives:  HiveView, injectable: the graph and the timeline of the hive one is part of.
+Gives:  HiveView, injectable: the graph, the timeline and the settings of the hive one is part of.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lifecycle.profile import Profile
+from lifecycle.sources import Loaded
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph
@@ -19,11 +20,20 @@ __all__ = ["HiveView"]
 class HiveView:
     """What the hive is made of and how its start went. Reading it starts and changes nothing."""
 
-    __slots__ = ("_graph", "_profile")
+    __slots__ = ("_graph", "_load", "_profile", "loaded")
 
-    def __init__(self, graph: "Callable[[], Graph]", profile: Profile) -> None:
+    def __init__(
+        self, graph: "Callable[[], Graph]", profile: Profile, loaded: Loaded, load: Callable[[], Loaded]
+    ) -> None:
         self._graph = graph
         self._profile = profile
+        self._load = load
+        self.loaded = loaded
+        """The settings that are in force, with their origins."""
+
+    def load(self) -> Loaded:
+        """The settings as a new start would load them now; reads files, changes nothing."""
+        return self._load()
 
     def graph(self) -> "Graph":
         """The graph; read from the source files too, so some 10 ms of work: not for a busy event loop."""

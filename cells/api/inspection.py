@@ -1,6 +1,5 @@
-"""What ``hive inspect --live`` and ``--timeline`` ask: the agent's graph, how its start went; how busy it is.
-
-Needs: HiveView.   Gives: Inspection.
+"""What ``hive inspect --live``, ``--timeline`` and ``hive config`` ask: graph, start, settings; load.
+Needs: HiveView, ConfigDrift.   Gives: Inspection.
 The paths are outside /v1: that is Cilium's document. The forms are docs/graph-schema.json and
 docs/timeline-schema.json.
 """
@@ -10,8 +9,10 @@ from __future__ import annotations
 import asyncio
 
 import anyio.to_thread
+import msgspec
 
 from cells.api.wire import answer, json_answer
+from cells.config_drift import ConfigDrift
 from cells.http import Request, Response
 from lifecycle import HiveView
 from lifecycle.loop_lag import BOUNDS, LoopLag
@@ -20,8 +21,9 @@ from lifecycle.loop_lag import BOUNDS, LoopLag
 class Inspection:
     """Answers with the hive as it shows itself; read only."""
 
-    def __init__(self, view: HiveView) -> None:
+    def __init__(self, view: HiveView, drift: ConfigDrift) -> None:
         self._view = view
+        self._drift = drift
 
     async def get_graph(self, _request: Request) -> Response:
         """GET /hive/graph."""
@@ -31,6 +33,22 @@ class Inspection:
         """GET /hive/timeline; complete for hooks that have started by now."""
         return json_answer(
             await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
+        )
+
+    async def get_config(self, _request: Request) -> Response:
+        """GET /hive/config: every setting in force, and what a restart would change."""
+        settings = [
+            {"name": one.option.name, "value": one.text, "origin": one.origin}
+            for one in self._drift.settings()
+        ]
+        directory = self._view.loaded.config_dir
+        return answer(
+            200,
+            {
+                "config-dir": None if directory is None else str(directory),
+                "settings": settings,
+                "changes": msgspec.to_builtins(self._drift.changes),
+            },
         )
 
     async def get_loop(self, _request: Request) -> Response:

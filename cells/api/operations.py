@@ -124,6 +124,7 @@ class Operations:
             Route("GET", "/hive/graph", self._inspection.get_graph),
             Route("GET", "/hive/timeline", self._inspection.get_timeline),
             Route("GET", "/hive/loop", self._inspection.get_loop),
+            Route("GET", "/hive/config", self._inspection.get_config),
             Route("GET", "/statedb/tables", self._statedb.list_tables),
             Route("GET", "/statedb/dump", self._statedb.dump_all),
             Route("GET", "/statedb/dump/{table}", self._statedb.dump),

@@ -6,6 +6,7 @@ Why:    whoever takes an AgentConfig starts after its hook, and so knows that th
         that bpffs is mounted, that the process may use it, and that no other agent has this node.
 """
 
+from cells.config.later import LaterSettings
 from cells.config.node import AgentConfig
 from cells.config.settings import AgentSettings
 from cells.config.socket_path import clear_socket
@@ -14,5 +15,9 @@ from lifecycle import config, module, provide
 __all__ = ["AgentConfig", "AgentSettings", "cell", "clear_socket"]
 
 cell = module(
-    "config", "Configuration and the claim on the node", config(AgentSettings), provide(AgentConfig)
+    "config",
+    "Configuration and the claim on the node",
+    config(AgentSettings),
+    config(LaterSettings),
+    provide(AgentConfig),
 )

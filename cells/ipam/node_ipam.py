@@ -57,6 +57,9 @@ class Ipam(Allocator):
         enabled = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         path = self._agent.state_dir / FILE
         kept = kept_ranges(path, self._log)
+        for family in Family:
+            if not enabled[family] and self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
         found = {family: self._settings.explicit_range(family) or kept.get(family) for family in Family}
         if any(enabled[family] and network is None for family, network in found.items()):
             await self._devices.wait_initialized()

@@ -1,18 +1,23 @@
-"""``hive config``: what can be set.
+"""``hive config``: what can be set, what is set, and whether that is what runs.
 
-Needs: cells.agent and lifecycle, imported when called; no privileges.   Gives: command.
+Needs: cells.agent and lifecycle, imported when called; the agent's API for what runs.   Gives: command.
 """
+
+from pathlib import Path
+from typing import Any
 
 import click
 
-from hive.agent import YAML_NAME
+from hive.agent import YAML_NAME, build, pass_settings, refuse, settings_argument
+from hive.client import ask, socket_option, timeout_option
+from hive.output import GOOD, document, fitted, output_option, terminal_width
 
 TITLE = "Settings of the agent"
 
 
 @click.group()
 def command() -> None:
-    """What can be set, and how."""
+    """What can be set, what is set, and whether that is what runs."""
 
 
 @command.command()
@@ -41,3 +46,74 @@ def reference(form: str) -> None:
         note = "Generated from the code by `hive config reference`; a test keeps it up to date."
         text = markdown(found, TITLE, note, Sources(yaml_name=YAML_NAME))
     click.echo(text, nl=False)
+
+
+@command.command("list", context_settings=pass_settings)
+@settings_argument
+@click.option("--origin", is_flag=True, help="Show where each value is from.")
+@click.option("--set", "given", is_flag=True, help="Only what is not left at its default.")
+@click.option("--live", is_flag=True, help="Ask the running agent.")
+@socket_option
+@timeout_option
+@output_option
+def list_settings(
+    settings: tuple[str, ...],
+    origin: bool,
+    given: bool,
+    live: bool,
+    agent_socket: Path,
+    timeout: float,
+    output: str,
+) -> int:
+    """List every setting with its value: those an agent would start with, or those it runs with (--live).
+
+    Settings are given as to `hive agent`: flags, environment, --config-dir. Wrong ones are told, exit code 2.
+    """
+    if live:
+        if settings:
+            raise click.UsageError(
+                f"{settings[0]}: --live asks what runs; settings are for an agent to start"
+            )
+        found = ask("/hive/config", agent_socket, timeout=timeout)["settings"]
+    else:
+        from lifecycle import GraphError
+
+        try:
+            loaded = build(settings).settings()
+        except GraphError as error:
+            return refuse(error)
+        found = [{"name": one.option.name, "value": one.text, "origin": one.origin} for one in loaded]
+    found = sorted(
+        (one for one in found if not given or one["origin"] != "default"), key=lambda one: one["name"]
+    )
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return 0
+    columns = ("name", "value", "origin") if origin else ("name", "value")
+    for line in fitted(found, None, "", columns):
+        click.echo(line)
+    return 0
+
+
+@command.command()
+@socket_option
+@timeout_option
+@output_option
+def diff(agent_socket: Path, timeout: float, output: str) -> int:
+    """Show which settings a restart of the running agent would change. Exits 1 when there are any.
+
+    The agent watches its config-dir, such as a mounted ConfigMap; nothing takes effect before a restart.
+    """
+    answer: dict[str, Any] = ask("/hive/config", agent_socket, timeout=timeout)
+    changes = answer["changes"]
+    if (text := document(changes, output)) is not None:
+        click.echo(text)
+    elif changes:
+        for line in fitted(changes, terminal_width(), "-o json", ("name", "running", "configured", "origin")):
+            click.echo(line)
+        click.echo("A restart of the agent applies this.", err=True)
+    elif answer["config-dir"] is None:
+        click.echo("The agent has no config-dir: what it runs with cannot change before a restart.")
+    else:
+        click.echo(click.style(f"{answer['config-dir']} says what runs.", fg=GOOD))
+    return 1 if changes else 0

@@ -1,0 +1,112 @@
+"""Whether what is configured is still what runs."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cells.config import AgentConfig
+from cells.config_drift import Change, ConfigDrift
+from lifecycle import Hive, Settings, Sources, config, invoke, provide, supply
+from lifecycle.testing import eventually
+
+pytestmark = pytest.mark.anyio
+
+
+class Some(Settings, frozen=True):
+    """Settings of the test."""
+
+    mtu: int = 1500
+    """A number."""
+    name: str = "a"
+    """A text."""
+
+
+@asynccontextmanager
+async def running(state_dir: Path, sources: Sources) -> AsyncIterator[tuple[Hive, ConfigDrift]]:
+    agent = AgentConfig.__new__(AgentConfig)
+    agent.state_dir = state_dir
+    hive = Hive(
+        config(Some), supply(agent, AgentConfig), provide(ConfigDrift), invoke(ConfigDrift), settings=sources
+    )
+    async with hive.started():
+        yield hive, hive.get(ConfigDrift)
+
+
+def health(hive: Hive) -> str:
+    return "\n".join(
+        f"{one.level} {one.message}" for one in hive.health.snapshot() if one.module.endswith("drift")
+    )
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """A ConfigMap as the kubelet mounts it."""
+    directory = tmp_path / "config"
+    directory.mkdir()
+    swap(directory, 1, mtu="1400")
+    return directory
+
+
+def swap(directory: Path, generation: int, **values: str) -> None:
+    """Put a new generation in place, as the kubelet does."""
+    fresh = directory / f"..data_{generation}"
+    fresh.mkdir()
+    for name, value in values.items():
+        (fresh / name).write_text(value)
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(f"..data/{name}")
+    (directory / "..data_tmp").symlink_to(fresh.name)
+    (directory / "..data_tmp").replace(directory / "..data")
+
+
+async def test_a_swapped_config_map_is_noticed_and_so_is_the_way_back(tmp_path: Path, mounted: Path) -> None:
+    async with running(tmp_path, Sources(config_dir=mounted)) as (hive, drift):
+        await eventually(lambda: hive.get(ConfigDrift).changes == ())
+        swap(mounted, 2, mtu="1300", name="b")
+        expected = (
+            Change("mtu", "1400", "1300", f"file {mounted}/mtu"),
+            Change("name", "a", "b", f"file {mounted}/name"),
+        )
+        await eventually(lambda: drift.changes == expected)
+        await eventually(lambda: "restart the agent to apply it" in health(hive))
+        swap(mounted, 3, mtu="1400", name="a")
+        await eventually(lambda: drift.changes == ())
+        await eventually(lambda: "says what runs" in health(hive))
+
+
+async def test_a_value_that_would_be_refused_is_told(tmp_path: Path, mounted: Path) -> None:
+    async with running(tmp_path, Sources(config_dir=mounted)) as (_, drift):
+        swap(mounted, 2, mtu="many")
+        await eventually(lambda: [change.name for change in drift.changes] == ["refused"])
+        assert drift.changes[0].configured.startswith(f"{mounted}/mtu: 'many': expected")
+
+
+async def test_what_a_flag_sets_does_not_drift(tmp_path: Path, mounted: Path) -> None:
+    async with running(tmp_path, Sources(["--mtu=9000"], config_dir=mounted)) as (_, drift):
+        swap(mounted, 2, mtu="1300", name="c")
+        await eventually(lambda: [change.name for change in drift.changes] == ["name"])
+
+
+async def test_without_a_config_dir_nothing_is_watched(tmp_path: Path) -> None:
+    async with running(tmp_path, Sources(["--mtu=9000"])) as (hive, drift):
+        assert drift.changes == ()
+        assert health(hive).startswith("ok no config-dir")
+
+
+async def test_three_generations_of_what_ran_are_kept(tmp_path: Path) -> None:
+    for mtu in (1, 2, 3, 4):
+        async with running(tmp_path, Sources([f"--mtu={mtu}"])):
+            pass
+    kept = [tmp_path / f"agent-runtime-config{suffix}.json" for suffix in ("", "-1", "-2", "-3")]
+    assert [json.loads(path.read_text())["mtu"] for path in kept[:3]] == ["4", "3", "2"]
+    assert not kept[3].exists()
+    assert json.loads((tmp_path / "viper-agent-config.yaml").read_text()) == {"mtu": "4"}
+    assert (tmp_path / "agent-runtime-config.json").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_copy_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path / "missing", Sources(["--mtu=7"])) as (_, drift):
+        assert {one.option.name: one.text for one in drift.settings()} == {"mtu": "7", "name": "a"}

@@ -1,0 +1,92 @@
+"""``hive config list`` and ``diff`` as an operator meets them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.hive.stub_agent import stub_agent
+from tests.unit.hive.test_command_line import hive
+
+RUNNING = {
+    "config-dir": "/etc/hive",
+    "settings": [
+        {"name": "mtu", "value": "1400", "origin": "file /etc/hive/mtu"},
+        {"name": "debug", "value": "false", "origin": "default"},
+    ],
+    "changes": [
+        {"name": "mtu", "running": "1400", "configured": "1300", "origin": "file /etc/hive/mtu"},
+    ],
+}
+
+
+def test_what_an_agent_would_start_with_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mtu").write_text("1400\n")
+    told = hive(capsys, "config", "list", f"--config-dir={tmp_path}", "--debug", "--set", "--origin")
+    assert [line.split(maxsplit=2) for line in told.out.splitlines()] == [
+        ["NAME", "VALUE", "ORIGIN"],
+        ["debug", "true", "flag --debug"],
+        ["mtu", "1400", f"file {tmp_path}/mtu"],
+    ]
+    everything = hive(capsys, "config", "list").out.splitlines()
+    assert len(everything) > 50
+    assert everything == [everything[0], *sorted(everything[1:])]
+
+
+def test_wrong_settings_are_told_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("routing-mode", "tunnel"), ("mtu", "lots"), ("other-programs-key", "x")):
+        (tmp_path / name).write_text(value)
+    told = hive(capsys, "config", "list", f"--config-dir={tmp_path}")
+    assert (told.code, told.out) == (2, "")
+    assert told.err.splitlines() == [
+        f"hive: {tmp_path}/mtu: 'lots': expected a whole number",
+        f"hive: {tmp_path}/routing-mode: 'tunnel': not supported yet, expected native, or leave it unset",
+    ]
+
+
+def test_a_running_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {"/hive/config": (200, RUNNING)}) as agent:
+        told = hive(capsys, "config", "list", "--live", "-H", agent.socket)
+        one = hive(
+            capsys,
+            "config",
+            "list",
+            "--live",
+            "-H",
+            agent.socket,
+            "-o",
+            "jsonpath={[?(@.name=='mtu')].value}",
+        )
+        both = hive(capsys, "config", "list", "--live", "--mtu=3", "-H", agent.socket)
+    assert [line.split() for line in told.out.splitlines()] == [
+        ["NAME", "VALUE"],
+        ["debug", "false"],
+        ["mtu", "1400"],
+    ]
+    assert one.out == "1400\n"
+    assert both.code == 2
+
+
+def test_a_difference_is_shown_and_is_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, {"/hive/config": (200, RUNNING)}) as agent:
+        told = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert told.code == 1
+    assert [line.split(maxsplit=3) for line in told.out.splitlines()] == [
+        ["NAME", "RUNNING", "CONFIGURED", "ORIGIN"],
+        ["mtu", "1400", "1300", "file /etc/hive/mtu"],
+    ]
+    assert told.err == "A restart of the agent applies this.\n"
+
+
+@pytest.mark.parametrize(
+    ("directory", "text"),
+    [("/etc/hive", "/etc/hive says what runs."), (None, "The agent has no config-dir")],
+)
+def test_no_difference_is_said_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], directory: str | None, text: str
+) -> None:
+    answer = RUNNING | {"changes": [], "config-dir": directory}
+    with stub_agent(tmp_path, {"/hive/config": (200, answer)}) as agent:
+        told = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert (told.code, told.out.startswith(text)) == (0, True)
