@@ -7,12 +7,15 @@ Gives: cell, and the constructors of Departures, Attacher, Detacher, Checker, De
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cells.cni_server.attach import Attacher
 from cells.cni_server.check import Checker
 from cells.cni_server.delete_queue import DeleteQueue
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
+from cells.cni_server.times import CallTimes
 from cells.config import AgentConfig
 from cells.devices import Device, pod_mtu
 from cells.endpoint import Endpoints
@@ -20,9 +23,10 @@ from cells.endpoint_restore import ExposedEndpoints
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import PolicyMaps
+from cells.metrics import Collector, Family
 from cells.netlink import HostLinks, PodLink
 from cells.router import Router
-from lifecycle import Health, Lifecycle, Logger, Table, invoke, module, provide, provide_private
+from lifecycle import Health, Lifecycle, Logger, Member, Table, invoke, module, provide, provide_private
 
 
 def departures(links: HostLinks, ipam: Ipam, lifecycle: Lifecycle, health: Health, log: Logger) -> Departures:
@@ -86,18 +90,30 @@ def cni_server(
     check: Checker,
     *,
     pool: PolicyMaps,
+    times: CallTimes,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> CniServer:
     """This node's cni.sock, served once the queue is drained."""
     del queue
-    return CniServer(config.cni_socket, attach, detach, check, pool, PodLink, lifecycle=lifecycle, log=log)
+    return CniServer(
+        config.cni_socket, attach, detach, check, pool, PodLink, lifecycle=lifecycle, log=log, times=times
+    )
+
+
+def call_metrics(times: CallTimes) -> Member[Collector]:
+    """The plugin's calls as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        return times.families()
+
+    return Collector("cni", collect)
 
 
 cell = module(
     "cni-server",
     "Attaches and detaches pods for the CNI plugin",
-    provide_private(departures, attacher, detacher, checker),
-    provide(delete_queue, cni_server),
+    provide_private(departures, attacher, detacher, checker, CallTimes),
+    provide(delete_queue, cni_server, call_metrics),
     invoke(CniServer),
 )

@@ -8,6 +8,7 @@ container queue behind it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from cells.cni_server.errors import (
 )
 from cells.cni_server.protocol import WISH_IPV6, decode_request, encode_reply
 from cells.cni_server.request import Call, read_call
+from cells.cni_server.times import CallTimes
 from cells.cni_server.transport import Connection, PacketServer, listen
 from cells.cni_server.undo import Undo
 from cells.maps import PolicyIdsExhausted, PoolEmpty
@@ -72,6 +74,7 @@ class CniServer:
         lifecycle: Lifecycle,
         log: Logger,
         uids: Collection[int] = (0,),
+        times: CallTimes | None = None,
     ) -> None:
         self._path = path
         self._attacher = attacher
@@ -79,6 +82,7 @@ class CniServer:
         self._checker = checker
         self._pool = pool
         self._open_pod = open_pod
+        self._times = times or CallTimes()
         self._log = log
         self._server = PacketServer(self._handle, log, uids=uids)
         self._tasks: TaskGroup | None = None
@@ -128,7 +132,7 @@ class CniServer:
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
         if rest is None or self._tasks is None:
-            connection.close()
+            self._end(connection, call)
             return
         self._lanes[call.container_id] = deque()
         self._tasks.start_soon(self._finish, rest, connection, call)
@@ -142,13 +146,18 @@ class CniServer:
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
         finally:
-            connection.close()
+            self._end(connection, call)
             waiting = self._lanes.pop(call.container_id)
             while waiting:
                 self._begin(*waiting.popleft())
                 if (lane := self._lanes.get(call.container_id)) is not None:
                     lane.extend(waiting)
                     break
+
+    def _end(self, connection: Connection, call: Call) -> None:
+        connection.close()
+        outcome = "fail" if connection.refused else "success"
+        self._times.count(call.command, outcome, time.perf_counter() - connection.began)
 
     def _serve(self, connection: Connection, call: Call) -> Finish | None:
         match call.command:
@@ -207,6 +216,7 @@ class CniServer:
             if attempt.error is not None:
                 raise attempt.error
             if attempt.before_retry is None or connection.gone():
+                connection.refused = True
                 self._log.warning("pod not added: the plugin went away", attachment=call.attachment_id)
                 return
             try:
@@ -288,6 +298,7 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
+        connection.refused = True
         text = f"{error.message}: {error.details}" if error.details else error.message
         self._log.warning("call refused", code=error.code, error=text)
         wish = WISH_IPV6 if error.needs_ipv6 else 0

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -56,12 +57,16 @@ def listen(path: Path) -> socket.socket:
 class Connection:
     """One plugin waiting for its answer."""
 
-    __slots__ = ("_socket", "fds")
+    __slots__ = ("_socket", "began", "fds", "refused")
 
     def __init__(self, connected: socket.socket, fds: Sequence[int]) -> None:
         self._socket = connected
         self.fds = fds
         """What came with the request: nothing, or namespace and rtnetlink socket."""
+        self.began = time.perf_counter()
+        """When the request came."""
+        self.refused = False
+        """Whether the answer is an error, or nobody waits for one."""
 
     def send(self, packet: bytes) -> bool:
         """Send the reply; False when the plugin is gone and nobody will read it."""

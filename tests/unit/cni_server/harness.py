@@ -23,6 +23,7 @@ from cells.cni_server.check import Checker
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
+from cells.cni_server.times import CallTimes
 from lifecycle import HealthTree, Lifecycle
 from tests.unit.cni_server.fakes import MTU, FakeNode
 from tests.unit.cni_server.plugin import HEADER, environment
@@ -107,6 +108,7 @@ class Harness:
             state=folder,
             log=log,
         )
+        self.times = CallTimes()
         self.server = CniServer(
             self.path,
             attacher,
@@ -117,6 +119,7 @@ class Harness:
             lifecycle=lifecycle,
             log=log,
             uids=(os.getuid(),),
+            times=self.times,
         )
 
     def pod(self, name: str) -> int:

@@ -1,0 +1,28 @@
+"""How long calls took, as metrics: by command, those refused apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.cni_server.harness import Harness
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_calls_are_counted_by_command_and_outcome(served: Harness) -> None:
+    await served.call("ADD")
+    await served.call("ADD", "cid2", pod="pod2")
+    await served.call("DEL")
+    served.node.refuse = {"create endpoint"}
+    assert (await served.call("ADD", "cid3", pod="pod3")).code == 1
+    assert (await served.call("GC", pod=None)).code == 1
+    (family,) = served.times.families()
+    assert family.name == "hive_cni_call_seconds"
+    counts = {what: spread.count for what, spread in served.times.took.items()}
+    assert counts == {
+        ("ADD", "success"): 2,
+        ("DEL", "success"): 1,
+        ("ADD", "fail"): 1,
+        ("GC", "fail"): 1,
+    }
+    assert all(0 < spread.sum < 60 for spread in served.times.took.values())
