@@ -53,6 +53,13 @@ def test_the_agent_starts_from_the_config_map(tmp_path: Path) -> None:
     assert used == load("configmap.yaml")["data"].keys() - {"cni-uninstall"}
 
 
+def test_prometheus_is_sent_where_the_agent_serves(pod: dict[str, Any]) -> None:
+    annotations = load("daemonset.yaml")["spec"]["template"]["metadata"]["annotations"]
+    (port,) = containers(pod)["cilium-agent"]["ports"]
+    assert load("configmap.yaml")["data"]["prometheus-serve-addr"] == f":{port['containerPort']}"
+    assert annotations["prometheus.io/port"] == str(port["containerPort"]) == str(port["hostPort"])
+
+
 def test_init_containers_run_in_the_documented_order(pod: dict[str, Any]) -> None:
     assert [one["name"] for one in pod["initContainers"]] == [
         "config",
