@@ -19,13 +19,12 @@ from cells.datapath.generation import Constants, build_of, ids_in_force, in_forc
 from cells.datapath.libbpf import LoadError
 from cells.datapath.selfcheck import self_check
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import BpfError, Map, Maps, NodeConfig, map_by_id
+from cells.maps import ENDPOINT_GUARDED, BpfError, EndpointConfig, Map, Maps, NodeConfig, map_by_id
 from cells.netlink import HostLinks, NetlinkError
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"
-POD_LINKS: Final = "lxc"
 
 
 class WrongObjectError(LoadError, UsageError):
@@ -89,13 +88,15 @@ class Datapath:
         """Kernel ids of all programs by name, attached ones and those they jump to."""
         return self._started().programs
 
-    def attach_endpoint(self, ifindex: int) -> None:
+    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
         """Have the programs see what a pod sends, through the host's end of its link; again is harmless.
 
-        Raises NetlinkError.
+        ``guarded``: and what comes to it by that link, which on our own links is seen before. Raises
+        NetlinkError.
         """
-        program = self._attached("cil_from_container")
-        self._links.attach_clsact(ifindex, program, None, "cil_from_container", "")
+        sends = self._attached("cil_from_container")
+        gets = self._attached("cil_to_container") if guarded else None
+        self._links.attach_clsact(ifindex, sends, gets, "cil_from_container", "cil_to_container")
 
     def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
         """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
@@ -187,17 +188,19 @@ class Datapath:
 
     def _attach_everywhere(self) -> None:
         """Replace the programs of every interface we had attached to, one atomic exchange each."""
-        pods = {struct.unpack("<I", key)[0] for key in self._maps.endpoints.keys()}  # noqa: SIM118  (not a dict)
-        found = {link.name: link.ifindex for link in self._links.links()}
-        for name, ifindex in found.items():
-            if name.startswith(POD_LINKS) and ifindex in pods:
-                try:
-                    self.attach_endpoint(ifindex)
-                except NetlinkError as error:
-                    if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
-                        raise
+        rows = {key: EndpointConfig.unpack(row) for key, row in self._maps.endpoints.items()}
+        found = {link.name: link for link in self._links.links()}
+        for link in found.values():
+            pod = rows.get(struct.pack("<I", link.ifindex))
+            if pod is None or link.kind != "veth" or link.mac != pod.host_mac:  # a row may outlive its link
+                continue
+            try:
+                self.attach_endpoint(link.ifindex, guarded=bool(pod.flags & ENDPOINT_GUARDED))
+            except NetlinkError as error:
+                if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
+                    raise
         if HOST_LINK in found and NET_LINK in found:
-            self.attach_host(found[HOST_LINK], found[NET_LINK])
+            self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
 
 
 def read_object(path: Path) -> bytes:

@@ -11,11 +11,11 @@ from typing import Final, Self
 from cells.datapath.libbpf import LoadedObject
 from cells.maps import BpfError, Map, ProgramInfo, open_program, program_info, replace_pin, unpin_unfinished
 
-NAMES: Final = ("cil_from_container", "cil_from_host", "cil_to_host")
+NAMES: Final = ("cil_from_container", "cil_to_container", "cil_from_host", "cil_to_host")
 
 
 class Dispatchers:
-    """Open descriptors of the three dispatchers. ``stale`` says that interfaces still have others."""
+    """Open descriptors of the dispatchers. ``stale`` says that interfaces still have others."""
 
     def __init__(self, descriptors: Mapping[str, int], *, stale: bool) -> None:
         self.descriptors = dict(descriptors)

@@ -21,7 +21,7 @@ from cells.maps import BpfError, Map, MapType, ProgramInfo, map_by_id, program_b
 
 SECTION: Final = ".rodata.cfg"
 MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/config.h
-SLOTS: Final = {"hive_from_pod": 0, "hive_to_host": 1, "hive_from_host": 2}
+SLOTS: Final = {"hive_from_pod": 0, "hive_to_host": 1, "hive_from_host": 2, "hive_to_pod": 3}
 """Programs of an object and their entries, as bpf/maps.h numbers them."""
 
 _CONSTANTS = struct.Struct("<6I16s32s")  # struct config of bpf/config.h

@@ -126,6 +126,14 @@ CASES: Final = (
     Case("hive_from_pod", "a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
     Case("hive_from_host", "the host to nobody", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 151),
     Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 203),
+    Case("hive_to_pod", "what a link brings", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 203),
+    Case("hive_to_pod", "IPv6 a link brings", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 203),
+    Case(
+        "hive_to_pod",
+        "a question",
+        from_pod(ARP, arp(1, (HOST_MAC, STRANGER), (bytes(6), POD)), BROADCAST),
+        TC_ACT_OK,
+    ),
     Case("hive_to_host", "anything to the host", from_pod(IPV4, udp(POD, STRANGER)), TC_ACT_OK),
     Case(
         "hive_from_pod",

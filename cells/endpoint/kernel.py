@@ -81,8 +81,11 @@ class EndpointMaps(Protocol):
 class EndpointPrograms(Protocol):
     """The programs on an endpoint's link."""
 
-    def attach_endpoint(self, ifindex: int) -> None:
-        """Attach to the host side of the link, replacing what is there; raises OSError."""
+    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
+        """Attach to the host side of the link, replacing what is there; raises OSError.
+
+        ``guarded``: to what it sends to the pod, too.
+        """
         ...
 
 

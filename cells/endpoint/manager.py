@@ -150,7 +150,7 @@ class Endpoints:
         maps.put_lxc(endpoint)
         undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
         maps.put_ipcache(endpoint)
-        self._programs.attach_endpoint(endpoint.ifindex)  # goes with the link
+        self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
         undo.callback(self._quietly, "state directory", self._files.remove, endpoint.id)
         self._files.write(endpoint)
         if request.ipv6_expiration_uuid and request.ipv6 is not None:
@@ -252,7 +252,7 @@ class Endpoints:
         self._write_policy(endpoint)
         maps.put_lxc(endpoint)
         maps.put_ipcache(endpoint)
-        self._programs.attach_endpoint(endpoint.ifindex)
+        self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
         self._files.refresh(endpoint)
 
     def _write_policy(self, endpoint: Endpoint) -> None:

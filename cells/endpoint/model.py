@@ -33,10 +33,18 @@ class DatapathConfiguration:
     external_ipam: bool = False
     """The address is another IPAM's: it is neither claimed at restore nor released at delete."""
     require_arp_passthrough: bool = False
+    """The stack, or a bridge, answers the pod's ARP and neighbour discovery."""
     require_egress_prog: bool = False
+    """A program looks at what the host's end of the link sends, too."""
     require_routing: bool | None = None
+    """False leaves the pod's packets to the stack, or a bridge, also those to pods of this node."""
     install_endpoint_route: bool = False
     disable_sip_verification: bool = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether what comes to the pod by its link is looked at there: nothing did so before."""
+        return self.require_egress_prog or self.require_routing is False
 
 
 NO_DATAPATH_CONFIGURATION = DatapathConfiguration()

@@ -16,7 +16,9 @@ from cells.endpoint.model import Endpoint, IPAddress
 from cells.endpoint.policy import PolicyEntries
 from cells.maps import (
     ENDPOINT_ANY_SOURCE,
+    ENDPOINT_GUARDED,
     ENDPOINT_PASSES_NEIGHBOURS,
+    ENDPOINT_UNROUTED,
     EndpointConfig,
     IpcacheKey,
     IpcacheValue,
@@ -44,8 +46,13 @@ def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
 
 
 def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
-    passes = ENDPOINT_PASSES_NEIGHBOURS if endpoint.datapath.require_arp_passthrough else 0
-    return passes | (ENDPOINT_ANY_SOURCE if any_source else 0)
+    wanted = endpoint.datapath
+    return (
+        (ENDPOINT_PASSES_NEIGHBOURS if wanted.require_arp_passthrough else 0)
+        | (ENDPOINT_ANY_SOURCE if any_source else 0)
+        | (ENDPOINT_GUARDED if wanted.guarded else 0)
+        | (ENDPOINT_UNROUTED if wanted.require_routing is False else 0)
+    )
 
 
 def lxc_row(endpoint: Endpoint, address: IPAddress) -> tuple[bytes, bytes]:

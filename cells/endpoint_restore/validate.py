@@ -25,7 +25,7 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
     """Why the endpoint cannot go on living, None if it can.
 
     A link without alias that is up was made by Cilium's own plugin; one that is down was never finished:
-    whoever asked for it got no answer.
+    whoever asked for it got no answer. Of a link of another plugin's that says nothing.
     """
     link = links.get(endpoint.ifname)
     if link is None:
@@ -37,7 +37,7 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
     owner = alias_owner(link.alias)
     if owner is not None and owner != endpoint.id:
         return f"interface {endpoint.ifname} is endpoint {owner}'s, by its alias"
-    if not link.alias and not link.up:
+    if not link.alias and not link.up and not endpoint.datapath.external_ipam:
         return f"interface {endpoint.ifname} was never brought up: adding the pod was interrupted"
     return None
 

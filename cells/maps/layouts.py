@@ -25,6 +25,10 @@ ENDPOINT_PASSES_NEIGHBOURS: Final = 1
 """The host's stack answers the pod's ARP and neighbour discovery, not the datapath."""
 ENDPOINT_ANY_SOURCE: Final = 2
 """The pod may send from addresses that are not its own."""
+ENDPOINT_GUARDED: Final = 4
+"""What its link brings is seen by cil_to_container: the stack or a bridge sends it, not the datapath."""
+ENDPOINT_UNROUTED: Final = 8
+"""What the pod sends goes where the stack or a bridge takes it, also to a pod of this node."""
 
 NODE_TELLS_DROPS: Final = 1
 NODE_TELLS_TRACES: Final = 2
@@ -249,7 +253,7 @@ class EndpointConfig(msgspec.Struct, frozen=True):
     host_mac: bytes
     pod_mac: bytes
     flags: int = 0
-    """ENDPOINT_PASSES_NEIGHBOURS, ENDPOINT_ANY_SOURCE."""
+    """Of ENDPOINT_*, above."""
     ipv6: IPv6Address | None = None
     netns_cookie: int = 0
 

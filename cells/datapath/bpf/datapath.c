@@ -11,6 +11,7 @@
 #include "icmp6.h"
 #include "identity.h"
 #include "links.h"
+#include "neighbours.h"
 #include "network.h"
 
 /* Turn a drop into its count, its event and the action. */
@@ -114,7 +115,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	}
 
 	local = address_lookup(&flow->daddr, family);
-	to_pod = local && !(local->flags & ADDRESS_IS_HOST);
+	to_pod = local && !(local->flags & ADDRESS_IS_HOST) && !(self->flags & ENDPOINT_UNROUTED);
 	flow->destination = to_pod ? local->endpoint_id : 0;
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
@@ -146,6 +147,9 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6 &&
 	    flow->policy_port == bpf_htons(ND_SOLICIT))
 		return neighbour_respond(skb, flow, self);
+	if (family == FAMILY_IPV6 && !refused && unlikely(self->flags & ENDPOINT_PASSES_NEIGHBOURS) &&
+	    pod_finds_neighbours(flow))
+		return TC_ACT_OK;
 	if (refused != DROP_INVALID && !own_source(flow, self, family))
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
@@ -180,6 +184,65 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
 		return DROP(EGRESS, DROP_UNSUPPORTED_L2);
 	return DROP(EGRESS, DROP_UNKNOWN_L3);
+}
+
+static __always_inline bool own_destination(const struct flow *flow, const struct endpoint_config *self, __u8 family)
+{
+	if (family == FAMILY_IPV4)
+		return flow->daddr.words[0] == self->ipv4;
+	return address_equals(&flow->daddr, &self->ipv6);
+}
+
+/* What comes to a pod by its link, from the stack or from a bridge: its ingress policy, and nothing else.
+ *
+ * A bridge also brings what is for others, or for all: that is no connection of this pod's.
+ */
+static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+				       __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = skb->len };
+	int refused = parse(skb, flow, family);
+
+	if (family == FAMILY_IPV6 && !refused && finds_neighbours(flow))
+		return TC_ACT_OK;
+	if (family == FAMILY_IPV6 && !has_ipv6(self))
+		return DROP(INGRESS, DROP_UNKNOWN_L3);
+	if (refused)
+		return DROP(INGRESS, refused);
+	flow->source_identity = identity_of(&flow->saddr, family);
+	refused = own_destination(flow, self, family) ? ingress_check(skb, flow, use, ct_now(), family)
+						      : policy_check(skb, flow, INGRESS, false, &use, family);
+	if (refused)
+		return DROP(INGRESS, refused);
+	count(skb, REASON_FORWARDED, INGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
+	return TC_ACT_OK;
+}
+
+static __always_inline int pod_gets(struct __sk_buff *skb, struct flow *flow)
+{
+	const struct endpoint_config *self = link_owner(skb->ifindex);
+	struct ethernet *eth;
+
+	if (!self)
+		return DROP(INGRESS, DROP_NO_CONFIG);
+	flow->destination = self->id;
+	flow->destination_identity = self->identity;
+	if (skb->vlan_present)
+		return DROP(INGRESS, DROP_VLAN);
+	eth = packet_eth(skb);
+	if (!eth)
+		return DROP(INGRESS, DROP_INVALID);
+	if (likely(eth->protocol == bpf_htons(ETH_P_IP)))
+		return pod_gets_ip(skb, flow, self, FAMILY_IPV4);
+	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		return pod_gets_ip(skb, flow, self, FAMILY_IPV6);
+	if (eth->protocol == bpf_htons(ETH_P_ARP))
+		return TC_ACT_OK;
+	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
+		return DROP(INGRESS, DROP_UNSUPPORTED_L2);
+	return DROP(INGRESS, DROP_UNKNOWN_L3);
 }
 
 static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
@@ -249,6 +312,14 @@ int hive_from_host(struct __sk_buff *skb)
 	struct flow flow = {};
 
 	return finish(skb, &flow, host_sends(skb, &flow));
+}
+
+SEC("tc")
+int hive_to_pod(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+
+	return finish(skb, &flow, pod_gets(skb, &flow));
 }
 
 /* Everything may reach the host: it has no policy of its own. */

@@ -24,6 +24,15 @@ int cil_from_container(struct __sk_buff *skb)
 	return TC_ACT_SHOT;
 }
 
+/* Egress of the host's end of a link that another plugin made: the pod is sent to. Never open either. */
+SEC("tc")
+int cil_to_container(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_TO_CONTAINER);
+	count(skb, DROP_MISSED_TAIL_CALL, INGRESS);
+	return TC_ACT_SHOT;
+}
+
 /* Egress of cilium_host: the host sends to pods. Without its program the host keeps its network. */
 SEC("tc")
 int cil_from_host(struct __sk_buff *skb)

@@ -12,12 +12,10 @@
 #include "events.h"
 #include "identity.h"
 #include "maps.h"
+#include "neighbours.h"
 #include "network.h"
 #include "rewrite.h"
 
-#define ND_SOLICIT 135
-#define ND_ADVERT 136
-#define ND_HOP_LIMIT 255
 #define ND_ROUTER 0x80 /* first byte of an advertisement's flags */
 #define ND_SOLICITED 0x40
 #define ND_OVERRIDE 0x20

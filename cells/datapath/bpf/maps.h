@@ -36,6 +36,8 @@ struct endpoint_config {
 
 #define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers its ARP and neighbour discovery */
 #define ENDPOINT_ANY_SOURCE 2	     /* may send from addresses that are not its own */
+#define ENDPOINT_GUARDED 4	     /* what the host's end of its link sends is seen by cil_to_container */
+#define ENDPOINT_UNROUTED 8	     /* its packets go where the host's stack or bridge takes them: no short cuts */
 
 /* hive_node: facts of the node. */
 struct node_config {
@@ -224,4 +226,5 @@ _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 #define ENTRY_FROM_CONTAINER 0
 #define ENTRY_TO_HOST 1
 #define ENTRY_FROM_HOST 2
+#define ENTRY_TO_CONTAINER 3
 #define ENTRIES 8

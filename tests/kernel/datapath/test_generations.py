@@ -23,8 +23,8 @@ __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 PINS = Path("/sys/fs/bpf")
-DISPATCHERS = {"cil_from_container", "cil_from_host", "cil_to_host"}
-GENERATION = {"hive_from_pod", "hive_from_host", "hive_to_host"}
+DISPATCHERS = {"cil_from_container", "cil_to_container", "cil_from_host", "cil_to_host"}
+GENERATION = {"hive_from_pod", "hive_to_pod", "hive_from_host", "hive_to_host"}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ async def test_the_first_start_makes_the_first_generation(in_node: None) -> None
             0: programs["hive_from_pod"],
             1: programs["hive_to_host"],
             2: programs["hive_from_host"],
+            3: programs["hive_to_pod"],
         }
         for name in DISPATCHERS:
             assert program_info(open_program(PINS / "cilium/dispatch" / name)).id == programs[name]
@@ -137,7 +138,7 @@ async def test_a_missing_entry_is_made_good(in_node: None) -> None:
         node.maps.entry.delete(struct.pack("<I", 2))
     async with running() as node:
         assert node.datapath.generation == 2
-        assert entries().keys() == {0, 1, 2}
+        assert entries().keys() == set(SLOTS.values())
 
 
 async def test_no_packet_is_lost_while_generations_change(in_node: None, other_build: Path) -> None:
@@ -251,11 +252,16 @@ async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
 
 async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_host(in_node: None) -> None:
     async with running() as node:
-        for slot in range(3):
+        for slot in SLOTS.values():
             node.maps.entry.delete(struct.pack("<I", slot))
         frame = bytes(12) + b"\x86\xdd" + bytes(60)
         verdicts = {
             name: run(program_by_id(node.datapath.programs[name]), frame).retval for name in DISPATCHERS
         }
-        assert verdicts == {"cil_from_container": 2, "cil_from_host": 0, "cil_to_host": 0}
+        assert verdicts == {
+            "cil_from_container": 2,
+            "cil_to_container": 2,
+            "cil_from_host": 0,
+            "cil_to_host": 0,
+        }
         assert node.drops() == {140: 1}

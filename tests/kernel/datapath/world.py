@@ -195,12 +195,26 @@ class World:
 
     def pod_sends(self, pod: Pod, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
         """The pod sends a packet on the link that every run has; what comes to it goes by another."""
-        row = pod.config().pack()
-        if row != self.maps["hive_endpoints"].lookup(struct.pack("<I", IFINDEX)):
-            self.maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), row)
-            for each in (A, B):
-                self.bump(each.id)
+        self._give_link(pod)
         return self._run("hive_from_pod", packet, repeat)
+
+    def pod_gets(self, pod: Pod | None, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """The host's end of the link that every run has sends the pod a packet; None: it is nobody's."""
+        self._give_link(pod)
+        return self._run("hive_to_pod", packet, repeat)
+
+    def _give_link(self, pod: Pod | None) -> None:
+        """Make it the pod's link, or nobody's."""
+        key, links = struct.pack("<I", IFINDEX), self.maps["hive_endpoints"]
+        row = pod.config().pack() if pod is not None else None
+        if row == links.lookup(key):
+            return
+        if row is None:
+            links.delete(key)
+        else:
+            links.update(key, row)
+        for each in (A, B):
+            self.bump(each.id)
 
     def host_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
         """The host sends a packet out of cilium_host."""

@@ -110,7 +110,7 @@ class FakeKernel:
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         return len(addresses)
 
-    def attach_endpoint(self, ifindex: int) -> None:
+    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
         if self.fault:
             raise self.fault
         self.attached.add(ifindex)

@@ -78,14 +78,14 @@ NEW = {name: 1000 + slot for name, slot in SLOTS.items()}
 
 
 def test_publishing_replaces_every_entry(closed: list[int]) -> None:
-    entry = FakeEntry({0: 500, 1: 501, 2: 502})
+    entry = FakeEntry({0: 500, 1: 501, 2: 502, 3: 503})
     publish(cast("Map", entry), NEW)
-    assert entry.programs == {0: 1000, 1: 1001, 2: 1002}
-    assert sorted(closed) == [500, 501, 502]
+    assert entry.programs == {0: 1000, 1: 1001, 2: 1002, 3: 1003}
+    assert sorted(closed) == [500, 501, 502, 503]
 
 
-@pytest.mark.parametrize("before", [{0: 500, 1: 501, 2: 502}, {}, {0: 500}])
-@pytest.mark.parametrize("refuse", [1000, 1001, 1002])
+@pytest.mark.parametrize("before", [{0: 500, 1: 501, 2: 502, 3: 503}, {}, {0: 500}])
+@pytest.mark.parametrize("refuse", [1000, 1001, 1002, 1003])
 def test_a_refused_entry_puts_the_former_ones_back(
     closed: list[int], before: dict[int, int], refuse: int
 ) -> None:

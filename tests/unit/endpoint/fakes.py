@@ -118,8 +118,8 @@ class FakeKernel:
         self.forgotten.extend(addresses)
         return len(addresses)
 
-    def attach_endpoint(self, ifindex: int) -> None:
-        self._step("attach")
+    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
+        self._step("attach both ways" if guarded else "attach")
         self.attached.append(ifindex)
 
     @property

@@ -69,9 +69,9 @@ async def test_everything_is_visible_before_anything_is_regenerated(
         left.running(endpoint)
     attach = left.kernel.attach_endpoint
 
-    def watched(ifindex: int) -> None:
+    def watched(ifindex: int, *, guarded: bool) -> None:
         seen.append(len(left.endpoints.all()))
-        attach(ifindex)
+        attach(ifindex, guarded=guarded)
 
     monkeypatch.setattr(left.kernel, "attach_endpoint", watched)
     await restart(left)
@@ -364,7 +364,7 @@ async def test_a_regeneration_that_fails_concerns_its_endpoint_alone(
     for endpoint in endpoints:
         left.running(endpoint)
 
-    def attach(ifindex: int) -> None:
+    def attach(ifindex: int, **_: bool) -> None:
         if ifindex == 102:
             raise OSError(19, "No such device")
 

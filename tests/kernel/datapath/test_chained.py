@@ -1,0 +1,164 @@
+"""A pod on a link of another plugin's: policy at both ends of its way, and no short cuts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scapy.layers.inet6 import ICMPv6MLReport2, ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6ND_RA, IPv6
+from scapy.layers.l2 import ARP, Ether
+from scapy.packet import Packet
+
+from cells.endpoint.identity import HOST
+from cells.maps import (
+    ENDPOINT_GUARDED,
+    ENDPOINT_PASSES_NEIGHBOURS,
+    ENDPOINT_UNROUTED,
+    PolicyEntry,
+    PolicyKey,
+)
+from tests.kernel.datapath.packets import BROADCAST, echo, from_pod, tcp, udp
+from tests.kernel.datapath.world import (
+    ALLOW_ALL,
+    EGRESS,
+    INGRESS,
+    OK,
+    OUTSIDE,
+    OUTSIDE6,
+    ROUTER,
+    ROUTER6,
+    SHOT,
+    A,
+    B,
+    Pod,
+    World,
+)
+
+pytestmark = pytest.mark.kernel
+
+CHAINED = ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_GUARDED | ENDPOINT_UNROUTED
+ONLY_WORLD = ((PolicyKey(2, egress=False), PolicyEntry()), (PolicyKey(0, egress=True), PolicyEntry()))
+
+
+def chained(pod: Pod) -> Pod:
+    """The same pod, on a bridge."""
+    return replace(pod, flags=CHAINED)
+
+
+def to_pod(pod: Pod) -> Packet:
+    """The frame of what a bridge brings the pod."""
+    return Ether(src=B.mac, dst=pod.mac)
+
+
+def test_what_it_sends_to_a_neighbour_is_left_to_the_bridge(world: World) -> None:
+    for source, destination in ((A.ip, B.ip), (A.ip6, B.ip6)):
+        packet = from_pod(A) / tcp(source, destination, "S")
+        outcome = world.pod_sends(chained(A), packet)
+        assert (outcome.action, bytes(outcome.packet)) == (OK, bytes(packet))
+        assert len(world.connections(version=6 if ":" in source else 4)) == 1
+
+
+def test_what_it_sends_is_judged_by_whom_it_is_for(world: World) -> None:
+    world.allow(A, [(PolicyKey(B.identity, egress=True), PolicyEntry())])
+    assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip, B.ip)).action == OK
+    assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip, OUTSIDE)).dropped == (133, EGRESS)
+    assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip6, B.ip6)).action == OK
+    assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip6, OUTSIDE6)).dropped == (133, EGRESS)
+
+
+def test_what_comes_to_it_is_judged_by_whom_it_is_from(world: World) -> None:
+    world.allow(A, [(PolicyKey(B.identity, egress=False), PolicyEntry())])
+    for near, far, own in ((B.ip, OUTSIDE, A.ip), (B.ip6, OUTSIDE6, A.ip6)):
+        packet = to_pod(A) / udp(near, own)
+        outcome = world.pod_gets(chained(A), packet)
+        assert (outcome.action, bytes(outcome.packet)) == (OK, bytes(packet))
+        assert outcome.counted == {(0, INGRESS): 1}
+        assert world.pod_gets(chained(A), to_pod(A) / udp(far, own)).dropped == (133, INGRESS)
+
+
+def test_the_node_and_the_world_are_told_apart(world: World) -> None:
+    world.allow(A, [(PolicyKey(HOST, egress=False), PolicyEntry())])
+    assert world.pod_gets(chained(A), to_pod(A) / tcp(ROUTER, A.ip, "S")).action == OK
+    assert world.pod_gets(chained(A), to_pod(A) / tcp(ROUTER6, A.ip6, "S")).action == OK
+    assert world.pod_gets(chained(A), to_pod(A) / tcp(OUTSIDE, A.ip, "S")).dropped == (133, INGRESS)
+
+
+@pytest.mark.parametrize(("own", "peer"), [(A.ip, OUTSIDE), (A.ip6, OUTSIDE6)])
+def test_an_answer_needs_no_policy_in_either_direction(world: World, own: str, peer: str) -> None:
+    world.allow(A, [(PolicyKey(0, egress=True), PolicyEntry())])
+    assert world.pod_sends(chained(A), from_pod(A) / tcp(own, peer, "S")).action == OK
+    assert world.pod_gets(chained(A), to_pod(A) / tcp(peer, own, "SA", sport=80, dport=40000)).action == OK
+    world.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert world.pod_gets(chained(A), to_pod(A) / echo(peer, own)).action == OK
+    assert world.pod_sends(chained(A), from_pod(A) / echo(own, peer, reply=True)).action == OK
+    assert world.pod_sends(chained(A), from_pod(A) / echo(own, peer, id=5)).dropped == (133, EGRESS)
+
+
+def test_a_policy_that_changes_cuts_what_flows_already(world: World) -> None:
+    packet = to_pod(A) / udp(OUTSIDE, A.ip)
+    assert world.pod_gets(chained(A), packet).action == OK
+    assert world.connections(tcp=False)
+    world.allow(A, ())
+    assert world.pod_gets(chained(A), packet).dropped == (133, INGRESS)
+    world.allow(A, ALLOW_ALL)
+    assert world.pod_gets(chained(A), packet).action == OK
+
+
+@pytest.mark.parametrize("destination", [B.ip, B.ip6, "10.1.0.255", "ff02::fb"])
+def test_what_a_bridge_brings_for_others_is_no_connection_of_its_own(world: World, destination: str) -> None:
+    source = OUTSIDE6 if ":" in destination else OUTSIDE
+    assert world.pod_gets(chained(A), to_pod(A) / udp(source, destination)).action == OK
+    assert not world.connections(tcp=False, version=6 if ":" in destination else 4)
+    world.allow(A, ())
+    assert world.pod_gets(chained(A), to_pod(A) / udp(source, destination)).dropped == (133, INGRESS)
+
+
+NEIGHBOURLY = (
+    IPv6(src=A.ip6, dst=B.ip6, hlim=255) / ICMPv6ND_NA(tgt=A.ip6),
+    IPv6(src="fe80::1", dst="ff02::1:ff00:11", hlim=255) / ICMPv6ND_NS(tgt=B.ip6),
+    IPv6(src="fe80::1", dst="ff02::16", hlim=1) / ICMPv6MLReport2(),
+)
+
+
+@pytest.mark.parametrize("packet", NEIGHBOURLY, ids=lambda packet: packet.lastlayer().name)
+def test_neighbours_find_each_other_whatever_policy_says(world: World, packet: Packet) -> None:
+    world.allow(A, ())
+    assert world.pod_sends(chained(A), from_pod(A) / packet).action == OK
+    assert world.pod_gets(chained(A), to_pod(A) / packet).action == OK
+    far = packet.copy()
+    far.hlim = 64
+    assert world.pod_sends(chained(A), from_pod(A) / far).action == SHOT
+    assert world.pod_gets(chained(A), to_pod(A) / far).dropped == (133, INGRESS)
+
+
+def test_a_pod_is_no_router_but_hears_one(world: World) -> None:
+    world.allow(A, ())
+    told = IPv6(src="fe80::1", dst="ff02::1", hlim=255) / ICMPv6ND_RA()
+    assert world.pod_sends(chained(A), from_pod(A) / told).dropped == (132, EGRESS)
+    assert world.pod_gets(chained(A), to_pod(A) / told).action == OK
+
+
+def test_arp_is_the_bridges_both_ways(world: World) -> None:
+    question = ARP(op=1, hwsrc=A.mac, psrc=A.ip, pdst=B.ip)
+    assert world.pod_sends(chained(A), Ether(src=A.mac, dst=BROADCAST) / question).action == OK
+    assert world.pod_gets(chained(A), Ether(src=B.mac, dst=BROADCAST) / question).action == OK
+
+
+def test_a_pod_without_ipv6_gets_none(world: World) -> None:
+    single = replace(chained(A), ip6="::")
+    assert world.pod_gets(single, to_pod(A) / udp(OUTSIDE6, A.ip6)).dropped == (139, INGRESS)
+
+
+def test_what_is_no_ip_does_not_come_in(world: World) -> None:
+    assert world.pod_gets(chained(A), Ether(src=B.mac, dst=A.mac, type=0x88CC) / bytes(46)).dropped == (
+        139,
+        INGRESS,
+    )
+    assert world.pod_gets(chained(A), Ether(src=B.mac, dst=A.mac, type=46) / bytes(46)).dropped == (
+        166,
+        INGRESS,
+    )
+
+
+def test_a_link_nobody_has_brings_nothing(world: World) -> None:
+    assert world.pod_gets(None, to_pod(A) / udp(OUTSIDE, A.ip)).dropped == (165, INGRESS)
