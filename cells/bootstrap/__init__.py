@@ -8,7 +8,7 @@ Why:    whoever compares agents or watches upgrades looks for cilium_agent_boots
 
 from collections.abc import Iterable
 
-from cells.bootstrap.bootstrap import Bootstrap
+from cells.bootstrap.bootstrap import Bootstrap, tell_once_probed
 from cells.metrics import Collector, Family
 from lifecycle import Member, invoke, module, provide
 
@@ -30,5 +30,5 @@ cell = module(
     "bootstrap",
     "How long the start took",
     provide(Bootstrap, bootstrap_metrics),
-    invoke(Bootstrap),
+    invoke(tell_once_probed),
 )

@@ -16,7 +16,7 @@ from cells.bootstrap.scopes import EARLY, OVERALL, SCOPES, Scopes, scopes_of
 from cells.config import AgentConfig
 from cells.health import HealthServer
 from cells.metrics.text import exposition
-from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, invoke, module, provide, supply
+from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, module, provide, supply
 
 DOCUMENTED = {
     *("overall", "earlyInit", "k8sInit", "restore", "healthCheck", "ingressIPAM", "initAPI", "initDaemon"),
@@ -95,7 +95,6 @@ async def test_a_start_is_told_in_one_line_and_in_the_timeline() -> None:
         metrics.cell,
         module("health", "Health", provide(probed)),
         supply(AgentConfig.__new__(AgentConfig)),
-        invoke(Bootstrap),
     )
     with structlog.testing.capture_logs() as logged:
         async with Hive(*cells).started() as hive:

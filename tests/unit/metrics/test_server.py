@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cells import metrics
 from cells.config import AgentConfig
 from cells.metrics import Collector, Family, counter, gauge
-from lifecycle import Hive, Member, StartError, provide, supply
+from lifecycle import Hive, Hook, Lifecycle, Member, StartError, provide, supply
+from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -152,3 +153,27 @@ async def test_an_address_of_somebody_else_is_told_in_one_line(port: int) -> Non
         async with running(f"192.0.2.1:{port}"):
             pass
     assert f"192.0.2.1:{port} cannot be served (Cannot assign requested address)" in str(refused.value)
+
+
+class Stuck:
+    """A cell that does not come to start."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("hang", anyio.sleep_forever))
+
+
+def stuck_metrics(stuck: Stuck) -> Member[Collector]:
+    """What it would tell."""
+    return Collector("stuck", hive_again)
+
+
+async def test_a_start_that_hangs_can_be_looked_at(port: int) -> None:
+    cells = (metrics.cell, supply(AgentConfig.__new__(AgentConfig)), provide(Stuck, stuck_metrics))
+    hive = Hive(*cells, settings={"prometheus-serve-addr": f"127.0.0.1:{port}"})
+    async with anyio.create_task_group() as starting:
+        starting.start_soon(hive.start)
+        await eventually(lambda: any(one.name == "serve metrics" for one in hive.profile.timings))
+        _, _, text = await scrape(port)
+        starting.cancel_scope.cancel()
+    assert "cilium_process_open_fds" in names(text)
+    assert "bees" not in names(text)
