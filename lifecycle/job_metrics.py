@@ -34,6 +34,16 @@ class JobStats(msgspec.Struct, frozen=True):
     longest_seconds: float
     last_ended: float | None = None
     """When the last run ended, in seconds since the epoch."""
+    interval: float = 0.0
+    """Seconds between runs; 0 for what does not run by the clock."""
+    retry_first: float = 0.0
+    """Seconds before the first try after a failure; it grows with each further one."""
+    failures_in_a_row: int = 0
+    last_error: str = ""
+    """What the last run failed with, empty when it did not."""
+    last_succeeded: float | None = None
+    last_failed: float | None = None
+    """When a run did so last, in seconds since the epoch."""
 
 
 class JobTotals(msgspec.Struct):
@@ -58,8 +68,8 @@ class Meter:
     """Counts the runs of one job: a run is a ``with`` block, one that raises has failed."""
 
     __slots__ = (
-        "_began", "_kind", "_last", "_last_ended", "_longest", "_runs", "_seconds", "failures", "module",
-        "name",
+        "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
+        "_runs", "_seconds", "failures", "interval", "module", "name", "retry_first",
     )  # fmt: skip
 
     def __init__(self, module: str, name: str, kind: JobKind) -> None:
@@ -69,7 +79,11 @@ class Meter:
         self._began: float | None = None
         self._runs = self.failures = 0
         self._seconds = self._last = self._longest = 0.0
-        self._last_ended: float | None = None
+        self._in_a_row = 0
+        self._last_error = ""
+        self._last_succeeded: float | None = None
+        self._last_failed: float | None = None
+        self.interval = self.retry_first = 0.0
 
     def __enter__(self) -> None:
         self._began = anyio.current_time()
@@ -80,18 +94,21 @@ class Meter:
         began, self._began = self._began or 0.0, None
         if error is not None and not isinstance(error, Exception):  # cancelled: no run, and nobody's fault
             return
-        self._runs += 1
-        self.failures += error is not None
         self._last = anyio.current_time() - began
         self._seconds += self._last
         self._longest = max(self._longest, self._last)
-        self._last_ended = time.time()
+        if error is not None:
+            self.failed(error)
+            return
+        self._runs += 1
+        self._last_succeeded, self._last_error, self._in_a_row = time.time(), "", 0
 
-    def failed(self) -> None:
-        """Count a failure that no block has seen."""
+    def failed(self, error: BaseException) -> None:
+        """Count a failure, seen by a block or not."""
         self._runs += 1
         self.failures += 1
-        self._last_ended = time.time()
+        self._in_a_row += 1
+        self._last_failed, self._last_error = time.time(), f"{type(error).__name__}: {error}"
 
     def stats(self) -> JobStats:
         """What was counted so far."""
@@ -105,7 +122,13 @@ class Meter:
             self._seconds,
             self._last,
             self._longest,
-            self._last_ended,
+            max(filter(None, (self._last_succeeded, self._last_failed)), default=None),
+            self.interval,
+            self.retry_first,
+            self._in_a_row,
+            self._last_error,
+            self._last_succeeded,
+            self._last_failed,
         )
 
 

@@ -9,6 +9,7 @@ marked fatal ends the hive.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -171,7 +172,8 @@ class Jobs:
                 else:
                     job.health.ok()
 
-        self._add("timer", name, run, backoff)
+        job = self._add("timer", name, run, backoff)
+        job.meter.interval = 0.0 if math.isinf(interval) else interval
         return timer
 
     @overload
@@ -264,6 +266,7 @@ class Jobs:
         late = self._group is not None
         meter = self._metrics.meter(self._module, name, kind)
         forget = self._remove if late else None
+        meter.retry_first = (backoff or self._backoff).first
         job = Job(name, run, meter, self._health, self._log, backoff or self._backoff, forget)
         self._known[job] = None
         if self._group is None:
@@ -333,7 +336,7 @@ class Job:
             return None
         self.failures += 1
         if self.meter.failures == counted:
-            self.meter.failed()
+            self.meter.failed(failure)
         await anyio.lowlevel.checkpoint()
         return failure
 

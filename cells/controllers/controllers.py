@@ -1,0 +1,155 @@
+"""Runs controllers as jobs, and tells of them; the hive's other jobs are told of in the same form.
+
+For:   cells whose work has a name that operators know; the status.
+Needs: Jobs, JobMetrics, Health.   Gives: Controllers.
+Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and the ControllerStatus model.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from uuid import uuid4, uuid5
+
+import anyio
+
+from cells.controllers.rules import ControllerStatus, Rules
+from lifecycle import Health, JobMetrics, Jobs, JobStats, Logger
+
+Work = Callable[[], Awaitable[object]]
+
+
+class _Controller:
+    def __init__(self, name: str, owner: str, work: Work, rules: Rules) -> None:
+        self.name = name
+        self.owner = owner
+        self.uuid = str(uuid4())
+        self.work = work
+        self.rules = rules
+        self.wake = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.successes = self.failures = self.in_a_row = 0
+        self.last_error = ""
+        self.last_success: float | None = None
+        self.last_failure: float | None = None
+
+    def status(self) -> ControllerStatus:
+        return ControllerStatus(
+            name=self.name,
+            uuid=self.uuid,
+            owner=self.owner,
+            retries=self.rules.retries,
+            retry_base=self.rules.retry_base,
+            interval=self.rules.interval,
+            successes=self.successes,
+            failures=self.failures,
+            failures_in_a_row=self.in_a_row,
+            last_error=self.last_error,
+            last_success=self.last_success,
+            last_failure=self.last_failure,
+        )
+
+
+class Controllers:
+    """The controllers of the node, by name.
+
+    One runs at once and then by its rules, never twice at a time. What fails shows as degraded health under
+    its name until it works.
+    """
+
+    def __init__(self, jobs: Jobs, metrics: JobMetrics, health: Health, log: Logger) -> None:
+        self._jobs = jobs
+        self._metrics = metrics
+        self._health = health
+        self._log = log
+        self._known: dict[str, _Controller] = {}
+        self._run = uuid4()
+        """Of this run of the agent: names its jobs' uuids."""
+
+    def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
+        """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
+        known = self._known.get(name)
+        if known is not None:
+            known.work, known.rules = work, rules
+            known.wake.set()
+            return
+        controller = self._known[name] = _Controller(name, owner, work, rules)
+        self._jobs.one_shot(name, partial(self._live, controller))
+
+    def trigger(self, name: str) -> bool:
+        """Run it now, or once more when it is running; whether there is one of that name."""
+        known = self._known.get(name)
+        if known is not None:
+            known.wake.set()
+        return known is not None
+
+    def remove(self, name: str) -> bool:
+        """End it, in the middle of a run too; whether there was one of that name."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            known.scope.cancel()
+        return known is not None
+
+    def remove_of(self, owner: str) -> None:
+        """End those of one owner."""
+        for known in self.of(owner):
+            self.remove(known.name)
+
+    def of(self, owner: str) -> tuple[ControllerStatus, ...]:
+        """The controllers of one owner, by name."""
+        own = (known.status() for known in self._known.values() if known.owner == owner)
+        return tuple(sorted(own, key=lambda status: status.name))
+
+    def all(self) -> tuple[ControllerStatus, ...]:
+        """Every controller, by name; the hive's other jobs too, each under the id its health has."""
+        own = [known.status() for known in self._known.values()]
+        jobs = [self._job(job) for job in self._metrics.snapshot() if job.name not in self._known]
+        return tuple(sorted([*own, *jobs], key=lambda status: status.name))
+
+    def _job(self, job: JobStats) -> ControllerStatus:
+        name = f"{job.module}.{job.name}"
+        return ControllerStatus(
+            name=name,
+            uuid=str(uuid5(self._run, name)),
+            owner="",
+            retries=True,
+            retry_base=job.retry_first,
+            interval=job.interval,
+            successes=job.runs - job.failures,
+            failures=job.failures,
+            failures_in_a_row=job.failures_in_a_row,
+            last_error=job.last_error,
+            last_success=job.last_succeeded,
+            last_failure=job.last_failed,
+        )
+
+    async def _live(self, controller: _Controller) -> None:
+        with controller.scope:
+            while True:
+                controller.wake = anyio.Event()
+                await self._once(controller)
+                pause = controller.rules.pause(controller.in_a_row)
+                with anyio.move_on_after(None if math.isinf(pause) else pause):
+                    await controller.wake.wait()
+
+    async def _once(self, controller: _Controller) -> None:
+        """One run, counted. What it raises is what a controller is there to contain."""
+        health = self._health.child(controller.name)
+        try:
+            await controller.work()
+        except Exception as error:  # noqa: BLE001
+            controller.failures += 1
+            controller.in_a_row += 1
+            controller.last_failure, controller.last_error = time.time(), str(error) or type(error).__name__
+            pause = controller.rules.pause(controller.in_a_row)
+            tried = f"failed {controller.in_a_row} times"
+            again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
+            health.degraded(f"{tried}, {again}", error)
+            self._log.warning(
+                "controller failed", name=controller.name, failures=controller.in_a_row, error=str(error)
+            )
+        else:
+            controller.successes += 1
+            controller.in_a_row = 0
+            controller.last_success, controller.last_error = time.time(), ""
+            health.ok()

@@ -1,0 +1,161 @@
+"""When controllers run, and what is counted."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from cells.controllers import Controllers, ControllerStatus, Rules
+from lifecycle import HealthTree, Hive, Jobs, invoke, module, provide
+from lifecycle.testing import VirtualClock
+
+pytestmark = pytest.mark.anyio
+
+
+class Work:
+    """Notes when it runs; fails as often as told."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.times: list[float] = []
+        self.fails = fails
+
+    async def __call__(self) -> None:
+        self.times.append(anyio.current_time())
+        if self.fails:
+            self.fails -= 1
+            raise OSError(12, "no memory today")
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 3) for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+def _needed(_: Controllers) -> None:
+    """Ask for it."""
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Controllers]:
+    cell = module("controllers", "over jobs", provide(Controllers), invoke(_needed))
+    async with Hive(cell).started() as hive:
+        yield hive.get(Controllers)
+
+
+def status(controllers: Controllers, name: str) -> ControllerStatus:
+    return next(each for each in controllers.all() if each.name == name)
+
+
+async def test_it_runs_at_once_and_then_at_its_interval() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            work = Work()
+            controllers.update("sync", work, Rules(interval=10))
+            await clock.advance(25)
+            assert work.pauses == [10, 10]
+            assert (status(controllers, "sync").successes, status(controllers, "sync").interval) == (3, 10)
+
+
+async def test_failures_wait_linearly_longer_up_to_a_bound() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            work = Work(fails=4)
+            controllers.update("sync", work, Rules(retry_base=2, retry_maximum=5))
+            await clock.advance(7)
+            failing = status(controllers, "sync")
+            assert (failing.failures, failing.failures_in_a_row, failing.successes) == (3, 3, 0)
+            assert failing.last_error == "[Errno 12] no memory today"
+            await clock.advance(60)
+            assert work.pauses == [2, 4, 5, 5]
+            well = status(controllers, "sync")
+            assert (well.failures, well.failures_in_a_row, well.successes, well.last_error) == (4, 0, 1, "")
+            assert well.last_failure is not None
+
+
+async def test_without_retries_the_interval_counts_after_a_failure_too() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            work = Work(fails=1)
+            controllers.update("sync", work, Rules(interval=30, retries=False))
+            await clock.advance(31)
+            assert work.pauses == [30]
+
+
+async def test_a_trigger_runs_it_now_and_many_are_one() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            work = Work()
+            controllers.update("sync", work)
+            await clock.advance(100)
+            assert len(work.times) == 1
+            assert controllers.trigger("sync")
+            assert controllers.trigger("sync")
+            await clock.advance(1)
+            assert len(work.times) == 2
+            assert not controllers.trigger("another")
+
+
+async def test_what_is_triggered_while_it_runs_runs_once_more() -> None:
+    runs = 0
+    go_on = anyio.Event()
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        await go_on.wait()
+
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            controllers.update("sync", work)
+            await clock.advance(1)
+            controllers.trigger("sync")
+            controllers.trigger("sync")
+            go_on.set()
+            await clock.advance(1)
+            assert runs == 2
+
+
+async def test_an_update_keeps_uuid_and_counters() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            before, after = Work(), Work()
+            controllers.update("sync", before)
+            await clock.advance(1)
+            uuid = status(controllers, "sync").uuid
+            controllers.update("sync", after)
+            await clock.advance(1)
+            assert (len(before.times), len(after.times)) == (1, 1)
+            assert (status(controllers, "sync").uuid, status(controllers, "sync").successes) == (uuid, 2)
+
+
+async def test_a_removed_one_leaves_nothing_behind() -> None:
+    with VirtualClock() as clock:
+        cell = module("controllers", "over jobs", provide(Controllers), invoke(_needed))
+        async with Hive(cell).started() as hive:
+            controllers = hive.get(Controllers)
+            controllers.update("mine", Work(fails=1000), owner="endpoint-7")
+            controllers.update("others", Work(), owner="endpoint-8")
+            await clock.advance(1)
+            assert [each.name for each in controllers.of("endpoint-7")] == ["mine"]
+            controllers.remove_of("endpoint-7")
+            await clock.advance(1)
+            assert [each.name for each in controllers.all()] == ["others"]
+            told = [each.module for each in hive.get(HealthTree).snapshot()]
+            assert not [each for each in told if each.endswith(".mine")]
+
+
+async def test_the_other_jobs_are_told_of_too() -> None:
+    def other(jobs: Jobs) -> None:
+        jobs.timer("sweep", Work(fails=1000), 60)
+
+    cell = module(
+        "agent", "both", module("controllers", "c", provide(Controllers), invoke(_needed)),
+        module("ipam", "i", invoke(other)),
+    )  # fmt: skip
+    with VirtualClock() as clock:
+        async with Hive(cell).started() as hive:
+            await clock.advance(61)
+            found = status(hive.get(Controllers), "agent.ipam.sweep")
+            assert (found.interval, found.failures > 0, found.successes) == (60, True, 0)
+            assert found.last_error == "OSError: [Errno 12] no memory today"
+            assert found.uuid == status(hive.get(Controllers), "agent.ipam.sweep").uuid
