@@ -113,7 +113,7 @@ class DeleteQueue:
     def _execute(self, path: Path, contents: bytes) -> None:
         try:
             container_id = msgspec.json.decode(contents, type=BatchDelete).container_id
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             count = self._detacher.detach_named(contents.decode(errors="replace").strip())
         else:
             count = self._detacher.detach_container(container_id)

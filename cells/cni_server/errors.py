@@ -22,6 +22,8 @@ TRY_AGAIN: Final = 11
 NOT_AVAILABLE: Final = 50
 HEALTH_UNKNOWN: Final = 100
 INTERNAL: Final = 999
+FALLBACK_VERSION: Final = "1.0.0"
+"""Of an error that is told before the caller's version is known."""
 
 
 class CniError(Exception):

@@ -76,5 +76,5 @@ def _invalid(text: str, ifname: str, details: str) -> CniError:
 
 def _derived(seed: str) -> bytes:
     """A locally administered unicast address, the same for the same seed on every node."""
-    digest = sha256(seed.encode(errors="surrogateescape")).digest()
+    digest = sha256(seed.encode()).digest()
     return bytes(((digest[0] | 0x02) & 0xFE,)) + digest[1:6]

@@ -38,7 +38,10 @@ class Packet:
 
 
 def decode_request(packet: bytes | memoryview) -> Packet:
-    """The request in ``packet``; raises CniError when it is none, or of a version not spoken here."""
+    """The request in ``packet``; raises CniError when it is none, or of a version not spoken here.
+
+    Bytes of the environment that are no UTF-8 are read as U+FFFD: results and state are JSON.
+    """
     if len(packet) < _HEADER.size:
         raise CniError("malformed request on cni.sock: it is shorter than its header")
     magic, version, _, env_length, stdin_length = _HEADER.unpack_from(packet)
@@ -53,7 +56,7 @@ def decode_request(packet: bytes | memoryview) -> Packet:
     if _HEADER.size + env_length + stdin_length != len(packet):
         raise CniError("malformed request on cni.sock: its lengths do not add up")
     start = _HEADER.size
-    text = bytes(packet[start : start + env_length]).decode(errors="surrogateescape")
+    text = bytes(packet[start : start + env_length]).decode(errors="replace")
     variables = (entry.partition("=") for entry in text.split("\0") if entry)
     return Packet({name: value for name, _, value in variables}, bytes(packet[start + env_length :]))
 

@@ -126,10 +126,18 @@ _decode_conf = msgspec.json.Decoder(NetConf).decode
 
 
 def read_call(packet: Packet) -> Call:
-    """The call in a packet; the plugin has checked the environment. Raises CniError."""
+    """The call in a packet; the plugin has checked the environment. Raises CniError.
+
+    Bytes that are no UTF-8 are read as U+FFFD, as encoding/json does.
+    """
+    stdin = packet.stdin
     try:
-        conf = _decode_conf(packet.stdin)
-    except msgspec.MsgspecError as error:
+        try:
+            conf = _decode_conf(stdin)
+        except UnicodeDecodeError:
+            stdin = stdin.decode(errors="replace").encode()
+            conf = _decode_conf(stdin)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
     if conf.cni_version not in SERVED_VERSIONS:
         supported = " ".join(f'"{version}"' for version in SERVED_VERSIONS)
@@ -146,7 +154,7 @@ def read_call(packet: Packet) -> Call:
         netns=get("CNI_NETNS", ""),
         args=get("CNI_ARGS", ""),
         conf=conf,
-        stdin=packet.stdin,
+        stdin=stdin,
     )
 
 
@@ -186,7 +194,7 @@ def prev_result_of(call: Call) -> PrevResult | None:
         found = msgspec.json.decode(call.conf.prev_result, type=PrevResult | None)
         if found is not None and found.code:
             raise msgspec.ValidationError("it is an error, not a result")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         text = json.dumps(call.stdin.decode(errors="replace"))
         raise CniError(
             f"unable to parse CNI configuration {text}: could not parse prevResult: {error}"

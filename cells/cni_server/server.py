@@ -25,6 +25,7 @@ from cells.cni_server.check import Checker
 from cells.cni_server.detach import Detacher
 from cells.cni_server.edges import PodEnd, PolicyPool
 from cells.cni_server.errors import (
+    FALLBACK_VERSION,
     INVALID_CONFIG,
     INVALID_ENVIRONMENT,
     NOT_AVAILABLE,
@@ -42,7 +43,6 @@ from lifecycle import HiveError, Lifecycle, Logger
 
 _TRIES = 5
 _STATUS_SECONDS = 5.0
-_FALLBACK_VERSION = "1.0.0"
 _INTERNAL = "internal error in the agent: its log tells more"
 
 Finish = Callable[[], Awaitable[None]]
@@ -109,7 +109,7 @@ class CniServer:
         try:
             call = read_call(decode_request(packet))
         except CniError as error:
-            self._refuse(connection, error, _FALLBACK_VERSION)
+            self._refuse(connection, error, FALLBACK_VERSION)
             connection.close()
             return
         lane = self._lanes.get(call.container_id)
@@ -180,6 +180,9 @@ class CniServer:
     def _add(self, connection: Connection, call: Call) -> Finish | None:
         if not connection.fds:
             raise CniError(f"request without a network namespace for CNI_NETNS {call.netns}")
+        if not call.container_id or not call.ifname:  # no DEL could ever name what was made
+            missing = "CNI_IFNAME" if call.container_id else "CNI_CONTAINERID"
+            raise CniError(f"required env variables [{missing}] missing", code=INVALID_ENVIRONMENT)
         netns_fd, netlink_fd = connection.fds
         side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
         attempt = self._try_add(connection, call, side)

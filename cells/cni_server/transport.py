@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from cells.cni_server.protocol import MAX_PACKET
+from cells.cni_server.errors import FALLBACK_VERSION, CniError, error_json
+from cells.cni_server.protocol import MAX_PACKET, encode_reply
 from cells.config import clear_socket
 from lifecycle import HiveError, Logger, UsageError
 
@@ -134,13 +135,6 @@ class PacketServer:
                 self._log.error("connection on cni.sock not accepted", error=str(error))
                 return
             connected.setblocking(False)
-            _, uid, _ = _CREDENTIALS.unpack(
-                connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-            if uid not in self._uids:
-                self._log.warning("connection on cni.sock refused", uid=uid)
-                connected.close()
-                continue
             if not self._receive(connected):
                 self.silent.add(connected)
                 self._loop.add_reader(connected.fileno(), self._readable, connected)
@@ -192,6 +186,12 @@ class PacketServer:
                 self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))
             connection.close()
             return True
+        if (uid := _peer_uid(connected)) not in self._uids:  # whoever may open the file
+            self._log.warning("connection on cni.sock refused", uid=uid)
+            refusal = CniError(f"cni.sock changes the node: it needs uid 0, the caller has uid {uid}")
+            connection.send(encode_reply(1, error_json(refusal, FALLBACK_VERSION)))
+            connection.close()
+            return True
         with memoryview(self._buffer) as buffer, buffer[:length] as packet:
             self._handle(connection, packet)
         return True
@@ -201,3 +201,10 @@ class PacketServer:
             self._loop.remove_reader(connected.fileno())
         self.silent.discard(connected)
         connected.close()
+
+
+def _peer_uid(connected: socket.socket) -> int:
+    """The uid of whoever connected (SO_PEERCRED, unix(7))."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(credentials)[1]
+    return uid
