@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from cells.api import config_mapping, endpoint_mapping, ipam_mapping, models, status_mapping
+from cells.api.encoded import EncodedEndpoints
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
@@ -89,6 +90,7 @@ class Operations:
         metrics: MetricsList,
     ) -> None:
         self._endpoints = endpoints
+        self._encoded = EncodedEndpoints(endpoints)
         self._enforcement = enforcement
         self._pool = pool
         self._ipam = ipam
@@ -170,7 +172,7 @@ class Operations:
     async def list_endpoints(self, request: Request) -> Response:
         """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
         if not request.body:
-            return answer(200, [self._model(endpoint) for endpoint in self._endpoints.all()])
+            return answer(200, self._encoded.all(config_mapping.host_addressing(self._facts.node())))
         wanted = read_body(request, list[str], "labels")
         found = [e for e in self._endpoints.all() if endpoint_mapping.has_labels(e, wanted)]
         if wanted and not found:

@@ -1,0 +1,54 @@
+"""Endpoints as the API's JSON, each encoded once for as long as it shows the same.
+
+For: GET /endpoint, which monitoring asks for again and again.   Needs: Endpoints.   Gives: EncodedEndpoints.
+Making the model of one takes 18 µs, looking whether it is the same half of one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from cells.api.endpoint_mapping import endpoint_model
+from cells.api.models import NodeAddressing
+from cells.endpoint import Endpoint, Endpoints, State, StatusEntry
+
+
+class _Encoded(NamedTuple):
+    """A text and all it was made of."""
+
+    endpoint: Endpoint
+    shown: State
+    newest: StatusEntry | None
+    host: NodeAddressing
+    text: msgspec.Raw
+
+
+class EncodedEndpoints:
+    """Remembers the texts of the endpoints of the last list of all; the rows are never changed in place."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._last: dict[int, _Encoded] = {}
+
+    def all(self, host: NodeAddressing) -> list[msgspec.Raw]:
+        """Every endpoint on a node with these addresses."""
+        found = {endpoint.id: self._encode(endpoint, host) for endpoint in self._endpoints.all()}
+        self._last = found
+        return [each.text for each in found.values()]
+
+    def _encode(self, endpoint: Endpoint, host: NodeAddressing) -> _Encoded:
+        log, shown = self._endpoints.status(endpoint.id), self._endpoints.shown_state(endpoint)
+        newest = log.newest
+        last = self._last.get(endpoint.id)
+        if (
+            last is not None
+            and last.endpoint is endpoint
+            and last.shown is shown
+            and last.newest is newest
+            and last.host == host
+        ):
+            return last
+        model = endpoint_model(endpoint, shown, log, host)
+        return _Encoded(endpoint, shown, newest, host, msgspec.Raw(msgspec.json.encode(model)))
