@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import framework, lag, losses, packets, podadd, restore, startup, tables, traffic
+from tests.bench import framework, lag, losses, packets, podadd, polling, restore, startup, tables, traffic
 from tests.bench.stats import Figure, Row, table
 
 Measure = Callable[[Path, int], Sequence[Row | Figure]]
 
 PARTS: dict[str, Measure] = {
     "pods": podadd.measure,
+    "polling": polling.measure,
     "start": startup.starts,
     "memory": startup.memories,
     "restore": restore.measure,
