@@ -1,7 +1,6 @@
 """The hive: cells, checked, built, started and stopped.
 
-Needs:  cells, settings.
-Gives:  Hive.
+Needs:  cells, settings.   Gives:  Hive.
 """
 
 import asyncio
@@ -147,7 +146,11 @@ class Hive:
     def settings(self) -> list[Setting]:
         """Every setting with its value and where that came from. Raises what check() raises."""
         self.check()
-        return list(self._loaded.settings)
+        return self._loaded.settings
+
+    def warnings(self) -> list[str]:
+        """What is odd about the settings; a start logs it."""
+        return self._loaded.warnings
 
     @overload
     def get(self, kind: type[T]) -> T: ...
@@ -306,9 +309,6 @@ class Hive:
     def _load(self) -> Loaded:
         return load(dict.fromkeys(self._structs), self._sources)
 
-    def _view(self, _node: Constructor) -> HiveView:
-        return HiveView(self.graph, self.profile, self._loaded, self._load)
-
     @functools.cached_property
     def _build(self) -> Build:
         return Build(self._resolution, self._loaded.structs, self._inject, self.profile)
@@ -391,7 +391,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Health: lambda hive, node: hive.health.reporter(node.scope.id),
     HealthTree: lambda hive, _: hive.health,
     JobMetrics: lambda hive, _: hive.jobs,
-    HiveView: Hive._view,  # noqa: SLF001
+    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile, hive._loaded, hive._load),  # noqa: SLF001
     Logger: Hive._logger,  # noqa: SLF001
     Modules: lambda hive, _: hive.modules,
     Nesting: lambda hive, node: Nesting(hive, node.scope),

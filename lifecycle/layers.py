@@ -27,8 +27,8 @@ __all__ = [
     "Layer",
     "by_name",
     "code",
+    "directory",
     "environment",
-    "files",
     "flags",
     "settled",
     "yaml_file",
@@ -67,6 +67,8 @@ class Findings(msgspec.Struct):
 _TRIES = 10
 """How often a config-dir is read that is swapped meanwhile; the kubelet swaps once a minute at most."""
 
+_DATA = "..data"
+
 Layer = dict[str, Given]
 """What one place gave: by the name it was given as, or once settled() by option."""
 
@@ -76,8 +78,13 @@ def by_name(options: Iterable[Option]) -> dict[str, Option]:
     return {name: option for option in options for name in option.names}
 
 
-def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) -> Layer:
-    """``--name=value``, ``--name value``, ``--name`` for a boolean; the config-dir, no option, too."""
+def flags(
+    argv: Sequence[str],
+    names: Mapping[str, Option],
+    findings: Findings,
+    places: Iterable[str] = (CONFIG_DIR,),
+) -> Layer:
+    """``--name=value``, ``--name value``, ``--name`` for a boolean; flags for places, no options, too."""
     found: Layer = {}
     words = deque(argv)
     while words:
@@ -88,7 +95,7 @@ def flags(argv: Sequence[str], names: Mapping[str, Option], findings: Findings) 
         if not word.startswith("--") or word == "--":
             findings.fault(_stray(word, names))
             continue
-        if option is None and name != CONFIG_DIR:
+        if option is None and name not in places:
             findings.fault(_unknown(f"--{name}", name, names, "--"))
             if not equals and words and not words[0].startswith("--"):
                 words.popleft()  # its value is no mistake of its own
@@ -119,62 +126,108 @@ def environment(env: Mapping[str, str], prefix: str, names: Mapping[str, Option]
     return found
 
 
-def files(directory: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
-    """The files of a config-dir that options know; others and directories (``..data``) are left alone.
+def directory(
+    path: Path, names: Mapping[str, Option], yaml_name: str | None, findings: Findings
+) -> tuple[Layer, Layer]:
+    """What a config-dir says: in its YAML file, if it may have one, and in its files for one setting each.
 
-    A mounted ConfigMap is swapped as a whole, by a link named ``..data``: all values are of one generation.
+    A mounted ConfigMap is swapped as a whole, by a link named ``..data`` that all others lead through (see
+    Kubernetes, "Projected volumes"): what is read is of one generation. One that never rests is a fault.
     """
-    tries = 0
-    while True:
-        generation, seen = _generation(directory), Findings()
-        found = _files(directory, names, seen)
-        tries += 1
-        if _generation(directory) == generation or tries == _TRIES:
+    for _ in range(_TRIES):
+        generation, seen = _generation(path), Findings()
+        many: Layer = {}
+        if yaml_name is not None:
+            inside = path / generation  # a new key's own link comes after the swap
+            place = inside if (inside / yaml_name).exists() else path
+            many = yaml_file(path / yaml_name, names, seen, place=place)
+        found = _files(path, generation, names, seen)
+        if _generation(path) == generation:
             findings.faults += seen.faults
             findings.warnings += seen.warnings
-            return found
+            return many, found
+    findings.fault(f"{CONFIG_DIR} {path}: it changed whenever it was read; leave it alone and start again")
+    return {}, {}
 
 
-def _generation(directory: Path) -> str:
+def _generation(path: Path) -> str:
+    """What ``..data`` leads to; empty without such a link, where nothing is swapped as a whole."""
     try:
-        return os.readlink(directory / "..data")  # noqa: PTH115  # its text is the generation
+        return os.readlink(path / _DATA)  # noqa: PTH115  # its text is the generation
     except OSError:
         return ""
 
 
-def _files(directory: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
+def _files(path: Path, generation: str, names: Mapping[str, Option], findings: Findings) -> Layer:
     try:
-        entries = sorted(os.listdir(directory))  # noqa: PTH208  # names only: half the time of iterdir
+        entries = dict.fromkeys(os.listdir(path), path)  # noqa: PTH208  # names only: half the time of iterdir
     except OSError as error:
         text = (error.strerror or str(error)).lower()
-        findings.fault(f"{CONFIG_DIR} {directory}: {text}; expected a directory")
+        findings.fault(f"{CONFIG_DIR} {path}: {text}; expected a directory")
         return {}
+    if generation:
+        entries = _swapped(path, entries, names)
     found: Layer = {}
-    for entry in entries:
+    for entry, place in sorted(entries.items()):
         name = entry.lower()
         if name not in names:
             continue
-        path = directory / entry
+        shown_path = path / entry
         try:
-            text = path.read_text(encoding="utf-8").strip()
+            text = (place / entry).read_text(encoding="utf-8").strip()
         except IsADirectoryError:
             continue
         except (OSError, UnicodeDecodeError) as error:
-            findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
+            findings.warnings.append(f"{shown_path}: cannot be read and is skipped: {_reason(error)}")
             continue
-        shown = f"{path}: {HIDDEN if _hides(name, names[name]) else repr(text)}"
-        found[name] = Given(text, name, f"file {path}", shown, unitless=True)
+        shown = f"{shown_path}: {HIDDEN if _hides(name, names[name]) else repr(text)}"
+        found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
     return found
 
 
-def yaml_file(path: Path, names: Mapping[str, Option], findings: Findings) -> Layer:
-    """A file with a YAML mapping of settings, of which options know some; nothing when there is none."""
+def _swapped(path: Path, entries: Iterable[str], names: Mapping[str, Option]) -> dict[str, Path]:
+    """Where to read each entry: those that lead through ``..data`` there, as it has them now.
+
+    A key's own link comes after the swap that brings the key, and goes after the one that takes it away.
+    """
+    data = path / _DATA
     try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError):
-        return {}
+        present = os.listdir(data)  # noqa: PTH208
+    except OSError:  # it is being removed: the next try finds its successor
+        present = []
+    found = dict.fromkeys(present, data)
+    for entry in entries:
+        if entry.lower() in names and entry not in found and not _leads_through(path / entry):
+            found[entry] = path
+    return found
+
+
+def _leads_through(path: Path) -> bool:
+    try:
+        return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
+    except OSError:
+        return False  # no link, or gone by now
+
+
+def yaml_file(
+    path: Path,
+    names: Mapping[str, Option],
+    findings: Findings,
+    *,
+    place: Path | None = None,
+    flag: str | None = None,
+) -> Layer:
+    """A file with a YAML mapping of settings, of which options know some; nothing when there is none.
+
+    It may be read in another place than users know it by. One that a flag names has to be there.
+    """
+    try:
+        text = ((place or path.parent) / path.name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
+        if flag:
+            findings.fault(f"{flag} {path}: {_reason(error).lower()}; expected a YAML file of settings")
+        elif not isinstance(error, FileNotFoundError | IsADirectoryError):
+            findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
         return {}
     import yaml  # few have such a file
 

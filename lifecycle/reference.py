@@ -12,7 +12,7 @@ import msgspec
 
 from lifecycle import values
 from lifecycle.cells import Cell, ConfigCell, ModuleCell
-from lifecycle.settings import Option, Settings, options_of
+from lifecycle.settings import Option, Settings, env_name, options_of
 from lifecycle.sources import Sources
 
 __all__ = ["Section", "json_schema", "markdown", "sections"]
@@ -84,10 +84,15 @@ def _places(sources: Sources) -> Iterator[str]:
     yield ""
     yield "1. the flag, `--name=value`;"
     yield f"2. the environment variable, `{prefix}NAME` with `_` for every `-`; an empty one counts as unset;"
-    yield f"3. the file of that name in the directory given as `--config-dir` or `{prefix}CONFIG_DIR`;"
+    places = [f"the file of that name in the directory given as `--config-dir` or `{prefix}CONFIG_DIR`;"]
+    if (flag := sources.file_flag) is not None:
+        variable = env_name(flag, prefix)
+        places.insert(
+            0, f"the YAML file given as `--{flag}` or `{variable}`, a mapping of settings to values;"
+        )
     if yaml_name is not None:
-        yield f"4. the file `{yaml_name}` in that directory, a YAML mapping of settings to values;"
-    yield f"{5 if yaml_name else 4}. its default."
+        places.append(f"the file `{yaml_name}` in that directory, a YAML mapping of settings to values;")
+    yield from (f"{number}. {place}" for number, place in enumerate([*places, "its default."], start=3))
 
 
 def _syntax(found: Iterable[Section]) -> Iterator[str]:

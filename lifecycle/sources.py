@@ -3,7 +3,8 @@
 Needs:  the options of the structs, what each place says of them.
 Gives:  Sources, and load(): every struct filled, the origin of each value, and every error at once.
 
-A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several.
+A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several. A YAML
+file may be named by a flag besides, and goes before it.
 """
 
 import os
@@ -43,6 +44,8 @@ class Loaded(Findings):
     settings: list[Setting] = msgspec.field(default_factory=list)
     config_dir: Path | None = None
     """The config-dir that was read, if any."""
+    config_file: Path | None = None
+    """The YAML file that was named and read, if any."""
 
 
 class Sources:
@@ -55,6 +58,7 @@ class Sources:
         config_dir: str | os.PathLike[str] | None = None,
         prefix: str = ENV_PREFIX,
         yaml_name: str | None = None,
+        file_flag: str | None = None,
     ) -> None:
         self.argv = tuple(argv)
         """Flags only: ``--name=value``, ``--name value``, ``--name`` for a boolean."""
@@ -64,6 +68,8 @@ class Sources:
         """What the names of environment variables start with, in upper case."""
         self.yaml_name = yaml_name
         """Of the file in the config-dir that may hold several settings; files for one of them win."""
+        self.file_flag = file_flag
+        """The flag, as variable too, that may name a YAML file of settings; it goes before the config-dir."""
 
 
 def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, object] | None) -> Loaded:
@@ -86,23 +92,37 @@ def _given(
     names = layers.by_name(options)
     if not isinstance(source, Sources):
         return layers.settled(layers.code(source, names, findings), options, findings)
-    flags = layers.flags(source.argv, names, findings)
+    known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
+    flags = layers.flags(source.argv, names, findings, known)
     env = {name.upper(): text for name, text in source.env.items() if text}
-    directory = source.config_dir
-    if (flag := flags.pop(CONFIG_DIR, None)) is not None:
-        directory = Path(str(flag.raw)) if flag.raw else None
-    elif directory is None and (named := env.get(env_name(CONFIG_DIR, source.prefix))):
-        directory = Path(named)
+    directory = _place(CONFIG_DIR, flags, env, source, source.config_dir)
     places = [layers.environment(env, source.prefix, names), flags]
     findings.config_dir = directory
+    if source.file_flag and (file := _place(source.file_flag, flags, env, source)) is not None:
+        findings.config_file = file
+        places.insert(0, layers.yaml_file(file, names, findings, flag=f"--{source.file_flag}"))
+        if directory is not None:
+            findings.warnings.append(
+                f"--{source.file_flag} {file} and --{CONFIG_DIR} {directory} are both given: where both"
+                " have a setting, the file's value counts"
+            )
     if directory is not None:
-        places.insert(0, layers.files(directory, names, findings))
-        if source.yaml_name is not None:
-            places.insert(0, layers.yaml_file(directory / source.yaml_name, names, findings))
+        places[:0] = layers.directory(directory, names, source.yaml_name, findings)
     given: Layer = {}
     for layer in places:
         given |= layers.settled(layer, options, findings)
     return given
+
+
+def _place(
+    name: str, flags: Layer, env: Mapping[str, str], source: Sources, otherwise: Path | None = None
+) -> Path | None:
+    """What a flag, taken out of them, or a variable says of where settings are; an empty flag: nowhere."""
+    if (flag := flags.pop(name, None)) is not None:
+        return Path(str(flag.raw)) if flag.raw else None
+    if otherwise is None and (named := env.get(env_name(name, source.prefix))):
+        return Path(named)
+    return otherwise
 
 
 def _fill(struct: type[Settings], given: Layer, prefix: str, loaded: Loaded) -> None:

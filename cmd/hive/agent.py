@@ -21,6 +21,9 @@ USAGE, BROKEN = 2, 2
 YAML_NAME = "cilium-config.yaml"
 """A file of the config-dir that may hold several settings, an extension of ours."""
 
+FILE_FLAG = "config"
+"""The flag that may name a YAML file of settings."""
+
 pass_settings = {"ignore_unknown_options": True}
 """Context settings of a command that takes the agent's settings."""
 
@@ -67,7 +70,9 @@ def build(settings: Sequence[str]) -> "Hive":
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]
-    return Hive(agent, settings=Sources(argv, os.environ, yaml_name=YAML_NAME), name="hive")
+    return Hive(
+        agent, settings=Sources(argv, os.environ, yaml_name=YAML_NAME, file_flag=FILE_FLAG), name="hive"
+    )
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:

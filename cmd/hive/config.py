@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hive.agent import YAML_NAME, build, pass_settings, refuse, settings_argument
+from hive.agent import FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
 from hive.output import GOOD, document, fitted, output_option, terminal_width
 
@@ -44,7 +44,7 @@ def reference(form: str) -> None:
         text = json_schema(found, TITLE)
     else:
         note = "Generated from the code by `hive config reference`; a test keeps it up to date."
-        text = markdown(found, TITLE, note, Sources(yaml_name=YAML_NAME))
+        text = markdown(found, TITLE, note, Sources(yaml_name=YAML_NAME, file_flag=FILE_FLAG))
     click.echo(text, nl=False)
 
 
@@ -78,10 +78,13 @@ def list_settings(
     else:
         from lifecycle import GraphError
 
+        hive = build(settings)
         try:
-            loaded = build(settings).settings()
+            loaded = hive.settings()
         except GraphError as error:
             return refuse(error)
+        for warning in hive.warnings():
+            click.echo(f"hive: warning: {warning}", err=True)
         found = [{"name": one.option.name, "value": one.text, "origin": one.origin} for one in loaded]
     found = sorted(
         (one for one in found if not given or one["origin"] != "default"), key=lambda one: one["name"]

@@ -229,3 +229,24 @@ def test_a_yaml_file_that_is_empty_or_not_asked_for_changes_nothing(tmp_path: Pa
     assert maps(config_dir=tmp_path) == Maps()
     (tmp_path / "all.yaml").unlink()
     assert load([Maps], Sources(config_dir=tmp_path, yaml_name="all.yaml")).structs[Maps] == Maps()
+
+
+def test_a_named_file_goes_before_the_config_dir_setting_by_setting(tmp_path: Path) -> None:
+    (tmp_path / "tcp-max").write_text("10")
+    (tmp_path / "any-max").write_text("10")
+    file = tmp_path / "named"
+    file.write_text("tcp-max: 20")
+
+    def find(*argv: str, **env: str) -> Loaded:
+        return load([Maps], Sources(argv, env, tmp_path, file_flag="config"))
+
+    loaded = find(f"--config={file}")
+    assert loaded.structs[Maps] == Maps(tcp_max=20, any_max=10)
+    (warning,) = loaded.warnings
+    assert warning.startswith(f"--config {file} and --config-dir {tmp_path} are both given: ")
+    assert find(CILIUM_CONFIG=str(file), CILIUM_ANY_MAX="7").structs[Maps] == Maps(tcp_max=20, any_max=7)
+    assert find("--config=", CILIUM_CONFIG=str(file)).structs[Maps] == Maps(tcp_max=10, any_max=10)
+    assert [fault.text for fault in find(f"--config={file}s").faults] == [
+        f"--config {file}s: no such file or directory; expected a YAML file of settings"
+    ]
+    assert faults(f"--config={file}") == ["--config: no such setting; did you mean --config-dir?"]
