@@ -6,10 +6,25 @@ Gives:  Controllers: run one, trigger it, remove it, and the status of all.
 Why:    operators look for them by name in ``cilium-dbg status`` and in an endpoint's status.
 """
 
+from collections.abc import Iterable
+
 from cells.controllers.controllers import Controllers
 from cells.controllers.rules import ControllerStatus, Rules
-from lifecycle import module, provide
+from cells.metrics import Collector, Family
+from lifecycle import Member, module, provide
 
 __all__ = ["ControllerStatus", "Controllers", "Rules", "cell"]
 
-cell = module("controllers", "Named work with retries and counters", provide(Controllers))
+
+def controller_metrics(controllers: Controllers) -> Member[Collector]:
+    """Controllers as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.controllers.metrics import families
+
+        return families(controllers)
+
+    return Collector("controllers", collect)
+
+
+cell = module("controllers", "Named work with retries and counters", provide(Controllers, controller_metrics))

@@ -14,6 +14,7 @@ from uuid import uuid4, uuid5
 import anyio
 
 from cells.controllers.rules import ControllerStatus, Rules
+from cells.metrics import Histogram
 from lifecycle import Health, JobMetrics, Jobs, JobStats, Logger
 
 Work = Callable[[], Awaitable[object]]
@@ -63,6 +64,8 @@ class Controllers:
         self._health = health
         self._log = log
         self._known: dict[str, _Controller] = {}
+        self.runs = {"success": Histogram(), "failure": Histogram()}
+        """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
         """Of this run of the agent: names its jobs' uuids."""
 
@@ -135,9 +138,11 @@ class Controllers:
     async def _once(self, controller: _Controller) -> None:
         """One run, counted. What it raises is what a controller is there to contain."""
         health = self._health.child(controller.name)
+        began = anyio.current_time()
         try:
             await controller.work()
         except Exception as error:  # noqa: BLE001
+            self.runs["failure"].observe(anyio.current_time() - began)
             controller.failures += 1
             controller.in_a_row += 1
             controller.last_failure, controller.last_error = time.time(), str(error) or type(error).__name__
@@ -149,6 +154,7 @@ class Controllers:
                 "controller failed", name=controller.name, failures=controller.in_a_row, error=str(error)
             )
         else:
+            self.runs["success"].observe(anyio.current_time() - began)
             controller.successes += 1
             controller.in_a_row = 0
             controller.last_success, controller.last_error = time.time(), ""

@@ -1,0 +1,31 @@
+"""Controllers as metrics: runs by how they ended, and who fails now."""
+
+from __future__ import annotations
+
+import pytest
+
+from cells.controllers import Rules
+from cells.controllers.metrics import families
+from lifecycle.testing import VirtualClock
+from tests.unit.controllers.test_controllers import Work, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_runs_are_counted_also_of_controllers_that_are_no_more() -> None:
+    with VirtualClock() as clock:
+        async with running() as controllers:
+            first = {family.name: family.series for family in families(controllers)}
+            controllers.update("well", Work(), Rules(interval=10))
+            controllers.update("ill", Work(fails=9), Rules(retry_base=100))
+            await clock.advance(15)
+            then = {family.name: family.series for family in families(controllers)}
+            controllers.remove("ill")
+            controllers.remove("well")
+            last = {family.name: family.series for family in families(controllers)}
+    zero = {("success",): 0, ("failure",): 0}
+    runs = {("success",): 2, ("failure",): 1}
+    assert first["cilium_controllers_runs_total"] == zero
+    assert then["cilium_controllers_runs_total"] == last["cilium_controllers_runs_total"] == runs
+    assert then["cilium_controllers_failing"] == {(): 1}
+    assert last["cilium_controllers_failing"] == {(): 0}
