@@ -10,7 +10,8 @@ Calls that change anything need peer uid 0, whatever the socket's group. Operati
 """
 
 from cells.api.cell import cell
+from cells.api.node_operations import MapReader
 from cells.api.operations import Facts, PolicyPool
 from cells.api.server import Api
 
-__all__ = ["Api", "Facts", "PolicyPool", "cell"]
+__all__ = ["Api", "Facts", "MapReader", "PolicyPool", "cell"]

@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from cells import metrics
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
+from cells.api.node_maps import NodeMaps
+from cells.api.node_operations import MapReader, NodeOperations
 from cells.api.node_view import NodeView
+from cells.api.not_built import NotBuilt
 from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
 from cells.api.statedb import StateDB
@@ -57,9 +60,15 @@ def policy_pool(policies: PolicyMaps) -> PolicyPool:
     return policies
 
 
+def map_reader(maps: Maps) -> MapReader:
+    """The node's maps."""
+    return NodeMaps(maps)
+
+
 def api(
     config: AgentConfig,
     operations: Operations,
+    node: NodeOperations,
     *,
     exposed: ExposedEndpoints,
     drained: DeleteQueue,
@@ -73,7 +82,7 @@ def api(
     The datapath knows the node's own addresses by then, so that the first pod reaches them.
     """
     del exposed, drained, synced
-    return Api(config.api_socket, operations, times, lifecycle, log)
+    return Api(config.api_socket, (operations, node, NotBuilt()), times, lifecycle, log)
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
@@ -91,6 +100,8 @@ cell = module(
     "api",
     "REST API on cilium.sock",
     provide(api, api_metrics),
-    provide_private(ApiTimes, Inspection, MetricsList, Operations, StateDB, facts, policy_pool),
+    provide_private(
+        ApiTimes, Inspection, MetricsList, NodeOperations, Operations, StateDB, facts, map_reader, policy_pool
+    ),
     invoke(Api),
 )

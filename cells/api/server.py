@@ -1,17 +1,19 @@
 """The REST API's server on its unix socket.
 
-Needs: a path, Operations.   Gives: Api.
+Needs: a path, the operations.   Gives: Api, Part.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 
 from cells.api.app import application
-from cells.api.operations import Operations
+from cells.api.operations import Route
 from cells.api.times import ApiTimes
 from cells.http import HttpServer, listen
 from lifecycle import Hook, Lifecycle, Logger
@@ -19,14 +21,26 @@ from lifecycle import Hook, Lifecycle, Logger
 SHUTDOWN_SECONDS = 5.0
 
 
+class Part(Protocol):
+    """Operations that belong together."""
+
+    def routes(self) -> Sequence[Route]:
+        """All of them."""
+        ...
+
+    def close(self) -> None:
+        """End what would go on for ever: the server stops."""
+        ...
+
+
 class Api:
     """Serves the operations at ``path`` while its hook runs; the socket file goes when it stops."""
 
     def __init__(
-        self, path: Path, operations: Operations, times: ApiTimes, lifecycle: Lifecycle, log: Logger
+        self, path: Path, parts: Sequence[Part], times: ApiTimes, lifecycle: Lifecycle, log: Logger
     ) -> None:
         self.path = path
-        self._operations = operations
+        self._parts = parts
         self._times = times
         self._log = log
         self._server: HttpServer | None = None
@@ -34,7 +48,9 @@ class Api:
 
     async def _start(self) -> None:
         server = HttpServer(
-            application(self._operations.routes(), may_change, self._times, self._log),
+            application(
+                [route for part in self._parts for route in part.routes()], may_change, self._times, self._log
+            ),
             grace=SHUTDOWN_SECONDS,
         )
         listener = listen(self.path)
@@ -47,7 +63,8 @@ class Api:
     async def _stop(self) -> None:
         if self._server is not None:
             self.path.unlink(missing_ok=True)
-            self._operations.close()
+            for part in self._parts:
+                part.close()
             await self._server.close()
             self._server = None
 

@@ -51,6 +51,7 @@ from cells.maps.map import (
     open_map,
     possible_cpus,
 )
+from cells.maps.map_log import MapChange, MapLog
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
@@ -64,6 +65,7 @@ from cells.maps.programs import (
     test_run,
 )
 from cells.maps.sizes import MapSettings
+from cells.maps.text import row_text
 from cells.metrics import Collector, Family
 from lifecycle import Member, config, module, provide
 
@@ -98,6 +100,8 @@ __all__ = [
     "LxcKey",
     "LxcValue",
     "Map",
+    "MapChange",
+    "MapLog",
     "MapSettings",
     "MapSpec",
     "MapType",
@@ -123,6 +127,7 @@ __all__ = [
     "program_by_id",
     "program_info",
     "replace_pin",
+    "row_text",
     "run_syscall",
     "test_run",
     "unpin",

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from cells.maps.bpf import NR_BPF, BpfError, buffer, command, object_info, open_pin, quick, sleeping
+from cells.maps.map_log import MapLog
 
 MAP_CREATE: Final = 0
 MAP_LOOKUP: Final = 1
@@ -136,7 +137,7 @@ class Map:
 
     __slots__ = (
         "_attr", "_call", "_flags", "_keep", "_key", "_value", "deletes", "failed_deletes", "failed_updates",
-        "fd", "id", "spec", "updates", "value_bytes",
+        "fd", "id", "log", "spec", "updates", "value_bytes",
     )  # fmt: skip
 
     def __init__(self, fd: int, id: int, spec: MapSpec) -> None:  # noqa: A002  (the kernel's word)
@@ -146,6 +147,8 @@ class Map:
         self.updates = self.deletes = 0
         """Entries set and removed through this object."""
         self.failed_updates = self.failed_deletes = 0
+        self.log: MapLog | None = None
+        """Where writes of single rows are noted; None: nowhere."""
         stride = (spec.value_size + 7) & ~7
         self.value_bytes = stride * possible_cpus() if spec.type in _PER_CPU else spec.value_size
         memory = bytearray(_ELEMENT.size + spec.key_size + self.value_bytes)
@@ -199,8 +202,12 @@ class Map:
         if self._call(NR_BPF, MAP_UPDATE, self._attr, 32) < 0:
             error = BpfError(ctypes.get_errno(), "update", self._what())
             self.failed_updates += 1
+            if self.log is not None:
+                self.log.note(key, value, errno.errorcode.get(error.errno or 0, str(error.errno)))
             raise error
         self.updates += 1
+        if self.log is not None:
+            self.log.note(key, value)
 
     def delete(self, key: bytes) -> bool:
         """Remove ``key``; False if it was not there."""
@@ -213,6 +220,8 @@ class Map:
             self._check_absent("delete from")
             return False
         self.deletes += 1
+        if self.log is not None:
+            self.log.note(key, None)
         return True
 
     def first_key(self) -> bytes | None:

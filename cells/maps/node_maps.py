@@ -15,6 +15,7 @@ from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
+from cells.maps.map_log import MapLog
 from cells.maps.migration import Former, formers, migrate
 from cells.maps.sizes import MapSettings, sizes
 from cells.maps.specs import map_specs
@@ -125,6 +126,8 @@ class Maps:
             if is_new:
                 created.add(spec.name)
             setattr(self, attribute, table)
+        for written in (self.lxc, self.ipcache):
+            written.log = MapLog()
         self.epochs = Epochs(self.epoch)
         self.created = frozenset(created)
 

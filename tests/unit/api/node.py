@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
@@ -22,6 +22,7 @@ from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
+from cells.config_drift import ConfigDrift
 from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
@@ -29,7 +30,7 @@ from cells.endpoint_restore import ExposedEndpoints
 from cells.health import StatusCollector
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Family, IPAddress, Ipam
-from cells.maps import PoolEmpty
+from cells.maps import IpcacheKey, IpcacheValue, MapLog, PoolEmpty
 from cells.router import Addressing
 from lifecycle import HealthTree, Hive, Table, provide, replace, supply
 
@@ -125,6 +126,35 @@ class Loaded(Datapath):
 
 
 @dataclass
+class FakeTable:
+    """A map that only the agent writes to."""
+
+    rows: dict[bytes, bytes] = field(default_factory=dict)
+    log: MapLog | None = field(default_factory=MapLog)
+
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
+        return self.rows.items()
+
+
+@dataclass
+class FakeMaps:
+    """The node's maps: two that the agent keeps, one that it does not."""
+
+    directory: Path
+    lxc: FakeTable = field(default_factory=FakeTable)
+    ipcache: FakeTable = field(default_factory=FakeTable)
+
+    def names(self) -> Sequence[str]:
+        return "cilium_ct4_global", "cilium_ipcache", "cilium_lxc"
+
+    def kept(self, name: str) -> FakeTable | None:
+        return {"cilium_ipcache": self.ipcache, "cilium_lxc": self.lxc}.get(name)
+
+    def prefixes(self) -> Iterable[tuple[IpcacheKey, IpcacheValue]]:
+        return [(IpcacheKey.unpack(key), IpcacheValue.unpack(value)) for key, value in self.ipcache.items()]
+
+
+@dataclass
 class FixedFacts:
     """A node whose facts never change, but for its addresses."""
 
@@ -197,6 +227,7 @@ class Node:
     kernel: FakeKernel
     health: HealthTree
     socket: Path
+    maps: FakeMaps
 
 
 class Config(AgentConfig):
@@ -223,7 +254,7 @@ async def running_node(
 
     It has IPv6 where ``cidr6`` is given.
     """
-    kernel, facts = FakeKernel(), FixedFacts()
+    kernel, facts, maps = FakeKernel(), FixedFacts(), FakeMaps(directory)
     config = Config(directory, ipv6=bool(cidr6))
     config.state.mkdir()
     hive = Hive(
@@ -231,7 +262,7 @@ async def running_node(
         endpoint.cell,
         ipam.cell,
         metrics.cell,
-        provide(StatusCollector),
+        provide(StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
         replace(AgentConfig, config),
@@ -239,6 +270,7 @@ async def running_node(
         replace(EndpointPrograms, kernel),
         replace(api.PolicyPool, kernel),
         replace(api.Facts, facts),
+        replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         replace(DeleteQueue, untouched(DeleteQueue)),
         replace(HostIPSync, untouched(HostIPSync)),
@@ -256,4 +288,5 @@ async def running_node(
             kernel=kernel,
             health=hive.health,
             socket=config.api_socket,
+            maps=maps,
         )

@@ -17,12 +17,12 @@ Json = Any
 """A decoded recording, or a part of one."""
 
 NEWER_CLIENT: Final = "client 1.19: a later issue"
-CHAINED: Final = "chaining on another plugin's link: a later issue"
 CLOUD: Final = "cloud IPAM: out of scope"
 NO_REQUEST: Final = "no request reaches the agent"
 STUB_FAULT: Final = "the recorded agent answers what ours never does"
 BROKEN: Final = "the recorded answer is broken on purpose, to see what the client makes of it"
-MONITOR: Final = "the monitor socket: a later issue"
+MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
+NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "the health daemon and /statedb: a later issue"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
 CHANGES: Final = "changes options or labels while the agent runs: a later issue"
@@ -35,9 +35,6 @@ EXCLUDED_CNI: Final = {
     "add_eni_ipam_missing_master_mac": CLOUD,
     "add_mac_override_invalid": BROKEN,
     "add_unknown_args_no_ignore": NO_REQUEST,
-    "chained_generic_veth": CHAINED,
-    "chained_put_500": CHAINED,
-    "chained_route_mtu_from_config": CHAINED,
     "check_agent_down": NO_REQUEST,
     "del_queue_full": NO_REQUEST,
     "del_queue_locked_client1.17": NO_REQUEST,
@@ -65,8 +62,29 @@ EXCLUDED_DBG: Final = {
     "endpoint_list_429": RATE_LIMIT,
     "error_403_admin_disabled": "disabling operations by configuration: a later issue",
     "error_body_as_object": BROKEN,
+    "metrics_list_404": "metrics are always listed",
     "monitor": MONITOR,
     "monitor_json": MONITOR,
+    "bgp_peers": NO_SUBSYSTEM,
+    "bgp_peers_500": NO_SUBSYSTEM,
+    "bgp_route_policies": NO_SUBSYSTEM,
+    "bgp_routes_advertised": NO_SUBSYSTEM,
+    "bgp_routes_default": NO_SUBSYSTEM,
+    "fqdn_cache_clean": NO_SUBSYSTEM,
+    "fqdn_cache_list_400": NO_SUBSYSTEM,
+    "fqdn_cache_list_filtered": NO_SUBSYSTEM,
+    "identity_list_520": "there is no cluster-wide allocator that could fail",
+    "policy_delete_all": NO_SUBSYSTEM,
+    "policy_import": NO_SUBSYSTEM,
+    "policy_import_460": NO_SUBSYSTEM,
+    "prefilter_list": NO_SUBSYSTEM,
+    "prefilter_update": NO_SUBSYSTEM,
+    "recorder_delete": NO_SUBSYSTEM,
+    "recorder_update": NO_SUBSYSTEM,
+    "service_delete": NO_SUBSYSTEM,
+    "service_get": NO_SUBSYSTEM,
+    "service_update": NO_SUBSYSTEM,
+    "service_update_new": NO_SUBSYSTEM,
     "status_verbose_with_health_ep_empty_table": HEALTH_DAEMON,
     "status_with_health_ep": HEALTH_DAEMON,
     "status_with_health_ep_empty_table": HEALTH_DAEMON,
@@ -84,6 +102,8 @@ EXCLUDED_DBG: Final = {
 
 REPLAYED_DBG: Final = frozenset(
     {
+        "bgp_peers_501",
+        "cgroups_list",
         "config",
         "config_all_json",
         "config_get",
@@ -92,6 +112,8 @@ REPLAYED_DBG: Final = frozenset(
         "config_read_only",
         "config_set_400",
         "content_type_charset",
+        "debuginfo",
+        "debuginfo_json",
         "encrypt_status_disabled",
         "endpoint_config",
         "endpoint_config_json",
@@ -113,9 +135,44 @@ REPLAYED_DBG: Final = frozenset(
         "endpoint_list_empty",
         "endpoint_list_json",
         "endpoint_log",
+        "fqdn_cache_list",
+        "fqdn_cache_list_endpoint",
+        "fqdn_names",
         "host_flag_tcp_style",
+        "identity_get",
+        "identity_get_404",
+        "identity_get_label",
+        "identity_list",
+        "identity_list_endpoints",
+        "identity_list_labels",
+        "ip_list",
+        "ip_list_404",
+        "ip_list_numeric_verbose",
         "kvstore_get_no_kvstore",
+        "lrp_list",
+        "lrp_list_empty",
+        "map_events",
+        "map_events_404",
+        "map_events_octet",
+        "map_get",
+        "map_get_404",
+        "map_get_empty_cache",
+        "map_get_no_cache",
+        "map_list",
+        "map_list_json",
+        "metrics_list",
+        "node_list",
+        "nodeid_list",
+        "policy_get",
+        "policy_get_json",
+        "policy_get_labels",
+        "policy_selectors",
         "policy_wait",
+        "prefilter_disabled",
+        "recorder_list",
+        "service_get_404",
+        "service_list",
+        "service_list_json",
         "status",
         "status_brief",
         "status_brief_failure",
@@ -125,6 +182,8 @@ REPLAYED_DBG: Final = frozenset(
         "status_minimal",
         "status_verbose",
         "status_verbose_all_features_off",
+        "version",
+        "version_json",
     }
 )
 

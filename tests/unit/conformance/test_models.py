@@ -27,6 +27,7 @@ RESPONSES: list[tuple[str, str, int, Any]] = [
     ("GET", r"/v1/endpoint/[^/]+/labels", 200, models.LabelConfiguration),
     ("GET", r"/v1/endpoint/[^/]+/config", 200, models.EndpointConfigurationStatus),
     ("POST", r"/v1/ipam", 201, models.IPAMResponse),
+    ("GET", r"/v1/metrics/", 200, list[models.Metric]),
 ]
 REQUESTS: list[tuple[str, str, Any]] = [
     ("PUT", r"/v1/endpoint/[^/]+", models.EndpointChangeRequest),
