@@ -1,4 +1,4 @@
-"""Serves a handler on listening sockets, with keep-alive and an orderly stop.
+"""Serves a handler on listening sockets, with keep-alive and an orderly stop, a request at a time.
 
 Needs: h11, Handler.   Gives: HttpServer.
 Source: RFC 9110, RFC 9112; h11 reads and frames, and refuses what they forbid.
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 import h11
 
 from cells.http.messages import MAX_BODY, Handler, Request, Response
+from cells.http.turns import Turns
 
 READ_SIZE = 1 << 16
 IDLE_SECONDS = 75.0
@@ -27,6 +28,7 @@ class HttpServer:
     def __init__(self, handler: Handler, *, grace: float) -> None:
         self._handler = handler
         self._grace = grace
+        self._turns = Turns()
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], _Connection] = {}
 
@@ -58,7 +60,7 @@ class HttpServer:
         if task is None:
             raise RuntimeError("asyncio accepts in a task")
         writer.transport.set_write_buffer_limits(high=0)  # drain() waits until the kernel has everything
-        connection = self._connections[task] = _Connection(reader, writer, self._handler)
+        connection = self._connections[task] = _Connection(reader, writer, self._handler, self._turns)
         try:
             await connection.run()
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
@@ -71,10 +73,13 @@ class HttpServer:
 class _Connection:
     """One client."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler, turns: Turns
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._handler = handler
+        self._turns = turns
         self._http = h11.Connection(h11.SERVER)
         self.answering = False
         """A request has come whose answer is not sent."""
@@ -132,7 +137,11 @@ class _Connection:
         """What comes next of the client."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             async with asyncio.timeout(IDLE_SECONDS):
-                self._http.receive_data(await self._reader.read(READ_SIZE))
+                data = await self._reader.read(READ_SIZE)
+            self.answering = True  # a stop meanwhile waits: what has come may be a whole request
+            await self._turns.take()
+            self.answering = False
+            self._http.receive_data(data)
         return event
 
     async def _answer(self, request: Request, response: Response) -> None:
