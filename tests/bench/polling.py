@@ -19,7 +19,7 @@ from tests.bench.podadd import Batch, run
 from tests.bench.stats import Figure, Row, Sample
 from tests.bench.tools import tool
 
-PODS, CLIENTS = 100, 10
+PODS, CLIENTS = 200, 10
 PATHS = ("/v1/healthz", "/v1/endpoint", "/v1/config")
 PAUSES = {"each 10 times a second": 100, "without a pause": 0}
 TARGET = 1.5
