@@ -41,11 +41,10 @@ class Inspection:
             {"name": one.option.name, "value": one.text, "origin": one.origin}
             for one in self._drift.settings()
         ]
-        directory = self._view.loaded.config_dir
         return answer(
             200,
             {
-                "config-dir": None if directory is None else str(directory),
+                "places": self._drift.places,
                 "settings": settings,
                 "changes": msgspec.to_builtins(self._drift.changes),
             },

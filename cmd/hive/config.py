@@ -105,7 +105,8 @@ def list_settings(
 def diff(agent_socket: Path, timeout: float, output: str) -> int:
     """Show which settings a restart of the running agent would change. Exits 1 when there are any.
 
-    The agent watches its config-dir, such as a mounted ConfigMap; nothing takes effect before a restart.
+    The agent watches its config-dir, such as a mounted ConfigMap, and its config file; nothing takes effect
+    before a restart.
     """
     answer: dict[str, Any] = ask("/hive/config", agent_socket, timeout=timeout)
     changes = answer["changes"]
@@ -115,8 +116,8 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
         for line in fitted(changes, terminal_width(), "-o json", ("name", "running", "configured", "origin")):
             click.echo(line)
         click.echo("A restart of the agent applies this.", err=True)
-    elif answer["config-dir"] is None:
-        click.echo("The agent has no config-dir: what it runs with cannot change before a restart.")
+    elif not answer["places"]:
+        click.echo("The agent has no config-dir and no config file: what it runs with cannot change.")
     else:
-        click.echo(click.style(f"{answer['config-dir']} says what runs.", fg=GOOD))
+        click.echo(click.style(f"{answer['places']} says what runs.", fg=GOOD))
     return 1 if changes else 0

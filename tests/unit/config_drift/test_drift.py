@@ -27,7 +27,9 @@ class Some(Settings, frozen=True):
 @asynccontextmanager
 async def running(state_dir: Path, sources: Sources) -> AsyncIterator[tuple[Hive, ConfigDrift]]:
     agent = AgentConfig.__new__(AgentConfig)
-    agent.state_dir = state_dir
+    agent.state_dir = agent.state = state_dir
+    agent.bpf_root = Path("/sys/fs/bpf")
+    agent.api_socket = state_dir / "cilium.sock"
     hive = Hive(
         config(Some), supply(agent, AgentConfig), provide(ConfigDrift), invoke(ConfigDrift), settings=sources
     )
@@ -90,6 +92,18 @@ async def test_what_a_flag_sets_does_not_drift(tmp_path: Path, mounted: Path) ->
         await eventually(lambda: [change.name for change in drift.changes] == ["name"])
 
 
+async def test_a_named_file_is_watched_too(tmp_path: Path, mounted: Path) -> None:
+    file = tmp_path / "elsewhere" / "hive.yaml"
+    file.parent.mkdir()
+    file.write_text("name: b")
+    sources = Sources([f"--config={file}"], config_dir=mounted, file_flag="config")
+    async with running(tmp_path, sources) as (hive, drift):
+        await eventually(lambda: f"ok {file} with {mounted} says what runs" in health(hive))
+        swap(mounted, 2, mtu="1400", name="never counts")
+        file.write_text("name: c")
+        await eventually(lambda: drift.changes == (Change("name", "b", "c", f"file {file}"),))
+
+
 async def test_without_a_config_dir_nothing_is_watched(tmp_path: Path) -> None:
     async with running(tmp_path, Sources(["--mtu=9000"])) as (hive, drift):
         assert drift.changes == ()
@@ -101,9 +115,11 @@ async def test_three_generations_of_what_ran_are_kept(tmp_path: Path) -> None:
         async with running(tmp_path, Sources([f"--mtu={mtu}"])):
             pass
     kept = [tmp_path / f"agent-runtime-config{suffix}.json" for suffix in ("", "-1", "-2", "-3")]
-    assert [json.loads(path.read_text())["mtu"] for path in kept[:3]] == ["4", "3", "2"]
+    assert [json.loads(path.read_text())["Settings"]["mtu"] for path in kept[:3]] == ["4", "3", "2"]
     assert not kept[3].exists()
     assert json.loads((tmp_path / "viper-agent-config.yaml").read_text()) == {"mtu": "4"}
+    for_tools = json.loads(kept[0].read_text())
+    assert (for_tools["EnableIPv4"], for_tools["EnableIPv6"], for_tools["ClockSource"]) == (True, False, 0)
     assert (tmp_path / "agent-runtime-config.json").stat().st_mode & 0o777 == 0o600
 
 

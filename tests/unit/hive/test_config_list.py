@@ -8,7 +8,7 @@ from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive
 
 RUNNING = {
-    "config-dir": "/etc/hive",
+    "places": "/etc/hive",
     "settings": [
         {"name": "mtu", "value": "1400", "origin": "file /etc/hive/mtu"},
         {"name": "debug", "value": "false", "origin": "default"},
@@ -80,13 +80,13 @@ def test_a_difference_is_shown_and_is_the_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("directory", "text"),
-    [("/etc/hive", "/etc/hive says what runs."), (None, "The agent has no config-dir")],
+    ("places", "text"),
+    [("/etc/hive", "/etc/hive says what runs."), ("", "The agent has no config-dir and no config file")],
 )
 def test_no_difference_is_said_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], directory: str | None, text: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], places: str, text: str
 ) -> None:
-    answer = RUNNING | {"changes": [], "config-dir": directory}
+    answer = RUNNING | {"changes": [], "places": places}
     with stub_agent(tmp_path, {"/hive/config": (200, answer)}) as agent:
         told = hive(capsys, "config", "diff", "-H", agent.socket)
     assert (told.code, told.out.startswith(text)) == (0, True)
