@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cells.cni_config.templates import Plugin
+from lifecycle.regular import read_regular
 
 SUFFIXES: Final = (".conflist", ".conf", ".json", ".cilium_bak")
 """A configuration that an exclusive agent has put aside is still somebody's network."""
@@ -40,9 +41,9 @@ def find_target(directory: Path, network: str, own: str, skipped: Callable[[str]
         if path.name == own or path.suffix not in SUFFIXES:
             continue
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path).decode()
             found = json.loads(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             skipped(f"{path}: {error}")
             continue
         if not isinstance(found, dict) or not isinstance(found.get("name"), str):

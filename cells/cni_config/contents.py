@@ -13,6 +13,7 @@ from typing import Final
 from cells.cni_config.chained import find_target, splice
 from cells.cni_config.settings import CniConfigSettings
 from cells.cni_config.templates import Plugin, conflist
+from lifecycle.regular import read_regular
 
 POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
 """Has containerd and CRI-O tell the plugin of the pod's annotations; one may name its MAC address."""
@@ -50,7 +51,7 @@ class Contents:
         """
         settings = self._settings
         if settings.read_cni_conf:
-            return Path(settings.read_cni_conf).read_bytes()
+            return read_regular(settings.read_cni_conf)
         if not settings.chaining_target:
             return conflist(settings.chaining_mode, self.plugin()).encode()
         target = find_target(own.parent, settings.chaining_target, own.name, skipped)

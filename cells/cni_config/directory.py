@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from lifecycle.regular import read_regular
+
 MODE: Final = 0o600
 BACKUP: Final = ".cilium_bak"
 OLD_NAME: Final = "05-cilium.conf"
@@ -23,7 +25,7 @@ def write_file(path: Path, wanted: bytes) -> bool:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if path.read_bytes() == wanted:
+        if read_regular(path) == wanted:
             return False
     except FileNotFoundError:
         pass

@@ -17,6 +17,7 @@ from pathlib import Path
 from cells.config.settings import AgentSettings
 from cells.config.socket_path import clear_socket
 from lifecycle import HiveError, Hook, Lifecycle, Logger
+from lifecycle.regular import read_regular
 
 BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
@@ -179,9 +180,10 @@ def take_lock(path: Path, setting: str, pidfile: Path | None = None) -> int:
 def read_pidfile(path: Path) -> str:
     """The pid in it, empty when there is none."""
     try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+        text = read_regular(path, 100).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
         return ""
+    return text if text.isdigit() else ""
 
 
 def write_pidfile(path: Path) -> None:

@@ -173,7 +173,7 @@ def decode(data: bytes, created: float) -> SavedEndpoint:
     try:
         saved = _decoder.decode(data)
         return SavedEndpoint(_endpoint(saved, created), saved.properties or {})
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableError(f"not an endpoint's state: {error}") from error
 
 
@@ -184,6 +184,9 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
     identity = saved.sec_label or _Identity()
     labels = {**(op_labels.custom or {}), **(op_labels.orchestration_identity or {})}
     datapath = saved.datapath or _Datapath()
+    _check_width("IfIndex", saved.if_index, 31)
+    _check_width("SecLabel", identity.id, 32)
+    _check_width("NetnsCookie", saved.netns_cookie, 64)
     return Endpoint(
         id=saved.id,
         container_id=saved.container_id,
@@ -217,6 +220,12 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
         state=State.RESTORING,
         created=created,
     )
+
+
+def _check_width(key: str, number: int, bits: int) -> None:
+    """Raise ValueError for a number that no kernel gave and no map can hold."""
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"{key} is {number}, expected a number of {bits} bits")
 
 
 def _network(properties: dict[str, object] | None) -> str:

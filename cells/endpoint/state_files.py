@@ -19,6 +19,7 @@ from typing import Final
 from cells.endpoint.header import json_in_header
 from cells.endpoint.model import Endpoint
 from cells.endpoint.saved import SavedEndpoint, UnreadableError, decode, encode
+from lifecycle.regular import read_regular
 
 JSON_NAME: Final = "ep_config.json"
 HEADER_NAME: Final = "ep_config.h"
@@ -76,7 +77,7 @@ class StateFiles:
     def refresh(self, endpoint: Endpoint) -> None:
         """Save the endpoint unless it is saved as it is already; raises OSError."""
         try:
-            saved = (self.directory / str(endpoint.id) / JSON_NAME).read_bytes()
+            saved = read_regular(self.directory / str(endpoint.id) / JSON_NAME)
         except FileNotFoundError:
             saved = b""
         if saved != encode(endpoint):
@@ -138,7 +139,11 @@ class StateFiles:
             if proper.exists():
                 scan.ignored.append(directory.name)
                 return
-            directory.rename(proper)
+            try:
+                directory.rename(proper)
+            except OSError as error:
+                scan.unreadable[number] = f"{directory}: {error}"
+                return
         scan.endpoints[number] = saved
 
     def _discard(self, directory: Path, scan: Scan) -> None:
@@ -153,10 +158,10 @@ def _read(directory: Path) -> SavedEndpoint:
     """The newer form, or the older one where that does not exist; raises FileNotFoundError without either."""
     path = directory / JSON_NAME
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         path = directory / HEADER_NAME
-        data = json_in_header(path.read_bytes())
+        data = json_in_header(read_regular(path))
     try:
         return decode(data, path.stat().st_mtime)
     except UnreadableError as error:

@@ -13,6 +13,7 @@ import msgspec
 from cells.ipam.addresses import Family, IPNetwork
 from cells.ipam.settings import parse_range
 from lifecycle import HiveError, Logger
+from lifecycle.regular import read_regular
 
 FILE: Final = "pod-ranges.json"
 
@@ -20,11 +21,11 @@ FILE: Final = "pod-ranges.json"
 def kept_ranges(path: Path, log: Logger) -> dict[Family, IPNetwork]:
     """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=dict[Family, str])
+        kept = msgspec.json.decode(read_regular(path), type=dict[Family, str])
         return {family: parse_range(family, text) for family, text in kept.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         log.warning("ranges of pods' addresses are chosen anew", path=str(path), error=str(error))
         return {}
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from cells.ipam import IPAddress
 from lifecycle import Logger
+from lifecycle.regular import read_regular
 
 FILE: Final = Path("globals", "node_config.h")
 """Below the directory of the endpoints' states. Only read: we have no such file ourselves."""
@@ -28,7 +29,7 @@ def remembered(on_device: Iterable[IPAddress], path: Path, log: Logger) -> list[
     """What cilium_host has, then what the file tells: the device was true at last, the file may be old."""
     found = list(on_device)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(path).decode(errors="replace")
     except FileNotFoundError:
         text = ""
     except OSError as error:

@@ -1,0 +1,224 @@
+"""Whatever lies in the state directory, a start reads what can be read and says what cannot be, at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from anyio.from_thread import start_blocking_portal
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cells.cni_config.chained import NoTargetError, find_target, splice
+from cells.cni_server import DeleteQueue
+from cells.config.node import read_pidfile
+from cells.endpoint.rows import config_row, ipcache_row, lxc_row
+from cells.endpoint.saved import encode
+from cells.endpoint.state_files import StateFiles
+from cells.ipam.kept import keep_ranges, kept_ranges
+from cells.router.past import remembered
+from lifecycle import Lifecycle
+from lifecycle.regular import LARGEST
+from tests.unit.cni_server.harness import Harness, harness
+from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
+
+ENDPOINT = {
+    "ID": 7,
+    "dockerID": "cid1",
+    "IfName": "lxc0123456789ab",
+    "IfIndex": 12,
+    "ContainerIfName": "eth0",
+    "OpLabels": {"OrchestrationIdentity": {"app": {"key": "app", "value": "web", "source": "k8s"}}},
+    "LXCMAC": "02:00:00:00:00:02",
+    "NodeMAC": "02:00:00:00:00:01",
+    "IPv4": "10.0.1.77",
+    "IPv6": "fd00::77",
+    "SecLabel": {"id": 104, "labels": {}, "labelsSHA256": ""},
+    "K8sPodName": "web-0",
+    "K8sNamespace": "default",
+    "DatapathConfiguration": {"external-ipam": True, "require-routing": None},
+    "Properties": {"property-cni-network": "cilium"},
+    "NetnsCookie": 4242,
+}
+WHOLE = json.dumps(ENDPOINT).encode()
+
+
+def in_header(data: bytes) -> bytes:
+    """The older form."""
+    return b"/*\n * CILIUM_BASE64_1.16.0:" + b64encode(data) + b"\n */\n"
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="state-") as made:
+        yield Path(made)
+
+
+# What stands where a file should be
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def too_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(LARGEST + 1)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A file with these bytes."""
+
+    contents: bytes = field(repr=False)
+
+    def __call__(self, path: Path) -> None:
+        path.write_bytes(self.contents)
+
+
+Put = Callable[[Path], None]
+instead = st.sampled_from([a_pipe, a_directory, a_loop, a_device, too_large])
+
+
+def put(contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Put]:
+    return contents.map(Holding) | instead
+
+
+names = st.sampled_from(["7", "8", "65535", "65536", "0", "7_next", "7_next_fail", "9_next", "07", "٣", "x"])
+files = st.sampled_from(["ep_config.json", "ep_config.h", "other"])
+contents = damaged(ENDPOINT) | damaged(ENDPOINT).map(in_header) | st.just(WHOLE)
+
+
+@bounded(250)
+@example({"7": {"ep_config.json": Holding(WHOLE[:-1] + b"," + nested(900)[1:])}})
+@example({"7": {"ep_config.json": a_pipe}, "8": {"ep_config.h": a_device}})
+@given(st.dictionaries(names, st.dictionaries(files, put(contents), max_size=2), max_size=4))
+def test_endpoints_are_read_or_told(tree: dict[str, dict[str, Put]]) -> None:
+    with directory() as state:
+        for name, inside in tree.items():
+            (state / name).mkdir()
+            for file, make in inside.items():
+                make(state / name / file)
+        scan = StateFiles(state).scan()
+        assert not {str(number) for number in scan.unreadable} - {entry.name for entry in state.iterdir()}
+        for number, saved in scan.endpoints.items():
+            endpoint = saved.endpoint
+            assert endpoint.id == number
+            config_row(endpoint, any_source=False)
+            for address in endpoint.addresses:
+                lxc_row(endpoint, address)
+                ipcache_row(endpoint, address)
+            StateFiles(state).write(endpoint)
+            assert encode(StateFiles(state).scan().endpoints[number].endpoint) == encode(endpoint)
+
+
+@bounded(80)
+@given(put(damaged({"ipv4": "10.0.0.0/24", "ipv6": "fd00::/112"})))
+def test_ranges_are_kept_or_chosen_anew(make: Put) -> None:
+    with directory() as state:
+        path = state / "pod-ranges.json"
+        make(path)
+        ranges = kept_ranges(path, structlog.get_logger())
+        if not path.is_dir():
+            keep_ranges(path, ranges)
+            assert kept_ranges(path, structlog.get_logger()) == ranges
+
+
+header_lines = st.lists(
+    st.sampled_from(
+        [
+            b"cilium.v4.internal.raw " + b"0x1 " * 16,
+            b"#define IPV4_GATEWAY 0xffffffff",
+            b" ROUTER_IP 0xfff 0x",
+            b"cilium.v6.internal.raw " + b"0xff, " * 99,
+        ]
+    )
+    | st.binary(max_size=30),
+    max_size=5,
+).map(b"\n".join)
+
+
+@bounded(60)
+@given(put(header_lines))
+def test_the_routers_past_is_read_or_left(make: Put) -> None:
+    with directory() as state:
+        make(state / "node_config.h")
+        assert len(remembered([], state / "node_config.h", structlog.get_logger())) <= 2
+
+
+@bounded(40)
+@given(put(st.sampled_from([b"12\n", b"", "٣".encode(), b"\xff", b"-1", b"1" * 200]) | odd_bytes))
+def test_a_pidfile_names_a_process_or_none(make: Put) -> None:
+    with directory() as state:
+        make(state / "cilium.pid")
+        assert read_pidfile(state / "cilium.pid") in {"", "12"} | {str(n) for n in range(10)}
+
+
+CONFIGURATION = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "plugins": [{"type": "bridge"}]}
+
+
+@bounded(100)
+@given(put(damaged(CONFIGURATION)), st.sampled_from(["net", "*"]))
+def test_a_configuration_to_chain_onto_is_found_or_skipped(make: Put, network: str) -> None:
+    skipped: list[str] = []
+    with directory() as place:
+        make(place / "10-net.conflist")
+        try:
+            text = find_target(place, network, "05-cilium.conflist", skipped.append)
+        except NoTargetError:
+            return
+    spliced = json.loads(splice(text, {"type": "cilium-cni"}))
+    assert spliced["plugins"][-1] == {"type": "cilium-cni"}
+
+
+queued = damaged({"container-id": "cid1"}) | st.sampled_from(
+    [b"cni-attachment-id:cid1:eth0", b'{"container-id":"\xff"}', b"ipv4:\xff", b"\0", b"a" * 5000]
+)
+
+
+async def drained(made: Harness) -> None:
+    """What an agent does at its start and, once it serves, lets plugins do."""
+    lifecycle = Lifecycle("test")
+    queue = DeleteQueue(made.folder / "deleteQueue", made.detacher, lifecycle, structlog.get_logger(), 0.0)
+    (spec,) = lifecycle.specs
+    async with spec.context():
+        assert queue.locked
+        queue.release()
+
+
+@bounded(100)
+@given(st.lists(put(queued), max_size=3), st.sampled_from(["lockfile", "elsewhere"]), instead)
+def test_what_is_queued_is_done_or_skipped(files: list[Put], odd_name: str, odd: Put) -> None:
+    with (
+        directory() as folder,
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(harness(folder)) as made,
+    ):
+        queue = folder / "deleteQueue"
+        queue.mkdir()
+        for position, make in enumerate(files):
+            make(queue / f"{position}.delete")
+        if odd_name == "elsewhere":
+            odd(queue / odd_name)
+        portal.call(drained, made)
+        left = [path for path in queue.glob("*.delete") if path.is_file()]
+        assert all(path.stat().st_size > LARGEST or path.is_symlink() for path in left)
