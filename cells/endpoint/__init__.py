@@ -2,12 +2,13 @@
 
 Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
-Needs:  AgentConfig, Maps, PolicyMaps, Datapath, Ipam.
-Gives:  Endpoints, PolicyEnforcement, Table[Endpoint], StateFiles.
+Needs:  AgentConfig, Controllers, Maps, PolicyMaps, Datapath, Ipam.
+Gives:  Endpoints, Regenerations, PolicyEnforcement, Table[Endpoint], StateFiles.
 Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
         possible; what is slow (conntrack, retries) happens afterwards.
 """
 
+from cells.endpoint.aftercare import Aftercare, controllers_of
 from cells.endpoint.cell import cell
 from cells.endpoint.enforcement import Enforced, PolicyEnforcement
 from cells.endpoint.identity import (
@@ -22,7 +23,7 @@ from cells.endpoint.identity import (
 )
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import Label, labels_sha256, parse, texts
-from cells.endpoint.manager import Endpoints
+from cells.endpoint.manager import Builds, Endpoints
 from cells.endpoint.model import (
     DatapathConfiguration,
     Endpoint,
@@ -31,9 +32,19 @@ from cells.endpoint.model import (
     IPAddress,
 )
 from cells.endpoint.policy import ALLOW_ALL, ALLOW_LOCALHOST, Enforcement, PolicyEntries, PolicySettings
+from cells.endpoint.regeneration import Regeneration, Regenerations
 from cells.endpoint.saved import SavedEndpoint
 from cells.endpoint.state_files import Scan, StateFiles
-from cells.endpoint.states import Code, EndpointHealth, State, StatusEntry, StatusLog, displayed, health_of
+from cells.endpoint.states import (
+    Code,
+    EndpointHealth,
+    Level,
+    State,
+    StatusEntry,
+    StatusLog,
+    displayed,
+    health_of,
+)
 
 __all__ = [
     "ALLOW_ALL",
@@ -44,6 +55,8 @@ __all__ = [
     "INIT_LABELS",
     "LAST_IDENTITY",
     "WORLD",
+    "Aftercare",
+    "Builds",
     "Code",
     "DatapathConfiguration",
     "Endpoint",
@@ -60,10 +73,13 @@ __all__ = [
     "Identities",
     "Identity",
     "Label",
+    "Level",
     "PolicyEnforcement",
     "PolicyEntries",
     "PolicySettings",
     "PolicySlot",
+    "Regeneration",
+    "Regenerations",
     "SavedEndpoint",
     "Scan",
     "State",
@@ -71,6 +87,7 @@ __all__ = [
     "StatusEntry",
     "StatusLog",
     "cell",
+    "controllers_of",
     "displayed",
     "health_of",
     "labels_sha256",

@@ -1,56 +1,67 @@
 """What is done for endpoints in the background: retrying failed regenerations, forgetting old flows.
 
-For:   Endpoints.   Needs: Jobs, EndpointMaps, Health.   Gives: Aftercare.
+For:   Endpoints.   Needs: Controllers, Jobs, EndpointMaps.   Gives: Aftercare.
 Source: Cilium 1.17, regeneration recovery (n x 2 s, linear) and the conntrack scrub at delete.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-import anyio
-
+from cells.controllers import Controllers, Rules
 from cells.endpoint.kernel import EndpointMaps
 from cells.endpoint.model import IPAddress
-from lifecycle import Health, Jobs, Logger
+from lifecycle import Jobs, Logger
 
 BACKOFF = 2.0
 """Seconds by which the wait before each further attempt grows."""
 
 
+class RegenerationError(Exception):
+    """Raised when an endpoint could not be built once more."""
+
+
+def controllers_of(endpoint_id: int) -> str:
+    """The owner of the endpoint's controllers."""
+    return f"endpoint-{endpoint_id}"
+
+
 class Aftercare:
     """Runs the slow parts of an endpoint's life as jobs, so that making and removing one never waits."""
 
-    def __init__(self, maps: EndpointMaps, jobs: Jobs, health: Health, log: Logger) -> None:
+    def __init__(self, maps: EndpointMaps, controllers: Controllers, jobs: Jobs, log: Logger) -> None:
         self._maps = maps
-        self._jobs = jobs
-        self._health = health
+        self._controllers = controllers
         self._log = log
         self._recovering: set[int] = set()
+        """Endpoints whose last attempt did not work, or is under way."""
+        self._recovered: set[int] = set()
+        """Endpoints that have the controller: all that ever needed it."""
         self._gone: set[IPAddress] = set()
         self._scrub = jobs.timer("forget-flows", self._forget, math.inf)
 
-    def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
-        """Call ``attempt`` after 2, 4, 6 … seconds until it is True; at most one such job for an endpoint."""
+    def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
+        """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it says that nothing is wrong."""
         if endpoint_id in self._recovering:
             return
         self._recovering.add(endpoint_id)
-        name = f"endpoint-{endpoint_id}-regeneration-recovery"
+        self._recovered.add(endpoint_id)
 
         async def retry() -> None:
-            try:
-                tries = 0
-                worked = False
-                while not worked:
-                    tries += 1
-                    pause = tries * BACKOFF
-                    message = f"regeneration failed {tries} times, next try after {pause:g} s"
-                    self._health.child(name).degraded(message)
-                    await anyio.sleep(pause)
-                    worked = attempt(endpoint_id)
-            finally:
-                self._recovering.discard(endpoint_id)
+            wrong = await attempt(endpoint_id)
+            if wrong:
+                raise RegenerationError(f"regeneration recovery failed: {wrong}")
+            self._recovering.discard(endpoint_id)
 
-        self._jobs.one_shot(name, retry)
+        name = f"endpoint-{endpoint_id}-regeneration-recovery"
+        rules = Rules(retry_base=BACKOFF)
+        self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
+
+    def gone(self, endpoint_id: int) -> None:
+        """The endpoint is no more: nothing is tried for it any longer."""
+        if endpoint_id in self._recovered:
+            self._recovered.discard(endpoint_id)
+            self._recovering.discard(endpoint_id)
+            self._controllers.remove_of(controllers_of(endpoint_id))
 
     def forget_flows(self, address: IPAddress) -> None:
         """Have the conntrack entries of this address removed soon; many at once cost no more than one."""

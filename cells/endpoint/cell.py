@@ -1,6 +1,6 @@
 """How the endpoint cell is put together.
 
-Needs: AgentConfig, Maps, PolicyMaps, Datapath, Collector, Ipam.   Gives: cell.
+Needs: AgentConfig, Controllers, Maps, PolicyMaps, Datapath, Collector, Ipam.   Gives: cell.
 """
 
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointProgr
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint
 from cells.endpoint.policy import NodePolicy, PolicySettings
+from cells.endpoint.regeneration import Regenerations
 from cells.endpoint.rows import KernelMaps
 from cells.endpoint.state_files import StateFiles
 from cells.ipam import Ipam
@@ -99,6 +100,7 @@ cell = module(
         Identities,
         Aftercare,
         endpoints,
+        Regenerations,
         PolicyEnforcement,
         endpoint_metrics,
     ),

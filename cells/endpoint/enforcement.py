@@ -1,6 +1,6 @@
 """Changes what is enforced while the agent runs, and sees to it that policy maps stay what they should be.
 
-For:   PATCH /config.   Needs: NodePolicy, Endpoints, Jobs.   Gives: PolicyEnforcement.
+For:   PATCH /config.   Needs: NodePolicy, Endpoints, Regenerations, Jobs.   Gives: PolicyEnforcement.
 Source: Cilium 1.17, the daemon's configuration and policy-map-full-reconciliation-interval.
 """
 
@@ -10,10 +10,12 @@ import anyio.lowlevel
 
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.policy import Enforcement, NodePolicy, PolicySettings
+from cells.endpoint.regeneration import Regenerations
+from cells.endpoint.states import Level
 from lifecycle import Jobs, Logger
 
 STRETCH = 50
-"""Endpoints changed before others get their turn on the event loop: about 5 ms."""
+"""Endpoints looked at before others get their turn on the event loop: about 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,17 @@ class PolicyEnforcement:
     """
 
     def __init__(
-        self, settings: PolicySettings, policy: NodePolicy, endpoints: Endpoints, jobs: Jobs, log: Logger
+        self,
+        settings: PolicySettings,
+        policy: NodePolicy,
+        endpoints: Endpoints,
+        regenerations: Regenerations,
+        jobs: Jobs,
+        log: Logger,
     ) -> None:
         self._policy = policy
         self._endpoints = endpoints
+        self._regenerations = regenerations
         self._log = log
         jobs.timer("policy-map-full-reconciliation", self.reconcile, settings.reconciliation_seconds)
 
@@ -46,8 +55,8 @@ class PolicyEnforcement:
     async def change(self, wanted: Enforced) -> list[int]:
         """Enforce this from now on; the endpoints for which that failed, which are tried again.
 
-        Nothing happens when it is enforced already. When it returns, every endpoint's maps say so, unless
-        a later change has taken over.
+        Nothing happens when it is enforced already. When it returns, every endpoint's maps say so, or what
+        a later change wants.
         """
         if wanted == self.now:
             return []
@@ -61,16 +70,13 @@ class PolicyEnforcement:
             source_ip_verification=wanted.source_ip_verification,
             revision=policy.revision,
         )
-        revision, failed = policy.revision, []
-        for position, endpoint in enumerate(self._endpoints.all()):
-            applied = self._endpoints.apply_policy(endpoint.id, "agent configuration update")
-            if not applied and self._endpoints.get(endpoint.id) is not None:
-                failed.append(endpoint.id)
-            if position % STRETCH == STRETCH - 1:
-                await anyio.lowlevel.checkpoint()
-                if policy.revision != revision:
-                    break
-        return failed
+        reason = "agent configuration update"
+        asked = [
+            self._regenerations.request(endpoint.id, Level.POLICY, reason)
+            for endpoint in self._endpoints.all()
+        ]
+        wrong = [one.endpoint_id for one in asked if await one.result()]
+        return [number for number in wrong if self._endpoints.get(number) is not None]
 
     async def reconcile(self) -> None:
         """Compare every policy map as a whole, and put right what differs; raises OSError."""

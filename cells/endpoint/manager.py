@@ -10,7 +10,7 @@ Everything is synchronous and on the event loop, so nobody ever sees half an end
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cells.endpoint.aftercare import Aftercare
@@ -21,12 +21,20 @@ from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
 from cells.endpoint.policy import NodePolicy
 from cells.endpoint.registry import Registry
 from cells.endpoint.state_files import StateFiles
-from cells.endpoint.states import Code, State, StatusLog, Subject
+from cells.endpoint.states import Code, Level, State, StatusLog, Subject
 from cells.ipam import IpamError
 from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Logger, Table
 
 _REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
+
+
+@dataclass(slots=True)
+class Builds:
+    """How many builds of endpoints there were, those at creation too."""
+
+    succeeded: int = 0
+    failed: int = 0
 
 
 class Endpoints:
@@ -52,6 +60,7 @@ class Endpoints:
         log: Logger,
     ) -> None:
         self.identities = identities
+        self.builds = Builds()
         self._registry = Registry(table, log)
         self._maps = maps
         self._programs = programs
@@ -122,9 +131,11 @@ class Endpoints:
             except PolicyIdsExhausted as error:
                 raise EndpointError(500, "no more endpoint IDs available") from error
             except _REFUSALS as error:
+                self.builds.failed += 1
                 raise EndpointError(500, str(error)) from error
             undo.pop_all()
         self._policies[endpoint.id] = policy
+        self.builds.succeeded += 1
         status = self._registry.add(endpoint)
         for state, message in _CREATION:
             status.add(Code.OK, Subject.OTHER, message, state, endpoint.created)
@@ -191,61 +202,53 @@ class Endpoints:
                 Code.OK, Subject.OTHER, "Restoring endpoint from previous cilium instance", State.RESTORING
             )
 
-    def regenerate(self, endpoint_id: int, reason: str) -> bool:
-        """Make kernel and state file agree with the endpoint's row; whether that worked.
+    def announce_build(self, endpoint_id: int, reason: str) -> bool:
+        """Show that the endpoint is to be built; whether its state allows that."""
+        endpoint = self._registry.get(endpoint_id)
+        if endpoint is None or endpoint.state is State.RESTORING:
+            return endpoint is not None
+        return self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, _triggered(reason))
 
-        What is right already is not written: a running pod notices nothing. After a failure the endpoint
-        shows ``not-ready`` and a recovery tries again, later each time, until it works or is gone.
+    def build(self, endpoint_id: int, level: Level, reason: str) -> str:
+        """Make kernel and state file agree with the endpoint's row; what went wrong, empty if all went well.
+
+        The endpoint's build has been announced. What is right already is not written: a running pod notices
+        nothing. After a failure the endpoint shows ``not-ready``. Regenerations is who calls this in turn.
         """
-        return self._regenerate(endpoint_id, reason, self._rewrite)
-
-    def apply_policy(self, endpoint_id: int, reason: str) -> bool:
-        """Regenerate no more than what the node's policy decides; whether that worked, as with all of it."""
-        if not self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, _triggered(reason)):
-            return False
-        return self._regenerate(endpoint_id, reason, self._write_policy)
+        registry = self._registry
+        if not registry.set_state(endpoint_id, State.REGENERATING, _STARTING, builder=True):
+            return "not to be built"
+        endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
+        if endpoint is None:
+            return "not there"
+        wrong = ""
+        try:
+            (self._write_policy if level is Level.POLICY else self._rewrite)(endpoint)
+        except _REFUSALS as error:
+            wrong = str(error)
+            self.builds.failed += 1
+            message = f"Error regenerating endpoint: {wrong}"
+            status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
+            self._log.warning(
+                "endpoint regeneration failed",
+                endpoint=endpoint_id,
+                reason=reason,
+                level=level.text,
+                error=wrong,
+            )
+        else:
+            self.builds.succeeded += 1
+            message = f"Successfully regenerated endpoint program (Reason: {reason})"
+            status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
+            policy = self._policy
+            registry.put(replace(endpoint, policy_revision=policy.revision, enforced=policy.enforced))
+        registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
+        return wrong
 
     def reconcile_policy(self, endpoint_id: int) -> int:
         """Look at the whole policy map and put right what is wrong; how many entries were. Raises OSError."""
         policy = self._policies.get(endpoint_id)
         return 0 if policy is None else self._maps.reconcile_policy(policy, self._policy.entries())
-
-    def _regenerate(self, endpoint_id: int, reason: str, write: Callable[[Endpoint], None]) -> bool:
-        registry = self._registry
-        if not registry.set_state(endpoint_id, State.REGENERATING, _STARTING, builder=True):
-            return False
-        endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
-        if endpoint is None:
-            return False
-        try:
-            write(endpoint)
-        except _REFUSALS as error:
-            message = f"Error regenerating endpoint: {error}"
-            status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
-            self._log.warning(
-                "endpoint regeneration failed", endpoint=endpoint_id, reason=reason, error=str(error)
-            )
-            worked = False
-        else:
-            message = f"Successfully regenerated endpoint program (Reason: {reason})"
-            status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
-            policy = self._policy
-            registry.put(replace(endpoint, policy_revision=policy.revision, enforced=policy.enforced))
-            worked = True
-        registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
-        if not worked:
-            self._aftercare.recover(endpoint_id, self._retry)
-        return worked
-
-    def _retry(self, endpoint_id: int) -> bool:
-        """Regenerate once more after a failure; True also when there is nothing left to do."""
-        endpoint = self._registry.get(endpoint_id)
-        if endpoint is None:
-            return True
-        reason = "retrying regeneration"
-        if not self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, reason):
-            return True
-        return self.regenerate(endpoint_id, reason)
 
     def _rewrite(self, endpoint: Endpoint) -> None:
         maps = self._maps
@@ -275,6 +278,7 @@ class Endpoints:
         if current is None or current.created != endpoint.created:
             return ()
         self._registry.remove(current)
+        self._aftercare.gone(current.id)
         policy = self._policies.pop(current.id)
         steps: list[tuple[str, Callable[[], object]]] = [
             ("cilium_lxc", partial(self._maps.drop_lxc, current)),

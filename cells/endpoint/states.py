@@ -1,13 +1,13 @@
 """The life of an endpoint: its states, the allowed transitions, and the log of what happened to it.
 
-For:   Endpoints.   Needs: nothing.   Gives: State, StatusLog, allowed(), health_of().
+For:   Endpoints.   Needs: nothing.   Gives: State, Level, StatusLog, judge(), health_of().
 Source: Cilium 1.17, endpoint states and the EndpointHealth model.
 """
 
 import time
 from collections import deque
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 
@@ -25,6 +25,20 @@ class State(StrEnum):
     DISCONNECTING = "disconnecting"
     DISCONNECTED = "disconnected"
     INVALID = "invalid"
+
+
+class Level(IntEnum):
+    """How much of an endpoint a regeneration makes anew."""
+
+    POLICY = 1
+    """What the node's policy decides."""
+    DATAPATH = 2
+    """Everything: policy, rows, program and state file."""
+
+    @property
+    def text(self) -> str:
+        """As logs name it."""
+        return "no-rebuild" if self is Level.POLICY else "rewrite+load"
 
 
 class Verdict(StrEnum):

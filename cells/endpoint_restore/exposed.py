@@ -1,20 +1,15 @@
 """Brings the restored endpoints back: visible all at once, then each made right where it is not.
 
 For:   whoever serves requests about endpoints takes it to start afterwards.
-Needs: RestoredEndpoints, Endpoints.   Gives: ExposedEndpoints.
+Needs: RestoredEndpoints, Endpoints, Regenerations.   Gives: ExposedEndpoints.
 Source: Cilium 1.17, regeneration of restored endpoints.
 """
 
 import time
 
-import anyio.lowlevel
-
-from cells.endpoint import Endpoints
+from cells.endpoint import Endpoints, Level, Regenerations
 from cells.endpoint_restore.restored import RestoredEndpoints
 from lifecycle import Health, Hook, Lifecycle, Logger
-
-STRETCH = 20
-"""Endpoints regenerated before others get their turn on the event loop: about 5 ms."""
 
 
 class ExposedEndpoints:
@@ -24,12 +19,15 @@ class ExposedEndpoints:
         self,
         restored: RestoredEndpoints,
         endpoints: Endpoints,
+        *,
+        regenerations: Regenerations,
         lifecycle: Lifecycle,
         health: Health,
         log: Logger,
     ) -> None:
         self._restored = restored
         self._endpoints = endpoints
+        self._regenerations = regenerations
         self._health = health.child("expose")
         self._log = log
         lifecycle.append(Hook("expose endpoints", self._expose))
@@ -39,12 +37,11 @@ class ExposedEndpoints:
         restored = self._restored.endpoints
         self._endpoints.expose(restored)
         exposed = time.perf_counter()
-        failed = []
-        for position, (endpoint, _) in enumerate(restored):
-            if not self._endpoints.regenerate(endpoint.id, "syncing state to host"):
-                failed.append(endpoint.id)
-            if position % STRETCH == STRETCH - 1:
-                await anyio.lowlevel.checkpoint()
+        asked = [
+            self._regenerations.request(endpoint.id, Level.DATAPATH, "syncing state to host")
+            for endpoint, _ in restored
+        ]
+        failed = [one.endpoint_id for one in asked if await one.result()]
         took = round((time.perf_counter() - started) * 1000, 1)
         self._log.info(
             "Finished regenerating restored endpoints",

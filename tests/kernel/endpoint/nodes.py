@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
+from cells import config, controllers, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint_restore import ExposedEndpoints
 from cells.ipam import Ipam
@@ -29,7 +29,7 @@ STATE = Path("/run/cilium/state")
 
 CELLS = (
     *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
-    *(endpoint.cell, endpoint_restore.cell),
+    *(controllers.cell, endpoint.cell, endpoint_restore.cell),
 )
 
 

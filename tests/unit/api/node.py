@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 from yarl import URL
 
-from cells import api, endpoint, ipam, metrics
+from cells import api, controllers, endpoint, ipam, metrics
 from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
@@ -259,6 +259,7 @@ async def running_node(
     config.state.mkdir()
     hive = Hive(
         api.cell,
+        controllers.cell,
         endpoint.cell,
         ipam.cell,
         metrics.cell,

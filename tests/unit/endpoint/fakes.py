@@ -1,6 +1,6 @@
 """A kernel and an address allocator of dicts, that can be told to refuse any step."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
@@ -13,6 +13,7 @@ from cells.endpoint import (
     EndpointRequest,
     Endpoints,
     Identities,
+    Level,
     PolicyEntries,
     PolicySettings,
     PolicySlot,
@@ -172,10 +173,14 @@ class RecordingAftercare(Aftercare):
 
     def __init__(self) -> None:
         self.flows: list[IPAddress] = []
-        self.recoveries: list[tuple[int, Callable[[int], bool]]] = []
+        self.recoveries: list[int] = []
+        self.stopped: list[int] = []
 
-    def recover(self, endpoint_id: int, attempt: Callable[[int], bool]) -> None:
-        self.recoveries.append((endpoint_id, attempt))
+    def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
+        self.recoveries.append(endpoint_id)
+
+    def gone(self, endpoint_id: int) -> None:
+        self.stopped.append(endpoint_id)
 
     def forget_flows(self, address: IPAddress) -> None:
         self.flows.append(address)
@@ -204,6 +209,12 @@ class Node:
             cluster_name="default",
             log=structlog.get_logger(),
         )
+
+    def build(self, endpoint_id: int, level: Level = Level.DATAPATH) -> str:
+        """Build an endpoint in its turn; what went wrong."""
+        if not self.endpoints.announce_build(endpoint_id, "a test"):
+            return "not now"
+        return self.endpoints.build(endpoint_id, level, "a test")
 
     @property
     def saved(self) -> list[str]:

@@ -7,6 +7,7 @@ from ipaddress import IPv4Address
 import anyio
 import pytest
 
+from cells.controllers import Controllers
 from cells.endpoint import EndpointMaps
 from cells.endpoint.aftercare import Aftercare
 from lifecycle import HealthTree, Hive, invoke, module, provide, supply
@@ -22,7 +23,13 @@ def _needed(_: Aftercare) -> None:
 
 @asynccontextmanager
 async def running(kernel: FakeKernel) -> AsyncIterator[Hive]:
-    cell = module("endpoint", "aftercare", supply(kernel, EndpointMaps), provide(Aftercare), invoke(_needed))
+    cell = module(
+        "endpoint",
+        "aftercare",
+        supply(kernel, EndpointMaps),
+        provide(Controllers, Aftercare),
+        invoke(_needed),
+    )
     async with Hive(cell).started() as hive:
         yield hive
 
@@ -56,23 +63,28 @@ async def test_flows_that_could_not_be_forgotten_are_tried_again() -> None:
 
 async def test_a_regeneration_is_tried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cells.endpoint.aftercare.BACKOFF", 0.001)
-    answers = [False, False, True]
+    answers = ["no", "not yet", ""]
     asked: list[int] = []
     done = anyio.Event()
 
-    def attempt(endpoint_id: int) -> bool:
+    async def attempt(endpoint_id: int) -> str:
         asked.append(endpoint_id)
         if len(asked) == len(answers):
             done.set()
         return answers[len(asked) - 1]
 
     async with running(FakeKernel()) as hive:
-        aftercare = hive.get(Aftercare)
+        aftercare, controllers = hive.get(Aftercare), hive.get(Controllers)
         aftercare.recover(7, attempt)
         aftercare.recover(7, attempt)
         with anyio.fail_after(5):
             await done.wait()
             await anyio.wait_all_tasks_blocked()
+        (found,) = controllers.of("endpoint-7")
+        assert (found.name, found.failures, found.successes) == ("endpoint-7-regeneration-recovery", 2, 1)
+        assert asked == [7, 7, 7]
+        aftercare.gone(7)
+        await anyio.wait_all_tasks_blocked()
+        assert controllers.of("endpoint-7") == ()
         statuses = hive.get(HealthTree).snapshot()
-    assert asked == [7, 7, 7]
     assert not [each for each in statuses if "endpoint-7-regeneration-recovery" in each.module]

@@ -211,17 +211,18 @@ def test_a_failed_regeneration_shows_not_ready_until_a_retry_works(node: Node) -
     slot = node.kernel.adopt_policy(endpoint.id)
     node.endpoints.expose([(replace(endpoint, state=State.RESTORING, policy_revision=0), slot)])
     node.kernel.refuse = "put_lxc"
-    assert not node.endpoints.regenerate(endpoint.id, "test")
+    assert node.build(endpoint.id) == "[Errno 12] no put_lxc today"
     failed = node.endpoints.get(endpoint.id)
     assert failed is not None
     assert node.endpoints.shown_state(failed) is State.NOT_READY
-    ((number, attempt),) = node.aftercare.recoveries
-    assert not attempt(number)
+    assert node.build(endpoint.id) != ""
     node.kernel.refuse = ""
-    assert attempt(number)
+    assert node.build(endpoint.id) == ""
     again = node.endpoints.get(endpoint.id)
     assert again is not None
     assert node.endpoints.shown_state(again) is State.READY
     assert again.policy_revision == 1
+    assert (node.endpoints.builds.succeeded, node.endpoints.builds.failed) == (2, 2)
     node.endpoints.delete(again)
-    assert attempt(number)
+    assert node.aftercare.stopped == [endpoint.id, endpoint.id]
+    assert node.build(endpoint.id) == "not now"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cells.endpoint import Level
 from cells.endpoint.metrics import families
 from cells.endpoint.policy import Enforcement
 from tests.unit.endpoint.fakes import Node, request
@@ -20,7 +21,7 @@ def test_endpoints_are_told_by_the_state_that_is_shown(tmp_path: Path) -> None:
     node.endpoints.create(request(1))
     broken = node.endpoints.create(request(2))
     node.kernel.refuse = "fill"
-    node.endpoints.apply_policy(broken.id, "a test")
+    node.build(broken.id, Level.POLICY)
     got = told(node)
     assert got["cilium_endpoint"] == {(): 2}
     assert got["cilium_endpoint_state"] == {("ready",): 1, ("not-ready",): 1}

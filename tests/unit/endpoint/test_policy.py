@@ -1,6 +1,6 @@
 """What is enforced while the agent runs, and what endpoints make of it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,16 +10,19 @@ import structlog
 from cells.endpoint import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
+    Aftercare,
     Endpoint,
+    Endpoints,
     Enforced,
     Enforcement,
     PolicyEnforcement,
     PolicySettings,
+    Regenerations,
     State,
 )
 from cells.endpoint.policy import Localhost, NodePolicy
 from cells.maps import PolicyEntry, PolicyKey
-from lifecycle import Jobs
+from lifecycle import Duration, Hive, Jobs, config, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
 pytestmark = pytest.mark.anyio
@@ -40,22 +43,36 @@ class Timers:
         self.work[name] = work, interval
 
 
-def enforcement(node: Node, timers: Timers | None = None, **settings: Any) -> PolicyEnforcement:
-    asked, jobs = PolicySettings(**settings), cast("Jobs", timers or Timers())
-    return PolicyEnforcement(asked, node.policy, node.endpoints, jobs, structlog.get_logger())
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
+
+
+@pytest.fixture
+async def changes(node: Node) -> AsyncIterator[PolicyEnforcement]:
+    def needed(_: PolicyEnforcement) -> None: ...
+
+    cell = module(
+        "endpoint",
+        "enforcement over fakes",
+        supply(node.policy, NodePolicy),
+        supply(node.endpoints, Endpoints),
+        supply(node.aftercare, Aftercare),
+        config(PolicySettings),
+        provide(Regenerations, PolicyEnforcement),
+        invoke(needed),
+    )
+    async with Hive(cell).started() as hive:
+        yield hive.get(PolicyEnforcement)
 
 
 def rules(node: Node) -> list[object]:
     return [slot.entries for slot in node.kernel.policies.values()]
 
 
-async def test_always_denies_all_in_every_endpoint_and_default_allows_it_again(node: Node) -> None:
-    changes = enforcement(node)
+async def test_always_denies_all_in_every_endpoint_and_default_allows_it_again(
+    node: Node, changes: PolicyEnforcement
+) -> None:
     made = [node.endpoints.create(request(number)) for number in (1, 2)]
     assert rules(node) == [ALLOW_ALL, ALLOW_ALL]
     assert await changes.change(ALWAYS) == []
@@ -69,25 +86,25 @@ async def test_always_denies_all_in_every_endpoint_and_default_allows_it_again(n
     ]
 
 
-async def test_a_new_endpoint_is_made_as_is_enforced_now(node: Node) -> None:
-    await enforcement(node).change(ALWAYS)
+async def test_a_new_endpoint_is_made_as_is_enforced_now(node: Node, changes: PolicyEnforcement) -> None:
+    await changes.change(ALWAYS)
     endpoint = node.endpoints.create(request(1))
     assert rules(node) == [{}]
     assert (endpoint.enforced, endpoint.policy_revision) == (True, 2)
 
 
-async def test_what_is_enforced_already_changes_nothing(node: Node) -> None:
+async def test_what_is_enforced_already_changes_nothing(node: Node, changes: PolicyEnforcement) -> None:
     node.endpoints.create(request(1))
     before, log = list(node.kernel.steps), node.endpoints.status(1).entries()
-    assert await enforcement(node).change(DEFAULT) == []
+    assert await changes.change(DEFAULT) == []
     assert node.kernel.steps == before
     assert node.endpoints.status(1).entries() == log
     assert node.policy.revision == 1
 
 
-async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node) -> None:
+async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node, changes: PolicyEnforcement) -> None:
     node.endpoints.create(request(1))
-    await enforcement(node).change(ALWAYS)
+    await changes.change(ALWAYS)
     newest = [(entry.state, entry.message) for entry in node.endpoints.status(1).entries()[:4]]
     reason = "agent configuration update"
     assert list(reversed(newest)) == [
@@ -98,23 +115,24 @@ async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node) -> None:
     ]
 
 
-async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(node: Node) -> None:
+async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(
+    node: Node, changes: PolicyEnforcement
+) -> None:
     node.endpoints.create(request(1))
     node.kernel.refuse = "fill"
-    assert await enforcement(node).change(ALWAYS) == [1]
+    assert await changes.change(ALWAYS) == [1]
     (endpoint,) = node.endpoints.all()
     assert node.endpoints.shown_state(endpoint) is State.NOT_READY
     assert (endpoint.enforced, endpoint.policy_revision) == (False, 1)
     node.kernel.refuse = ""
-    ((number, again),) = node.aftercare.recoveries
-    assert again(number)
+    assert node.aftercare.recoveries == [1]
+    assert node.build(1) == ""
     assert rules(node) == [{}]
 
 
 async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_says_otherwise(
-    node: Node,
+    node: Node, changes: PolicyEnforcement
 ) -> None:
-    changes = enforcement(node)
     node.endpoints.create(request(1))
     exempt = node.endpoints.create(request(2))
     node.endpoints.delete(exempt)
@@ -126,7 +144,10 @@ async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_say
 
 async def test_whole_maps_are_compared_now_and_then_and_put_right(node: Node) -> None:
     timers = Timers()
-    enforcement(node, timers, policy_map_full_reconciliation_interval=0)
+    settings = PolicySettings(policy_map_full_reconciliation_interval=Duration(0))
+    jobs = cast("Jobs", timers)
+    unasked = Regenerations.__new__(Regenerations)
+    PolicyEnforcement(settings, node.policy, node.endpoints, unasked, jobs, structlog.get_logger())
     ((work, interval),) = timers.work.values()
     assert interval == float("inf")
     node.endpoints.create(request(1))
@@ -152,10 +173,9 @@ def test_what_belongs_in_a_policy_map(mode: Enforcement, localhost: Localhost, e
 
 
 async def test_an_endpoint_deleted_in_the_middle_of_a_change_is_no_failure(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, changes: PolicyEnforcement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Endpoint] = [node.endpoints.create(request(number)) for number in (1, 2)]
-    changes = enforcement(node)
     fill = node.kernel.fill_policy
 
     def deleting(policy: Any, entries: Any) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 import anyio
 
 from cells.endpoint import (
+    Aftercare,
     Endpoint,
     EndpointMaps,
     Endpoints,
     Identities,
     IPAddress,
+    Regenerations,
     StateFiles,
 )
 from cells.endpoint_restore import (
@@ -164,7 +166,8 @@ class Left:
             supply(self.node.identities, Identities),
             supply(self.node.files, StateFiles),
             supply(self.endpoints, Endpoints),
-            provide(OldEndpoints, RestoredEndpoints, ExposedEndpoints, KeptEndpoints),
+            supply(self.node.aftercare, Aftercare),
+            provide(Regenerations, OldEndpoints, RestoredEndpoints, ExposedEndpoints, KeptEndpoints),
             invoke(_needed),
         )
         return Hive(cell)

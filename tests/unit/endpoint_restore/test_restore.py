@@ -372,7 +372,7 @@ async def test_a_regeneration_that_fails_concerns_its_endpoint_alone(
     await restart(left)
     shown = {endpoint.id: left.endpoints.shown_state(endpoint) for endpoint in left.endpoints.all()}
     assert shown == {1: State.READY, 2: State.NOT_READY, 3: State.READY}
-    assert [number for number, _ in left.node.aftercare.recoveries] == [2]
+    assert left.node.aftercare.recoveries == [2]
 
 
 async def test_lost_policy_maps_that_cannot_be_prepared_do_not_stop_the_start(

@@ -1,0 +1,116 @@
+"""The queue of endpoints that are to be built: order, what becomes one, failures, waiting."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cells.controllers import Controllers
+from cells.endpoint import Aftercare, EndpointMaps, Endpoints, Level, Regenerations, State
+from lifecycle import Hive, invoke, module, provide, supply
+from tests.unit.endpoint.fakes import Node, request
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+async def hive(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hive]:
+    monkeypatch.setattr("cells.endpoint.aftercare.BACKOFF", 0.001)
+
+    def needed(_: Regenerations) -> None: ...
+
+    cell = module(
+        "endpoint",
+        "regeneration over fakes",
+        supply(node.kernel, EndpointMaps),
+        supply(node.endpoints, Endpoints),
+        provide(Controllers, Aftercare, Regenerations),
+        invoke(needed),
+    )
+    async with Hive(cell).started() as hive:
+        yield hive
+
+
+def messages(node: Node, endpoint_id: int) -> list[str]:
+    return [entry.message for entry in node.endpoints.status(endpoint_id).entries()]
+
+
+async def test_an_endpoint_waits_and_is_built_in_its_turn(node: Node, hive: Hive) -> None:
+    queue = hive.get(Regenerations)
+    made = [node.endpoints.create(request(number)) for number in (1, 2)]
+    asked = [queue.request(each.id, Level.DATAPATH, "a reason") for each in reversed(made)]
+    assert queue.waiting == (2, 1)
+    assert [each.state for each in node.endpoints.all()] == [State.WAITING_TO_REGENERATE] * 2
+    assert [await each.result() for each in asked] == ["", ""]
+    assert [each.state for each in node.endpoints.all()] == [State.READY] * 2
+    assert node.kernel.attached == [101, 102, 102, 101]
+    assert len(queue.waiting) == 0
+
+
+async def test_wishes_that_wait_are_one_with_all_reasons_and_the_higher_level(node: Node, hive: Hive) -> None:
+    queue = hive.get(Regenerations)
+    node.endpoints.create(request(1))
+    one = queue.request(1, Level.POLICY, "one")
+    assert queue.request(1, Level.DATAPATH, "two") is one
+    assert queue.request(1, Level.POLICY, "one") is one
+    assert await one.result() == ""
+    assert node.kernel.attached == [101, 101], "the level of policy alone attaches nothing"
+    assert "Successfully regenerated endpoint program (Reason: one, two)" in messages(node, 1)
+
+
+async def test_policy_alone_leaves_the_program_as_it_is(node: Node, hive: Hive) -> None:
+    node.endpoints.create(request(1))
+    assert await hive.get(Regenerations).request(1, Level.POLICY, "policy").result() == ""
+    assert node.kernel.attached == [101]
+
+
+async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) -> None:
+    node.endpoints.create(request(1))
+    node.kernel.refuse = "put_lxc"
+    assert await hive.get(Regenerations).request(1, Level.DATAPATH, "a reason").result() != ""
+    tries = node.endpoints.builds.failed
+    with anyio.fail_after(5):
+        while node.endpoints.builds.failed < tries + 2:  # noqa: ASYNC110  (a fake has no event to wait for)
+            await anyio.sleep(0.001)
+        (failing,) = hive.get(Controllers).of("endpoint-1")
+        assert failing.failures_in_a_row > 0
+        assert failing.last_error == "regeneration recovery failed: [Errno 12] no put_lxc today"
+        (endpoint,) = node.endpoints.all()
+        assert node.endpoints.shown_state(endpoint) is State.NOT_READY
+        node.kernel.refuse = ""
+        while hive.get(Controllers).of("endpoint-1")[0].successes == 0:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+    (endpoint,) = node.endpoints.all()
+    assert node.endpoints.shown_state(endpoint) is State.READY
+    assert "Triggering endpoint regeneration due to retrying regeneration" in messages(node, 1)
+
+
+async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hive) -> None:
+    queue = hive.get(Regenerations)
+    endpoint = node.endpoints.create(request(1))
+    waiting = queue.request(1, Level.DATAPATH, "a reason")
+    node.endpoints.delete(endpoint)
+    node.kernel.pool = [1]
+    node.endpoints.create(request(2))
+    steps = len(node.kernel.steps)
+    assert await waiting.result() == "the endpoint is gone"
+    assert len(node.kernel.steps) == steps, "the endpoint that has the number now is not built in its stead"
+    assert await queue.request(77, Level.DATAPATH, "nobody").result() == "the endpoint is gone"
+
+
+async def test_others_get_their_turn_between_builds(node: Node, hive: Hive) -> None:
+    node.kernel.pool = list(range(1, 60))
+    made = [node.endpoints.create(request(number)) for number in range(1, 50)]
+    asked = [hive.get(Regenerations).request(each.id, Level.POLICY, "policy") for each in made]
+    turns = 0
+    while hive.get(Regenerations).waiting:
+        await anyio.lowlevel.checkpoint()
+        turns += 1
+    assert turns > 2
+    assert {await each.result() for each in asked} == {""}
