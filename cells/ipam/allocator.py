@@ -53,6 +53,8 @@ class Allocator:
         self._pool = pool
         self._ranges: dict[Family, AddressRange] = {}
         self._owners: dict[IPAddress, str] = {}
+        self._shown: dict[Family, dict[str, str]] = {family: {} for family in Family}
+        """The owners by the addresses' texts, which are asked for more often than they change."""
         self._excluded: dict[IPAddress, str] = {}
         self._expirations = Expirations(clock)
         self.allocated = dict.fromkeys(Family, 0)
@@ -136,7 +138,7 @@ class Allocator:
             raise IpamError(FAILED, text)
         if not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
-        self._owners[ip] = owner
+        self._own(ip, owner)
         self.allocated[family] += 1
         return Allocation(ip, self._pool, owner)
 
@@ -148,7 +150,8 @@ class Allocator:
         self._expirations.stop(ip)
         if (addresses := known.get(Family.of(ip))) is not None:
             self.released[Family.of(ip)] += addresses.give_back(ip)
-        self._owners.pop(ip, None)
+        if self._owners.pop(ip, None) is not None:
+            del self._shown[Family.of(ip)][str(ip)]
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
         """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
@@ -177,9 +180,8 @@ class Allocator:
 
     def dump(self) -> dict[str, str]:
         """Who has what: owner by address, IPv4 first."""
-        known = self._known()
-        taken = (ip for family in Family if family in known for ip in known[family])
-        return {str(ip): self._owners.get(ip, "") for ip in taken}
+        self._known()
+        return self._shown[Family.IPV4] | self._shown[Family.IPV6]
 
     def usage(self) -> dict[Family, tuple[int, int]]:
         """For each family how many addresses are taken, and how many Cilium says there are."""
@@ -209,10 +211,14 @@ class Allocator:
             except RangeFull:
                 raise IpamError(NEXT_FAILED, "range is full") from None
             if (excluded_for := self._excluded.get(ip)) is None:
-                self._owners[ip] = owner
+                self._own(ip, owner)
                 self.allocated[Family.of(ip)] += 1
                 return Allocation(ip, self._pool, owner)
-            self._owners[ip] = f"{excluded_for} (excluded)"  # and stays taken, so it is met only once
+            self._own(ip, f"{excluded_for} (excluded)")  # and stays taken, so it is met only once
+
+    def _own(self, ip: IPAddress, owner: str) -> None:
+        self._owners[ip] = owner
+        self._shown[Family.of(ip)][str(ip)] = owner
 
     def _known(self) -> dict[Family, AddressRange]:
         if not self._ranges:
