@@ -13,7 +13,7 @@ from typing import Final
 from cells.api.times import ApiTimes
 from cells.config import AgentConfig
 from cells.health import agent_version
-from cells.metrics import Family, gauge, histogram
+from cells.metrics import Family, gauge, histogram, one_of
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _DATAPATHS: Final = ("veth", "netkit", "netkit-l2", "lb-only")
@@ -48,12 +48,27 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Famil
         "version revision arch",
     )
     protocol = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[config.ipv4 + 2 * config.ipv6]
-    yield _chosen("controlplane_ipam", "IPAM mode", "mode", _IPAMS, "cluster-pool")
-    yield _chosen("datapath_config", "Datapath config mode", "mode", _DATAPATHS, "veth")
-    yield _chosen("datapath_internet_protocol", "IP mode", "address_family", _PROTOCOLS, protocol)
-    yield _chosen("datapath_network", "Network mode", "mode", _NETWORKS, "direct-routing")
-
-
-def _chosen(name: str, what: str, label: str, known: tuple[str, ...], chosen: str) -> Family:
-    series = {each: float(each == chosen) for each in dict.fromkeys((*known, chosen))}
-    return gauge(f"cilium_feature_{name}", f"{what} enabled on the agent", series, label)
+    yield one_of(
+        "cilium_feature_controlplane_ipam", "IPAM mode enabled on the agent", "mode", _IPAMS, "cluster-pool"
+    )
+    yield one_of(
+        "cilium_feature_datapath_config",
+        "Datapath config mode enabled on the agent",
+        "mode",
+        _DATAPATHS,
+        "veth",
+    )
+    yield one_of(
+        "cilium_feature_datapath_internet_protocol",
+        "IP mode enabled on the agent",
+        "address_family",
+        _PROTOCOLS,
+        protocol,
+    )
+    yield one_of(
+        "cilium_feature_datapath_network",
+        "Network mode enabled on the agent",
+        "mode",
+        _NETWORKS,
+        "direct-routing",
+    )

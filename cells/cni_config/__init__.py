@@ -5,16 +5,33 @@ Needs:  AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig; it is invo
 Why:    kubelet takes the file for readiness of the node's network, so it must be true when it appears.
 """
 
+from collections.abc import Iterable
+
 from cells.cni_config.settings import CniConfigSettings
 from cells.cni_config.write import CniConfig
-from lifecycle import config, invoke, module, provide
+from cells.metrics import Collector, Family, one_of
+from lifecycle import Member, config, invoke, module, provide
 
 __all__ = ["CniConfig", "CniConfigSettings", "cell"]
+
+_CHAINING = ("none", "aws-cni", "aws-vpc-cni", "calico", "flannel", "generic-veth")
+"""Modes that Cilium's metric always tells."""
+
+
+def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:
+    """How our plugin works with others, as a metric."""
+
+    async def collect() -> Iterable[Family]:
+        name, text = "cilium_feature_datapath_chaining_enabled", "Chaining mode enabled on the agent"
+        return [one_of(name, text, "mode", _CHAINING, settings.chaining_mode)]
+
+    return Collector("chaining", collect)
+
 
 cell = module(
     "cni-config",
     "CNI configuration file",
     config(CniConfigSettings),
-    provide(CniConfig),
+    provide(CniConfig, chaining_metrics),
     invoke(CniConfig),
 )

@@ -18,7 +18,7 @@ A cell contributes a Collector, which imports what makes the families only when 
 Settings: prometheus-serve-addr, metrics.
 """
 
-from cells.metrics.family import Collector, Family, Histogram, counter, gauge, histogram
+from cells.metrics.family import Collector, Family, Histogram, counter, gauge, histogram, one_of
 from cells.metrics.metrics import Metrics
 from cells.metrics.server import MetricsServer, tell_of_cells
 from cells.metrics.settings import MetricsSettings
@@ -35,6 +35,7 @@ __all__ = [
     "counter",
     "gauge",
     "histogram",
+    "one_of",
 ]
 
 cell = module(

@@ -1,6 +1,6 @@
 """A metric with all its series, as one moment shows it; and who tells them.
 
-Needs: nothing.   Gives: Family; counter(), gauge() and histogram(), which make one; Histogram; Collector.
+Needs: nothing.   Gives: Family; counter(), gauge(), histogram() and one_of(), which make one; Histogram; Collector.
 Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets).
 """
 
@@ -95,6 +95,11 @@ def histogram(
 ) -> Family:
     """How values are spread; as counter(), of Histograms."""
     return _family(name, "histogram", help, value, labels, on=on, fixed=fixed)
+
+
+def one_of(name: str, help: str, label: str, known: Iterable[str], chosen: str) -> Family:  # noqa: A002
+    """What is in force out of several: a series for each, 1 for the chosen one, 0 for the others."""
+    return gauge(name, help, {each: float(each == chosen) for each in (*known, chosen)}, label)
 
 
 def _family(
