@@ -48,27 +48,10 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Famil
         "version revision arch",
     )
     protocol = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[config.ipv4 + 2 * config.ipv6]
-    yield one_of(
-        "cilium_feature_controlplane_ipam", "IPAM mode enabled on the agent", "mode", _IPAMS, "cluster-pool"
-    )
-    yield one_of(
-        "cilium_feature_datapath_config",
-        "Datapath config mode enabled on the agent",
-        "mode",
-        _DATAPATHS,
-        "veth",
-    )
-    yield one_of(
-        "cilium_feature_datapath_internet_protocol",
-        "IP mode enabled on the agent",
-        "address_family",
-        _PROTOCOLS,
-        protocol,
-    )
-    yield one_of(
-        "cilium_feature_datapath_network",
-        "Network mode enabled on the agent",
-        "mode",
-        _NETWORKS,
-        "direct-routing",
-    )
+    for name, what, label, known, chosen in (
+        ("controlplane_ipam", "IPAM mode", "mode", _IPAMS, "cluster-pool"),
+        ("datapath_config", "Datapath config mode", "mode", _DATAPATHS, "veth"),
+        ("datapath_internet_protocol", "IP mode", "address_family", _PROTOCOLS, protocol),
+        ("datapath_network", "Network mode", "mode", _NETWORKS, "direct-routing"),
+    ):
+        yield one_of(f"cilium_feature_{name}", f"{what} enabled on the agent", label, known, chosen)

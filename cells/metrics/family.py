@@ -1,6 +1,7 @@
 """A metric with all its series, as one moment shows it; and who tells them.
 
-Needs: nothing.   Gives: Family; counter(), gauge(), histogram() and one_of(), which make one; Histogram; Collector.
+Needs: nothing.
+Gives: Family; counter(), gauge(), histogram() and one_of(), which make one; Histogram; Collector.
 Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets).
 """
 
