@@ -1,7 +1,8 @@
 """Attaches and detaches pods: the agent's side of the CNI plugin.
 
 Edge: requests on cni.sock become links, addresses and endpoints, or their end.
-Needs:  AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints.
+Needs:  ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
+        ExposedEndpoints.
 Gives:  CniServer (serves once its hook has run), DeleteQueue (drained before any socket serves, locked until
         released).
 Why:    the plugin is a small process in the runtime's namespaces; everything it asks for happens here, where
@@ -11,5 +12,6 @@ Why:    the plugin is a small process in the runtime's namespaces; everything it
 from cells.cni_server.cell import cell
 from cells.cni_server.delete_queue import DeleteQueue
 from cells.cni_server.server import CniServer
+from cells.cni_server.settings import ChainingSettings
 
-__all__ = ["CniServer", "DeleteQueue", "cell"]
+__all__ = ["ChainingSettings", "CniServer", "DeleteQueue", "cell"]

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import anyio
 
+from cells.cni_server.chained import ChainedAttacher
 from cells.cni_server.departures import Departures, PodAddress
 from cells.cni_server.edges import Addresses, EndpointBook, Links, PodEnd
 from cells.cni_server.errors import CniError, kernel_reason
 from cells.cni_server.mac import MODES, MacPair, macs_of
 from cells.cni_server.request import Call, Pod, check_add, pod_of
 from cells.cni_server.result import Attached, result_json
-from cells.cni_server.undo import Undo
+from cells.cni_server.undo import Undo, remove_endpoint
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest
 from cells.ipam import IPAddress, IpamError
 from cells.netlink import CreatedLink, NetlinkError, VethPair
@@ -92,6 +93,7 @@ class Attacher:
         mtu: Callable[[], int],
         state: Path,
         log: Logger,
+        route_mtu_in_chains: bool = False,
     ) -> None:
         self._links = links
         self._addresses = addresses
@@ -101,6 +103,9 @@ class Attacher:
         self._mtu = mtu
         self._state = state
         self._log = log
+        self._chained = ChainedAttacher(
+            links, endpoints, gateways=gateways, mtu=mtu, route_mtu=route_mtu_in_chains, log=log
+        )
 
     def problem(self) -> str:
         """What keeps every ADD from working at the moment; "" when nothing is known to."""
@@ -118,10 +123,12 @@ class Attacher:
         ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
         back. Raises CniError, Obstructed when a name is taken, PoolEmpty when there is no policy map yet.
         """
-        check_add(call)
+        previous = check_add(call)
         pod = pod_of(call.args)
         if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
             raise _exists(call.attachment_id)
+        if previous is not None:
+            return self._chained.attach(call, pod, pod_side.link, undo)
         macs, mtu = self._macs(call, pod), self._mtu()
         allocated = self._allocate(pod, undo)
         addresses = tuple(each.ip for each in allocated)
@@ -233,13 +240,8 @@ class Attacher:
             endpoint = self._endpoints.create(request)
         except EndpointError as error:
             raise CniError(f"unable to create endpoint: {error.text}") from error
-        undo.push("endpoint", partial(self._remove, endpoint))
+        undo.push("endpoint", partial(remove_endpoint, self._endpoints, endpoint))
         return endpoint
-
-    def _remove(self, endpoint: Endpoint) -> None:
-        problems = self._endpoints.delete(endpoint, release_address=False)
-        if problems:
-            raise CniError("; ".join(problems))
 
     async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.

@@ -1,7 +1,7 @@
 """How the CNI server is put together from the other cells.
 
-Needs: AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device], ExposedEndpoints,
-HostIPSync.
+Needs: ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
+ExposedEndpoints, HostIPSync.
 Gives: cell, and the constructors of Departures, Attacher, Detacher, Checker, DeleteQueue, CniServer.
 """
 
@@ -15,6 +15,7 @@ from cells.cni_server.delete_queue import DeleteQueue
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
+from cells.cni_server.settings import ChainingSettings
 from cells.cni_server.times import CallTimes
 from cells.config import AgentConfig
 from cells.devices import Device, pod_mtu
@@ -26,7 +27,18 @@ from cells.maps import PolicyMaps
 from cells.metrics import Collector, Family
 from cells.netlink import HostLinks, PodLink
 from cells.router import Router
-from lifecycle import Health, Lifecycle, Logger, Member, Table, invoke, module, provide, provide_private
+from lifecycle import (
+    Health,
+    Lifecycle,
+    Logger,
+    Member,
+    Table,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 
 def departures(links: HostLinks, ipam: Ipam, lifecycle: Lifecycle, health: Health, log: Logger) -> Departures:
@@ -43,6 +55,7 @@ def attacher(
     leaving: Departures,
     router: Router,
     devices: Table[Device],
+    chaining: ChainingSettings,
     log: Logger,
 ) -> Attacher:
     """Attaches pods to this node."""
@@ -55,6 +68,7 @@ def attacher(
         mtu=lambda: pod_mtu(config.mtu, devices.all()),
         state=config.state,
         log=log,
+        route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
     )
 
 
@@ -113,6 +127,7 @@ def call_metrics(times: CallTimes) -> Member[Collector]:
 cell = module(
     "cni-server",
     "Attaches and detaches pods for the CNI plugin",
+    config(ChainingSettings),
     provide_private(departures, attacher, detacher, checker, CallTimes),
     provide(delete_queue, cni_server, call_metrics),
     invoke(CniServer),

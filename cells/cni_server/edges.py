@@ -32,6 +32,10 @@ class Links(Protocol):
         """The link of that name."""
         ...
 
+    def at(self, ifindex: int) -> LinkInfo | None:
+        """The link with that index."""
+        ...
+
     async def reap(self, ifindexes: Iterable[int]) -> None:
         """Delete, off the loop; returns when they are gone."""
         ...
@@ -53,6 +57,22 @@ class PodEnd(Protocol):
 
     def addresses(self, name: str) -> Collection[IPAddress] | None:
         """Those of the link; None when there is no such link."""
+        ...
+
+    def links(self) -> list[LinkInfo]:
+        """Every link of the pod."""
+        ...
+
+    def addresses_of(self, ifindex: int) -> list[IPAddress]:
+        """Those of the link, the first one first."""
+        ...
+
+    def set_mac(self, ifindex: int, name: str, mac: bytes) -> None:
+        """Give the link another MAC address."""
+        ...
+
+    def set_route_mtu(self, mtu: int) -> None:
+        """Give all routes this MTU."""
         ...
 
     def delete(self, name: str) -> bool:

@@ -1,6 +1,6 @@
 """Which MAC addresses a new pod's interface and its other end get.
 
-Needs: the network configuration and the pod's name.   Gives: MacPair, macs_of.
+Needs: the network configuration and the pod's name.   Gives: MacPair, macs_of, annotated_mac.
 The pod's end: what its annotation says, else the fixed address, else that of the longest prefix of its name,
 else the mode. The node's end is random, or, in the mode deterministic, derived with a salt.
 """
@@ -41,11 +41,17 @@ def macs_of(conf: NetConf, pod: Pod, ifname: str) -> MacPair:
     return MacPair(chosen[0] if chosen else random_mac(), random_mac())
 
 
+def annotated_mac(conf: NetConf, ifname: str) -> bytes | None:
+    """What the pod's annotation asks for, if it does; raises CniError for what no interface can have."""
+    annotated = (conf.runtime_config.annotations or {}).get(ANNOTATION)
+    return _unicast(annotated, ifname, f"pod annotation {ANNOTATION}") if annotated else None
+
+
 def _chosen(conf: NetConf, pod: Pod, ifname: str) -> Iterator[bytes]:
     """What is said for this pod, most important first."""
-    annotated = (conf.runtime_config.annotations or {}).get(ANNOTATION)
-    if annotated:
-        yield _unicast(annotated, ifname, f"pod annotation {ANNOTATION}")
+    annotated = annotated_mac(conf, ifname)
+    if annotated is not None:
+        yield annotated
     if conf.fixed_mac:
         yield _unicast(conf.fixed_mac, ifname, "fixedMac")
     if conf.prefix_mac_map:

@@ -48,6 +48,8 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     cni_version: str = msgspec.field(default="0.1.0", name="cniVersion")
     name: str = ""
     chaining_mode: str = ""
+    enable_route_mtu: bool = False
+    """In a chain: give the pod's routes our MTU."""
     ipam: IpamConf = IpamConf()
     prev_result: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="prevResult")
     mac_addr_mode: str = msgspec.field(default="", name="macAddrMode")
@@ -165,25 +167,25 @@ def chain_of(conf: NetConf) -> str:
     return conf.chain
 
 
-def check_add(call: Call) -> None:
-    """Refuse an ADD that asks for what is not there; raises CniError."""
+def check_add(call: Call) -> PrevResult | None:
+    """The result of the plugin whose link the ADD is to take over, None for one that gets a link of its own.
+
+    Raises CniError for an ADD that asks for what is not there. A chaining mode without a previous result is
+    no chain: there is no link yet.
+    """
     conf = call.conf
     chain = chain_of(conf)
-    if conf.prev_result and prev_result_of(call) is not None:
-        if chain:
-            raise CniError(
-                f"chaining-mode {chain} (network {conf.name}) is not built yet: expected no prevResult,"
-                " and a network name that implies no chaining, such as cilium",
-                code=INVALID_CONFIG,
-            )
+    previous = prev_result_of(call)
+    if previous is not None and not chain:
         raise CniError(
             "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
             " please set chaining-mode in CNI configuration"
         )
-    if conf.ipam.type:
+    if previous is None and conf.ipam.type:
         raise CniError(
             f"network configuration {conf.name}: ipam.type is not built yet: remove it", code=INVALID_CONFIG
         )
+    return previous
 
 
 def prev_result_of(call: Call) -> PrevResult | None:

@@ -1,6 +1,6 @@
 """The result of an ADD, in the form of the protocol version that was asked for.
 
-Needs: nothing.   Gives: Attached, result_json.
+Needs: nothing.   Gives: Attached, result_json, passed_on.
 Source: CNI spec 0.2.0 (ip4, ip6), 0.3.1 (interfaces, ips with a version), 1.0.0 (ips without), 1.1.0 (routes
 with an MTU); as recorded.
 """
@@ -60,4 +60,23 @@ def result_json(attached: Attached, version: str) -> bytes:
     }
     if version.startswith("0."):
         result["dns"] = {}
+    return msgspec.json.encode(result) + b"\n"
+
+
+def passed_on(previous: bytes, version: str, mac: tuple[str, bytes] | None = None) -> bytes:
+    """The result of the plugin before us as ours, in protocol ``version``: what it says stays as it is.
+
+    ``mac``: the name of the pod's interface, and the MAC address it has now.
+    """
+    result: dict[str, object] = {**msgspec.json.decode(previous), "cniVersion": version}
+    if version.startswith("0."):
+        result.setdefault("dns", {})
+    elif not result.get("dns"):
+        result.pop("dns", None)
+    interfaces = result.get("interfaces")
+    if mac is not None and isinstance(interfaces, list):
+        result["interfaces"] = [
+            {**each, "mac": mac_text(mac[1])} if each.get("name") == mac[0] and each.get("sandbox") else each
+            for each in interfaces
+        ]
     return msgspec.json.encode(result) + b"\n"

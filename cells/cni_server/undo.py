@@ -1,12 +1,15 @@
 """What has been done so far, and how to take it back.
 
-Needs: nothing.   Gives: Undo.
+Needs: EndpointBook.   Gives: Undo, remove_endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from cells.cni_server.edges import EndpointBook
+from cells.cni_server.errors import CniError
+from cells.endpoint import Endpoint
 from lifecycle import Logger
 
 
@@ -39,3 +42,10 @@ class Undo:
                     await waiting
             except Exception as error:  # whatever it is, the steps below must still run
                 log.exception("roll-back step failed", step=what, error=str(error))
+
+
+def remove_endpoint(endpoints: EndpointBook, endpoint: Endpoint) -> None:
+    """Take back an endpoint whose addresses are not released with it; raises CniError for what stayed."""
+    problems = endpoints.delete(endpoint, release_address=False)
+    if problems:
+        raise CniError("; ".join(problems))

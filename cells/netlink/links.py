@@ -106,6 +106,16 @@ class HostLinks:
             raise
         return read_link(replies[-1])
 
+    def at(self, ifindex: int) -> LinkInfo | None:
+        """The link with that index, or None."""
+        try:
+            replies = self._connection.run(m.get_link_at(ifindex))
+        except NetlinkError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        return read_link(replies[-1])
+
     def links(self, without: tuple[str, ...] = ()) -> list[LinkInfo]:
         """Every link of the namespace, but those whose names begin with one of ``without``."""
         rows = self._connection.dump(m.dump_links())

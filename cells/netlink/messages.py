@@ -42,7 +42,8 @@ IPV4_DEVCONF_RP_FILTER = 8
 
 IFA_ADDRESS, IFA_LOCAL = 1, 2
 IFA_F_NODAD = 0x02
-RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS, RTA_TABLE = 1, 4, 5, 7, 8, 15
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS, RTA_CACHEINFO, RTA_TABLE = 1, 4, 5, 7, 8, 12, 15
+RTNH_F_ONLINK = 4
 RTAX_MTU = 2
 RT_TABLE_MAIN = 254
 RTPROT_BOOT = 3
@@ -121,6 +122,12 @@ def get_link(name: str) -> Request:
     return Request(f"look up link {name}", RTM_GETLINK, 0, body)
 
 
+def get_link_at(ifindex: int) -> Request:
+    """Ask for one link by number, without its statistics."""
+    body = LINK.pack(0, 0, ifindex, 0, 0) + _SKIP_STATISTICS
+    return Request(f"look up link {ifindex}", RTM_GETLINK, 0, body)
+
+
 def sync_carrier(ifindex: int) -> Request:
     """Ask for one link by number: the kernel carries a pending change of carrier out before it answers."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + _SKIP_STATISTICS
@@ -141,6 +148,12 @@ def activate_link(ifindex: int, alias: str) -> Request:
 def link_up(ifindex: int, name: str) -> Request:
     """Bring a link up."""
     return Request(f"bring {name} up", RTM_SETLINK, 0, LINK.pack(0, 0, ifindex, IFF_UP, IFF_UP))
+
+
+def set_mac(ifindex: int, name: str, mac: bytes) -> Request:
+    """Give a link another MAC address, up or not."""
+    body = LINK.pack(0, 0, ifindex, 0, 0) + attribute(IFLA_ADDRESS, mac)
+    return Request(f"set MAC address of {name}", RTM_SETLINK, 0, body)
 
 
 def set_device(ifindex: int, name: str, mtu: int) -> Request:
@@ -257,6 +270,11 @@ def add_route(
 def dump_routes(family: int) -> Request:
     """Ask for the routes of a family, of every table."""
     return Request("list routes", RTM_GETROUTE, NLM_F_DUMP, ROUTE.pack(family, *[0] * 8))
+
+
+def replace_route(what: str, body: bytes) -> Request:
+    """Put this route, an rtmsg with attributes as a dump shows them, in the place of the one it is like."""
+    return Request(f"set route {what}", RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
 def delete_route(ifindex: int, destination: IPNetwork) -> Request:

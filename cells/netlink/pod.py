@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError
-from cells.netlink.rows import read_address, read_indexes
+from cells.netlink.rows import LinkInfo, read_address, read_indexes, read_link, read_route, with_mtu
 
 _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
 
@@ -56,6 +56,28 @@ class PodLink:
             raise
         rows = map(read_address, self._connection.dump(m.dump_addresses()))
         return frozenset(row[1].ip for row in rows if row is not None and row[0] == ifindex)
+
+    def links(self) -> list[LinkInfo]:
+        """Every link of the pod, in the kernel's order; a peer's index is of the namespace it is in."""
+        return list(map(read_link, self._connection.dump(m.dump_links())))
+
+    def addresses_of(self, ifindex: int) -> list[IPv4Address | IPv6Address]:
+        """The addresses of the link, in the kernel's order: the wider scope first, the older first."""
+        rows = map(read_address, self._connection.dump(m.dump_addresses()))
+        return [row[1].ip for row in rows if row is not None and row[0] == ifindex]
+
+    def set_mac(self, ifindex: int, name: str, mac: bytes) -> None:
+        """Give a link another MAC address."""
+        self._connection.run(m.set_mac(ifindex, name, mac))
+
+    def set_route_mtu(self, mtu: int) -> None:
+        """Give every unicast route of the main table this MTU; what else they say stays."""
+        for family in (m.AF_INET, m.AF_INET6):
+            for row in self._connection.dump(m.dump_routes(family)):
+                if row.body[0] != family or (route := read_route(row)) is None:
+                    continue
+                if (body := with_mtu(row, mtu)) is not None:
+                    self._connection.run(m.replace_route(str(route[1]), body))
 
     def delete(self, name: str) -> bool:
         """Delete the link of that name, blocking 14 to 20 ms for RCU; False, at once, when there is none."""

@@ -1,10 +1,13 @@
 """Links, addresses and routes as the kernel describes them: what the rows of a dump say."""
 
+import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
 from cells.netlink import messages as m
-from cells.netlink.wire import Message, attributes
+from cells.netlink.wire import Message, attribute, attributes
+
+_FLAGS = struct.Struct("=I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,24 @@ def read_route(message: Message) -> tuple[int, m.IPNetwork] | None:
     if family == m.AF_INET:
         return ifindex, IPv4Network((destination or bytes(4), prefix))
     return ifindex, IPv6Network((destination or bytes(16), prefix))
+
+
+def with_mtu(message: Message, mtu: int) -> bytes | None:
+    """The body of an RTM_NEWROUTE with this MTU, to send it back; None if it has that MTU already.
+
+    Other metrics stay, state that is not the route's to say (flags of its hop, ages) does not.
+    """
+    head = bytearray(message.body[: m.ROUTE.size])
+    (flags,) = _FLAGS.unpack_from(head, m.ROUTE.size - _FLAGS.size)
+    _FLAGS.pack_into(head, m.ROUTE.size - _FLAGS.size, flags & m.RTNH_F_ONLINK)
+    found = list(attributes(message.body, m.ROUTE.size))
+    metrics = dict(attributes(dict(found).get(m.RTA_METRICS, b""), 0))
+    if _number(metrics.get(m.RTAX_MTU, b"")) == mtu:
+        return None
+    metrics[m.RTAX_MTU] = _FLAGS.pack(mtu)
+    kept = [(kind, data) for kind, data in found if kind not in {m.RTA_METRICS, m.RTA_CACHEINFO}]
+    nested = b"".join(attribute(kind, data) for kind, data in metrics.items())
+    return bytes(head) + b"".join(attribute(*each) for each in [*kept, (m.RTA_METRICS, nested)])
 
 
 def _text(data: bytes) -> str:

@@ -54,7 +54,7 @@ def _kept(route: Json) -> bool:
     destination = str(route["dst"])
     return (
         route.get("dev") != "lo"
-        and route.get("type") not in {"broadcast", "multicast", "anycast"}
+        and route.get("type") not in {"multicast", "anycast"}
         and not destination.startswith(("fe80:", "ff00:"))
     )
 

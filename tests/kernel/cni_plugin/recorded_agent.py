@@ -20,7 +20,7 @@ from cells.cni_server.check import Checker
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
 from cells.cni_server.server import CniServer
-from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
+from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, State
 from cells.ipam import Allocation, Family, IPAddress, IpamError
 from cells.netlink import HostLinks, PodLink, mac_text
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
@@ -43,6 +43,8 @@ class RecordedNode(FakeNode):
         """Of the present command."""
         self.puts: list[Json] = []
         """Bodies of PUT /endpoint as our ADD would have sent them."""
+        self.route_mtu_in_chains = False
+        """As configured at the recorded node."""
         self.hidden = False
         """Whether endpoints are not to be found."""
 
@@ -118,11 +120,19 @@ class RecordedNode(FakeNode):
 
 def put_body(request: EndpointRequest) -> Json:
     """What Cilium's plugin would have sent, but for timers, state and synchronous build."""
+    datapath = request.datapath
     body: dict[str, object] = {
         "addressing": {},
         "container-id": request.container_id,
         "container-interface-name": request.container_ifname,
-        "datapath-configuration": {},
+        "datapath-configuration": {
+            "external-ipam": datapath.external_ipam,
+            "require-arp-passthrough": datapath.require_arp_passthrough,
+            "require-egress-prog": datapath.require_egress_prog,
+            "require-routing": datapath.require_routing,
+        }
+        if datapath != DatapathConfiguration()
+        else {},
         "host-mac": mac_text(request.host_mac),
         "interface-index": request.ifindex,
         "interface-name": request.ifname,
@@ -130,12 +140,12 @@ def put_body(request: EndpointRequest) -> Json:
         "k8s-pod-name": request.pod_name,
         "k8s-uid": request.pod_uid,
         "mac": mac_text(request.pod_mac),
-        "netns-cookie": str(request.netns_cookie),
+        "netns-cookie": str(request.netns_cookie or ""),
     }
     addressing: dict[str, str] = {}
     for family, ip, pool in (("ipv4", request.ipv4, request.pool), ("ipv6", request.ipv6, request.ipv6_pool)):
         if ip is not None:
-            addressing |= {family: str(ip), f"{family}-pool-name": pool}
+            addressing |= {family: str(ip)} | ({f"{family}-pool-name": pool} if pool else {})
     body["addressing"] = addressing
     return {key: value for key, value in body.items() if value or key == "datapath-configuration"}
 
@@ -159,6 +169,7 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
             mtu=lambda: node.mtu,
             state=SOCKET.parent,
             log=log,
+            route_mtu_in_chains=node.route_mtu_in_chains,
         )
         detacher = Detacher(node, departures, log)
         server = CniServer(

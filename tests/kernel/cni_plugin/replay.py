@@ -56,6 +56,7 @@ class Replay:
         self.name = name
         self.recording = load(f"cni/{name}")
         self.node = RecordedNode()
+        self.node.route_mtu_in_chains = "enableRouteMTUForCNIChaining" in json.dumps(self.recording)
         self.seen: dict[str, object] = {}
         """What stands for each placeholder here."""
         self.ended = anyio.Event()
@@ -210,13 +211,19 @@ class Replay:
             for link in side["links"]:
                 for limit in ("gso_ipv4_max_size", "gro_ipv4_max_size"):
                     link.pop(limit, None)
-                if link.get("link_netnsid") is not None:  # made by the plugin, across namespaces
+                if not self._set_up_beforehand(link["ifname"]) and link.get("link_netnsid") is not None:
                     link["num_tx_queues"] = link["num_rx_queues"] = 1
             for route in (*side["routes4"], *side["routes6"]):
                 for metric in route.get("metrics", ()):
                     if "mtu" in metric:
                         metric["mtu"] = self._device_mtu(wanted)
         return wanted
+
+    def _set_up_beforehand(self, name: str) -> bool:
+        """Whether the link is none of the plugin's making."""
+        lines = (line.split() for line in self.recording["setup"])
+        made = any(line[:3] == ["ip", "link", "add"] and name in line for line in lines)
+        return made and self.name.startswith("chained_")
 
     def _device_mtu(self, wanted: Json) -> int:
         return int(next(link["mtu"] for link in wanted["pod"]["links"] if link["ifname"] == "eth0"))

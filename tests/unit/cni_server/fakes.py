@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv6Address
 
 import anyio
@@ -39,6 +39,17 @@ class FakeLink:
 
 
 @dataclass
+class OthersLink:
+    """A veth pair of another plugin's."""
+
+    pod: int
+    inner: LinkInfo
+    host: LinkInfo
+    addresses: list[IPAddress]
+    route_mtu: int = 1500
+
+
+@dataclass
 class FakeNode:
     """Links, Addresses, EndpointBook and PolicyPool in one. ``refuse`` names the steps that fail."""
 
@@ -52,6 +63,8 @@ class FakeNode:
     """States of endpoints that are not what they seem."""
     book: dict[int, Endpoint] = field(default_factory=dict)
     policy_maps: int = 100
+    others: list[OthersLink] = field(default_factory=list)
+    """Pairs another plugin has made."""
     steps: list[str] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     may_reap: anyio.Event | None = None
@@ -103,6 +116,9 @@ class FakeNode:
                     index, name, bytes(6), link.mtu, "veth", link.alias, link.up, True, 1, 0, 0, 1000
                 )
         return None
+
+    def at(self, ifindex: int) -> LinkInfo | None:
+        return next((other.host for other in self.others if other.host.ifindex == ifindex), None)
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
         refused = self._step("reap")
@@ -219,6 +235,31 @@ class FakePod:
         mine = [link for link in self.node.links.values() if (link.pod, link.pod_name) == (self.number, name)]
         return mine[0].addresses if mine else None
 
+    def links(self) -> list[LinkInfo]:
+        if self.node._step("list links of pod"):
+            raise NetlinkError(errno.EPERM, "list links")
+        return [other.inner for other in self._others()]
+
+    def addresses_of(self, ifindex: int) -> list[IPAddress]:
+        (found,) = [other.addresses for other in self._others() if other.inner.ifindex == ifindex]
+        return found
+
+    def set_mac(self, ifindex: int, name: str, mac: bytes) -> None:
+        if self.node._step(f"set MAC address {mac.hex(':')}"):
+            raise NetlinkError(errno.EADDRNOTAVAIL, f"set MAC address of {name}")
+        for other in self._others():
+            if other.inner.ifindex == ifindex:
+                other.inner = replace(other.inner, mac=mac)
+
+    def set_route_mtu(self, mtu: int) -> None:
+        if self.node._step("set MTU of routes"):
+            raise NetlinkError(errno.EPERM, "set route 0.0.0.0/0")
+        for other in self._others():
+            other.route_mtu = mtu
+
+    def _others(self) -> list[OthersLink]:
+        return [other for other in self.node.others if other.pod == self.number]
+
     def delete(self, name: str) -> bool:
         if self.node._step("delete in pod"):
             raise NetlinkError(errno.EPERM, f"delete link {name}")
@@ -260,3 +301,19 @@ def leftover(node: FakeNode, container_id: str, pod: int, *, alias: str = "", if
     index = node._number()
     node.links[index] = FakeLink(host_link_name(container_id, ifname), pod, ifname, MTU, alias)
     return index
+
+
+def others_link(node: FakeNode, pod: int, *addresses: IPAddress, name: str = "eth0") -> OthersLink:
+    """A pair another plugin has made, its host's end called vethhost<n>."""
+    number = len(node.others)
+    inner, host = 2 + number, 50 + number
+    made = OthersLink(
+        pod,
+        LinkInfo(inner, name, bytes(5) + b"\1", 1500, "veth", "", True, True, host, 0, 0, 1000),
+        LinkInfo(
+            host, f"vethhost{number}", bytes(5) + b"\2", 1500, "veth", "", True, True, inner, 0, 0, 1000
+        ),
+        list(addresses),
+    )
+    node.others.append(made)
+    return made

@@ -234,16 +234,6 @@ async def test_a_bug_in_a_step_is_rolled_back_and_told_in_one_line(served: Harne
     [
         ({"chaining-mode": "none"}, 999, "invalid chaining-mode none"),
         (
-            {"chaining-mode": "generic-veth", "prevResult": {"ips": []}},
-            7,
-            "chaining-mode generic-veth (network cilium) is not built yet: ",
-        ),
-        (
-            {"name": "flannel", "prevResult": {"ips": []}},
-            7,
-            "chaining-mode flannel (network flannel) is not built yet: ",
-        ),
-        (
             {"prevResult": {"cniVersion": "1.0.0", "interfaces": [], "ips": []}},
             999,
             "CNI PrevResult supplied, but not in chaining mode -- this is invalid, please set",

@@ -96,6 +96,18 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.get_link("cilium_host"),
         lambda: link(18, REQUEST | ACK, {}, [("IFLA_IFNAME", "cilium_host"), ("IFLA_EXT_MASK", 8)]),
     ),
+    "look a link up by its index": (
+        messages.get_link_at(12),
+        lambda: link(18, REQUEST | ACK, {"index": 12}, [("IFLA_EXT_MASK", 8)]),
+    ),
+    "another MAC address": (
+        messages.set_mac(12, "eth0", MAC_B),
+        lambda: link(19, REQUEST | ACK, {"index": 12}, [("IFLA_ADDRESS", MAC_B.hex(":"))]),
+    ),
+    "a route as it was shown": (
+        messages.replace_route("0.0.0.0/0", messages.add_route(2, IPv4Network("0.0.0.0/0"), via=ROUTER).body),
+        lambda: route(CREATE | REPLACE, 0, 0, [("RTA_GATEWAY", str(ROUTER)), ("RTA_OIF", 2)]),
+    ),
     "sync carrier": (
         messages.sync_carrier(12),
         lambda: link(18, REQUEST | ACK, {"index": 12}, [("IFLA_EXT_MASK", 8)]),
@@ -259,7 +271,8 @@ def test_every_packer_is_compared() -> None:
         if callable(value) and getattr(value, "__annotations__", {}).get("return") is Request
     }
     compared = {
-        "create_veth", "get_link", "sync_carrier", "dump_links", "activate_link", "link_up", "set_device",
+        "create_veth", "get_link", "get_link_at", "sync_carrier", "set_mac", "replace_route",
+            "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
     }  # fmt: skip
