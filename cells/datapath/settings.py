@@ -4,10 +4,10 @@ Needs: nothing.   Gives: DatapathSettings.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
-from lifecycle import Duration, Settings, seconds
+from lifecycle import Duration, Formerly, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 
@@ -34,7 +34,7 @@ class DatapathSettings(Settings, frozen=True):
     bpf_ct_timeout_regular_tcp_fin: Duration = seconds(10)
     """How long a TCP connection that both sides have ended is remembered."""
 
-    monitor_aggregation: str = "medium"
+    monitor_aggregation: Annotated[str, Formerly("monitor-aggregation-level")] = "medium"
     """Which packets are traced: none (every one), low (every delivery), medium and maximum (what is new)."""
 
     bpf_events_drop_enabled: bool = True

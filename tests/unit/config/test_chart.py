@@ -1,0 +1,78 @@
+"""A ConfigMap that Cilium's chart made, and what docs/configuration.md says of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cells.agent import agent
+from lifecycle import Hive, SettingsError, Sources
+from lifecycle.reference import sections
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/configuration.md").read_text(encoding="utf-8")
+CHART = yaml.safe_load((Path(__file__).parent / "chart_default.yaml").read_text(encoding="utf-8"))
+
+
+def extra_config() -> dict[str, str]:
+    """The values that the page shows."""
+    block = re.search(r"```yaml\n(extraConfig:.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    found = yaml.safe_load(block[1])["extraConfig"]
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(directory: Path, values: dict[str, str]) -> list[str]:
+    """The options that an agent refuses of a config-dir, in its order."""
+    for name, value in values.items():
+        (directory / name).write_text(value)
+    try:
+        Hive(agent, settings=Sources(config_dir=directory)).settings()
+    except SettingsError as error:
+        places = [fault.text.partition(": ")[0] for fault in error.faults]
+        assert all(place.startswith(f"{directory}/") for place in places)
+        return [Path(place).name for place in places]
+    return []
+
+
+def test_all_that_the_charts_default_asks_for_in_vain_is_told_at_once(tmp_path: Path) -> None:
+    assert refused(tmp_path, CHART) == list(extra_config())
+
+
+def test_with_the_extra_config_of_the_page_the_agent_takes_it(tmp_path: Path) -> None:
+    assert refused(tmp_path, CHART | extra_config()) == []
+
+
+def rows() -> list[tuple[str, str]]:
+    """Option and default, of the page's table."""
+    found = re.findall(r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|", PAGE, re.MULTILINE)
+    return [(name, default.strip("`")) for names, default in found for name in re.findall(r"`(.+?)`", names)]
+
+
+@pytest.mark.parametrize(("name", "default"), rows())
+def test_the_defaults_of_the_page_are_those_of_the_agent(name: str, default: str) -> None:
+    options = {option.name: option for section in sections(agent) for option in section.options}
+    assert default == (options[name].default_text or "nothing")
+
+
+def test_the_table_has_every_option_that_the_chart_must_not_leave_at_its_default() -> None:
+    assert {name for name, _ in rows()} >= set(extra_config())
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [
+        ("ct-global-max-entries-tcp", "bpf-ct-global-tcp-max"),
+        ("ct-global-max-entries-other", "bpf-ct-global-any-max"),
+        ("monitor-aggregation-level", "monitor-aggregation"),
+    ],
+)
+def test_names_of_older_versions_count_with_a_warning(tmp_path: Path, former: str, name: str) -> None:
+    (tmp_path / former).write_text("2000" if former.startswith("ct") else "low")
+    hive = Hive(agent, settings=Sources(config_dir=tmp_path))
+    (found,) = [one for one in hive.settings() if one.option.name == name]
+    assert found.origin == f"file {tmp_path}/{former}"
+    (warning,) = hive.warnings()
+    assert warning.endswith(f"this setting is called {name} now; rename it")
+    assert former in PAGE
