@@ -9,6 +9,7 @@ Why:    making an endpoint is what a pod waits for, so it is synchronous and tou
 """
 
 from cells.endpoint.aftercare import Aftercare, controllers_of
+from cells.endpoint.builds import Builds
 from cells.endpoint.cell import cell
 from cells.endpoint.enforcement import Enforced, PolicyEnforcement
 from cells.endpoint.identity import (
@@ -23,7 +24,7 @@ from cells.endpoint.identity import (
 )
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import Label, labels_sha256, parse, texts
-from cells.endpoint.manager import Builds, Endpoints
+from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import (
     DatapathConfiguration,
     Endpoint,

@@ -10,10 +10,11 @@ Everything is synchronous and on the event loop, so nobody ever sees half an end
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.builds import Builds
 from cells.endpoint.identity import INIT_LABELS, Identities, Identity, NoIdentityError
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
 from cells.endpoint.labels import RESERVED, Label, parse, split_identity_labels, texts
@@ -27,14 +28,6 @@ from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Logger, Table
 
 _REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
-
-
-@dataclass(slots=True)
-class Builds:
-    """How many builds of endpoints there were, those at creation too."""
-
-    succeeded: int = 0
-    failed: int = 0
 
 
 class Endpoints:
@@ -121,6 +114,7 @@ class Endpoints:
         PoolEmpty when no policy map is prepared (await PolicyMaps.ready() and call again). Whatever is
         raised, nothing is left behind.
         """
+        began = time.perf_counter()
         labels, info_labels = self._labels_of(request)
         self._registry.check_unused(request.attachment_id, request.addresses)
         with ExitStack() as undo:
@@ -131,11 +125,11 @@ class Endpoints:
             except PolicyIdsExhausted as error:
                 raise EndpointError(500, "no more endpoint IDs available") from error
             except _REFUSALS as error:
-                self.builds.failed += 1
+                self.builds.count(began, worked=False)
                 raise EndpointError(500, str(error)) from error
             undo.pop_all()
         self._policies[endpoint.id] = policy
-        self.builds.succeeded += 1
+        self.builds.count(began, worked=True)
         status = self._registry.add(endpoint)
         for state, message in _CREATION:
             status.add(Code.OK, Subject.OTHER, message, state, endpoint.created)
@@ -221,12 +215,11 @@ class Endpoints:
         endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
         if endpoint is None:
             return "not there"
-        wrong = ""
+        wrong, began = "", time.perf_counter()
         try:
             (self._write_policy if level is Level.POLICY else self._rewrite)(endpoint)
         except _REFUSALS as error:
             wrong = str(error)
-            self.builds.failed += 1
             message = f"Error regenerating endpoint: {wrong}"
             status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
             self._log.warning(
@@ -237,11 +230,11 @@ class Endpoints:
                 error=wrong,
             )
         else:
-            self.builds.succeeded += 1
             message = f"Successfully regenerated endpoint program (Reason: {reason})"
             status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
             policy = self._policy
             registry.put(replace(endpoint, policy_revision=policy.revision, enforced=policy.enforced))
+        self.builds.count(began, worked=not wrong)
         registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
         return wrong
 

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from cells.endpoint.builds import Builds
 from cells.endpoint.identity import RESERVED_IDENTITIES
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.policy import NodePolicy
-from cells.metrics import Family, gauge
+from cells.metrics import Family, counter, gauge, histogram
 
 _ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both")
 
@@ -36,6 +37,7 @@ def families(endpoints: Endpoints, policy: NodePolicy) -> Iterator[Family]:
         "enforcement",
     )
     yield gauge("cilium_policy_max_revision", "Highest policy revision number in the agent", policy.revision)
+    yield from _builds(endpoints.builds)
     identities = endpoints.identities.all()
     reserved = sum(identity.id in RESERVED_IDENTITIES for identity in identities)
     yield gauge(
@@ -51,3 +53,30 @@ def families(endpoints: Endpoints, policy: NodePolicy) -> Iterator[Family]:
         Counter(source for each in sources for source in each),
         "source",
     )
+
+
+def _builds(builds: Builds) -> Iterator[Family]:
+    """Regenerations, under the names of both, of endpoints and of their policy, as Cilium still has it.
+
+    Cilium declares the outcome ``failure`` and counts under ``fail``: both are there.
+    """
+    outcomes = {"success": builds.succeeded, "fail": builds.failed, "failure": 0}
+    took = {("total", status): spread for status, spread in builds.took.items() if spread.count}
+    yield counter(
+        "cilium_endpoint_regenerations_total",
+        "Count of all endpoint regenerations that have completed, tagged by outcome",
+        outcomes,
+        "outcome",
+    )
+    yield counter(
+        "cilium_policy_regeneration_total",
+        "Total number of successful policy regenerations",
+        builds.succeeded,
+    )
+    for name, what in (("endpoint_regeneration", "Endpoint"), ("policy_regeneration", "Policy")):
+        yield histogram(
+            f"cilium_{name}_time_stats_seconds",
+            f"{what} regeneration time stats labeled by the scope",
+            took,
+            "scope status",
+        )

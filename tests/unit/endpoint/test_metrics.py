@@ -27,6 +27,11 @@ def test_endpoints_are_told_by_the_state_that_is_shown(tmp_path: Path) -> None:
     assert got["cilium_endpoint_state"] == {("ready",): 1, ("not-ready",): 1}
     assert got["cilium_policy_endpoint_enforcement_status"]["none",] == 2
     assert got["cilium_policy_max_revision"] == {(): 1}
+    assert got["cilium_endpoint_regenerations_total"] == {("success",): 2, ("fail",): 1, ("failure",): 0}
+    assert got["cilium_policy_regeneration_total"] == {(): 2}
+    stats = got["cilium_endpoint_regeneration_time_stats_seconds"]
+    assert stats == got["cilium_policy_regeneration_time_stats_seconds"]
+    assert stats.keys() == {("total", "success"), ("total", "failure")}
 
 
 def test_what_is_enforced_and_which_identities_there_are(tmp_path: Path) -> None:
