@@ -35,14 +35,7 @@ def command() -> None:
 @output_option
 def list_maps(bpf_root: Path, output: str) -> None:
     """List the maps: what they are called, how large they are, and how many rows they hold."""
-    found = []
-    for path in sorted(_directory(bpf_root).iterdir()):
-        try:
-            with open_map(path) as each:
-                found.append(_summary(each, path.name))
-        except BpfError as error:
-            if error.errno not in {errno.ENOENT, errno.EINVAL}:  # gone meanwhile, or no map
-                raise _refusal(path, error) from error
+    found = summaries(bpf_root)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
@@ -78,6 +71,28 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
         click.echo(f"{path.name} is empty", err=True)
     for line in fitted(rows, None if wide else terminal_width(), "--wide or -o json"):
         click.echo(line)
+
+
+def summaries(bpf_root: Path) -> list[Row]:
+    """What each map is. Raises click.ClickException."""
+    found: list[Row] = []
+    for path in sorted(_directory(bpf_root).iterdir()):
+        try:
+            with open_map(path) as each:
+                found.append(_summary(each, path.name))
+        except BpfError as error:
+            if error.errno not in {errno.ENOENT, errno.EINVAL}:  # gone meanwhile, or no map
+                raise _refusal(path, error) from error
+    return found
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a pinned map in words. Raises click.ClickException."""
+    try:
+        with open_map(path) as opened:
+            return _rows(opened, path.name, raw=False)
+    except BpfError as error:
+        raise _refusal(path, error) from error
 
 
 def _rows(opened: Map, name: str, *, raw: bool) -> list[Row]:

@@ -41,10 +41,12 @@ def ask(
     agent_socket: Path = DEFAULT_SOCKET,
     headers: dict[str, str] | None = None,
     timeout: float = TIMEOUT,
+    missing: str = "",
 ) -> Any:
     """GET `path` and return the decoded JSON; `timeout` in seconds.
 
-    Raises click.ClickException with one line: agent down, permission denied, an error answer.
+    Raises click.ClickException with one line: agent down, permission denied, an error answer; `missing` is
+    the line for a 404, if there is one for it.
     """
     connection = _UnixConnection(agent_socket, timeout)
     try:
@@ -60,19 +62,25 @@ def ask(
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise click.ClickException(
-            f"the agent answered GET {path} with {answer.status}: {_text(body, answer.reason)}"
-        )
+        raise click.ClickException(_refusal(path, answer, body, missing))
     try:
         return json.loads(body)
     except ValueError as error:
         raise click.ClickException(f"the agent's answer to GET {path} is not JSON: {error}") from error
 
 
-def follow(path: str, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT) -> Iterator[Any]:
+def follow(
+    path: str,
+    agent_socket: Path = DEFAULT_SOCKET,
+    timeout: float = TIMEOUT,
+    *,
+    ends: bool = False,
+    missing: str = "",
+) -> Iterator[Any]:
     """GET `path` and give each line of the answer, decoded, as it comes; `timeout` is that of the first.
 
-    Raises click.ClickException with one line, as ask() does, and when the agent ends the answer.
+    Raises click.ClickException with one line, as ask() does, and when the agent ends an answer that `ends`
+    does not expect to.
     """
     connection = _UnixConnection(agent_socket, timeout)
     try:
@@ -80,8 +88,7 @@ def follow(path: str, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIME
         wire = connection.sock  # an answer without keep-alive takes it over
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            text = _text(answer.read(), answer.reason)
-            raise click.ClickException(f"the agent answered GET {path} with {answer.status}: {text}")
+            raise click.ClickException(_refusal(path, answer, answer.read(), missing))
         wire.settimeout(None)
         while line := answer.readline():
             if line.strip():
@@ -92,7 +99,14 @@ def follow(path: str, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIME
         raise click.ClickException(f"the answer of {agent_socket} broke off ({error!r})") from error
     finally:
         connection.close()
-    raise click.ClickException(f"the agent at {agent_socket} has ended the answer: did it stop?")
+    if not ends:
+        raise click.ClickException(f"the agent at {agent_socket} has ended the answer: did it stop?")
+
+
+def _refusal(path: str, answer: http.client.HTTPResponse, body: bytes, missing: str) -> str:
+    if answer.status == http.client.NOT_FOUND and missing:
+        return missing
+    return f"the agent answered GET {path} with {answer.status}: {_text(body, answer.reason)}"
 
 
 @contextmanager

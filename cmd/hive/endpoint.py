@@ -1,4 +1,4 @@
-"""``hive endpoint list``: the endpoints of the running agent, in the columns operators know.
+"""``hive endpoint``: the endpoints of the running agent; the list in the columns operators know.
 
 Needs: the agent's GET /v1/endpoint.   Gives: command.   Source of the columns: cilium-dbg endpoint list.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hive import endpoint_detail
 from hive.client import ask, socket_option, timeout_option
 from hive.output import BAD, GOOD, QUIET, document, output_option, table, terminal_width
 
@@ -22,6 +23,10 @@ HEADER = (
 @click.group()
 def command() -> None:
     """Look at the endpoints of the running agent."""
+
+
+for _detail in endpoint_detail.COMMANDS:
+    command.add_command(_detail)
 
 
 @command.command("list")

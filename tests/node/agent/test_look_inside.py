@@ -1,10 +1,12 @@
-"""``hive bpf`` on a node with pods."""
+"""``hive bpf`` and ``hive debug`` on a node with pods."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ from tests.support.agents import environment
 pytestmark = pytest.mark.node
 
 
-def bpf(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+def hive(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
     with lab.open() as node:
-        command = [sys.executable, "-m", "hive", "bpf", *arguments]
+        command = [sys.executable, "-m", "hive", *arguments]
         with node.popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -28,6 +30,10 @@ def bpf(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
         ) as process:
             out, err = process.communicate(timeout=20)
     return subprocess.CompletedProcess(command, process.returncode, out.decode(), err.decode())
+
+
+def bpf(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return hive(lab, "bpf", *arguments)
 
 
 def as_json(lab: Lab, *arguments: str) -> Any:
@@ -49,6 +55,17 @@ def test_the_maps_of_a_node_can_be_read_with_and_without_an_agent(lab: Lab) -> N
     }
     endpoint = rows[first.ipv4]["endpoint"]
     assert {row["verdict"] for row in as_json(lab, "dump", f"policy/{endpoint}")} == {"allow"}
+
+
+def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> None:
+    pods.add(lab, "first")
+    target = tmp_path / "bundle.tar.gz"
+    ended = hive(lab, "debug", "bundle", "-f", str(target))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with tarfile.open(target) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    wanted = {"agent/debuginfo.json", "agent/graph.json", "kernel/maps/cilium_lxc.json", "state/listing.txt"}
+    assert wanted <= names
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""``hive debug bundle``: one archive with all that a maintainer asks for.
+
+Needs: the agent's API as far as it answers; root for the maps.   Gives: command.
+Secrets stay out: settings are told as the agent tells them, of its environment only its own variables, and no
+file of the config-dir is copied.
+"""
+
+import io
+import json
+import os
+import platform
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+
+PATHS = {
+    "agent/debuginfo": "/v1/debuginfo",
+    "agent/healthz": "/v1/healthz",
+    "agent/config": "/v1/config",
+    "agent/settings": "/hive/config",
+    "agent/endpoints": "/v1/endpoint",
+    "agent/identities": "/v1/identity",
+    "agent/prefixes": "/v1/ip",
+    "agent/maps": "/v1/map",
+    "agent/nodes": "/v1/cluster/nodes",
+    "agent/metrics": "/v1/metrics/",
+    "agent/tables": "/statedb/dump",
+    "agent/graph": "/hive/graph",
+    "agent/timeline": "/hive/timeline",
+    "agent/loop": "/hive/loop",
+}
+FILES = (
+    *("/proc/version", "/proc/cmdline", "/proc/meminfo", "/proc/cpuinfo", "/proc/mounts", "/etc/os-release"),
+    *("/proc/net/dev", "/proc/net/route", "/proc/net/ipv6_route", "/proc/net/if_inet6", "/proc/net/arp"),
+    *("/proc/net/softnet_stat", "/proc/net/sockstat", "/proc/sys/net/ipv4/ip_forward"),
+    "/proc/sys/net/ipv6/conf/all/forwarding",
+)
+LOG_BYTES = 1 << 20
+"""Of the plugin's log, the last."""
+
+
+@click.group()
+def command() -> None:
+    """Collect what a maintainer asks for."""
+
+
+@command.command()
+@click.option(
+    "-f", "--file", "target", type=click.Path(path_type=Path, dir_okay=False), help="The archive to write."
+)
+@click.option("--bpf-root", type=click.Path(path_type=Path), default=Path("/sys/fs/bpf"), show_default=True)
+@socket_option
+@timeout_option
+def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: float) -> None:
+    """Write one archive with the agent's state, its maps and the node's network; secrets are left out.
+
+    Works without an agent too: what cannot be collected is named in errors.txt and told at the end.
+    """
+    name = f"hive-debug-{platform.node()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    path = target or Path(f"{name}.tar.gz")
+    errors: list[str] = []
+    collected = 0
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise click.ClickException(
+            f"{path} cannot be written: {error.strerror}; choose another --file"
+        ) from error
+    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:  # noqa: PTH123
+        for what, make in _parts(agent_socket, bpf_root, timeout):
+            try:
+                text = make()
+            except (click.ClickException, OSError, ValueError) as error:
+                told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+                errors.append(f"{what}: {told}")
+                continue
+            _add(archive, f"{name}/{what}", text)
+            collected += 1
+        _add(archive, f"{name}/errors.txt", "".join(f"{line}\n" for line in errors).encode())
+    click.echo(f"{path}: {collected} parts")
+    for line in errors:
+        click.echo(f"not collected: {line}", err=True)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _parts(agent_socket: Path, bpf_root: Path, timeout: float) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Names in the archive, and what makes their contents."""
+    for name, path in PATHS.items():
+        yield f"{name}.json", partial(_answer, path, agent_socket, timeout)
+    yield "agent/endpoint-logs.json", partial(_endpoint_logs, agent_socket, timeout)
+    yield "kernel/maps.json", partial(_maps, bpf_root)
+    directory = bpf_root / "tc" / "globals"
+    for pin in sorted(directory.iterdir()) if directory.is_dir() and os.access(directory, os.R_OK) else ():
+        if pin.name.startswith(("cilium_", "hive_")) and pin.name not in _WITHOUT_ROWS:
+            yield f"kernel/maps/{pin.name}.json", partial(_rows, pin)
+    for text in FILES:
+        yield f"node{text}", Path(text).read_bytes
+    yield from _state(agent_socket.parent)
+
+
+_WITHOUT_ROWS = {"cilium_events"}
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _answer(path: str, agent_socket: Path, timeout: float) -> bytes:
+    return _json(ask(path, agent_socket, timeout=timeout))
+
+
+def _end(log: Path) -> bytes:
+    return log.read_bytes()[-LOG_BYTES:]
+
+
+def _endpoint_logs(agent_socket: Path, timeout: float) -> bytes:
+    numbers = [one["id"] for one in ask("/v1/endpoint", agent_socket, timeout=timeout)]
+    return _json({n: ask(f"/v1/endpoint/{n}/log", agent_socket, timeout=timeout) for n in numbers})
+
+
+def _maps(bpf_root: Path) -> bytes:
+    from hive.bpf import summaries  # loads the maps cell
+
+    return _json(summaries(bpf_root))
+
+
+def _rows(pin: Path) -> bytes:
+    from hive.bpf import rows_of
+
+    return _json(rows_of(pin))
+
+
+def _state(state_dir: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Files of the state directory, and their names; the plugin's log."""
+    yield "state/listing.txt", partial(_listing, state_dir)
+    for pattern in ("state/*/ep_config.json", "*.json", "cilium.pid"):
+        for path in sorted(state_dir.glob(pattern)):
+            yield f"state/{path.relative_to(state_dir)}", path.read_bytes
+    log = state_dir / "cilium-cni.log"
+    if log.exists():
+        yield "state/cilium-cni.log", partial(_end, log)
+
+
+def _listing(directory: Path) -> bytes:
+    lines = []
+    for path in sorted(directory.rglob("*")):
+        found = path.lstat()
+        lines.append(f"{found.st_mode:o} {found.st_uid}:{found.st_gid} {found.st_size:>9} {path}\n")
+    return "".join(lines).encode()

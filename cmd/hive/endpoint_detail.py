@@ -1,0 +1,146 @@
+"""``hive endpoint get|log|health|labels|config``: all of one endpoint.
+
+Needs: the agent's /v1/endpoint/{id} and what is below it.   Gives: COMMANDS.
+Source: cilium-dbg's commands of the same names.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import BAD, GOOD, cell_text, document, fitted, output_option, table, terminal_width
+
+_STATES = {"OK": GOOD, "Warning": BAD, "Failure": BAD}
+
+_id = click.argument("endpoint", metavar="ID")
+
+
+def _ask(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
+    path = f"/v1/endpoint/{quote(endpoint, safe='')}{below}"
+    return ask(path, agent_socket, timeout=timeout, missing=f"there is no endpoint {endpoint}")
+
+
+@click.command()
+@_id
+@socket_option
+@timeout_option
+@output_option
+def get(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show endpoint ID: a number, ipv4:ADDRESS, pod-name:NAMESPACE:POD, cni-attachment-id:CONTAINER:eth0."""
+    found = _ask(endpoint, "", agent_socket, timeout)
+    if (text := document([found], output)) is not None:  # a list, as cilium-dbg has it
+        click.echo(text)
+        return
+    for line in table(list(_facts(found)), header_lines=0):
+        click.echo(line)
+
+
+def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    status = found["status"]
+    networking, names = status.get("networking", {}), status.get("external-identifiers", {})
+    policy = status.get("policy", {}).get("realized", {})
+    addresses = networking.get("addressing", [{}])[0]
+    yield "Endpoint:", str(found["id"])
+    yield "State:", status["state"]
+    yield "Pod:", names.get("pod-name", "")
+    yield "Container:", names.get("container-id", "")
+    yield "IPv4:", addresses.get("ipv4", "")
+    yield "IPv6:", addresses.get("ipv6", "")
+    yield (
+        "Interface:",
+        f"{networking.get('interface-name', '')} (index {networking.get('interface-index', '')})",
+    )
+    yield "MAC:", networking.get("mac", "")
+    yield "Host MAC:", networking.get("host-mac", "")
+    yield "Identity:", str(status.get("identity", {}).get("id", ""))
+    for number, label in enumerate(status.get("labels", {}).get("security-relevant", [])):
+        yield "" if number else "Labels:", label
+    yield "Enforced:", policy.get("policy-enabled", "none")
+    yield "Policy revision:", str(policy.get("policy-revision", 0))
+    for one in status.get("log", [])[:1]:
+        yield "Last change:", f"{one.get('timestamp', '')} {one.get('state', '')} {one.get('message', '')}"
+
+
+@click.command()
+@_id
+@socket_option
+@timeout_option
+@output_option
+def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show what happened to endpoint ID, the latest first."""
+    found = _ask(endpoint, "/log", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [{name: one.get(name, "") for name in ("timestamp", "code", "state", "message")} for one in found]
+    for line in fitted(rows, terminal_width(), "-o json"):
+        click.echo(line)
+
+
+@click.command()
+@_id
+@socket_option
+@timeout_option
+@output_option
+def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> int:
+    """Show how endpoint ID is. Exits 1 when that is a warning or a failure."""
+    found = _ask(endpoint, "/healthz", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return 0
+    names = (("Overall:", "overallHealth"), ("Datapath:", "bpf"), ("Policy:", "policy"))
+    rows = [
+        (name, click.style(found.get(key, ""), fg=_STATES.get(found.get(key, "")))) for name, key in names
+    ]
+    rows.append(("Connected:", "yes" if found.get("connected") else "no"))
+    for line in table(rows, header_lines=0):
+        click.echo(line)
+    return 1 if found.get("overallHealth") in {"Warning", "Failure"} else 0
+
+
+@click.command()
+@_id
+@socket_option
+@timeout_option
+@output_option
+def labels(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the labels of endpoint ID, and which of them count for policy."""
+    found = _ask(endpoint, "/labels", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    status = found.get("status", {})
+    kinds = {
+        "for policy": status.get("security-relevant"),
+        "of the user": status.get("realized", {}).get("user"),
+        "derived": status.get("derived"),
+        "switched off": status.get("disabled"),
+    }
+    rows = [{"label": label, "kind": kind} for kind, some in kinds.items() for label in some or ()]
+    for line in fitted(rows, terminal_width(), "-o json"):
+        click.echo(line)
+
+
+@click.command()
+@_id
+@socket_option
+@timeout_option
+@output_option
+def config(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the options of endpoint ID."""
+    found = _ask(endpoint, "/config", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    options = found.get("realized", {}).get("options") or {}
+    for line in fitted(
+        [{"option": name, "value": cell_text(value)} for name, value in sorted(options.items())], None, ""
+    ):
+        click.echo(line)
+
+
+COMMANDS = (get, log, health, labels, config)

@@ -1,0 +1,66 @@
+"""``hive identity``: the security identities the running agent knows.
+
+Needs: the agent's /v1/identity.   Gives: command.   Source of the columns: cilium-dbg identity list.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, output_option, table
+
+
+@click.group()
+def command() -> None:
+    """Look at security identities: numbers that stand for labels, in maps, events and policies."""
+
+
+@command.command("list")
+@click.argument("labels", nargs=-1)
+@click.option("--endpoints", is_flag=True, help="Only those that endpoints of this node have, and how many.")
+@socket_option
+@timeout_option
+@output_option
+def list_identities(
+    labels: tuple[str, ...], endpoints: bool, agent_socket: Path, timeout: float, output: str
+) -> None:
+    """List identities, or those that have all LABELS (source:key=value)."""
+    if endpoints:
+        answer = ask("/v1/identity/endpoints", agent_socket, timeout=timeout)
+        found = [one["identity"] | {"refCount": one.get("refCount", 0)} for one in answer]
+    else:
+        found = ask("/v1/identity", agent_socket, timeout=timeout)
+    found = [one for one in found if set(labels) <= set(one.get("labels", ()))]
+    found.sort(key=lambda one: one["id"])
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    _show(found, counted=endpoints)
+
+
+@command.command()
+@click.argument("number", type=click.IntRange(min=0))
+@socket_option
+@timeout_option
+@output_option
+def get(number: int, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the labels that identity NUMBER stands for."""
+    found = ask(
+        f"/v1/identity/{number}", agent_socket, timeout=timeout, missing=f"there is no identity {number}"
+    )
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    _show([found], counted=False)
+
+
+def _show(found: list[dict[str, Any]], *, counted: bool) -> None:
+    rows = [("ID", *(("ENDPOINTS",) if counted else ()), "LABELS")]
+    for one in found:
+        first, *more = one.get("labels", []) or [""]
+        rows.append((str(one["id"]), *((str(one["refCount"]),) if counted else ()), first))
+        rows.extend(("",) * (len(rows[0]) - 1) + (label,) for label in more)
+    for line in table(rows):
+        click.echo(line)

@@ -1,0 +1,80 @@
+"""``hive ip``: whose identity packets from an address have.
+
+Needs: the agent's /v1/ip and /v1/identity.   Gives: command.   Source of the columns: cilium-dbg ip list.
+"""
+
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, fitted, output_option, terminal_width
+
+NONE = "there are no prefixes yet"
+
+
+@click.group()
+def command() -> None:
+    """Look at prefixes and the identities they have for the datapath."""
+
+
+@command.command("list")
+@click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
+@socket_option
+@timeout_option
+@output_option
+def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
+    """List every prefix with its identity."""
+    found = ask("/v1/ip", agent_socket, timeout=timeout, missing=NONE)
+    _show(found, numeric, agent_socket, timeout, output)
+
+
+@command.command()
+@click.argument("prefix")
+@click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
+@socket_option
+@timeout_option
+@output_option
+def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the prefixes inside PREFIX, such as 10.0.1.0/24, or what decides for the address PREFIX."""
+    try:
+        network = ip_network(prefix)
+    except ValueError:
+        raise click.UsageError(f"{prefix}: expected an address or a network, such as 10.0.1.0/24") from None
+    if "/" in prefix:
+        path = f"/v1/ip?cidr={quote(str(network), safe='')}"
+        found = ask(path, agent_socket, timeout=timeout, missing=f"there is no prefix inside {network}")
+    else:
+        found = _longest(ask("/v1/ip", agent_socket, timeout=timeout, missing=NONE), prefix)
+    _show(found, numeric, agent_socket, timeout, output)
+
+
+def _longest(entries: list[dict[str, Any]], address: str) -> list[dict[str, Any]]:
+    """The entry whose prefix decides: the longest that covers the address."""
+    wanted = ip_address(address)
+    covering = [one for one in entries if wanted in ip_network(one["cidr"])]
+    if not covering:
+        raise click.ClickException(f"no prefix covers {address}")
+    return [max(covering, key=lambda one: ip_network(one["cidr"]).prefixlen)]
+
+
+def _show(
+    entries: list[dict[str, Any]], numeric: bool, agent_socket: Path, timeout: float, output: str
+) -> None:
+    if (text := document(entries, output)) is not None:
+        click.echo(text)
+        return
+    labels = {}
+    if not numeric:
+        known = ask("/v1/identity", agent_socket, timeout=timeout)
+        labels = {one["id"]: ", ".join(one.get("labels", ())) for one in known}
+    rows = []
+    for one in entries:
+        metadata, number = one.get("metadata", {}), one["identity"]
+        pod = "/".join(filter(None, (metadata.get("namespace"), metadata.get("name"))))
+        rows.append({"ip": one["cidr"], "identity": labels.get(number, str(number)), "pod": pod})
+    for line in fitted(rows, terminal_width(), "-o json"):
+        click.echo(line)

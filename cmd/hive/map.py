@@ -1,0 +1,92 @@
+"""``hive map``: the maps as the running agent sees them; ``hive bpf`` reads the kernel's.
+
+Needs: the agent's /v1/map.   Gives: command.   Source of the columns: cilium-dbg map list.
+"""
+
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from hive.client import ask, follow, socket_option, timeout_option
+from hive.output import document, fitted, output_option, table, terminal_width
+
+
+@click.group()
+def command() -> None:
+    """Look at the maps that the agent writes, and at its latest changes to them."""
+
+
+@command.command("list")
+@socket_option
+@timeout_option
+@output_option
+def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
+    """List the maps; of those that the agent alone writes, how many rows there are."""
+    found = ask("/v1/map", agent_socket, timeout=timeout)["maps"]
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [("NAME", "ROWS", "ERRORS")]
+    for one in found:
+        cache = one.get("cache")
+        counts = (
+            ("", "")
+            if cache is None
+            else (str(len(cache)), str(sum(1 for row in cache if row["last-error"])))
+        )
+        rows.append((Path(one["path"]).name, *counts))
+    for line in table(rows):
+        click.echo(line)
+
+
+@command.command()
+@click.argument("name")
+@socket_option
+@timeout_option
+@output_option
+def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the rows of map NAME, as the agent wrote them."""
+    found = ask(_path(name), agent_socket, timeout=timeout, missing=_missing(name))
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if found.get("cache") is None:
+        raise click.ClickException(
+            f"the agent keeps no account of {name}; hive bpf dump {name} reads the kernel's"
+        )
+    rows = [
+        {"key": row["key"], "value": row["value"], "state": row["desired-action"], "error": row["last-error"]}
+        for row in found["cache"]
+    ]
+    for line in fitted(rows, terminal_width(), "-o json"):
+        click.echo(line)
+
+
+@command.command()
+@click.argument("name")
+@click.option(
+    "-f", "--follow", "goes_on", is_flag=True, help="Go on with changes as they happen, until ctrl-C."
+)
+@socket_option
+@timeout_option
+@output_option
+def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the latest changes that the agent made to map NAME."""
+    path = f"{_path(name)}/events?follow={'true' if goes_on else 'false'}"
+    try:
+        for one in follow(path, agent_socket, timeout, ends=not goes_on, missing=_missing(name)):
+            if (text := document(one, output)) is None:
+                error = f" error={one['last-error']}" if one["last-error"] else ""
+                text = f"{one['timestamp']} {one['action']} {one['key']} {one['value']}{error}"
+            click.echo(text)
+    except KeyboardInterrupt:
+        return
+
+
+def _path(name: str) -> str:
+    return f"/v1/map/{quote(name, safe='')}"
+
+
+def _missing(name: str) -> str:
+    return f"the agent knows no map {name}, or keeps no account of it; hive map list names them"

@@ -1,0 +1,159 @@
+"""Looking at identities, prefixes, maps and single endpoints, as an operator does."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.unit.hive.stub_agent import stub_agent
+from tests.unit.hive.test_command_line import ENDPOINTS, TREE, hive
+
+IDENTITIES = [
+    {"id": 256, "labels": ["k8s:app=web", "k8s:tier=front"], "labelsSHA256": "0"},
+    {"id": 1, "labels": ["reserved:host"], "labelsSHA256": "0"},
+]
+PREFIXES = [
+    {"cidr": "0.0.0.0/0", "identity": 2, "metadata": {"source": "local"}},
+    {
+        "cidr": "10.0.1.7/32",
+        "identity": 256,
+        "metadata": {"source": "k8s", "namespace": "default", "name": "web-0"},
+    },
+]
+ROW = {"key": "10.0.1.7:0", "value": "id=1", "desired-action": "sync", "last-error": ""}
+MAPS = {"maps": [{"path": "/x/cilium_lxc", "cache": [ROW]}, {"path": "/x/cilium_ct4_global"}]}
+CHANGE = {"timestamp": "2026-01-01T00:00:00Z", "action": "update", "last-error": "E2BIG", **ROW}
+ANSWERS = {
+    "/v1/identity": (200, IDENTITIES),
+    "/v1/identity/endpoints": (200, [{"identity": IDENTITIES[0], "refCount": 2}]),
+    "/v1/identity/256": (200, IDENTITIES[0]),
+    "/v1/ip": (200, PREFIXES),
+    "/v1/ip?cidr=10.0.1.0%2F24": (200, PREFIXES[1:]),
+    "/v1/map": (200, MAPS),
+    "/v1/map/cilium_lxc": (200, MAPS["maps"][0]),
+    "/v1/map/cilium_ct4_global": (200, MAPS["maps"][1]),
+    "/v1/map/cilium_lxc/events?follow=false": (200, json.dumps(CHANGE).encode() + b"\n"),
+    "/v1/endpoint/1234": (200, ENDPOINTS[0]),
+    "/v1/endpoint/1234/log": (200, [{"timestamp": "t", "code": "OK", "state": "ready", "message": "made"}]),
+    "/v1/endpoint/1234/healthz": (200, {"overallHealth": "Warning", "bpf": "Warning", "policy": "OK"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ("identity list", ["ID LABELS", "1 reserved:host", "256 k8s:app=web", "k8s:tier=front"]),
+        ("identity list k8s:app=web", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
+        ("identity list --endpoints", ["ID ENDPOINTS LABELS", "256 2 k8s:app=web", "k8s:tier=front"]),
+        ("identity get 256", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
+        ("ip get 10.0.1.0/24", ["IP IDENTITY POD", "10.0.1.7/32 k8s:app=web, k8s:tier=front default/web-0"]),
+        ("ip get 10.0.1.7 -n", ["IP IDENTITY POD", "10.0.1.7/32 256 default/web-0"]),
+        ("ip get 192.0.2.9 -n", ["IP IDENTITY", "0.0.0.0/0 2"]),
+        ("map list", ["NAME ROWS ERRORS", "cilium_lxc 1 0", "cilium_ct4_global"]),
+        ("map get cilium_lxc", ["KEY VALUE STATE", "10.0.1.7:0 id=1 sync"]),
+        ("map events cilium_lxc", ["2026-01-01T00:00:00Z update 10.0.1.7:0 id=1"]),
+        ("endpoint log 1234", ["TIMESTAMP CODE STATE MESSAGE", "t OK ready made"]),
+    ],
+)
+def test_what_there_is_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, lines: list[str]
+) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (told.code, told.err) == (0, "")
+    assert [" ".join(line.split()) for line in told.out.splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("identity get 7", "there is no identity 7"),
+        ("ip get 10.9.0.0/16", "there is no prefix inside 10.9.0.0/16"),
+        ("map get nope", "the agent knows no map nope, or keeps no account of it; hive map list names them"),
+        ("map get cilium_ct4_global", "hive bpf dump cilium_ct4_global reads the kernel's"),
+        ("map events nope", "the agent knows no map nope"),
+        ("endpoint get 7", "there is no endpoint 7"),
+    ],
+)
+def test_what_there_is_not_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, line: str
+) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (told.code, told.out, line in told.err, told.err.count("\n")) == (1, "", True, 1), told.err
+
+
+def test_a_prefix_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    told = hive(capsys, "ip", "get", "web")
+    assert (told.code, "expected an address or a network, such as 10.0.1.0/24" in told.err) == (2, True)
+
+
+def test_an_endpoint_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, "endpoint", "get", "1234", "-H", agent.socket)
+        state = hive(
+            capsys, "endpoint", "get", "1234", "-H", agent.socket, "-o", "jsonpath={[0].status.state}"
+        )
+    lines = [" ".join(line.split()) for line in told.out.splitlines()]
+    assert {"Endpoint: 1234", "State: ready", "IPv4: 10.0.1.77", "Identity: 24583", "Enforced: both"} <= {
+        *lines
+    }
+    assert state.out == "ready\n"
+
+
+def test_an_unwell_endpoint_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, "endpoint", "health", "1234", "-H", agent.socket)
+    assert told.code == 1
+    assert next(line.split() for line in told.out.splitlines()) == ["Overall:", "Warning"]
+
+
+def test_a_bundle_has_what_can_be_had_and_says_what_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    (tmp_path / "state" / "7").mkdir(parents=True)
+    (tmp_path / "state" / "7" / "ep_config.json").write_text("{}")
+    target = tmp_path / "bundle.tar.gz"
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(
+            capsys, "debug", "bundle", "-f", target, "-H", agent.socket, "--bpf-root", tmp_path / "none"
+        )
+        again = hive(capsys, "debug", "bundle", "-f", target, "-H", agent.socket)
+    assert told.code == 0
+    assert "not collected: agent/healthz.json: the agent answered GET /v1/healthz with 404" in told.err
+    assert f"not collected: kernel/maps.json: there are no maps at {tmp_path}/none/tc/globals" in told.err
+    assert target.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(target) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+        contents = b"".join(
+            file.read()
+            for member in archive.getmembers()
+            if (file := archive.extractfile(member)) is not None
+        )
+    assert {
+        "agent/identities.json",
+        "state/state/7/ep_config.json",
+        "node/proc/version",
+        "errors.txt",
+    } <= names
+    assert b"hush" not in contents
+    assert (again.code, "cannot be written: File exists; choose another --file" in again.err) == (1, True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_learn_to_complete(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    told = hive(capsys, "completion", shell)
+    assert (told.code, "_HIVE_COMPLETE" in told.out) == (0, True)
+
+
+def test_the_completion_that_bash_asks_for_knows_commands() -> None:
+    asked = {"_HIVE_COMPLETE": "bash_complete", "COMP_WORDS": "hive en", "COMP_CWORD": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", "from hive.main import main; main()"],
+        env=TREE | asked, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "plain,endpoint" in ended.stdout, ended.stderr
