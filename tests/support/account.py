@@ -46,7 +46,7 @@ class Account:
     pins: frozenset[int]
     """Numbers of the pinned policy maps."""
     state: frozenset[str]
-    """Names below the state directory."""
+    """Names of the directories below the state directory: of endpoints."""
     queue: frozenset[str]
     """Names of the files in the delete queue."""
 
@@ -117,7 +117,7 @@ def _account() -> Account:
             "hive_endpoints": frozenset(_configs()),
         },
         pins=frozenset(int(found[1]) for pin in GLOBALS.iterdir() if (found := POLICY_PIN.match(pin.name))),
-        state=frozenset(entry.name for entry in (RUN / "state").iterdir()),
+        state=frozenset(entry.name for entry in (RUN / "state").iterdir() if entry.is_dir()),
         queue=frozenset(entry.name for entry in (RUN / "deleteQueue").glob("*.delete")),
     )
 
