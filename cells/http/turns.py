@@ -1,7 +1,8 @@
-"""One request in a round of the event loop, however many clients ask.
+"""One request in every other round of the event loop, however many clients ask.
 
 Needs: a running event loop.   Gives: Turns.
-So whatever else the loop has to do, a pod's ADD above all, never waits for a whole queue of requests.
+So what else the loop has to do, a pod's ADD above all, waits for one request at most: what comes meanwhile is
+seen at the beginning of the round without one.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ class Turns:
         self._taken = False
 
     async def take(self) -> None:
-        """Return in a round of the loop in which nobody else has got a turn."""
+        """Return when neither this round of the loop nor the one before had a request."""
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True
-            loop.call_soon(self._next)
+            loop.call_soon(self._pause)
             return
         turn = loop.create_future()
         self._waiting.append(turn)
         await turn
 
+    def _pause(self) -> None:
+        """In the round of a request, or the one after it: the next one begins later."""
+        asyncio.get_running_loop().call_soon(self._next)
+
     def _next(self) -> None:
-        """The round after a turn: whose turn it is now goes on in the one after this."""
+        """In the round without a request: whose turn it is goes on in the one after this."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # else it was cancelled
                 turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next)
+                asyncio.get_running_loop().call_soon(self._pause)
                 return
         self._taken = False
