@@ -9,7 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STDIN_LIMIT = 128 << 10 }; // bytes; request and reply are one packet each
+enum {
+	STDIN_LIMIT = 128 << 10, // bytes; request and reply are one packet each
+	ID_LIMIT = 1024,	 // of what a runtime calls a container, so that it is whole in a queued delete
+};
 
 const char *const served_versions[] = { "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", NULL };
 
@@ -71,6 +74,8 @@ static int read_environment(struct invocation *call)
 	}
 	if (attachment && *call->container_id && !is_identifier(call->container_id))
 		return fail(CNI_INVALID_ENVIRONMENT, "invalid characters in containerID", call->container_id);
+	if (attachment && strlen(call->container_id) > ID_LIMIT)
+		return fail(CNI_INVALID_ENVIRONMENT, "containerID is too long", "expected at most 1024 bytes");
 	if (attachment && *call->ifname && check_ifname(call->ifname))
 		return 1;
 	if (missing.length) {

@@ -35,7 +35,7 @@ enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns 
 {
 	struct statfs about;
 	*netns = (struct pod_netns){ -1, -1 };
-	netns->fd = open(path, O_RDONLY | O_CLOEXEC);
+	netns->fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe would wait for a writer
 	if (netns->fd < 0)
 		return errno == ENOENT || errno == ENOTDIR ? NETNS_GONE : NETNS_FAILED;
 	if (fstatfs(netns->fd, &about))

@@ -11,7 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOG_LIMIT = 10 << 20 }; // bytes; the file then becomes <file>.1, replacing the one before
+enum {
+	LOG_LIMIT = 10 << 20, // bytes; the file then becomes <file>.1, replacing the one before
+	STRING_LIMIT = 1600,  // bytes of one JSON string: an error with two of them is whole in one struct text
+};
 
 const char *error_version = "1.0.0";
 const char *log_path;
@@ -54,7 +57,12 @@ void add_json(struct text *text, const char *words)
 {
 	static const char hex[] = "0123456789abcdef";
 	add(text, "\"");
+	size_t begin = text->length;
 	for (size_t step; *words; words += step) {
+		if (text->length - begin > STRING_LIMIT) {
+			add(text, "...");
+			break;
+		}
 		unsigned char c = *words;
 		size_t length = utf8_length((const unsigned char *)words);
 		step = length ? length : 1;
@@ -155,7 +163,7 @@ void note(const char *level, const char *message)
 	write_all(STDERR_FILENO, line.bytes, line.length);
 	if (!log_path || !*log_path)
 		return;
-	int fd = open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+	int fd = open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644); // a pipe would wait
 	if (fd < 0)
 		return; // stderr has the line; a full disk must not fail a DEL
 	struct stat about;
