@@ -49,7 +49,7 @@ class AgentConfig:
         self.state = self.state_dir / "state"
         self.globals_dir = self.bpf_root / "tc" / "globals"
         self.programs_dir = self.bpf_root / "cilium"
-        self.api_socket = self.state_dir / "cilium.sock"
+        self.api_socket = settings.socket_path or self.state_dir / "cilium.sock"
         self.cni_socket = self.state_dir / "cni.sock"
         self.delete_queue = self.state_dir / "deleteQueue"
         self.pidfile = self.state_dir / "cilium.pid"
@@ -77,6 +77,11 @@ class AgentConfig:
                     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 self._locks.append(take_lock(self.programs_dir, "bpf-root"))
             # An agent of another make does not know our locks; from here on the pidfile is ours.
+            if not self.api_socket.parent.is_dir():
+                raise HiveError(
+                    f"socket-path {self.api_socket}: {self.api_socket.parent} is no directory; make it, or leave"
+                    " the setting out"
+                )
             for path in (self.api_socket, self.cni_socket):
                 clear_socket(path)
         except BaseException:

@@ -13,8 +13,10 @@ from typing import Final
 
 from lifecycle import Settings
 
-LONGEST_STATE_DIR: Final = 107 - len("/cilium.sock")
-"""Bytes: the path of a unix socket has 107 (unix(7))."""
+LONGEST_SOCKET: Final = 107
+"""Bytes of the path of a unix socket (unix(7))."""
+LONGEST_STATE_DIR: Final = LONGEST_SOCKET - len("/cilium.sock")
+"""Bytes."""
 
 _CLUSTER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
@@ -24,6 +26,9 @@ class AgentSettings(Settings, frozen=True):
 
     state_dir: Path = Path("/var/run/cilium")
     """Directory of the sockets, the pidfile, the delete queue and the endpoints' state."""
+
+    socket_path: Path | None = None
+    """Path of the API's socket; unset: cilium.sock in the state-dir."""
 
     bpf_root: Path = Path("/sys/fs/bpf")
     """Where bpffs is mounted; maps are pinned in tc/globals below it."""
@@ -59,6 +64,12 @@ class AgentSettings(Settings, frozen=True):
             raise ValueError(
                 f"state-dir={self.state_dir}: too long for the sockets in it, expected at most"
                 f" {LONGEST_STATE_DIR} bytes"
+            )
+        if (socket := self.socket_path) is not None and not socket.is_absolute():
+            raise ValueError(f"socket-path={socket}: expected an absolute path")
+        if socket is not None and len(os.fsencode(socket)) > LONGEST_SOCKET:
+            raise ValueError(
+                f"socket-path={socket}: too long for a socket, expected at most {LONGEST_SOCKET} bytes"
             )
         if not _CLUSTER_NAME.fullmatch(self.cluster_name):
             raise ValueError(

@@ -34,7 +34,6 @@ def write_copies(config: AgentConfig, settings: Iterable[Setting]) -> None:
 def runtime_config(config: AgentConfig, settings: Iterable[Setting]) -> dict[str, object]:
     """Under Cilium's names what its tools may ask; under ``Settings`` every setting as text."""
     return {
-        "BPFRoot": str(config.bpf_root),
         "ClockSource": KTIME,
         "EnableIPv4": config.ipv4,
         "EnableIPv6": config.ipv6,

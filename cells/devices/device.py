@@ -30,15 +30,18 @@ class Device:
     mtu: int
     up: bool
     addresses: tuple[IPInterface, ...]
+    selected: bool = True
+    """Whether the setting ``devices`` lets it be an uplink."""
 
 
 def uplinks(devices: Iterable[Device]) -> list[Device]:
-    """The devices packets may leave the node through, by index: up, not ours, and with an address."""
+    """The devices packets may leave the node through, by index: up, selected, not ours, with an address."""
     return sorted(
         (
             device
             for device in devices
             if device.up
+            and device.selected
             and not device.name.startswith(OURS)
             and any(not address.ip.is_loopback for address in device.addresses)
         ),

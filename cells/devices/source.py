@@ -7,12 +7,14 @@ Events are hints: they say that something changed, never what. After a burst eve
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 import anyio
 
-from cells.devices.device import Device
-from lifecycle import Hook, Initializer, Jobs, Lifecycle, Table
+from cells.devices.device import Device, uplinks
+from cells.devices.settings import DeviceSettings, matches
+from lifecycle import Health, Hook, Initializer, Jobs, Lifecycle, Table
 
 SETTLE = 0.05
 """Seconds that hints are gathered after the first."""
@@ -36,9 +38,16 @@ class Kernel(Protocol):
 class DeviceSource:
     """Writes the table: once before the start goes on, then whenever something changed."""
 
-    def __init__(self, table: Table[Device], kernel: Kernel, settle: float = SETTLE) -> None:
+    def __init__(
+        self,
+        table: Table[Device],
+        kernel: Kernel,
+        settings: DeviceSettings | None = None,
+        settle: float = SETTLE,
+    ) -> None:
         self._table = table
         self._kernel = kernel
+        self._settings = settings or DeviceSettings()
         self._settle = settle
         self._first: Initializer = table.initializer("first list of devices")
 
@@ -60,7 +69,7 @@ class DeviceSource:
 
     def refresh(self) -> None:
         """Make the table what the kernel says now."""
-        found = {device.ifindex: device for device in self._kernel.devices()}
+        found = {device.ifindex: self._told(device) for device in self._kernel.devices()}
         with self._table.txn() as txn:
             for known in self._table.all():
                 if known.ifindex not in found:
@@ -68,15 +77,39 @@ class DeviceSource:
             for device in found.values():
                 txn.put(device)
 
+    def missing(self) -> list[str]:
+        """What the setting ``devices`` names and the node does not have."""
+        names = [device.name for device in self._table.all()]
+        return [
+            wanted for wanted in self._settings.devices if not any(matches(wanted, name) for name in names)
+        ]
 
-def device_table(kernel: Kernel, lifecycle: Lifecycle, jobs: Jobs) -> Table[Device]:
+    def _told(self, device: Device) -> Device:
+        return device if self._settings.selects(device.name) else replace(device, selected=False)
+
+
+def device_table(
+    kernel: Kernel, settings: DeviceSettings, lifecycle: Lifecycle, jobs: Jobs, health: Health
+) -> Table[Device]:
     """The table by ifindex. What needs it starts once it holds the devices there are."""
     table: Table[Device] = Table("devices", key=lambda device: device.ifindex)
-    source = DeviceSource(table, kernel)
+    source = DeviceSource(table, kernel, settings)
+    selection = health.child("selection")
+
+    def tell() -> None:
+        if missing := source.missing():
+            selection.degraded(f"devices names {', '.join(missing)}: the node has no such device")
+        else:
+            selection.ok(f"uplinks: {', '.join(one.name for one in uplinks(table.all())) or 'none'}")
+
+    async def start() -> None:
+        await source.start()
+        tell()
 
     async def refresh(_: None) -> None:
         source.refresh()
+        tell()
 
-    lifecycle.append(Hook("list devices", source.start))
+    lifecycle.append(Hook("list devices", start))
     jobs.observe("watch", source.hints, refresh)
     return table

@@ -19,6 +19,8 @@ from lifecycle import HiveError
         ({"mtu": 100}, "576 to 65535"),
         ({"state_dir": Path("relative")}, "absolute path"),
         ({"state_dir": Path("/" + "x" * 95)}, "expected at most 95 bytes"),
+        ({"socket_path": Path("relative.sock")}, "absolute path"),
+        ({"socket_path": Path("/" + "x" * 107)}, "expected at most 107 bytes"),
         ({"cluster_name": ""}, "1 to 32 of a-z"),
         ({"cluster_name": "Prod_1"}, "1 to 32 of a-z"),
     ],

@@ -28,7 +28,6 @@ class Some(Settings, frozen=True):
 async def running(state_dir: Path, sources: Sources) -> AsyncIterator[tuple[Hive, ConfigDrift]]:
     agent = AgentConfig.__new__(AgentConfig)
     agent.state_dir = agent.state = state_dir
-    agent.bpf_root = Path("/sys/fs/bpf")
     agent.api_socket = state_dir / "cilium.sock"
     hive = Hive(
         config(Some), supply(agent, AgentConfig), provide(ConfigDrift), invoke(ConfigDrift), settings=sources

@@ -8,9 +8,10 @@ from ipaddress import IPv4Interface
 import anyio
 import pytest
 
-from cells.devices import Device
+from cells.devices import Device, uplinks
+from cells.devices.settings import DeviceSettings
 from cells.devices.source import DeviceSource, Kernel, device_table
-from lifecycle import HealthTree, Hive, Table, invoke, module, provide
+from lifecycle import HealthTree, Hive, SettingsError, Sources, Table, config, invoke, module, provide
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +114,9 @@ async def test_the_table_follows_and_a_broken_subscription_is_renewed() -> None:
     def fake() -> Kernel:
         return kernel
 
-    cell = module("devices", "Devices", provide(device_table), provide(fake), invoke(root))
+    cell = module(
+        "devices", "Devices", config(DeviceSettings), provide(device_table), provide(fake), invoke(root)
+    )
     async with Hive(cell).started() as hive:
         rows: Table[Device] = hive.get(Table[Device])
         assert rows.all() == [device(1)]
@@ -126,3 +129,41 @@ async def test_the_table_follows_and_a_broken_subscription_is_renewed() -> None:
         assert kernel.subscriptions == 2
         levels = {status.module: status.level for status in hive.get(HealthTree).snapshot()}
         assert levels["devices.watch"] == "ok"
+
+
+async def test_only_the_named_devices_are_uplinks_and_one_that_is_missing_is_told() -> None:
+    kernel = FakeKernel(
+        device(1, "192.0.2.1/24", name="eth0"),
+        device(2, "198.51.100.1/24", name="ens3"),
+        device(3, "203.0.113.1/24", name="ens4"),
+    )
+
+    def fake() -> Kernel:
+        return kernel
+
+    cell = module(
+        "devices", "Devices", config(DeviceSettings), provide(device_table), provide(fake), invoke(root)
+    )
+    async with Hive(cell, settings={"devices": "ens+ wlan0"}).started() as hive:
+        rows: Table[Device] = hive.get(Table[Device])
+        assert [one.name for one in uplinks(rows.all())] == ["ens3", "ens4"]
+        told_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
+        assert told_of["devices.selection"] == "devices names wlan0: the node has no such device"
+        kernel.now = [device(4, "192.0.2.9/24", name="wlan0")]
+        kernel.hint()
+        await told(rows, kernel.now)
+        told_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
+        assert told_of["devices.selection"] == "devices names ens+: the node has no such device"
+
+
+@pytest.mark.parametrize("text", ["eth 0", "eth0 eth1", "eth0,eth1", "eth+", "+"])
+def test_devices_are_listed_with_commas_or_blanks(text: str) -> None:
+    hive = Hive(config(DeviceSettings), settings=Sources([f"--devices={text}"]))
+    (setting,) = hive.settings()
+    assert setting.value == tuple(text.replace(",", " ").split())
+
+
+@pytest.mark.parametrize("text", ["eth0:1", "a/b", "name-of-sixteen-c", "e+h"])
+def test_what_no_device_is_called_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="is no name of a device; expected names such as eth0"):
+        Hive(config(DeviceSettings), settings=Sources([f"--devices={text}"])).settings()

@@ -1,0 +1,41 @@
+"""Which devices are the node's uplinks.
+
+Needs: nothing.   Gives: DeviceSettings.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from lifecycle import Settings
+
+ANY: Final = "+"
+"""At the end of a name: any that begins so, as iptables has it."""
+_NAME: Final = re.compile(r"[^\s/:+]{1,15}|[^\s/:+]{0,14}\+")
+
+
+class DeviceSettings(Settings, frozen=True):
+    """Which devices are the node's uplinks."""
+
+    devices: tuple[str, ...] = ()
+    """Devices that packets leave the node through, eth+ for all whose names begin with eth; unset: every one
+    that is up and has an address. The node's address and the pods' MTU follow from them."""
+
+    def validate(self) -> None:
+        """Refuse what no device can be called (kernel: dev_valid_name in net/core/dev.c)."""
+        wrong = [name for name in self.devices if not _NAME.fullmatch(name)]
+        if wrong:
+            raise ValueError(
+                f"devices={','.join(self.devices)}: {wrong[0]} is no name of a device; expected names such as"
+                " eth0, or eth+"
+            )
+
+    def selects(self, name: str) -> bool:
+        """Whether a device of this name may be an uplink."""
+        return not self.devices or any(matches(wanted, name) for wanted in self.devices)
+
+
+def matches(wanted: str, name: str) -> bool:
+    """Whether a name is the wanted one, or begins like it."""
+    return name.startswith(wanted.removesuffix(ANY)) if wanted.endswith(ANY) else name == wanted
