@@ -180,7 +180,7 @@ def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
         container_ifname=body.container_interface_name,
         container_name=body.container_name,
         ifname=body.interface_name,
-        ifindex=body.interface_index,
+        ifindex=requested_ifindex(body.interface_index),
         pod_mac=requested_mac(body.mac),
         host_mac=requested_mac(body.host_mac),
         ipv4=requested_ipv4(addressing.ipv4),
@@ -229,9 +229,17 @@ def requested_mac(text: str) -> bytes:
         raise EndpointError(400, f'invalid MAC address "{text}"') from None
 
 
+def requested_ifindex(number: int) -> int:
+    """The index of the pod's link; the kernel's are positive and have 31 bits, 0 is none."""
+    if not 0 <= number < 1 << 31:
+        raise EndpointError(400, f"invalid interface-index {number}")
+    return number
+
+
 def requested_cookie(text: str) -> int:
     """The cookie of the pod's network namespace; one that cannot be read counts as absent, as upstream."""
-    return int(text) if text.isascii() and text.isdigit() and int(text) < 1 << 64 else 0
+    readable = text.isascii() and text.isdigit() and len(text) <= 20
+    return int(text) if readable and int(text) < 1 << 64 else 0
 
 
 def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
