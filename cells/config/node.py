@@ -77,11 +77,7 @@ class AgentConfig:
                     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 self._locks.append(take_lock(self.programs_dir, "bpf-root"))
             # An agent of another make does not know our locks; from here on the pidfile is ours.
-            if not self.api_socket.parent.is_dir():
-                raise HiveError(
-                    f"socket-path {self.api_socket}: {self.api_socket.parent} is no directory; make it, or leave"
-                    " the setting out"
-                )
+            check_directory("socket-path", self.api_socket)
             for path in (self.api_socket, self.cni_socket):
                 clear_socket(path)
         except BaseException:
@@ -151,6 +147,12 @@ def check_ipv6(root: Path = Path("/proc/sys")) -> None:
             "enable-ipv6=true, and IPv6 is off on this node: set net.ipv6.conf.all.disable_ipv6=0, or"
             " enable-ipv6=false"
         )
+
+
+def check_directory(setting: str, path: Path) -> None:
+    """Raise HiveError unless the directory of a path is there."""
+    if not path.parent.is_dir():
+        raise HiveError(f"{setting} {path}: {path.parent} is no directory; make it, or leave the setting out")
 
 
 def raise_descriptor_limit() -> None:

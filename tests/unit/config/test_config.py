@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.config import AgentSettings
-from cells.config.node import check_bpffs, check_ipv6, take_lock, writable, write_pidfile
+from cells.config.node import check_bpffs, check_directory, check_ipv6, take_lock, writable, write_pidfile
 from lifecycle import HiveError
 
 
@@ -39,6 +39,12 @@ def test_the_defaults_are_accepted() -> None:
 def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(HiveError, match=f"mount -t bpf bpf {tmp_path}"):
         check_bpffs(tmp_path)
+
+
+def test_a_socket_needs_its_directory(tmp_path: Path) -> None:
+    check_directory("socket-path", tmp_path / "api.sock")
+    with pytest.raises(HiveError, match=f"socket-path {tmp_path}/x/api.sock: {tmp_path}/x is no directory; "):
+        check_directory("socket-path", tmp_path / "x/api.sock")
 
 
 def test_a_second_agent_is_refused_and_told_who_has_the_node(tmp_path: Path) -> None:
