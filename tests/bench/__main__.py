@@ -13,7 +13,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import framework, lag, losses, packets, podadd, polling, restore, startup, tables, traffic
+from tests.bench import (
+    bootstrap,
+    framework,
+    lag,
+    losses,
+    packets,
+    podadd,
+    polling,
+    restore,
+    startup,
+    tables,
+    traffic,
+)
 from tests.bench.stats import Figure, Row, table
 
 Measure = Callable[[Path, int], Sequence[Row | Figure]]
@@ -24,6 +36,7 @@ PARTS: dict[str, Measure] = {
     "start": startup.starts,
     "memory": startup.memories,
     "restore": restore.measure,
+    "bootstrap": bootstrap.measure,
     "lag": lag.measure,
     "packets": packets.measure,
     "traffic": traffic.measure,
