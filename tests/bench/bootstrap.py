@@ -2,8 +2,8 @@
 
 Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 The agent is killed with -9 and started again on the same node. The API is served once it answers a question
-for its health; the agent is ready once the probe on port 9879, a kubelet's, gets 200. The parts are the agent's
-own bootstrap statistics, from the line of its log that ends the start. Counts take turns within a round.
+for its health; the agent is ready once a kubelet's probe on port 9879 gets 200. The parts are the agent's own
+bootstrap statistics, from the line of its log that ends the start. Counts take turns within a round.
 """
 
 from __future__ import annotations
