@@ -97,7 +97,8 @@ class _Connection:
             if request is None:
                 return
             self.answering = True
-            response = await self._handler(request)
+            no_proxy = request.method == "CONNECT"  # after a 2xx for it, the connection would be another's
+            response = Response(501) if no_proxy else await self._handler(request)
             await self._answer(request, response)
             self.answering = False
             if (
