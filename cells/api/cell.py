@@ -13,7 +13,7 @@ from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.node_maps import NodeMaps
 from cells.api.node_operations import MapReader, NodeOperations
-from cells.api.node_view import NodeView
+from cells.api.node_view import NodeView, monitor_status
 from cells.api.not_built import NotBuilt
 from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
@@ -24,9 +24,11 @@ from cells.config import AgentConfig
 from cells.datapath import Datapath, DatapathSettings
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints
+from cells.events import EventsSettings
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings, PolicyMaps
+from cells.monitor import MonitorSettings
 from cells.router import Router
 from lifecycle import Lifecycle, Logger, Member, Table, invoke, module, provide, provide_private
 
@@ -41,6 +43,8 @@ def facts(
     maps: Maps,
     map_settings: MapSettings,
     datapath_settings: DatapathSettings,
+    events: EventsSettings,
+    monitor: MonitorSettings,
 ) -> Facts:
     """The node, as the answers tell it."""
     return NodeView(
@@ -52,6 +56,7 @@ def facts(
         maps=maps,
         map_settings=map_settings,
         datapath_settings=datapath_settings,
+        monitor=monitor_status(events, monitor),
     )
 
 

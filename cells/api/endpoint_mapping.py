@@ -34,7 +34,11 @@ def rfc3339(seconds: float) -> str:
 
 
 def endpoint_model(
-    endpoint: Endpoint, shown: State, log: StatusLog, host_addressing: models.NodeAddressing
+    endpoint: Endpoint,
+    shown: State,
+    log: StatusLog,
+    host_addressing: models.NodeAddressing,
+    controllers: Iterable[models.ControllerStatus] = (),
 ) -> models.Endpoint:
     """The whole of one endpoint; ``shown`` is its state as people see it.
 
@@ -54,6 +58,7 @@ def endpoint_model(
             networking=networking_model(endpoint, host_addressing),
             policy=policy_model(endpoint),
             health=health_model(shown),
+            controllers=list(controllers),
             log=[log_line(newest)] if newest else [],
         ),
     )

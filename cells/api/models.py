@@ -116,6 +116,37 @@ class DaemonConfiguration(Model, frozen=True):
     status: DaemonConfigurationStatus
 
 
+# --- controllers ----------------------------------------------------------------------------------
+
+
+class ControllerCounts(Model, frozen=True):
+    """What is known of a controller's runs; times are RFC 3339 with milliseconds, of the year 1 for never."""
+
+    last_success_timestamp: str = ""
+    last_failure_timestamp: str = ""
+    success_count: int = 0
+    failure_count: int = 0
+    consecutive_failure_count: int = 0
+    last_failure_msg: str = ""
+
+
+class ControllerConfiguration(Model, frozen=True):
+    """When a controller runs again; durations as text."""
+
+    error_retry: bool = False
+    error_retry_base: str = ""
+    interval: str = ""
+
+
+class ControllerStatus(Model, frozen=True):
+    """Named work that is done again and again, or until it works."""
+
+    name: str = ""
+    uuid: str = ""
+    configuration: ControllerConfiguration | None = None
+    status: ControllerCounts | None = None
+
+
 # --- endpoints -------------------------------------------------------------------------------------
 
 
@@ -272,6 +303,7 @@ class EndpointStatus(Model, frozen=True):
     networking: EndpointNetworking | None = None
     policy: EndpointPolicyStatus | None = None
     health: EndpointHealth | None = None
+    controllers: list[ControllerStatus] = field(default_factory=list)
     log: list[EndpointStatusChange] = field(default_factory=list)
 
 

@@ -5,16 +5,20 @@ Needs: AgentConfig, Table[Device], Ipam, Router, Datapath, Maps.   Gives: NodeVi
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 
+from cells.api import status_models as wire
 from cells.api.config_mapping import NodeFacts, event_options
 from cells.api.status_mapping import StatusFacts
 from cells.config import AgentConfig
 from cells.datapath import Datapath, DatapathSettings
 from cells.devices import Device, pod_mtu, uplinks
+from cells.events import EventsSettings, online_cpus
 from cells.health import agent_version
 from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings
+from cells.monitor import MonitorSettings
 from cells.router import Router
 from lifecycle import Table
 
@@ -33,6 +37,7 @@ class NodeView:
         maps: Maps,
         map_settings: MapSettings,
         datapath_settings: DatapathSettings,
+        monitor: wire.MonitorStatus | None,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -41,6 +46,7 @@ class NodeView:
         self._datapath = datapath
         self._maps = maps
         self._map_settings = map_settings
+        self._monitor = monitor
         self._options = event_options(datapath_settings.event_flags, datapath_settings.aggregation)
 
     def node(self) -> NodeFacts:
@@ -80,7 +86,16 @@ class NodeView:
             allocations=self._ipam.dump(),
             map_sizes=map_sizes(self._maps),
             map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
+            monitor=self._monitor,
         )
+
+
+def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.MonitorStatus | None:
+    """The rings that the datapath's events come from; None when nobody may watch them."""
+    if not monitor.enable_monitor:
+        return None
+    cpus, pages = len(online_cpus()), events.monitor_num_pages
+    return wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
 
 
 def map_sizes(maps: Maps) -> dict[str, int]:

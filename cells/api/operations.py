@@ -12,12 +12,21 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from cells.api import config_mapping, endpoint_mapping, ipam_mapping, models, status_mapping
+from cells.api.controller_mapping import controller
 from cells.api.encoded import EncodedEndpoints
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
-from cells.endpoint import Endpoint, EndpointError, EndpointRequest, Endpoints, PolicyEnforcement
+from cells.controllers import Controllers
+from cells.endpoint import (
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    Endpoints,
+    PolicyEnforcement,
+    controllers_of,
+)
 from cells.health import StatusCollector
 from cells.http import Request, Response
 from cells.ipam import Family, Ipam, IpamError
@@ -80,6 +89,7 @@ class Operations:
     def __init__(
         self,
         endpoints: Endpoints,
+        controllers: Controllers,
         enforcement: PolicyEnforcement,
         pool: PolicyPool,
         ipam: Ipam,
@@ -90,7 +100,8 @@ class Operations:
         metrics: MetricsList,
     ) -> None:
         self._endpoints = endpoints
-        self._encoded = EncodedEndpoints(endpoints)
+        self._controllers = controllers
+        self._encoded = EncodedEndpoints(endpoints, controllers)
         self._enforcement = enforcement
         self._pool = pool
         self._ipam = ipam
@@ -256,7 +267,8 @@ class Operations:
     def _model(self, endpoint: Endpoint) -> models.Endpoint:
         addressing = config_mapping.host_addressing(self._facts.node())
         shown, log = self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
-        return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing)
+        controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))
+        return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, controllers)
 
     # --- addresses -------------------------------------------------------------------------------
 

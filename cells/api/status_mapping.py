@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from cells.api import status_models as wire
 from cells.api.config_mapping import DATAPATH_MODE, NodeFacts
+from cells.api.controller_mapping import NEVER, controller
 from cells.api.endpoint_mapping import rfc3339
-from cells.api.models import NodeAddressing, NodeAddressingElement
+from cells.api.models import ControllerCounts, ControllerStatus, NodeAddressing, NodeAddressingElement
 from cells.endpoint import FIRST_IDENTITY, LAST_IDENTITY
 from cells.health import AgentStatus
 from cells.ipam import Family
 from lifecycle import HealthStatus
 
+LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
 OFF = wire.Switch()
 NO_SERVICES = wire.ProxyReplacementFeatures(
@@ -47,6 +49,8 @@ class StatusFacts:
     allocations: Mapping[str, str]
     map_sizes: Mapping[str, int]
     map_size_ratio: float
+    monitor: wire.MonitorStatus | None = None
+    """None when the monitor is off."""
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -56,17 +60,26 @@ def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Stat
     return wire.Status(state=status.state, msg=message)
 
 
-def controller(module: HealthStatus) -> wire.ControllerStatus:
-    """One supervised module, as clients show it under "Controller Status"."""
-    if module.level == "degraded":
-        counts = wire.ControllerCounts(
-            consecutive_failure_count=1,
-            last_failure_msg=trouble(module),
-            last_failure_timestamp=rfc3339(module.since),
-        )
-    else:
-        counts = wire.ControllerCounts(last_success_timestamp=rfc3339(module.since))
-    return wire.ControllerStatus(name=module.module, status=counts)
+def uncontrolled(module: HealthStatus) -> ControllerStatus:
+    """A module in trouble as a failing controller: Cilium's clients show modules nowhere else."""
+    counts = ControllerCounts(
+        consecutive_failure_count=1,
+        failure_count=1,
+        last_failure_msg=trouble(module),
+        last_failure_timestamp=rfc3339(module.since),
+        last_success_timestamp=NEVER,
+    )
+    return ControllerStatus(name=module.module, status=counts)
+
+
+def module_health(module: HealthStatus) -> wire.ModuleHealth:
+    """One module, as it told last."""
+    return wire.ModuleHealth(
+        module_id=module.module,
+        level=LEVELS[module.level],
+        message=trouble(module),
+        last_updated=rfc3339(module.since),
+    )
 
 
 def trouble(module: HealthStatus) -> str:
@@ -78,12 +91,18 @@ def trouble(module: HealthStatus) -> str:
 
 def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
     """What a probe reads: the verdict, and at most one failing controller."""
+    failing = [controller(each) for each in status.controllers if each.failures_in_a_row]
     return wire.StatusResponse(
         cilium=cilium_status(status, version, revision),
         cluster=wire.ClusterStatus(cilium_health=DISABLED),
-        stale={},
-        controllers=[controller(module) for module in status.degraded[:1]],
+        stale=stale(status),
+        controllers=[*failing, *map(uncontrolled, status.uncontrolled)][:1],
     )
+
+
+def stale(status: AgentStatus) -> dict[str, str]:
+    """The probes that do not answer, and since when."""
+    return {name: rfc3339(since) for name, since in status.stale.items()}
 
 
 def cni_file(status: AgentStatus) -> wire.Status:
@@ -91,7 +110,7 @@ def cni_file(status: AgentStatus) -> wire.Status:
     if status.cni_config is None:
         return DISABLED
     if status.cni_config.level == "degraded":
-        return wire.Status(state="Failure", msg=status.message)
+        return wire.Status(state="Failure", msg=trouble(status.cni_config))
     return wire.Status(state="Ok", msg=status.cni_config.message)
 
 
@@ -126,8 +145,10 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
             cilium_health=DISABLED,
             nodes=[wire.NodeElement(name=name, primary_address=node_addressing(facts))],
         ),
-        stale={},
-        controllers=[controller(module) for module in status.modules if module.level != "unknown"],
+        stale=stale(status),
+        controllers=[*map(controller, status.controllers), *map(uncontrolled, status.uncontrolled)],
+        modules=[module_health(module) for module in status.modules if module.level != "unknown"],
+        node_monitor=facts.monitor,
         cni_file=cni_file(status),
         kvstore=DISABLED,
         kubernetes=DISABLED,

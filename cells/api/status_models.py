@@ -1,15 +1,16 @@
 """The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
 
 Needs: Model.   Gives: StatusResponse and its parts.
-What the agent does not have at all (Hubble, cluster mesh, proxy, monitor) has no field: clients print
-such lines as disabled, or not at all. Features below must be complete: cilium-dbg reads each unchecked.
+What the agent does not have at all (Hubble, cluster mesh, proxy) has no field: clients print such lines as
+disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
+cilium-dbg reads each unchecked.
 """
 
 from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models import Model, NodeAddressing
+from cells.api.models import ControllerStatus, Model, NodeAddressing
 
 
 class Status(Model, frozen=True):
@@ -55,20 +56,23 @@ class IPAMStatus(Model, frozen=True):
     ipv6: list[str] = field(default_factory=list)
 
 
-class ControllerCounts(Model, frozen=True):
-    """What is known of a controller's runs; times are RFC 3339 with milliseconds."""
+class ModuleHealth(Model, frozen=True):
+    """How one module of the agent is: OK, Degraded, Stopped or Unknown."""
 
-    last_success_timestamp: str = ""
-    last_failure_timestamp: str = ""
-    consecutive_failure_count: int = 0
-    last_failure_msg: str = ""
+    module_id: str = ""
+    level: str = ""
+    message: str = ""
+    last_updated: str = ""
 
 
-class ControllerStatus(Model, frozen=True):
-    """One supervised part of the agent."""
+class MonitorStatus(Model, frozen=True):
+    """Where the monitor's events come from: a ring of ``npages`` for each CPU."""
 
-    name: str = ""
-    status: ControllerCounts | None = None
+    cpus: int = 0
+    npages: int = 0
+    pagesize: int = 0
+    lost: int = 0
+    unknown: int = 0
 
 
 class BPFMapProperties(Model, frozen=True):
@@ -135,6 +139,8 @@ class StatusResponse(Model, frozen=True):
     cluster: ClusterStatus | None = None
     stale: dict[str, str] | None = None
     controllers: list[ControllerStatus] | None = None
+    modules: list[ModuleHealth] | None = None
+    node_monitor: MonitorStatus | None = field(default=None, name="nodeMonitor")
     cni_file: Status | None = None
     kvstore: Status | None = None
     kubernetes: Status | None = None

@@ -1,13 +1,13 @@
 """Runs controllers as jobs, and tells of them; the hive's other jobs are told of in the same form.
 
 For:   cells whose work has a name that operators know; the status.
-Needs: Jobs, JobMetrics, Health.   Gives: Controllers.
+Needs: Jobs, JobMetrics, Health, HealthTree.   Gives: Controllers.
 Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and the ControllerStatus model.
 """
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from uuid import uuid4, uuid5
 
@@ -15,7 +15,7 @@ import anyio
 
 from cells.controllers.rules import ControllerStatus, Rules
 from cells.metrics import Histogram
-from lifecycle import Health, JobMetrics, Jobs, JobStats, Logger
+from lifecycle import Health, HealthTree, JobMetrics, Jobs, JobStats, Logger
 
 Work = Callable[[], Awaitable[object]]
 
@@ -58,12 +58,16 @@ class Controllers:
     its name until it works.
     """
 
-    def __init__(self, jobs: Jobs, metrics: JobMetrics, health: Health, log: Logger) -> None:
+    def __init__(
+        self, jobs: Jobs, metrics: JobMetrics, health: Health, tree: HealthTree, log: Logger
+    ) -> None:
         self._jobs = jobs
         self._metrics = metrics
         self._health = health
+        self._tree = tree
         self._log = log
         self._known: dict[str, _Controller] = {}
+        self._owned: dict[str, dict[str, _Controller]] = {}
         self.runs = {"success": Histogram(), "failure": Histogram()}
         """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
@@ -77,6 +81,7 @@ class Controllers:
             known.wake.set()
             return
         controller = self._known[name] = _Controller(name, owner, work, rules)
+        self._owned.setdefault(owner, {})[name] = controller
         self._jobs.one_shot(name, partial(self._live, controller))
 
     def trigger(self, name: str) -> bool:
@@ -90,6 +95,10 @@ class Controllers:
         """End it, in the middle of a run too; whether there was one of that name."""
         known = self._known.pop(name, None)
         if known is not None:
+            owned = self._owned[known.owner]
+            del owned[name]
+            if not owned:
+                del self._owned[known.owner]
             known.scope.cancel()
         return known is not None
 
@@ -100,17 +109,21 @@ class Controllers:
 
     def of(self, owner: str) -> tuple[ControllerStatus, ...]:
         """The controllers of one owner, by name."""
-        own = (known.status() for known in self._known.values() if known.owner == owner)
-        return tuple(sorted(own, key=lambda status: status.name))
+        owned = self._owned.get(owner)
+        return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
 
     def all(self) -> tuple[ControllerStatus, ...]:
         """Every controller, by name; the hive's other jobs too, each under the id its health has."""
         own = [known.status() for known in self._known.values()]
-        jobs = [self._job(job) for job in self._metrics.snapshot() if job.name not in self._known]
+        degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
+        others = (job for job in self._metrics.snapshot() if job.name not in self._known)
+        jobs = [self._job(job, degraded) for job in others]
         return tuple(sorted([*own, *jobs], key=lambda status: status.name))
 
-    def _job(self, job: JobStats) -> ControllerStatus:
+    def _job(self, job: JobStats, degraded: Collection[str]) -> ControllerStatus:
+        """A job that goes on after a failure may never end a run again: its health tells that it is well."""
         name = f"{job.module}.{job.name}"
+        failing = name in degraded
         return ControllerStatus(
             name=name,
             uuid=str(uuid5(self._run, name)),
@@ -120,8 +133,8 @@ class Controllers:
             interval=job.interval,
             successes=job.runs - job.failures,
             failures=job.failures,
-            failures_in_a_row=job.failures_in_a_row,
-            last_error=job.last_error,
+            failures_in_a_row=job.failures_in_a_row if failing else 0,
+            last_error=job.last_error if failing else "",
             last_success=job.last_succeeded,
             last_failure=job.last_failed,
         )

@@ -26,7 +26,7 @@ from cells.events.reasons import (
     reason_name,
 )
 from cells.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict, decode
-from cells.events.ring import RingError
+from cells.events.ring import RingError, online_cpus
 from cells.events.settings import EventsSettings
 from cells.events.text import event_text
 from cells.maps import Maps
@@ -55,6 +55,7 @@ __all__ = [
     "decode",
     "dissect",
     "event_text",
+    "online_cpus",
     "reason_name",
 ]
 

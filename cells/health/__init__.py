@@ -1,11 +1,14 @@
 """Tells whether the agent is well: one verdict, and the port the kubelet probes.
 
 Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
-Needs:  HealthTree, AgentReady (from the composition), HealthServerSettings.
-Gives:  StatusCollector, AgentStatus; listens on 127.0.0.1, ``agent-health-port`` (9879).
+Needs:  AgentConfig, HealthTree, Controllers, Probe members, AgentReady (from the composition),
+        HealthServerSettings.
+Gives:  StatusCollector, AgentStatus, Probe; listens on 127.0.0.1, ``agent-health-port`` (9879).
 Why:    the port listens only once everything serves, so that a probe before that is refused.
 """
 
+from cells.health.node_probes import maps_probe, state_probe
+from cells.health.probes import Probe, Probes
 from cells.health.server import AgentReady, HealthServer, HealthServerSettings
 from cells.health.status import AgentStatus, State, StatusCollector, agent_status, agent_version
 from lifecycle import config, invoke, module, provide
@@ -15,6 +18,8 @@ __all__ = [
     "AgentStatus",
     "HealthServer",
     "HealthServerSettings",
+    "Probe",
+    "Probes",
     "State",
     "StatusCollector",
     "agent_status",
@@ -26,6 +31,6 @@ cell = module(
     "health",
     "The agent's status, and the port that probes ask",
     config(HealthServerSettings),
-    provide(StatusCollector, HealthServer),
+    provide(maps_probe, state_probe, Probes, StatusCollector, HealthServer),
     invoke(HealthServer),
 )

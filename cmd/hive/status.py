@@ -3,6 +3,7 @@
 Needs: the agent's GET /v1/healthz.   Gives: command.   Source of the lines: cilium-dbg status.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ HEALTHY = {"Ok", "Disabled"}
 @timeout_option
 @output_option
 @click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
-@click.option("--verbose", is_flag=True, help="Also every address that is allocated.")
+@click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
 def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool) -> None:
     """Ask the running agent how it is. Exits 1 when it is not well."""
     headers = {"Brief": "true" if brief else "false"}
@@ -55,16 +56,26 @@ def lines(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]
     if "cni-file" in answer:
         yield "CNI Config file", answer["cni-file"].get("msg") or _state(answer["cni-file"])
     yield "Cilium", _state(answer["cilium"])
+    yield from _watching(answer)
     if "ipam" in answer:
         yield "IPAM", str(answer["ipam"].get("status", "")).rstrip(", ")
         if verbose:
             for address, owner in sorted((answer["ipam"].get("allocations") or {}).items()):
                 yield "  allocated", f"{address} ({owner})"
     yield from _datapath(answer)
-    yield from _controllers(answer.get("controllers"))
+    yield from _controllers(answer.get("controllers"), verbose=verbose)
+    yield from _modules(answer.get("modules"), verbose=verbose)
     if "identity-range" in answer:
         identities = answer["identity-range"]
         yield "Global Identity Range", f"min {identities['min-identity']}, max {identities['max-identity']}"
+
+
+def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for probe, since in sorted((answer.get("stale") or {}).items()):
+        yield "Stale status", click.style(f"{probe} does not answer since {since}", fg=BAD)
+    if monitor := answer.get("nodeMonitor"):
+        ring = f"{monitor['npages']} pages of {monitor['pagesize']} bytes"
+        yield "NodeMonitor", f"Events of {monitor['cpus']} CPUs, {ring} each"
 
 
 def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -88,14 +99,29 @@ def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _controllers(controllers: list[dict[str, Any]] | None) -> Iterator[tuple[str, str]]:
+def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
     if controllers is None:
         return
     failing = [one for one in controllers if one.get("status", {}).get("consecutive-failure-count")]
     count = f"{len(controllers) - len(failing)}/{len(controllers)} healthy"
     yield "Controller Status", click.style(count, fg=BAD if failing else None)
-    for one in failing:
-        yield f"  {one['name']}", click.style(one["status"].get("last-failure-msg", "failing"), fg=BAD)
+    for one in controllers if verbose else failing:
+        counts = one.get("status", {})
+        if one in failing:
+            text = click.style(counts.get("last-failure-msg", "failing"), fg=BAD)
+        else:
+            text = f"{counts.get('success-count', 0)} runs, {counts.get('failure-count', 0)} failures before"
+        yield f"  {one['name']}", text
+
+
+def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
+    if modules is None:
+        return
+    levels = Counter(one["level"] for one in modules)
+    yield "Modules Health", " ".join(f"{level}({levels[level]})" for level in ("Stopped", "Degraded", "OK"))
+    for one in modules if verbose else ():
+        colour = {"OK": GOOD, "Degraded": BAD}.get(one["level"], QUIET)
+        yield f"  {one['module-id']}", f"{click.style(one['level'], fg=colour)}   {one.get('message', '')}"
 
 
 def _state(status: dict[str, Any]) -> str:

@@ -45,6 +45,8 @@ class Config(AgentConfig):
     def __init__(self, directory: Path) -> None:
         self.state_dir = directory
         self.state = directory / "state"
+        self.bpf_root = directory / "bpf"
+        self.globals_dir = self.bpf_root / "tc" / "globals"
         self.delete_queue = directory / "deleteQueue"
         self.api_socket = directory / "cilium.sock"
         self.cni_socket = directory / "cni.sock"

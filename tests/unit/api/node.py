@@ -27,7 +27,7 @@ from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
-from cells.health import StatusCollector
+from cells.health import Probes, StatusCollector
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Family, IPAddress, Ipam
 from cells.maps import IpcacheKey, IpcacheValue, MapLog, PoolEmpty
@@ -263,7 +263,7 @@ async def running_node(
         endpoint.cell,
         ipam.cell,
         metrics.cell,
-        provide(StatusCollector, ConfigDrift),
+        provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
         replace(AgentConfig, config),

@@ -1,8 +1,14 @@
 """What clients are told of a module that does not work."""
 
+import json
+from dataclasses import replace
+
+import msgspec
 import pytest
 
-from cells.api.status_mapping import controller, trouble
+from cells.api.controller_mapping import controller
+from cells.api.status_mapping import trouble, uncontrolled
+from cells.controllers import ControllerStatus
 from lifecycle import HealthStatus
 
 
@@ -23,16 +29,24 @@ def test_an_error_is_told_once(message: str, error: str | None, told: str) -> No
     assert trouble(degraded(message, error)) == told
 
 
-def test_a_degraded_module_is_a_failing_controller() -> None:
-    shown = controller(degraded("disk full", None))
+def test_a_module_in_trouble_is_a_failing_controller() -> None:
+    shown = uncontrolled(degraded("disk full", None))
     assert shown.name == "agent.ipam"
     assert shown.status is not None
     assert shown.status.consecutive_failure_count == 1
     assert shown.status.last_failure_timestamp == "2023-11-14T22:13:20.500Z"
 
 
-def test_a_module_that_is_well_is_a_healthy_controller() -> None:
-    shown = controller(HealthStatus("agent.ipam", "ok", "fine", 1_700_000_000.5))
-    assert shown.status is not None
-    assert shown.status.consecutive_failure_count == 0
-    assert shown.status.last_success_timestamp == "2023-11-14T22:13:20.500Z"
+def test_a_controller_has_its_rules_and_counters() -> None:
+    known = ControllerStatus("sync", "1-2", "", retries=True, retry_base=2.0, interval=90.0, successes=3)
+    shown = controller(replace(known, last_success=1_700_000_000.5))
+    assert json.loads(msgspec.json.encode(shown)) == {
+        "name": "sync",
+        "uuid": "1-2",
+        "configuration": {"error-retry": True, "error-retry-base": "2s", "interval": "1m30s"},
+        "status": {
+            "success-count": 3,
+            "last-success-timestamp": "2023-11-14T22:13:20.500Z",
+            "last-failure-timestamp": "0001-01-01T00:00:00.000Z",
+        },
+    }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from cells import health
+from cells import controllers, health
+from cells.config import AgentConfig
 from lifecycle import Hive, StartError, supply
 
 pytestmark = pytest.mark.anyio
@@ -24,11 +26,21 @@ def port() -> int:
         return number
 
 
+class Place(AgentConfig):
+    """Where a node's directories are; nothing is claimed."""
+
+    globals_dir = state = Path("/")
+
+    def __init__(self) -> None: ...
+
+
 @asynccontextmanager
 async def running(port: int) -> AsyncIterator[Hive]:
     """A hive of the health cell."""
     ready = supply(health.AgentReady())
-    async with Hive(health.cell, ready, settings={"agent-health-port": port}).started() as hive:
+    place = supply(Place(), AgentConfig)
+    cells = health.cell, controllers.cell, ready, place
+    async with Hive(*cells, settings={"agent-health-port": port}).started() as hive:
         yield hive
 
 

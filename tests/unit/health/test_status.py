@@ -2,6 +2,7 @@
 
 import pytest
 
+from cells.controllers import ControllerStatus
 from cells.health import agent_status, agent_version
 from lifecycle import HealthTree
 
@@ -41,3 +42,17 @@ def test_an_agent_that_writes_no_cni_configuration_says_nothing_of_it() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert agent_version()[0].isdigit()
+
+
+def test_stale_probes_are_a_warning_before_anything_else() -> None:
+    status = agent_status(tree(cni_config="degraded").snapshot(), stale={"bpf-maps": 1000.0})
+    assert (status.state, status.message, status.serves) == ("Warning", "Stale status data", False)
+
+
+def test_trouble_that_a_controller_tells_of_is_told_once() -> None:
+    def known(name: str) -> ControllerStatus:
+        return ControllerStatus(name, "", "", retries=True, retry_base=1, interval=0)
+
+    modules = tree(ipam="degraded", controllers__sync="degraded", datapath="degraded").snapshot()
+    status = agent_status(modules, (known("agent.ipam"), known("sync")))
+    assert [module.module for module in status.uncontrolled] == ["agent.datapath"]

@@ -1,0 +1,82 @@
+"""Asks parts of the node, again and again, whether they still answer.
+
+For:   StatusCollector.   Needs: Probe members, Jobs, Health.   Gives: Probe, Probes.
+Source: Cilium 1.17, the status collector: 5 s between two runs, a warning after 15 s, stale after 60 s.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import anyio
+
+from lifecycle import Health, Jobs, Logger, Member
+
+INTERVAL: Final = 5.0
+"""Seconds from the end of a run to the next one."""
+WARN: Final = 15.0
+STALE: Final = 60.0
+"""Seconds without an answer after which the part counts as stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Something that may stop answering, such as a file system."""
+
+    name: str
+    ask: Callable[[], Awaitable[object]]
+    """Raises what is wrong. It runs until it answers: nothing cancels it."""
+
+
+class Probes:
+    """Runs every probe in a job of its own; one that fails is degraded health, one that hangs is stale."""
+
+    def __init__(self, probes: list[Member[Probe]], jobs: Jobs, health: Health, log: Logger) -> None:
+        self._health = health
+        self._log = log
+        self._stale: dict[str, float] = {}
+        for probe in probes:
+            jobs.one_shot(f"probe {probe.name}", partial(self._run, probe))
+
+    @property
+    def stale(self) -> Mapping[str, float]:
+        """Since when (Unix seconds) each probe that does not answer has been asked."""
+        return self._stale
+
+    async def _run(self, probe: Probe) -> None:
+        while True:
+            await self._once(probe)
+            await anyio.sleep(INTERVAL)
+
+    async def _once(self, probe: Probe) -> None:
+        began, loop, late = time.time(), asyncio.get_running_loop(), False
+        health = self._health.child(probe.name)
+
+        def warn() -> None:
+            self._log.warning("no response from probe yet", probe=probe.name, seconds=WARN)
+
+        def give_up() -> None:
+            nonlocal late
+            late = True
+            self._stale[probe.name] = began
+            text = f"no response from {probe.name} probe within {STALE:g} seconds"
+            health.degraded(text)
+            self._log.error("probe does not answer", probe=probe.name, error=text)
+
+        timers = loop.call_later(WARN, warn), loop.call_later(STALE, give_up)
+        try:
+            await probe.ask()
+        except Exception as error:  # noqa: BLE001  # what is wrong is what a probe is to find out
+            if not late:
+                self._stale.pop(probe.name, None)
+            health.degraded(str(error))
+        else:
+            if not late:  # a late answer does not count: the next one will
+                self._stale.pop(probe.name, None)
+                health.ok()
+        finally:
+            for timer in timers:
+                timer.cancel()

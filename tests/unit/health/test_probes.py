@@ -1,0 +1,98 @@
+"""Whether parts of the node answer: how often they are asked, and what becomes of those that do not."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cells.config import AgentConfig
+from cells.health import Probe, Probes
+from cells.health.node_probes import maps_probe, state_probe
+from lifecycle import HealthTree, Hive, HiveError, Member, invoke, module, provide
+from lifecycle.testing import VirtualClock
+
+pytestmark = pytest.mark.anyio
+
+
+def _needed(_: Probes) -> None:
+    """Ask for them."""
+
+
+@asynccontextmanager
+async def asking(ask: Callable[[], Awaitable[object]]) -> AsyncIterator[Hive]:
+    def disk() -> Member[Probe]:
+        return Probe("disk", ask)
+
+    cell = module("health", "one probe", provide(disk, Probes), invoke(_needed))
+    async with Hive(cell).started() as hive:
+        yield hive
+
+
+def told(hive: Hive) -> list[tuple[str, str]]:
+    return [(each.level, each.message) for each in hive.get(HealthTree).snapshot("health.disk")]
+
+
+async def test_a_part_is_asked_every_five_seconds_and_its_error_is_told() -> None:
+    times: list[float] = []
+
+    async def ask() -> None:
+        times.append(anyio.current_time())
+        if len(times) == 2:
+            raise HiveError("disk is full")
+
+    with VirtualClock() as clock:
+        async with asking(ask) as hive:
+            await clock.advance(1)
+            assert told(hive) == [("ok", "")]
+            await clock.advance(5)
+            assert told(hive) == [("degraded", "disk is full")]
+            await clock.advance(5)
+            assert told(hive) == [("ok", "")]
+            assert hive.get(Probes).stale == {}
+    assert [round(after - before) for before, after in pairwise(times)] == [5, 5]
+
+
+async def test_a_part_that_does_not_answer_for_a_minute_is_stale_until_it_answers_in_time() -> None:
+    answer = anyio.Event()
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+
+    with VirtualClock() as clock:
+        async with asking(ask) as hive:
+            probes = hive.get(Probes)
+            await clock.advance(59)
+            assert probes.stale == {}
+            await clock.advance(2)
+            assert list(probes.stale) == ["disk"]
+            assert told(hive) == [("degraded", "no response from disk probe within 60 seconds")]
+            answer.set()
+            await clock.advance(1)
+            assert list(probes.stale) == ["disk"], "an answer that came too late says nothing of now"
+            await clock.advance(5)
+            assert (dict(probes.stale), asked, told(hive)) == ({}, 2, [("ok", "")])
+
+
+class Place(AgentConfig):
+    """Where a node's directories are; nothing is claimed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.globals_dir = self.state = directory
+
+
+async def test_the_nodes_directories_are_looked_at(tmp_path: Path) -> None:
+    for make in (maps_probe, state_probe):
+        await _probe(make(Place(tmp_path))).ask()
+        with pytest.raises(HiveError, match=str(tmp_path / "gone")):
+            await _probe(make(Place(tmp_path / "gone"))).ask()
+
+
+def _probe(member: object) -> Probe:
+    assert isinstance(member, Probe)
+    return member
