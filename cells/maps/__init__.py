@@ -12,6 +12,8 @@ bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 
 from collections.abc import Iterable
 
+import anyio
+
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
 from cells.maps.epochs import Epochs
@@ -137,11 +139,12 @@ __all__ = [
 
 def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
     """Maps as metrics."""
+    one = anyio.CapacityLimiter(1)
 
     async def collect() -> Iterable[Family]:
         from cells.maps.metrics import families
 
-        return await families(maps, policies)
+        return await families(maps, policies, one)
 
     return Collector("maps", collect)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import anyio
 import anyio.to_thread
 
 from cells.maps.loaded import Loaded, loaded_maps, loaded_programs
@@ -30,11 +31,14 @@ _NOTEWORTHY: Final = 0.1
 """Policy maps that are less full are not told of."""
 
 
-async def families(maps: Maps, policies: PolicyMaps) -> list[Family]:
-    """What can be told of maps; what has many entries is counted in a thread."""
+async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter) -> list[Family]:
+    """What can be told of maps; what has many entries is counted in a thread, ``one`` at a time.
+
+    So that many who scrape at once do not take the interpreter from the event loop.
+    """
     ids = {table.spec.name: table.id for table in (maps.lxc, maps.ipcache)}
     pressure, all_maps, all_programs = await anyio.to_thread.run_sync(
-        lambda: (_pressure(ids), loaded_maps(), loaded_programs())
+        lambda: (_pressure(ids), loaded_maps(), loaded_programs()), limiter=one
     )
     fullest = _fullest(policies.all())
     if fullest > _NOTEWORTHY:
