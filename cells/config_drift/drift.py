@@ -25,6 +25,10 @@ SETTLE: Final = 0.05
 """Seconds in which several changes of the directory are one."""
 
 
+REFUSED: Final = "(refused)"
+"""Stands where a change's name would: the setting is part of what is wrong."""
+
+
 class Change(msgspec.Struct, frozen=True, rename="kebab"):
     """A setting that a restart would change."""
 
@@ -57,7 +61,7 @@ class ConfigDrift:
         self._health = health.child("drift")
         self._log = log
         self.changes: tuple[Change, ...] = ()
-        """By name; empty while nothing differs."""
+        """By name, then what is wrong; empty while nothing differs."""
         lifecycle.append(Hook("keep a copy of the settings", self._keep_copy))
         if not self._places:
             self._health.ok(
@@ -106,12 +110,12 @@ class ConfigDrift:
 
 def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
     now = {one.option.name: one for one in configured.settings}
-    for one in running.settings:
+    for one in sorted(running.settings, key=lambda one: one.option.name):
         name, text = one.option.name, one.text
         if (other := now.get(name)) is not None and other.value != one.value:
             yield Change(name, text, other.text, other.origin)
     for fault in configured.faults:
-        yield Change("refused", "", fault.text, "")
+        yield Change(REFUSED, "", fault.text, "")
 
 
 async def _changes(directories: Iterable[Path]) -> AsyncIterator[None]:

@@ -6,13 +6,13 @@ Why:    the pod range, the MTU and the host addresses in the datapath's maps fol
         change with them.
 """
 
-from cells.devices.device import Device, pod_mtu, uplinks
+from cells.devices.device import Device, addressed, pod_mtu, uplinks
 from cells.devices.kernel import netlink_kernel
 from cells.devices.settings import DeviceSettings
 from cells.devices.source import device_table
 from lifecycle import config, module, provide, provide_private
 
-__all__ = ["Device", "cell", "pod_mtu", "uplinks"]
+__all__ = ["Device", "addressed", "cell", "pod_mtu", "uplinks"]
 
 cell = module(
     "devices",

@@ -1,6 +1,6 @@
 """A network device of the node, and what follows from all of them.
 
-Needs: IPInterface.   Gives: Device, uplinks(), pod_mtu().
+Needs: IPInterface.   Gives: Device, uplinks(), addressed(), pod_mtu().
 """
 
 from collections.abc import Iterable
@@ -35,13 +35,17 @@ class Device:
 
 
 def uplinks(devices: Iterable[Device]) -> list[Device]:
-    """The devices packets may leave the node through, by index: up, selected, not ours, with an address."""
+    """The devices packets may leave the node through, by index: addressed() and selected."""
+    return [device for device in addressed(devices) if device.selected]
+
+
+def addressed(devices: Iterable[Device]) -> list[Device]:
+    """The devices with which the node is in some network, by index: up, not ours, with an address."""
     return sorted(
         (
             device
             for device in devices
             if device.up
-            and device.selected
             and not device.name.startswith(OURS)
             and any(not address.ip.is_loopback for address in device.addresses)
         ),

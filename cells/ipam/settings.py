@@ -111,7 +111,8 @@ def nested_range(base: IPv6Network, ipv4: IPv4Network) -> IPv6Network:
 def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
     """10.<last byte of the node's first global address>.0.0/16, public addresses before private ones.
 
-    None if the node has no global address. Devices count in the order of their indexes, ours do not.
+    None if the node has no global address. Devices count in the order of their indexes; ours do not, nor
+    those that the setting ``devices`` leaves out.
     """
     found = list(_global_addresses(devices))
     public = [ip for ip in found if not any(ip in network for network in _PRIVATE)]
@@ -122,7 +123,7 @@ def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
 
 def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
     for device in sorted(devices, key=lambda device: device.ifindex):
-        if device.name.startswith(_OUR_DEVICES):
+        if device.name.startswith(_OUR_DEVICES) or not device.selected:
             continue
         for interface in device.addresses:
             ip = interface.ip

@@ -10,7 +10,7 @@ from typing import Final
 
 from cells.config import AgentConfig
 from cells.datapath import Datapath
-from cells.devices import Device, pod_mtu, uplinks
+from cells.devices import Device, addressed, pod_mtu
 from cells.endpoint_restore import RestoredEndpoints
 from cells.ipam import Family, IPAddress, Ipam, IPNetwork
 from cells.maps import NodeConfig
@@ -86,7 +86,7 @@ class Router:
 
     async def _start(self) -> None:
         devices = self._devices.all()
-        for device in uplinks(devices):
+        for device in addressed(devices):
             for address in device.addresses:
                 self._ipam.exclude(address.ip, "node-ip")
         pair = await ensure_pair(self._links, pod_mtu(self._configured_mtu, devices), self._log)

@@ -10,9 +10,12 @@ import click
 
 from hive.agent import FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
+from hive.config_set import set_options
 from hive.output import GOOD, document, fitted, output_option, terminal_width
 
 TITLE = "Settings of the agent"
+REFUSED = "(refused)"
+"""The name of a change that is none: what the agent would say of the settings at its start."""
 
 
 @click.group()
@@ -98,6 +101,20 @@ def list_settings(
     return 0
 
 
+def _show(changes: list[dict[str, str]]) -> None:
+    """A table of what a restart would change, and, if so, why the agent would not start again."""
+    wrong = [one["configured"] for one in changes if one["name"] == REFUSED]
+    right = [one for one in changes if one["name"] != REFUSED]
+    for line in right and fitted(
+        right, terminal_width(), "-o json", ("name", "running", "configured", "origin")
+    ):
+        click.echo(line)
+    for text in wrong:
+        click.echo(f"hive: {text}", err=True)
+    said = "The agent would not start again: mend this first." if wrong else "A restart applies this."
+    click.echo(said, err=True)
+
+
 @command.command()
 @socket_option
 @timeout_option
@@ -113,11 +130,12 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
     if (text := document(changes, output)) is not None:
         click.echo(text)
     elif changes:
-        for line in fitted(changes, terminal_width(), "-o json", ("name", "running", "configured", "origin")):
-            click.echo(line)
-        click.echo("A restart of the agent applies this.", err=True)
+        _show(changes)
     elif not answer["places"]:
         click.echo("The agent has no config-dir and no config file: what it runs with cannot change.")
     else:
         click.echo(click.style(f"{answer['places']} says what runs.", fg=GOOD))
     return 1 if changes else 0
+
+
+command.add_command(set_options)

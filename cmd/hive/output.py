@@ -148,7 +148,7 @@ def fitted(
     names = columns or list(dict.fromkeys(name for record in records for name in record))
     cells = {name: [cell_text(record.get(name)) for record in records] for name in names}
     filled = [name for name in cells if columns or any(cells[name])]
-    needs = {name: max(len(name), *map(len, cells[name])) + _GAP for name in filled}
+    needs = {name: max(map(len, (name, *cells[name]))) + _GAP for name in filled}
     fits, used = set(filled[:1]), sum(needs[name] for name in filled[:1]) - _GAP
     for name in sorted(filled[1:], key=needs.__getitem__):
         if width is None or used + needs[name] <= width:

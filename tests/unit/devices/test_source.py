@@ -8,7 +8,7 @@ from ipaddress import IPv4Interface
 import anyio
 import pytest
 
-from cells.devices import Device, uplinks
+from cells.devices import Device, addressed, uplinks
 from cells.devices.settings import DeviceSettings
 from cells.devices.source import DeviceSource, Kernel, device_table
 from lifecycle import HealthTree, Hive, SettingsError, Sources, Table, config, invoke, module, provide
@@ -147,6 +147,7 @@ async def test_only_the_named_devices_are_uplinks_and_one_that_is_missing_is_tol
     async with Hive(cell, settings={"devices": "ens+ wlan0"}).started() as hive:
         rows: Table[Device] = hive.get(Table[Device])
         assert [one.name for one in uplinks(rows.all())] == ["ens3", "ens4"]
+        assert [one.name for one in addressed(rows.all())] == ["eth0", "ens3", "ens4"]
         told_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
         assert told_of["devices.selection"] == "devices names wlan0: the node has no such device"
         kernel.now = [device(4, "192.0.2.9/24", name="wlan0")]

@@ -27,6 +27,7 @@ def test_what_an_agent_would_start_with_is_listed(tmp_path: Path, capsys: pytest
         ["debug", "true", "flag --debug"],
         ["mtu", "1400", f"file {tmp_path}/mtu"],
     ]
+    assert hive(capsys, "config", "list", "--set").out == "NAME   VALUE\n"
     everything = hive(capsys, "config", "list").out.splitlines()
     assert len(everything) > 50
     assert everything == [everything[0], *sorted(everything[1:])]
@@ -76,7 +77,19 @@ def test_a_difference_is_shown_and_is_the_exit_code(
         ["NAME", "RUNNING", "CONFIGURED", "ORIGIN"],
         ["mtu", "1400", "1300", "file /etc/hive/mtu"],
     ]
-    assert told.err == "A restart of the agent applies this.\n"
+    assert told.err == "A restart applies this.\n"
+
+
+def test_what_would_be_refused_is_told_beside_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"name": "(refused)", "running": "", "configured": "/etc/hive/mtu: 'x': expected", "origin": ""}
+    with stub_agent(tmp_path, {"/hive/config": (200, RUNNING | {"changes": [wrong]})}) as agent:
+        told = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert (told.code, told.out) == (1, "")
+    assert (
+        told.err == "hive: /etc/hive/mtu: 'x': expected\nThe agent would not start again: mend this first.\n"
+    )
 
 
 @pytest.mark.parametrize(
