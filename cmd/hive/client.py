@@ -1,7 +1,7 @@
 """Asks the running agent over its unix socket.
 
 Needs: the standard library; the agent's API (paths of the OpenAPI document under /v1).
-Gives: ask(), follow(), connect(), and the ``--socket`` option every such command has.
+Gives: ask(), follow(), change(), connect(), and the ``--socket`` option every such command has.
 """
 
 import errno
@@ -107,6 +107,24 @@ def _refusal(path: str, answer: http.client.HTTPResponse, body: bytes, missing: 
     if answer.status == http.client.NOT_FOUND and missing:
         return missing
     return f"the agent answered GET {path} with {answer.status}: {_text(body, answer.reason)}"
+
+
+def change(
+    method: str, path: str, body: object, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT
+) -> None:
+    """Send a request that changes something. Raises click.ClickException with one line unless it is done."""
+    connection = _UnixConnection(agent_socket, timeout)
+    try:
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = _text(answer.read(), answer.reason)
+    except (OSError, http.client.HTTPException) as error:
+        reason = _explain(error, agent_socket, timeout) if isinstance(error, OSError) else repr(error)
+        raise click.ClickException(reason) from error
+    finally:
+        connection.close()
+    if answer.status >= http.client.MULTIPLE_CHOICES:
+        raise click.ClickException(f"the agent refused: {text}")
 
 
 @contextmanager

@@ -116,6 +116,7 @@ _endpoint = click.IntRange(1, 65535)
     help="Only packets from or to this address or network.",
 )
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many events.")
 @click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
 def command(
     agent_socket: Path,
@@ -126,6 +127,7 @@ def command(
     related: tuple[int, ...],
     networks: tuple[IPv4Network | IPv6Network, ...],
     as_json: bool,
+    count: int | None,
     as_hex: bool,
 ) -> int:
     """Show drops, traces and policy verdicts as the datapath tells of them, until ctrl-C.
@@ -154,6 +156,8 @@ def command(
                 click.echo(json_line(event, cpu) if as_json else _line(event, cpu))
                 if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
                     click.echo(hex_dump(event.packet))
+                if shown == count:
+                    return 0
     except KeyboardInterrupt:
         click.echo(f"\n{shown} events shown, {lost} lost", err=True)
         return 0

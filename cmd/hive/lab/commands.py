@@ -34,7 +34,13 @@ class _LabName(click.ParamType[Lab]):
 def name_option(default: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """The ``--name`` every subcommand has."""
     return click.option(
-        "--name", "lab", type=_LabName(), default=default, show_default=True, help="Which node."
+        "--name",
+        "lab",
+        type=_LabName(),
+        default=default,
+        show_default=True,
+        envvar="HIVE_LAB",
+        help="Which node (also: HIVE_LAB).",
     )
 
 

@@ -1,0 +1,35 @@
+"""``hive config set``: change what can be changed while the agent runs.
+
+Needs: the agent's PATCH /v1/config; root.   Gives: set_options.   Source: cilium-dbg config OPTION=VALUE.
+"""
+
+from pathlib import Path
+
+import click
+
+from hive.client import ask, change, socket_option, timeout_option
+
+ENFORCEMENT = {"policyenforcement", "policy-enforcement", "enable-policy"}
+
+
+@click.command("set")
+@click.argument("options", nargs=-1, required=True, metavar="OPTION=VALUE...")
+@socket_option
+@timeout_option
+def set_options(options: tuple[str, ...], agent_socket: Path, timeout: float) -> None:
+    """Change options of the running agent, until it starts anew: PolicyEnforcement=always, Debug=Enabled.
+
+    All of them or none. Packets are treated accordingly from the next one on.
+    """
+    spec = ask("/v1/config", agent_socket, timeout=timeout)["spec"]
+    known = {name.lower(): name for name in spec.get("options") or {}}
+    wanted = dict(spec.get("options") or {})
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"{text}: expected OPTION=VALUE, such as PolicyEnforcement=always")
+        if name.lower() in ENFORCEMENT:
+            spec["policy-enforcement"] = value
+        else:
+            wanted[known.get(name.lower(), name)] = value
+    change("PATCH", "/v1/config", spec | {"options": wanted}, agent_socket, timeout)
