@@ -14,7 +14,7 @@ import anyio
 
 from cells.devices.device import Device, uplinks
 from cells.devices.settings import DeviceSettings, matches
-from lifecycle import Health, Hook, Initializer, Jobs, Lifecycle, Table
+from lifecycle import Health, Hook, Initializer, Jobs, Lifecycle, Logger, Table
 
 SETTLE = 0.05
 """Seconds that hints are gathered after the first."""
@@ -89,22 +89,26 @@ class DeviceSource:
 
 
 def device_table(
-    kernel: Kernel, settings: DeviceSettings, lifecycle: Lifecycle, jobs: Jobs, health: Health
+    kernel: Kernel, settings: DeviceSettings, lifecycle: Lifecycle, jobs: Jobs, health: Health, log: Logger
 ) -> Table[Device]:
     """The table by ifindex. What needs it starts once it holds the devices there are."""
     table: Table[Device] = Table("devices", key=lambda device: device.ifindex)
     source = DeviceSource(table, kernel, settings)
     selection = health.child("selection")
 
-    def tell() -> None:
+    def tell() -> str:
+        """What is wrong with the selection, empty if nothing."""
         if missing := source.missing():
-            selection.degraded(f"devices names {', '.join(missing)}: the node has no such device")
-        else:
-            selection.ok(f"uplinks: {', '.join(one.name for one in uplinks(table.all())) or 'none'}")
+            wrong = f"devices names {', '.join(missing)}: the node has no such device"
+            selection.degraded(wrong)
+            return wrong
+        selection.ok(f"uplinks: {', '.join(one.name for one in uplinks(table.all())) or 'none'}")
+        return ""
 
     async def start() -> None:
         await source.start()
-        tell()
+        if wrong := tell():
+            log.warning(wrong)
 
     async def refresh(_: None) -> None:
         source.refresh()

@@ -69,7 +69,7 @@ class Ipam(Allocator):
             name = missing[0].text
             raise UsageError(
                 f"{name} allocation CIDR is not configured. Please specify --{missing[0]}-range: "
-                "auto needs a global IPv4 address on one of the node's devices (that the setting devices names)"
+                "auto needs a global IPv4 address on one of the node's devices, there is none"
             )
         used = {family: network for family, network in found.items() if enabled[family] and network}
         self.use(*used.values())
