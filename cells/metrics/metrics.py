@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import anyio.lowlevel
+
 from cells.metrics.family import Collector, Family
 from cells.metrics.settings import MetricsSettings
 from lifecycle import HealthTree, JobMetrics, Logger, Profile, Tables
@@ -83,4 +85,5 @@ class Metrics:
             except Exception as error:  # noqa: BLE001  # one cell's trouble must not hide the other cells
                 if collector in self._collectors:  # else it stops, and there is nothing to be told any more
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
+            await anyio.lowlevel.checkpoint()  # the loop's others get their turn
         return found
