@@ -5,8 +5,9 @@ Needs:  cells, settings.   Gives:  Hive.
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
@@ -306,8 +307,8 @@ class Hive:
     def _loaded(self) -> Loaded:
         return self._load()
 
-    def _load(self) -> Loaded:
-        return load(dict.fromkeys(self._structs), self._sources)
+    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        return load(dict.fromkeys(self._structs), self._sources, config_dirs)
 
     @functools.cached_property
     def _build(self) -> Build:

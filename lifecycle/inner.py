@@ -5,7 +5,8 @@ Gives:  Inner.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -55,5 +56,5 @@ class Inner(Hive):
         """What the outer hive has loaded for both, and warned of."""
         return msgspec.structs.replace(self._outer._loaded, warnings=[])  # noqa: SLF001
 
-    def _load(self) -> Loaded:
-        return self._outer._load()  # noqa: SLF001
+    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        return self._outer._load(config_dirs)  # noqa: SLF001

@@ -72,11 +72,20 @@ class Sources:
         """The flag, as variable too, that may name a YAML file of settings; it goes before the config-dir."""
 
 
-def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, object] | None) -> Loaded:
-    """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it."""
+def load(
+    structs: Iterable[type[Settings]],
+    source: Sources | Mapping[str, object] | None,
+    config_dirs: Sequence[Path] = (),
+) -> Loaded:
+    """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it.
+
+    `config_dirs`, if there are any, are read instead of the sources' own, the last counting most.
+    """
     loaded = Loaded()
     structs = tuple(structs)
-    given = _given([option for struct in structs for option in options_of(struct)], source, loaded)
+    given = _given(
+        [option for struct in structs for option in options_of(struct)], source, loaded, config_dirs
+    )
     prefix = source.prefix if isinstance(source, Sources) else ENV_PREFIX
     for struct in structs:
         _fill(struct, given, prefix, loaded)
@@ -84,7 +93,10 @@ def load(structs: Iterable[type[Settings]], source: Sources | Mapping[str, objec
 
 
 def _given(
-    options: Sequence[Option], source: Sources | Mapping[str, object] | None, findings: Loaded
+    options: Sequence[Option],
+    source: Sources | Mapping[str, object] | None,
+    findings: Loaded,
+    config_dirs: Sequence[Path],
 ) -> Layer:
     """What was given for each option, by the place that counts most."""
     if source is None:
@@ -106,8 +118,8 @@ def _given(
                 f"--{source.file_flag} {file} and --{CONFIG_DIR} {directory} are both given: where both"
                 " have a setting, the file's value counts"
             )
-    if directory is not None:
-        places[:0] = layers.directory(directory, names, source.yaml_name, findings)
+    for path in reversed(config_dirs or ([] if directory is None else [directory])):
+        places[:0] = layers.directory(path, names, source.yaml_name, findings)
     given: Layer = {}
     for layer in places:
         given |= layers.settled(layer, options, findings)

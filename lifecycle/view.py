@@ -4,7 +4,8 @@ Needs:  the hive.
 Gives:  HiveView, injectable: the graph, the timeline and the settings of the hive one is part of.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lifecycle.profile import Profile
@@ -23,7 +24,11 @@ class HiveView:
     __slots__ = ("_graph", "_load", "_profile", "loaded")
 
     def __init__(
-        self, graph: "Callable[[], Graph]", profile: Profile, loaded: Loaded, load: Callable[[], Loaded]
+        self,
+        graph: "Callable[[], Graph]",
+        profile: Profile,
+        loaded: Loaded,
+        load: Callable[[Sequence[Path]], Loaded],
     ) -> None:
         self._graph = graph
         self._profile = profile
@@ -31,9 +36,12 @@ class HiveView:
         self.loaded = loaded
         """The settings that are in force, with their origins."""
 
-    def load(self) -> Loaded:
-        """The settings as a new start would load them now; reads files, changes nothing."""
-        return self._load()
+    def load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        """The settings as a new start would load them now; reads files, changes nothing.
+
+        `config_dirs`, if there are any, stand for the config-dir, the last counting most.
+        """
+        return self._load(config_dirs)
 
     def graph(self) -> "Graph":
         """The graph; read from the source files too, so some 10 ms of work: not for a busy event loop."""

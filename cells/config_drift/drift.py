@@ -4,7 +4,8 @@ For:    whoever shows the agent's configuration. Needs: HiveView.   Gives: Confi
 Source: Cilium 1.17, its drift checker.
 
 Nothing takes effect before a restart: this only tells. A config-dir is watched, a mounted ConfigMap's swap
-included, and so is a YAML file that was named; flags and variables cannot change while a process runs.
+included, and so is a YAML file that was named; flags and variables cannot change while a process runs. Of a
+config-dir that hive build-config made of mounted ConfigMaps, these are watched if they are mounted here too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from anyio import to_thread
 
 from cells.config import AgentConfig
 from cells.config_drift.copies import write_copies
+from cells.config_drift.mounted import mounted_sources
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Loaded, Logger, Setting
 
 SETTLE: Final = 0.05
@@ -57,6 +59,7 @@ class ConfigDrift:
         self._view = view
         file = view.loaded.config_file
         self._places = [place for place in (view.loaded.config_dir, file) if place is not None]
+        self._sources: list[Path] = []
         self._config = config
         self._health = health.child("drift")
         self._log = log
@@ -87,13 +90,19 @@ class ConfigDrift:
             self._log.warning("settings not copied", directory=str(self._config.state), error=str(error))
 
     async def _watch(self) -> None:
+        directory = self._view.loaded.config_dir
+        if directory is not None and (sources := await to_thread.run_sync(mounted_sources, directory)):
+            self._sources = sources
+            self._places = [*sources, *(place for place in self._places if place != directory)]
         directories = {place if place.is_dir() else place.parent for place in self._places}
         async for _ in _changes(directories):
             await self.look()
 
     async def look(self) -> None:
         """Compare now."""
-        found = tuple(_differences(self._view.loaded, await to_thread.run_sync(self._view.load)))
+        found = tuple(
+            _differences(self._view.loaded, await to_thread.run_sync(self._view.load, self._sources))
+        )
         before, self.changes = self.changes, found
         if not found:
             self._health.ok(f"{self.places} says what runs")

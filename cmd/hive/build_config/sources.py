@@ -13,6 +13,9 @@ from hive.build_config.cluster import Cluster
 ANNOTATION_PREFIX = "config.cilium.io/"
 KINDS = ("config-map", "cilium-node-config", "node", "directory")
 
+_TRIES = 10
+"""How often a mounted ConfigMap is read that is swapped meanwhile."""
+
 Tell = Callable[[str], None]
 """Takes a line for whoever reads the container's log."""
 
@@ -113,8 +116,16 @@ def read_directory(path: str) -> dict[str, str]:
     directory = Path(path)
     if not directory.is_dir():
         raise SourceError(f"directory:{path}: expected a directory, such as a mounted ConfigMap")
-    return {
-        file.name: file.read_text(encoding="utf-8")
-        for file in sorted(directory.iterdir())
-        if file.is_file() and not file.name.startswith("..")
-    }
+    for _ in range(_TRIES):
+        # Where ..data leads nothing ever changes: the kubelet makes a new place, and removes the former one.
+        place = (directory / "..data").resolve() if (directory / "..data").is_dir() else directory
+        try:
+            return {
+                file.name: file.read_text(encoding="utf-8")
+                for file in sorted(place.iterdir())
+                if file.is_file() and not file.name.startswith("..")
+            }
+        except FileNotFoundError:
+            if place == directory:
+                raise
+    raise SourceError(f"directory:{path}: it changed whenever it was read; leave it alone and start again")

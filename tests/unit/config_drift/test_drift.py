@@ -103,6 +103,55 @@ async def test_a_named_file_is_watched_too(tmp_path: Path, mounted: Path) -> Non
         await eventually(lambda: drift.changes == (Change("name", "b", "c", f"file {file}"),))
 
 
+def copied(config_dir: Path, *sources: Path | str, deny: list[str] | None = None, **values: str) -> None:
+    """A config-dir as build-config leaves it."""
+    config_dir.mkdir()
+    listed = [
+        {"kind": "directory" if isinstance(one, Path) else "node", "namespace": "", "name": str(one)}
+        for one in sources
+    ]
+    (config_dir / "config-sources").write_text(json.dumps(listed))
+    overrides = {"allowConfigKeys": None, "denyConfigKeys": deny}
+    (config_dir / "config-sources-overrides").write_text(json.dumps(overrides))
+    for name, value in values.items():
+        (config_dir / name).write_text(value)
+
+
+async def test_of_a_copied_config_dir_the_mounted_config_maps_are_watched(
+    tmp_path: Path, mounted: Path
+) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "name").write_text("b")
+    copied(tmp_path / "copy", mounted, second, mtu="1400", name="b")
+    async with running(tmp_path, Sources(config_dir=tmp_path / "copy")) as (hive, drift):
+        await eventually(lambda: f"ok {second} with {mounted} says what runs" in health(hive))
+        swap(mounted, 2, mtu="1300", name="never counts")
+        await eventually(lambda: drift.changes == (Change("mtu", "1400", "1300", f"file {mounted}/mtu"),))
+        (second / "name").unlink()
+        await eventually(lambda: [change.configured for change in drift.changes] == ["1300", "never counts"])
+
+
+@pytest.mark.parametrize("how", ["of a cluster", "filtered", "not mounted", "by hand", "broken"])
+async def test_what_cannot_be_followed_from_here_is_not(tmp_path: Path, mounted: Path, how: str) -> None:
+    copy = tmp_path / "copy"
+    copied(
+        copy,
+        tmp_path / "missing" if how == "not mounted" else mounted,
+        *(["worker-1"] if how == "of a cluster" else []),
+        deny=["mtu"] if how == "filtered" else None,
+        mtu="1400",
+    )
+    if how == "by hand":
+        (copy / "config-sources").unlink()
+    if how == "broken":
+        (copy / "config-sources").write_text("directory:/etc")
+    async with running(tmp_path, Sources(config_dir=copy)) as (hive, drift):
+        await eventually(lambda: f"ok {copy} says what runs" in health(hive))
+        (copy / "mtu").write_text("1200")
+        await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])
+
+
 async def test_without_a_config_dir_nothing_is_watched(tmp_path: Path) -> None:
     async with running(tmp_path, Sources(["--mtu=9000"])) as (hive, drift):
         assert drift.changes == ()

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hive.build_config import write
+from hive.build_config.sources import read_directory
 from hive.main import cli
 
 MANIFESTS = """
@@ -197,3 +198,17 @@ def test_manifests_that_cannot_be_understood(tmp_path: Path, text: str) -> None:
     assert result.exit_code == 1
     assert "bad.yaml" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_mounted_config_map_is_read_as_one_generation(tmp_path: Path) -> None:
+    for generation in ("..1", "..2"):
+        (tmp_path / generation).mkdir()
+        (tmp_path / generation / "first").write_text(generation)
+    (tmp_path / "..2" / "new").write_text("..2")
+    (tmp_path / "..data").symlink_to("..2")
+    for key in ("first", "old"):  # the kubelet has swapped, and has yet to tend the keys' own links
+        (tmp_path / key).symlink_to(f"..data/{key}")
+    assert read_directory(str(tmp_path)) == {"first": "..2", "new": "..2"}
+    (tmp_path / "..data").unlink()
+    (tmp_path / "..data").symlink_to("..1")
+    assert read_directory(str(tmp_path)) == {"first": "..1"}
