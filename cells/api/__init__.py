@@ -10,8 +10,9 @@ Calls that change anything need peer uid 0, whatever the socket's group. Operati
 """
 
 from cells.api.cell import cell
+from cells.api.config_mapping import ChainingMode
 from cells.api.node_operations import MapReader
 from cells.api.operations import Facts, PolicyPool
 from cells.api.server import Api
 
-__all__ = ["Api", "Facts", "MapReader", "PolicyPool", "cell"]
+__all__ = ["Api", "ChainingMode", "Facts", "MapReader", "PolicyPool", "cell"]

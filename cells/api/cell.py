@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cells import metrics
+from cells.api.config_mapping import ChainingMode
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.node_maps import NodeMaps
@@ -19,7 +20,7 @@ from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
 from cells.api.statedb import StateDB
 from cells.api.times import ApiTimes
-from cells.cni_server import DeleteQueue
+from cells.cni_server import ChainingSettings, DeleteQueue
 from cells.config import AgentConfig
 from cells.datapath import Datapath, DatapathSettings
 from cells.devices import Device
@@ -45,6 +46,8 @@ def facts(
     datapath_settings: DatapathSettings,
     events: EventsSettings,
     monitor: MonitorSettings,
+    modes: list[Member[ChainingMode]],
+    chaining: ChainingSettings,
 ) -> Facts:
     """The node, as the answers tell it."""
     return NodeView(
@@ -57,6 +60,8 @@ def facts(
         map_settings=map_settings,
         datapath_settings=datapath_settings,
         monitor=monitor_status(events, monitor),
+        chaining=next((mode.name for mode in modes), "none"),
+        route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
     )
 
 

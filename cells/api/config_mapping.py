@@ -25,6 +25,13 @@ DATAPATH_MODE = "veth"
 
 
 @dataclass(frozen=True, slots=True)
+class ChainingMode:
+    """How the network configuration that is written has our plugin work with others."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
 
@@ -33,6 +40,10 @@ class NodeFacts:
     mtu: int
     immutable: Mapping[str, str] = field(default_factory=dict)
     """Options that are shown, and cannot be changed while the agent runs."""
+    chaining: str = "none"
+    """How our plugin works with others."""
+    route_mtu_in_chains: bool = False
+    """Whether routes of pods on other plugins' links get the MTU."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
@@ -67,6 +78,7 @@ def configuration_model(
             device_mtu=node.mtu,
             route_mtu=node.mtu,
             ipam_mode=IPAM_MODE,
+            enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
             masquerade_protocols=models.MasqueradeProtocols(),
         ),
     )

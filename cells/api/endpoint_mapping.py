@@ -254,17 +254,12 @@ def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathC
     """
     if wanted is None:
         return DatapathConfiguration()
-    asked = {
-        "require-egress-prog": wanted.require_egress_prog,
-        "require-routing=false": wanted.require_routing is False,
-        "install-endpoint-route": wanted.install_endpoint_route,
-    }
-    unsupported = [name for name, is_asked in asked.items() if is_asked]
-    if unsupported:
-        raise EndpointError(400, f"unsupported datapath-configuration: {', '.join(unsupported)}")
+    if wanted.install_endpoint_route:
+        raise EndpointError(400, "unsupported datapath-configuration: install-endpoint-route")
     return DatapathConfiguration(
         external_ipam=wanted.external_ipam,
         require_arp_passthrough=wanted.require_arp_passthrough,
+        require_egress_prog=wanted.require_egress_prog,
         require_routing=wanted.require_routing,
         disable_sip_verification=wanted.disable_sip_verification,
     )

@@ -105,6 +105,7 @@ class DaemonConfigurationStatus(Model, frozen=True):
     gro_max_size: int = field(default=0, name="GROMaxSize")
     gso_ipv4_max_size: int = field(default=0, name="GSOIPv4MaxSize")
     gro_ipv4_max_size: int = field(default=0, name="GROIPv4MaxSize")
+    enable_route_mtu_for_cni_chaining: bool = field(default=False, name="enableRouteMTUForCNIChaining")
     k8s_configuration: str = ""
     k8s_endpoint: str = ""
 

@@ -38,6 +38,8 @@ class NodeView:
         map_settings: MapSettings,
         datapath_settings: DatapathSettings,
         monitor: wire.MonitorStatus | None,
+        chaining: str,
+        route_mtu_in_chains: bool,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -47,12 +49,20 @@ class NodeView:
         self._maps = maps
         self._map_settings = map_settings
         self._monitor = monitor
+        self._chaining = chaining
+        self._route_mtu_in_chains = route_mtu_in_chains
         self._options = event_options(datapath_settings.event_flags, datapath_settings.aggregation)
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
         mtu = pod_mtu(self._config.mtu, self._devices.all())
-        return NodeFacts(addressing=self._router.addressing(), mtu=mtu, immutable=self._options)
+        return NodeFacts(
+            addressing=self._router.addressing(),
+            mtu=mtu,
+            immutable=self._options,
+            chaining=self._chaining,
+            route_mtu_in_chains=self._route_mtu_in_chains,
+        )
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""

@@ -163,7 +163,7 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         ),
         host_firewall=wire.Mode(mode="Disabled"),
         encryption=wire.Mode(mode="Disabled"),
-        cni_chaining=wire.Mode(mode="none"),
+        cni_chaining=wire.Mode(mode=facts.node.chaining),
         clock_source=wire.Mode(mode="ktime"),
         srv6=OFF,
         ipv4_big_tcp=OFF,

@@ -7,6 +7,7 @@ Why:    kubelet takes the file for readiness of the node's network, so it must b
 
 from collections.abc import Iterable
 
+from cells.api import ChainingMode
 from cells.cni_config.settings import CniConfigSettings
 from cells.cni_config.write import CniConfig
 from cells.metrics import Collector, Family, one_of
@@ -28,10 +29,15 @@ def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:
     return Collector("chaining", collect)
 
 
+def chaining_mode(settings: CniConfigSettings) -> Member[ChainingMode]:
+    """How our plugin works with others, as the API shows it."""
+    return ChainingMode(settings.chaining_mode)
+
+
 cell = module(
     "cni-config",
     "CNI configuration file",
     config(CniConfigSettings),
-    provide(CniConfig, chaining_metrics),
+    provide(CniConfig, chaining_metrics, chaining_mode),
     invoke(CniConfig),
 )

@@ -85,6 +85,11 @@ class CniConfigSettings(Settings, frozen=True):
                 f"cni-chaining-mode={self.cni_chaining_mode}: set cni-chaining-target too, the network our"
                 " plugin is added to"
             )
+        if self.chaining_mode == "portmap" and self.chaining_target:
+            raise ValueError(
+                "cni-chaining-mode=portmap: leave cni-chaining-target out, since portmap comes behind our own"
+                " link; expected generic-veth to have our plugin behind another one"
+            )
         if self.cni_mac_addr_mode not in MAC_MODES:
             raise ValueError(
                 f"cni-mac-addr-mode={self.cni_mac_addr_mode}: expected random, deterministic, or nothing"

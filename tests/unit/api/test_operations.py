@@ -157,7 +157,7 @@ async def test_a_name_that_is_none_is_refused_as_documented(
         ({"addressing": {"ipv4": "fd00::1"}}, 'invalid IPv4 address "fd00::1"'),
         ({"addressing": {"ipv6": "fd00::1"}}, "IPv6 address fd00::1: IPv6 is disabled on this node"),
         ({"labels": ["reserved:host"]}, "not allowed to add reserved labels: reserved:host"),
-        ({"datapath-configuration": {"require-egress-prog": True}}, "require-egress-prog"),
+        ({"datapath-configuration": {"install-endpoint-route": True}}, "install-endpoint-route"),
         ({"properties": {"property-fake-endpoint": True}}, "property-fake-endpoint"),
     ],
 )

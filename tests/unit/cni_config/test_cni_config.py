@@ -43,6 +43,10 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
     ("values", "text"),
     [
         ({"cni-chaining-mode": "generic-veth"}, "cni-chaining-mode=generic-veth: set cni-chaining-target"),
+        (
+            {"cni-chaining-mode": "portmap", "cni-chaining-target": "others"},
+            "cni-chaining-mode=portmap: leave cni-chaining-target out, ",
+        ),
         ({"cni-chaining-mode": "calico"}, "cni-chaining-mode=calico: expected one of none, aws-cni"),
         ({"read-cni-conf": "x.conf"}, "read-cni-conf=x.conf: expected an absolute path"),
         ({"cni-mac-addr-mode": "Random"}, "cni-mac-addr-mode=Random: expected random, deterministic"),
