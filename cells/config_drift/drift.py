@@ -109,12 +109,12 @@ class ConfigDrift:
             if before:
                 self._log.info("configuration is again what runs")
         elif found != before:
-            names = ", ".join(change.name for change in found)
-            self._health.degraded(
-                f"{self.places} no longer says what runs ({names}): restart the agent to apply it, see"
-                " hive config diff"
-            )
-            self._log.warning("configuration differs from what runs", settings=names)
+            names = ", ".join(change.name for change in found if change.name != REFUSED)
+            wrong = next((change.configured for change in found if change.name == REFUSED), "")
+            todo = f"no agent would start from it ({wrong})" if wrong else "restart the agent to apply it"
+            told = f"{self.places} no longer says what runs{f': {names}' if names else ''}; {todo}"
+            self._health.degraded(f"{told}; see hive config diff")
+            self._log.warning("configuration differs from what runs", settings=names, refused=wrong)
 
 
 def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:

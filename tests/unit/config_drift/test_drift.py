@@ -79,9 +79,10 @@ async def test_a_swapped_config_map_is_noticed_and_so_is_the_way_back(tmp_path: 
 
 
 async def test_a_value_that_would_be_refused_is_told(tmp_path: Path, mounted: Path) -> None:
-    async with running(tmp_path, Sources(config_dir=mounted)) as (_, drift):
+    async with running(tmp_path, Sources(config_dir=mounted)) as (hive, drift):
         swap(mounted, 2, mtu="many")
         await eventually(lambda: [change.name for change in drift.changes] == ["(refused)"])
+        await eventually(lambda: f"no agent would start from it ({mounted}/mtu: 'many'" in health(hive))
         assert drift.changes[0].configured.startswith(f"{mounted}/mtu: 'many': expected")
 
 
