@@ -5,11 +5,12 @@ Needs: the endpoint cell's rows.   Gives: endpoint_model and its parts, endpoint
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address
 
 from cells.api import models
+from cells.api.config_mapping import DISABLED, ENABLED, OFF, ON, SOURCE_IP_VERIFICATION
 from cells.endpoint import (
     DatapathConfiguration,
     Endpoint,
@@ -44,7 +45,7 @@ def endpoint_model(
 
     Lists hold no null and ``status`` is always there: clients count on it.
     """
-    configuration = configuration_model()
+    configuration = configuration_model(endpoint)
     newest = log.newest
     return models.Endpoint(
         id=endpoint.id,
@@ -64,9 +65,45 @@ def endpoint_model(
     )
 
 
-def configuration_model() -> models.EndpointConfigurationSpec:
-    """An endpoint's own options: there are none yet."""
-    return models.EndpointConfigurationSpec(options={}, label_configuration=models.LabelConfigurationSpec())
+def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
+    """What of an endpoint can be changed, and how it is."""
+    verified = DISABLED if endpoint.datapath.disable_sip_verification else ENABLED
+    return models.EndpointConfigurationSpec(
+        options={SOURCE_IP_VERIFICATION: verified}, label_configuration=user_labels(endpoint)
+    )
+
+
+def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
+    """The labels a user put on the endpoint."""
+    return models.LabelConfigurationSpec(user=sorted(endpoint.custom_labels))
+
+
+def requested_verification(
+    body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]
+) -> bool:
+    """Whether PATCH of an endpoint's options asks to verify its source; ``now`` where it says nothing.
+
+    Clients send all options back, those they do not change as words, others as ``0`` or ``1``. Raises
+    EndpointError 400 for an option that cannot be changed, or a value that is none.
+    """
+    verify = now
+    for name, value in sorted((body.options or {}).items()):
+        if name == SOURCE_IP_VERIFICATION:
+            if value.lower() not in ON | OFF:
+                raise EndpointError(
+                    400, f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}'
+                )
+            verify = value.lower() in ON
+        elif name not in immutable or _switched(value) != _switched(immutable[name]):
+            raise EndpointError(
+                400, f"option {name} of an endpoint cannot be changed: only {SOURCE_IP_VERIFICATION} can"
+            )
+    return verify
+
+
+def _switched(value: str) -> str:
+    text = value.lower()
+    return ENABLED if text in ON else DISABLED if text in OFF else text
 
 
 def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
@@ -92,11 +129,12 @@ def identity_model(endpoint: Endpoint) -> models.Identity:
 
 
 def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
-    """The endpoint's labels: none are a user's, as they cannot be changed yet."""
+    """The endpoint's labels, and which of them are a user's."""
+    user = user_labels(endpoint)
     return models.LabelConfiguration(
-        spec=models.LabelConfigurationSpec(),
+        spec=user,
         status=models.LabelConfigurationStatus(
-            realized=models.LabelConfigurationSpec(),
+            realized=user,
             security_relevant=sorted(endpoint.labels),
             derived=sorted(endpoint.info_labels),
         ),

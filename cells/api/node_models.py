@@ -74,8 +74,8 @@ class NodeElement(Model, frozen=True):
 
     name: str
     primary_address: NodeAddressing
+    source: str
     secondary_addresses: list[NodeAddressingElement] | None = None
-    source: str = "local"
 
 
 class ClusterNodeStatus(Model, frozen=True, omit_defaults=False):

@@ -277,7 +277,7 @@ def _node(name: str, facts: StatusFacts) -> wire.NodeElement:
         families[str(family)] = models.NodeAddressingElement(
             enabled=True, ip=str(first), alloc_range=str(addressing.alloc_range)
         )
-    return wire.NodeElement(name=name, primary_address=models.NodeAddressing(**families))
+    return wire.NodeElement(name=name, primary_address=models.NodeAddressing(**families), source="local")
 
 
 def _event(name: str, change: MapChange) -> wire.MapEvent:

@@ -21,6 +21,7 @@ from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.controllers import Controllers
 from cells.endpoint import (
     Endpoint,
+    EndpointChanges,
     EndpointError,
     EndpointRequest,
     Endpoints,
@@ -90,6 +91,7 @@ class Operations:
         self,
         endpoints: Endpoints,
         controllers: Controllers,
+        changes: EndpointChanges,
         enforcement: PolicyEnforcement,
         pool: PolicyPool,
         ipam: Ipam,
@@ -101,6 +103,7 @@ class Operations:
     ) -> None:
         self._endpoints = endpoints
         self._controllers = controllers
+        self._changes = changes
         self._encoded = EncodedEndpoints(endpoints, controllers)
         self._enforcement = enforcement
         self._pool = pool
@@ -128,7 +131,9 @@ class Operations:
             Route("GET", f"{one}/healthz", self.get_endpoint_health, bare=neither),
             Route("GET", f"{one}/log", self.get_endpoint_log, bare=neither),
             Route("GET", f"{one}/labels", self.get_endpoint_labels, bare=gone),
+            Route("PATCH", f"{one}/labels", self.patch_endpoint_labels, texts=failed, bare=gone),
             Route("GET", f"{one}/config", self.get_endpoint_config, bare=gone),
+            Route("PATCH", f"{one}/config", self.patch_endpoint_config, texts=failed, bare=neither),
             Route("POST", "/v1/ipam", self.post_ipam),
             Route("POST", "/v1/ipam/{ip}", self.post_ipam_address, texts=failed),
             Route("DELETE", "/v1/ipam/{ip}", self.delete_ipam_address, texts=failed),
@@ -253,9 +258,24 @@ class Operations:
 
     async def get_endpoint_config(self, request: Request) -> Response:
         """GET /endpoint/{id}/config."""
-        self._find(request)
-        realized = endpoint_mapping.configuration_model()
-        return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable={}))
+        realized = endpoint_mapping.configuration_model(self._find(request))
+        immutable = dict(self._facts.node().immutable)
+        return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
+
+    async def patch_endpoint_config(self, request: Request) -> Response:
+        """PATCH /endpoint/{id}/config: the endpoint is built by the time of the answer."""
+        endpoint = self._find(request)
+        body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
+        verify = endpoint_mapping.requested_verification(
+            body, not endpoint.datapath.disable_sip_verification, self._facts.node().immutable
+        )
+        return _built(await self._changes.verify_source(endpoint, verify))
+
+    async def patch_endpoint_labels(self, request: Request) -> Response:
+        """PATCH /endpoint/{id}/labels: ``user`` is all that a user wants on it."""
+        endpoint = self._find(request)
+        body = read_body(request, models.LabelConfigurationSpec, "configuration")
+        return _built(await self._changes.relabel(endpoint, body.user))
 
     def _find(self, request: Request) -> Endpoint:
         text = request.match_info["id"]
@@ -314,3 +334,10 @@ class Operations:
             return answer(500, "IP is in use by router")
         self._ipam.release(address, request.query.get("pool", ""))
         return empty(200)
+
+
+def _built(wrong: str) -> Response:
+    """The answer to a change of an endpoint, from what its build failed with."""
+    return (
+        answer(500, f"the endpoint could not follow yet, it is tried again: {wrong}") if wrong else empty(200)
+    )

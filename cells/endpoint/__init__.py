@@ -11,6 +11,7 @@ Why:    making an endpoint is what a pod waits for, so it is synchronous and tou
 from cells.endpoint.aftercare import Aftercare, controllers_of
 from cells.endpoint.builds import Builds
 from cells.endpoint.cell import cell
+from cells.endpoint.changes import EndpointChanges
 from cells.endpoint.enforcement import Enforced, PolicyEnforcement
 from cells.endpoint.identity import (
     FIRST_IDENTITY,
@@ -62,6 +63,7 @@ __all__ = [
     "DatapathConfiguration",
     "Endpoint",
     "EndpointAddresses",
+    "EndpointChanges",
     "EndpointError",
     "EndpointHealth",
     "EndpointMaps",

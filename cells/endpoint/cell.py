@@ -9,6 +9,7 @@ from cells import metrics
 from cells.config import AgentConfig
 from cells.datapath import Collector, Datapath
 from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.changes import EndpointChanges
 from cells.endpoint.enforcement import PolicyEnforcement
 from cells.endpoint.identity import Identities
 from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms
@@ -101,6 +102,7 @@ cell = module(
         Aftercare,
         endpoints,
         Regenerations,
+        EndpointChanges,
         PolicyEnforcement,
         endpoint_metrics,
     ),

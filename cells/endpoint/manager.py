@@ -185,6 +185,34 @@ class Endpoints:
     def _labels_of_pod(self, namespace: str) -> list[Label]:
         return [Label("k8s", "io.kubernetes.pod.namespace", namespace), self._cluster_label]
 
+    # Change
+
+    def relabel(self, endpoint_id: int, labels: tuple[str, ...], custom: tuple[str, ...]) -> None:
+        """Give the endpoint these labels, ``custom`` of them a user's, and the identity they stand for.
+
+        Maps and state file follow with its next build. Raises EndpointError 500 when no identity is left.
+        """
+        before = self._registry.get(endpoint_id)
+        if before is None:
+            return
+        try:
+            identity = self.identities.acquire(labels)
+        except NoIdentityError as error:
+            raise EndpointError(500, str(error)) from error
+        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
+        changed = replace(before, labels=identity.labels, identity=identity.id, custom_labels=custom)
+        self._registry.put(replace(changed, state=State.WAITING_FOR_IDENTITY if resolving else before.state))
+        self.identities.release(before.identity)
+        if resolving:
+            self._registry.set_state(endpoint_id, State.READY, _IDENTIFIED)
+
+    def verify_source(self, endpoint_id: int, verify: bool) -> None:
+        """Have the endpoint send from its own addresses only, or from any; with its next build."""
+        endpoint = self._registry.get(endpoint_id)
+        if endpoint is not None:
+            datapath = replace(endpoint.datapath, disable_sip_verification=not verify)
+            self._registry.put(replace(endpoint, datapath=datapath))
+
     # Regenerate and restore
 
     def expose(self, restored: Iterable[tuple[Endpoint, PolicySlot]]) -> None:
@@ -336,10 +364,12 @@ def _triggered(reason: str) -> str:
 
 _STARTING = "Starting endpoint regeneration"
 _COMPLETED = "Completed endpoint regeneration with no pending regeneration requests"
+_RELABELLED = "Triggering identity resolution due to updated identity labels"
+_IDENTIFIED = "Set identity for this endpoint"
 _INITIAL = "Initial build on endpoint creation"
 _CREATION = (
     (State.WAITING_FOR_IDENTITY, "Endpoint creation"),
-    (State.READY, "Set identity for this endpoint"),
+    (State.READY, _IDENTIFIED),
     (State.WAITING_TO_REGENERATE, _triggered(_INITIAL)),
     (State.REGENERATING, _STARTING),
     (State.REGENERATING, f"Successfully regenerated endpoint program (Reason: {_INITIAL})"),

@@ -121,6 +121,8 @@ class Endpoint:
     created: float
     """Unix seconds."""
     info_labels: tuple[str, ...] = ()
+    custom_labels: tuple[str, ...] = ()
+    """Those of the labels that a user put on the endpoint; the others are the pod's."""
     container_name: str = ""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
@@ -137,6 +139,13 @@ class Endpoint:
     def addresses(self) -> tuple[IPAddress, ...]:
         """The pod's addresses, IPv6 first."""
         return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
+
+    @property
+    def pod_labels(self) -> tuple[str, ...]:
+        """The security-relevant labels that no user put on the endpoint."""
+        if not self.custom_labels:
+            return self.labels
+        return tuple(label for label in self.labels if label not in self.custom_labels)
 
     def pool_of(self, address: IPAddress) -> str:
         """The pool one of its addresses is from."""

@@ -143,7 +143,12 @@ def encode(endpoint: Endpoint) -> bytes:
         if_index=endpoint.ifindex,
         container_if_name=endpoint.container_ifname,
         disable_legacy_identifiers=endpoint.disable_legacy_identifiers,
-        op_labels=_OpLabels({}, _label_map(endpoint.labels), {}, _label_map(endpoint.info_labels)),
+        op_labels=_OpLabels(
+            custom=_label_map(endpoint.custom_labels),
+            orchestration_identity=_label_map(endpoint.pod_labels),
+            disabled={},
+            orchestration_info=_label_map(endpoint.info_labels),
+        ),
         lxc_mac=endpoint.pod_mac.hex(":"),
         ipv6=str(endpoint.ipv6) if endpoint.ipv6 is not None else "",
         ipv6_pool=endpoint.ipv6_pool,
@@ -182,7 +187,9 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
         raise ValueError(f"ID is {saved.id}, expected 1 to 65535")
     op_labels = saved.op_labels or _OpLabels()
     identity = saved.sec_label or _Identity()
-    labels = {**(op_labels.custom or {}), **(op_labels.orchestration_identity or {})}
+    own = op_labels.orchestration_identity or {}
+    custom = {key: label for key, label in (op_labels.custom or {}).items() if key not in own}
+    labels = {**custom, **own}
     datapath = saved.datapath or _Datapath()
     _check_width("IfIndex", saved.if_index, 31)
     _check_width("SecLabel", identity.id, 32)
@@ -204,6 +211,7 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
         identity=identity.id,
         labels=_texts(labels or identity.labels),
         info_labels=_texts(op_labels.orchestration_info),
+        custom_labels=_texts(custom),
         pod_name=saved.k8s_pod_name,
         pod_namespace=saved.k8s_namespace,
         pod_uid=saved.k8s_uid,

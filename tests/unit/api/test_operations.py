@@ -7,6 +7,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from cells.endpoint import ALLOW_ALL, ALLOW_LOCALHOST
@@ -242,7 +243,76 @@ async def test_the_parts_of_an_endpoint(tmp_path: Path) -> None:
         assert "k8s:io.kubernetes.pod.namespace=default" in labels.body["status"]["security-relevant"]
         assert labels.body["status"]["realized"] == {}
         config = await node.ask("GET", "/v1/endpoint/1/config")
-        assert config.body == {"realized": {"options": {}, "label-configuration": {}}, "immutable": {}}
+        assert config.body == {
+            "realized": {"options": {"SourceIPVerification": "Enabled"}, "label-configuration": {}},
+            "immutable": {},
+        }
+
+
+async def test_the_options_of_an_endpoint_can_be_changed_and_sent_back(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        path = "/v1/endpoint/1/config"
+        for value, shown in (("0", "Disabled"), ("Disabled", "Disabled"), ("Enabled", "Enabled")):
+            body = {"label-configuration": {}, "options": {"SourceIPVerification": value}}
+            done = await node.ask("PATCH", path, body)
+            assert (done.status, done.raw) == (200, b"")
+            assert (await node.ask("GET", path)).body["realized"]["options"]["SourceIPVerification"] == shown
+            assert node.kernel.any_source is (shown == "Disabled")
+        for options in ({"Debug": "1"}, {"SourceIPVerification": "perhaps"}):
+            refused = await node.ask("PATCH", path, {"options": options})
+            assert (refused.status, refused.raw) == (400, b"")
+        assert (await node.ask("PATCH", "/v1/endpoint/77/config", {"options": {}})).status == 404
+
+
+async def test_the_labels_of_an_endpoint_can_be_changed(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        path = "/v1/endpoint/1/labels"
+        before = (await node.ask("GET", "/v1/endpoint/1")).body["status"]["identity"]
+        assert (await node.ask("PATCH", path, {"user": ["k8s:tier=front"]})).status == 200
+        labels = (await node.ask("GET", path)).body
+        assert labels["spec"] == labels["status"]["realized"] == {"user": ["k8s:tier=front"]}
+        assert "k8s:tier=front" in labels["status"]["security-relevant"]
+        after = (await node.ask("GET", "/v1/endpoint/1")).body["status"]
+        assert (after["identity"]["id"] != before["id"], after["state"]) == (True, "ready")
+        refused = await node.ask("PATCH", path, {"user": ["reserved:host"]})
+        assert (refused.status, refused.body) == (500, "Not allowed to add reserved labels: reserved:host")
+        assert (await node.ask("PATCH", path, {})).status == 200
+        again = (await node.ask("GET", "/v1/endpoint/1")).body["status"]["identity"]
+        assert again["labels"] == before["labels"]
+
+
+async def test_an_endpoint_shows_the_controller_that_mends_it(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        node.kernel.fault = OSError(12, "no memory")
+        asked = {"options": {"SourceIPVerification": "0"}}
+        answer = await node.ask("PATCH", "/v1/endpoint/1/config", asked)
+        assert answer.status == 500
+        assert "it is tried again: [Errno 12] no memory" in answer.body
+
+        async def failing() -> bool:
+            shown = (await node.ask("GET", "/v1/endpoint/1")).body["status"]
+            controllers = shown.get("controllers", [])
+            return bool(controllers) and "consecutive-failure-count" in controllers[0]["status"]
+
+        with anyio.fail_after(5):
+            while not await failing():
+                pass
+        (listed,) = (await node.ask("GET", "/v1/endpoint")).body
+        (controller,) = listed["status"]["controllers"]
+        assert controller["name"] == "endpoint-1-regeneration-recovery"
+        assert controller["configuration"]["error-retry-base"] == "2s"
+        wrong = "regeneration recovery failed: [Errno 12] no memory"
+        assert controller["status"]["last-failure-msg"] == wrong
+        assert listed["status"]["state"] == "not-ready"
+        everything = (await node.ask("GET", "/v1/healthz")).body
+        assert controller["uuid"] in [each["uuid"] for each in everything["controllers"]]
+        node.kernel.fault = None
+        assert (await node.ask("DELETE", "/v1/endpoint/1")).status == 200
+        left = (await node.ask("GET", "/v1/healthz")).body["controllers"]
+        assert "endpoint-1-regeneration-recovery" not in [each["name"] for each in left]
 
 
 async def test_addresses_one_by_one(tmp_path: Path) -> None:

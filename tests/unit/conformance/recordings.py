@@ -25,7 +25,7 @@ MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "the health daemon and /statedb: a later issue"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
-CHANGES: Final = "changes options or labels while the agent runs: a later issue"
+CHANGES: Final = "changes options that this agent has not got, and refuses"
 RATE_LIMIT: Final = "rate limits: a later issue"
 
 EXCLUDED_CNI: Final = {
@@ -58,7 +58,6 @@ EXCLUDED_DBG: Final = {
     "endpoint_config_list_options": NO_REQUEST,
     "endpoint_config_set": CHANGES,
     "endpoint_get_unknown_prefix": NO_REQUEST,
-    "endpoint_labels_add_delete": CHANGES,
     "endpoint_list_429": RATE_LIMIT,
     "error_403_admin_disabled": "disabling operations by configuration: a later issue",
     "error_body_as_object": BROKEN,
@@ -131,6 +130,7 @@ REPLAYED_DBG: Final = frozenset(
         "endpoint_health_404",
         "endpoint_health_not_ready",
         "endpoint_labels",
+        "endpoint_labels_add_delete",
         "endpoint_list",
         "endpoint_list_empty",
         "endpoint_list_json",
