@@ -50,7 +50,7 @@ from lifecycle.promise import Promise
 from lifecycle.quantities import Quantity
 from lifecycle.reconciler import Reconciler
 from lifecycle.secrets import Secret
-from lifecycle.settings import Formerly, Option, Settings
+from lifecycle.settings import Formerly, Option, Settings, refuse
 from lifecycle.shutdown import Shutdown
 from lifecycle.sources import Loaded, Setting, Sources
 from lifecycle.switch import Modules
@@ -133,6 +133,7 @@ __all__ = [
     "nest",
     "provide",
     "provide_private",
+    "refuse",
     "replace",
     "results",
     "seconds",

@@ -16,7 +16,7 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -32,6 +32,7 @@ __all__ = [
     "Settings",
     "env_name",
     "options_of",
+    "refuse",
     "unreadable",
 ]
 
@@ -53,6 +54,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     def validate(self) -> None:
         """Raise ValueError("one line") when the values do not fit each other, or a group of them."""
+
+
+def refuse(reasons: Iterable[str]) -> None:
+    """For validate(): raise a ValueError of one reason, a group of them of several; none is fine."""
+    errors = [ValueError(reason) for reason in reasons]
+    if len(errors) > 1:
+        raise ExceptionGroup("settings", errors)
+    for error in errors:
+        raise error
 
 
 class Formerly:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lifecycle import Settings
+from lifecycle import Settings, refuse
 
 
 class LaterSettings(Settings, frozen=True):
@@ -280,14 +280,12 @@ class LaterSettings(Settings, frozen=True):
     """There is no agent that does nothing; `hive inspect` shows one without starting it."""
 
     def validate(self) -> None:
-        """Refuse every value that is not there, all at once; raises a group of ValueErrors, a line each."""
-        refused = [
-            ValueError(f"{field.replace('_', '-')}={_text(value)}: not supported yet, {_expected(field)}")
+        """Refuse every value that is not there, all at once; raises ValueErrors of one line."""
+        refuse(
+            f"{field.replace('_', '-')}={_text(value)}: not supported yet, {_expected(field)}"
             for field in type(self).__struct_fields__
             if (value := getattr(self, field)) not in accepted(field)
-        ]
-        if refused:
-            raise ExceptionGroup("options of what is not built yet", refused)
+        )
 
 
 _HERE: Final = LaterSettings()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lifecycle import Settings
+from lifecycle import Settings, refuse
 
 LONGEST_SOCKET: Final = 107
 """Bytes of the path of a unix socket (unix(7))."""
@@ -49,29 +50,28 @@ class AgentSettings(Settings, frozen=True):
     """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
 
     def validate(self) -> None:
-        """Refuse combinations that cannot work; raises ValueError with one line."""
+        """Refuse what cannot work; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
         if not (self.enable_ipv4 or self.enable_ipv6):
-            raise ValueError(
-                "enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true"
-            )
+            yield "enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true"
         if self.mtu and not 576 <= self.mtu <= 65535:
-            raise ValueError(f"mtu={self.mtu}: expected 0, or 576 to 65535 bytes")
+            yield f"mtu={self.mtu}: expected 0, or 576 to 65535 bytes"
         for name in ("state_dir", "bpf_root"):
             path: Path = getattr(self, name)
             if not path.is_absolute():
-                raise ValueError(f"{name.replace('_', '-')}={path}: expected an absolute path")
+                yield f"{name.replace('_', '-')}={path}: expected an absolute path"
         if len(os.fsencode(self.state_dir)) > LONGEST_STATE_DIR:
-            raise ValueError(
+            yield (
                 f"state-dir={self.state_dir}: too long for the sockets in it, expected at most"
                 f" {LONGEST_STATE_DIR} bytes"
             )
         if (socket := self.socket_path) is not None and not socket.is_absolute():
-            raise ValueError(f"socket-path={socket}: expected an absolute path")
+            yield f"socket-path={socket}: expected an absolute path"
         if socket is not None and len(os.fsencode(socket)) > LONGEST_SOCKET:
-            raise ValueError(
-                f"socket-path={socket}: too long for a socket, expected at most {LONGEST_SOCKET} bytes"
-            )
+            yield f"socket-path={socket}: too long for a socket, expected at most {LONGEST_SOCKET} bytes"
         if not _CLUSTER_NAME.fullmatch(self.cluster_name):
-            raise ValueError(
+            yield (
                 f"cluster-name={self.cluster_name}: expected 1 to 32 of a-z, 0-9 and '-', not '-' at the ends"
             )

@@ -4,10 +4,11 @@ For:    Maps and PolicyMaps. Needs: the options, the size of memory. Gives: MapS
 Names, defaults, limits and the rule of shares are Cilium's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from lifecycle import Formerly, Settings
+from lifecycle import Formerly, Settings, refuse
 
 LOWEST: Final = 1 << 10
 HIGHEST: Final = 1 << 24
@@ -58,26 +59,25 @@ class MapSettings(Settings, frozen=True):
 
     def validate(self) -> None:
         """Refuse sizes outside the limits."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
         ratio = self.bpf_map_dynamic_size_ratio
         if not 0 <= ratio <= 1:
-            raise ValueError(f"bpf-map-dynamic-size-ratio={ratio:g}: expected a share of memory, 0 to 1")
+            yield f"bpf-map-dynamic-size-ratio={ratio:g}: expected a share of memory, 0 to 1"
         conntrack = {
             "bpf-ct-global-tcp-max": self.bpf_ct_global_tcp_max,
             "bpf-ct-global-any-max": self.bpf_ct_global_any_max,
         }
         for name, value in conntrack.items():
             if value is not None and not LOWEST <= value <= HIGHEST:
-                raise ValueError(f"{name}={value}: expected {LOWEST} to {HIGHEST} entries")
+                yield f"{name}={value}: expected {LOWEST} to {HIGHEST} entries"
         if self.bpf_policy_map_max < POLICY_LOWEST:
-            raise ValueError(
-                f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
-            )
+            yield f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
         if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
-            raise ValueError(
-                f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
-            )
+            yield f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
-            raise ValueError(f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}")
+            yield f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}"
 
 
 @dataclass(frozen=True, slots=True)

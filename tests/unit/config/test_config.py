@@ -9,7 +9,7 @@ import pytest
 
 from cells.config import AgentSettings
 from cells.config.node import check_bpffs, check_directory, check_ipv6, take_lock, writable, write_pidfile
-from lifecycle import HiveError
+from lifecycle import Hive, HiveError, SettingsError, Sources, config
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,14 @@ def test_ipv6_needs_a_kernel_that_has_it_on(tmp_path: Path) -> None:
         check_ipv6(tmp_path)
     switch.write_text("0\n")
     check_ipv6(tmp_path)
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    hive = Hive(config(AgentSettings), settings=Sources(["--mtu=1", "--cluster-name=-", "--bpf-root=x"]))
+    with pytest.raises(SettingsError) as refusal:
+        hive.check()
+    assert [fault.text.partition(":")[0] for fault in refusal.value.faults] == [
+        "--mtu=1",
+        "--bpf-root=x",
+        "--cluster-name=-",
+    ]
