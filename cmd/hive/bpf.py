@@ -67,8 +67,6 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
-    if not rows:
-        click.echo(f"{path.name} is empty", err=True)
     for line in fitted(rows, None if wide else terminal_width(), "--wide or -o json"):
         click.echo(line)
 
@@ -97,7 +95,12 @@ def rows_of(path: Path) -> list[Row]:
 
 def _rows(opened: Map, name: str, *, raw: bool) -> list[Row]:
     found = (describe("" if raw else name, key, value) for key, value in opened.items())
-    return [row for row in found if row is not None]
+    return sorted((row for row in found if row is not None), key=_place)
+
+
+def _place(row: Row) -> list[tuple[bool, int, str]]:
+    """Numbers before texts, each in their own order."""
+    return [(False, value, "") if isinstance(value, int) else (True, 0, str(value)) for value in row.values()]
 
 
 def _summary(each: Map, name: str) -> Row:

@@ -1,0 +1,30 @@
+"""Pages for learners and operators: every command is run in a node of the lab, and prints what is shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hive.lab.node import Lab, destroy
+from tests.support.pages import ROOT, blocks, play, shell
+
+pytestmark = pytest.mark.node
+
+PAGES = ("follow-a-packet.md", "follow-a-pod.md", "follow-the-start.md", "operating.md", "troubleshooting.md")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", PAGES)
+def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
+    path = ROOT / "docs" / page
+    lab = Lab(f"pages-{os.getpid()}")
+    try:
+        with shell(tmp_path, {"HIVE_LAB": lab.name}) as process:
+            for block in blocks(path.read_text(encoding="utf-8")):
+                if block.language == "console":
+                    play(path, block, process, columns=False)
+        assert not lab.exists, "the page ends with hive lab down"
+    finally:
+        destroy(lab)

@@ -1,0 +1,96 @@
+"""Pages with examples: their blocks, a shell to run them in, and whether what it prints is what they show.
+
+Needs: bash.   Gives: Block, blocks, commands, matches, shell, run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A fenced block: its language, the file it is the contents of, and its text."""
+
+    language: str
+    file: str | None
+    text: str
+    line: int
+
+
+def blocks(markdown: str) -> Iterator[Block]:
+    """The fenced blocks, in order."""
+    for found in FENCE.finditer(markdown):
+        language, _, attribute = found[1].partition(" ")
+        file = attribute.removeprefix("file=") if attribute.startswith("file=") else None
+        yield Block(language, file, found[2], markdown[: found.start()].count("\n") + 1)
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with the output that follows it."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether the output is as shown, where ``...`` stands for anything."""
+    pattern = ".*?".join(map(re.escape, shown.split("...")))
+    return re.fullmatch(pattern, printed, re.DOTALL) is not None
+
+
+def run(shell: "subprocess.Popen[str]", command: str) -> str:
+    """What a command prints in this shell, to either stream."""
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    shell.stdin.write(f"{command}\ncode=$?; printf '\\nend-of-output\\n'; (exit $code)\n")
+    shell.stdin.flush()
+    lines: list[str] = []
+    while not (line := shell.stdout.readline()).startswith("end-of-output"):
+        assert line, f"the shell ended in: {command}"
+        lines.append(line)
+    return "".join(lines).removesuffix("\n")
+
+
+@contextmanager
+def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """A bash in this directory that finds this project's command."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    known = {"PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "HOME": str(directory)}
+    with subprocess.Popen(
+        ["bash", "--norc"],
+        cwd=directory,
+        env=known | dict(environment or {}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def play(page: Path, block: Block, process: "subprocess.Popen[str]", *, columns: bool = True) -> None:
+    """Run the commands of a console block; raises AssertionError at the first that prints something else.
+
+    Without ``columns``, how wide those of tables are does not count.
+    """
+    for command, shown in commands(block.text):
+        printed = run(process, command)
+        as_shown, as_printed = (shown, printed) if columns else (_squeezed(shown), _squeezed(printed))
+        assert matches(as_shown, as_printed), (
+            f"{page.name}:{block.line}: $ {command}\n{printed}\ninstead of\n{shown}"
+        )
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r" +$| +(?= )", "", text, flags=re.MULTILINE)
