@@ -15,16 +15,15 @@ from cells.api.controller_mapping import controller
 from cells.api.endpoint_mapping import endpoint_model
 from cells.api.models import NodeAddressing
 from cells.controllers import Controllers, ControllerStatus
-from cells.endpoint import Endpoint, Endpoints, State, StatusEntry, controllers_of
+from cells.endpoint import Endpoint, Endpoints, StatusEntry, controllers_of
 
 
 class _Encoded(NamedTuple):
     """A text and all it was made of."""
 
     endpoint: Endpoint
-    shown: State
     newest: StatusEntry | None
-    host: NodeAddressing
+    """Of its log; the state that is shown changes with it."""
     controllers: tuple[ControllerStatus, ...]
     text: msgspec.Raw
 
@@ -35,26 +34,29 @@ class EncodedEndpoints:
     def __init__(self, endpoints: Endpoints, controllers: Controllers) -> None:
         self._endpoints = endpoints
         self._controllers = controllers
+        self._host: NodeAddressing | None = None
         self._last: dict[int, _Encoded] = {}
 
     def all(self, host: NodeAddressing) -> list[msgspec.Raw]:
         """Every endpoint on a node with these addresses."""
+        if self._host != host:
+            self._host = host
+            self._last = {}
         found = {endpoint.id: self._encode(endpoint, host) for endpoint in self._endpoints.all()}
         self._last = found
         return [each.text for each in found.values()]
 
     def _encode(self, endpoint: Endpoint, host: NodeAddressing) -> _Encoded:
-        log, shown = self._endpoints.status(endpoint.id), self._endpoints.shown_state(endpoint)
+        log = self._endpoints.status(endpoint.id)
         newest, controllers = log.newest, self._controllers.of(controllers_of(endpoint.id))
         last = self._last.get(endpoint.id)
         if (
             last is not None
             and last.endpoint is endpoint
-            and last.shown is shown
             and last.newest is newest
-            and last.host == host
             and last.controllers == controllers
         ):
             return last
+        shown = self._endpoints.shown_state(endpoint)
         model = endpoint_model(endpoint, shown, log, host, map(controller, controllers))
-        return _Encoded(endpoint, shown, newest, host, controllers, msgspec.Raw(msgspec.json.encode(model)))
+        return _Encoded(endpoint, newest, controllers, msgspec.Raw(msgspec.json.encode(model)))
