@@ -72,6 +72,7 @@ class Controllers:
         """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
         """Of this run of the agent: names its jobs' uuids."""
+        self._uuids: dict[str, str] = {}
 
     def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
         """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
@@ -120,13 +121,20 @@ class Controllers:
         jobs = [self._job(job, degraded) for job in others]
         return tuple(sorted([*own, *jobs], key=lambda status: status.name))
 
+    def _uuid(self, name: str) -> str:
+        """That of a job, always the same."""
+        found = self._uuids.get(name)
+        if found is None:
+            found = self._uuids[name] = str(uuid5(self._run, name))
+        return found
+
     def _job(self, job: JobStats, degraded: Collection[str]) -> ControllerStatus:
         """A job that goes on after a failure may never end a run again: its health tells that it is well."""
         name = f"{job.module}.{job.name}"
         failing = name in degraded
         return ControllerStatus(
             name=name,
-            uuid=str(uuid5(self._run, name)),
+            uuid=self._uuid(name),
             owner="",
             retries=True,
             retry_base=job.retry_first,
