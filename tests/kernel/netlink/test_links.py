@@ -212,6 +212,43 @@ async def test_a_pods_addresses_are_told_by_the_name_of_the_link(in_node: None) 
         os.close(fd)
 
 
+async def test_both_ends_of_a_pair_are_found_from_the_pod(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        (inner,) = [link for link in PodLink(fd).links() if link.kind == "veth"]
+        assert (inner.name, inner.ifindex) == ("eth0", created.pod_ifindex)
+        host = links.at(inner.peer_ifindex)
+        assert host is not None
+        assert (host.name, host.peer_ifindex) == (pair(1, None).host_name, inner.ifindex)
+        assert links.at(999) is None
+        os.close(fd)
+
+
+async def test_a_running_pod_gets_another_mac_and_mtu_of_routes(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        link, ifindex, mac = PodLink(fd), created.pod_ifindex, bytes.fromhex("0a0000000077")
+        addresses = (IPv6Address("fd00::7"), IPv4Address("10.0.1.7"))
+        link.configure(ifindex, "eth0", addresses, (IPv6Address("fd00::5"), IPv4Address("10.0.1.5")), 1400)
+        assert [ip for ip in link.addresses_of(ifindex) if not ip.is_link_local] == [
+            IPv4Address("10.0.1.7"),
+            IPv6Address("fd00::7"),
+        ]
+        link.set_mac(ifindex, "eth0", mac)
+        before = pod.run(pod_network), pod.run(pod_network6)
+        for _ in range(2):
+            link.set_route_mtu(1300)
+        after = pod.run(pod_network), pod.run(pod_network6)
+        assert [(*row[:3], 1300) for row in before[0][1]] == after[0][1]
+        assert {(*row[:2], 1300) for row in before[1][1]} == after[1][1]
+        found = link_of(pod, "eth0")
+        assert found is not None
+        assert found.mac == mac
+        os.close(fd)
+
+
 async def test_an_old_link_in_the_pod_can_be_deleted_by_name(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         fd = in_pod(pod)

@@ -89,7 +89,7 @@ def test_pods_of_another_plugin_have_endpoints_and_policy(node: Lab, plugin: dic
     eventually(lambda: reaches(node, "one", other.ipv6), within=10)  # not before the addresses are unique
     with node.open() as here:
         assert here.run(ping, one.ipv4, 1)
-        assert here.run(ping, one.ipv6, 1)
+        eventually(lambda: here.run(ping, one.ipv6, 1, 0.5), within=10)
 
     with (
         node.open_pod("one") as source,

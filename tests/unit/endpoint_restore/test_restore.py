@@ -126,6 +126,20 @@ async def test_a_pod_of_ciliums_own_plugin_comes_back_too(left: Left, endpoints:
     assert (await restart(left)).failed == {}
 
 
+async def test_a_pod_on_anothers_link_comes_back_as_it_was(left: Left, endpoints: list[Endpoint]) -> None:
+    wanted = DatapathConfiguration(
+        external_ipam=True, require_arp_passthrough=True, require_egress_prog=True, require_routing=False
+    )
+    chained = replace(endpoints[0], ifname="veth0", ipv4=IPv4Address("10.97.0.7"), pool="", datapath=wanted)
+    left.running(chained)
+    left.change_link(endpoints[0], link(101, "veth0", up=False))
+    assert (await restart(left)).failed == {}
+    (endpoint,) = left.endpoints.all()
+    assert (endpoint.ifname, endpoint.ifindex, endpoint.datapath) == ("veth0", 101, wanted)
+    assert "attach both ways" in left.kernel.steps
+    assert IPv4Address("10.97.0.7") not in left.addresses.taken
+
+
 async def test_an_address_of_the_node_itself_fails_its_endpoint_alone(
     left: Left, endpoints: list[Endpoint]
 ) -> None:
