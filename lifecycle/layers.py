@@ -10,6 +10,7 @@ an unknown flag is a mistake. Values of secrets are never part of what is told.
 
 import functools
 import os
+import reprlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 
 from lifecycle import values
 from lifecycle.errors import Fault
+from lifecycle.regular import read_regular
 from lifecycle.secrets import HIDDEN
 from lifecycle.settings import CONFIG_DIR, Option, env_name
 
@@ -63,6 +65,13 @@ class Findings(msgspec.Struct):
         """Note a mistake in the settings."""
         self.faults.append(Fault("setting", text))
 
+
+_SHOWN = 200
+"""Characters of a value that an error shows."""
+
+_brief = reprlib.Repr()
+_brief.maxlevel, _brief.maxlist, _brief.maxdict = 2, 20, 20
+_brief.maxstring = _brief.maxother = _SHOWN
 
 _TRIES = 10
 """How often a config-dir is read that is swapped meanwhile; the kubelet swaps once a minute at most."""
@@ -174,13 +183,13 @@ def _files(path: Path, generation: str, names: Mapping[str, Option], findings: F
             continue
         shown_path = path / entry
         try:
-            text = (place / entry).read_text(encoding="utf-8").strip()
+            text = read_regular(place / entry).decode().strip()
         except IsADirectoryError:
             continue
         except (OSError, UnicodeDecodeError) as error:
             findings.warnings.append(f"{shown_path}: cannot be read and is skipped: {_reason(error)}")
             continue
-        shown = f"{shown_path}: {HIDDEN if _hides(name, names[name]) else repr(text)}"
+        shown = f"{shown_path}: {HIDDEN if _hides(name, names[name]) else _quoted(text)}"
         found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
     return found
 
@@ -222,7 +231,7 @@ def yaml_file(
     It may be read in another place than users know it by. One that a flag names has to be there.
     """
     try:
-        text = ((place or path.parent) / path.name).read_text(encoding="utf-8")
+        text = read_regular((place or path.parent) / path.name).decode()
     except (OSError, UnicodeDecodeError) as error:
         if flag:
             findings.fault(f"{flag} {path}: {_reason(error).lower()}; expected a YAML file of settings")
@@ -233,7 +242,7 @@ def yaml_file(
 
     try:
         data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         line = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
         findings.fault(f"{path}{line}: this is no YAML; expected a mapping of settings to values")
         return {}
@@ -245,7 +254,7 @@ def yaml_file(
     for key, value in data.items():
         if (option := names.get(name := str(key).lower())) is None:
             continue
-        shown = f"{path}: {name}: {HIDDEN if _hides(name, option) else repr(value)}"
+        shown = f"{path}: {name}: {HIDDEN if _hides(name, option) else _quoted(value)}"
         if isinstance(value, list) and not all(isinstance(part, str) for part in value):
             findings.fault(f"{shown}: expected a list of texts")
             continue
@@ -289,7 +298,14 @@ def _hides(name: str, option: Option | None) -> bool:
 def _masked(text: str, name: str, option: Option | None) -> str:
     if _hides(name, option):
         return HIDDEN
-    return text if text.isprintable() else repr(text)
+    return text if text.isprintable() and len(text) <= _SHOWN else _quoted(text)
+
+
+def _quoted(value: object) -> str:
+    """A value as Python writes it, or its beginning: a file may hold a megabyte, or lists of lists."""
+    if not isinstance(value, str):
+        return _brief.repr(value)
+    return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}... ({len(value)} characters)"
 
 
 def _stray(word: str, names: Mapping[str, Option]) -> str:
