@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lifecycle import Settings, refuse
+from lifecycle import Duration, Settings, refuse, seconds
 
 
 class LaterSettings(Settings, frozen=True):
@@ -245,6 +245,9 @@ class LaterSettings(Settings, frozen=True):
 
     bpf_conntrack_accounting: bool = False
     """Packets and bytes of each connection are not counted yet."""
+
+    monitor_aggregation_interval: Duration = seconds(5)
+    """How often a connection that goes on is told of again; it cannot be chosen yet."""
 
     enable_bpf_clock_probe: bool = False
     """Times in the conntrack maps are seconds since boot."""

@@ -32,9 +32,13 @@ def mounted_sources(config_dir: Path) -> list[Path]:
     try:
         sources = msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
         overrides = json.loads((config_dir / OVERRIDES).read_bytes())
-    except (FileNotFoundError, ValueError, msgspec.DecodeError):
+    except (FileNotFoundError, ValueError, RecursionError, msgspec.DecodeError):
         return []  # made by hand, or by another program
     if not isinstance(overrides, dict) or any(value is not None for value in overrides.values()):
         return []
     found = [Path(source.name) for source in sources if source.kind == "directory"]
-    return found if len(found) == len(sources) and all(path.is_dir() for path in found) else []
+    return found if len(found) == len(sources) and all(map(_here, found)) else []
+
+
+def _here(path: Path) -> bool:
+    return path.is_absolute() and path.is_dir()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cells.config.later import LaterSettings
-from lifecycle import Hive, SettingsError, Sources, config
+from lifecycle import Duration, Hive, SettingsError, Sources, config
 
 
 def refused(directory: Path, **values: str) -> list[str]:
@@ -60,5 +60,7 @@ def test_every_option_refuses_something(option: str, tmp_path: Path) -> None:
     """Not one of them is only read and then forgotten."""
     default = getattr(LaterSettings(), option.replace("-", "_"))
     other = str(not default).lower() if isinstance(default, bool) else "7"
+    if isinstance(default, Duration):
+        other = "7s"
     (tmp_path / option).write_text(other)
     assert [line.startswith(f"{tmp_path}/{option}: '{other}'") for line in refused(tmp_path)] == [True]
