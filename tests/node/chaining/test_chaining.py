@@ -33,6 +33,14 @@ def network(lab: Lab, plugin: dict[str, Any]) -> None:
     entry = {**plugin, "ipam": addresses_of(lab, SUBNET, SUBNET6)}
     conf = {"cniVersion": "1.0.0", "name": "others", "plugins": [entry]}
     (lab.cni_conf.parent / "10-others.conflist").write_text(json.dumps(conf))
+    with lab.open() as node:
+        node.run(_trust_addresses)
+
+
+def _trust_addresses() -> None:
+    """The node's links use an IPv6 address at once: nobody else could have it, and a second is long here."""
+    for name in ("accept_dad", "dad_transmits"):
+        Path(f"/proc/sys/net/ipv6/conf/default/{name}").write_text("0")
 
 
 BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
