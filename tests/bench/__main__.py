@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.bench import (
     bootstrap,
+    clients,
     framework,
     lag,
     losses,
@@ -25,6 +26,7 @@ from tests.bench import (
     startup,
     tables,
     traffic,
+    watching,
 )
 from tests.bench.stats import Figure, Row, table
 
@@ -37,6 +39,9 @@ PARTS: dict[str, Measure] = {
     "memory": startup.memories,
     "restore": restore.measure,
     "bootstrap": bootstrap.measure,
+    "answers": clients.answers,
+    "commands": clients.commands,
+    "watching": watching.measure,
     "lag": lag.measure,
     "packets": packets.measure,
     "traffic": traffic.measure,
