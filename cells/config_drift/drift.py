@@ -93,7 +93,8 @@ class ConfigDrift:
         directory = self._view.loaded.config_dir
         if directory is not None and (sources := await to_thread.run_sync(mounted_sources, directory)):
             self._sources = sources
-            self._places = [*sources, *(place for place in self._places if place != directory)]
+            file = self._view.loaded.config_file
+            self._places = [*sources, *([] if file is None else [file])]
         directories = {place if place.is_dir() else place.parent for place in self._places}
         async for _ in _changes(directories):
             await self.look()

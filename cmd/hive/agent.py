@@ -38,8 +38,8 @@ settings_argument = click.argument(
 def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     """Run the agent on this node until it is told to end (SIGTERM or SIGINT).
 
-    A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a file named like the setting in the
-    config-dir, else its default.
+    A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a line of the YAML file given as
+    --config, else a file named like the setting in the --config-dir, else its default.
     """
     gc.disable()  # importing makes next to no garbage: looking for it takes 10 ms of the start
     from lifecycle import GraphError, configure_logging

@@ -42,6 +42,11 @@ def health(hive: Hive) -> str:
     )
 
 
+def told(hive: Hive) -> list[str]:
+    """What every part says of itself, errors too."""
+    return [f"{one.message} {one.error or ''}" for one in hive.health.snapshot()]
+
+
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
     """A ConfigMap as the kubelet mounts it."""
@@ -150,6 +155,19 @@ async def test_what_cannot_be_followed_from_here_is_not(tmp_path: Path, mounted:
     async with running(tmp_path, Sources(config_dir=copy)) as (hive, drift):
         await eventually(lambda: f"ok {copy} says what runs" in health(hive))
         (copy / "mtu").write_text("1200")
+        await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])
+
+
+async def test_a_config_dir_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
+    directory = tmp_path / "plain"
+    directory.mkdir()
+    (directory / "mtu").write_text("1400")
+    async with running(tmp_path, Sources(config_dir=directory)) as (hive, drift):
+        await eventually(lambda: "says what runs" in health(hive))
+        directory.rename(tmp_path / "away")
+        await eventually(lambda: any("was removed or replaced" in one for one in told(hive)))
+        directory.mkdir()
+        (directory / "mtu").write_text("1200")
         await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])
 
 
