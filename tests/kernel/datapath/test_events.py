@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 import pytest
+from scapy.layers.l2 import Ether
 
 from cells.events import Drop, Event, Trace, Verdict
 from cells.events.records import decode
@@ -108,3 +109,21 @@ def test_without_aggregation_every_delivery_is_told(world: World, told: Listen) 
         world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
     points = [event.point for event in told() if isinstance(event, Trace)]
     assert points == [5, 0, 5, 3] * 3
+
+
+def test_what_comes_by_a_link_of_anothers_is_told_like_a_delivery(world: World, told: Listen) -> None:
+    world.tell(ALL, MEDIUM)
+    packet = Ether(dst=A.mac) / tcp(OUTSIDE, A.ip, "S")
+    assert world.pod_gets(A, packet).action == 0
+    into, delivered = told()
+    assert isinstance(into, Verdict)
+    assert isinstance(delivered, Trace)
+    assert (into.source, into.remote_identity, into.verdict, into.egress) == (A.id, WORLD, 0, False)
+    assert (delivered.point, delivered.source, delivered.destination) == (0, A.id, A.id)
+    assert (delivered.source_identity, delivered.destination_identity) == (WORLD, A.identity)
+    world.allow(A, [])
+    assert world.pod_gets(A, packet).action == 2
+    refused, dropped = told()
+    assert isinstance(refused, Verdict)
+    assert isinstance(dropped, Drop)
+    assert (dropped.reason, dropped.source, dropped.source_identity) == (133, A.id, WORLD)
