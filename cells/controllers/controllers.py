@@ -166,14 +166,14 @@ class Controllers:
             self.runs["failure"].observe(anyio.current_time() - began)
             controller.failures += 1
             controller.in_a_row += 1
-            controller.last_failure, controller.last_error = time.time(), str(error) or type(error).__name__
+            before, told = controller.last_error, str(error) or type(error).__name__
+            controller.last_failure, controller.last_error = time.time(), told
             pause = controller.rules.pause(controller.in_a_row)
             tried = f"failed {controller.in_a_row} times"
             again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
             health.degraded(f"{tried}, {again}", error)
-            self._log.warning(
-                "controller failed", name=controller.name, failures=controller.in_a_row, error=str(error)
-            )
+            if told != before:  # what goes on failing in the same way is told once
+                self._log.warning("controller failed", name=controller.name, error=told)
         else:
             self.runs["success"].observe(anyio.current_time() - began)
             controller.successes += 1

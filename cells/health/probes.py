@@ -1,6 +1,6 @@
 """Asks parts of the node, again and again, whether they still answer.
 
-For:   StatusCollector.   Needs: Probe members, Jobs, Health.   Gives: Probe, Probes.
+For:   StatusCollector.   Needs: Probe members, Controllers, Health.   Gives: Probe, Probes.
 Source: Cilium 1.17, the status collector: 5 s between two runs, a warning after 15 s, stale after 60 s.
 """
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import anyio
-
-from lifecycle import Health, Jobs, Logger, Member
+from cells.controllers import Controllers, Rules
+from lifecycle import Health, Logger, Member
 
 INTERVAL: Final = 5.0
 """Seconds from the end of a run to the next one."""
@@ -32,28 +31,25 @@ class Probe:
 
 
 class Probes:
-    """Runs every probe in a job of its own; one that fails is degraded health, one that hangs is stale."""
+    """Runs every probe as a controller; what is wrong is its failure, and one that hangs is stale."""
 
-    def __init__(self, probes: list[Member[Probe]], jobs: Jobs, health: Health, log: Logger) -> None:
+    def __init__(
+        self, probes: list[Member[Probe]], controllers: Controllers, health: Health, log: Logger
+    ) -> None:
         self._health = health
         self._log = log
         self._stale: dict[str, float] = {}
         for probe in probes:
-            jobs.one_shot(f"probe {probe.name}", partial(self._run, probe))
+            rules = Rules(interval=INTERVAL, retries=False)
+            controllers.update(f"status-probe-{probe.name}", partial(self._ask, probe), rules)
 
     @property
     def stale(self) -> Mapping[str, float]:
         """Since when (Unix seconds) each probe that does not answer has been asked."""
         return self._stale
 
-    async def _run(self, probe: Probe) -> None:
-        while True:
-            await self._once(probe)
-            await anyio.sleep(INTERVAL)
-
-    async def _once(self, probe: Probe) -> None:
+    async def _ask(self, probe: Probe) -> None:
         began, loop, late = time.time(), asyncio.get_running_loop(), False
-        health = self._health.child(probe.name)
 
         def warn() -> None:
             self._log.warning("no response from probe yet", probe=probe.name, seconds=WARN)
@@ -63,20 +59,14 @@ class Probes:
             late = True
             self._stale[probe.name] = began
             text = f"no response from {probe.name} probe within {STALE:g} seconds"
-            health.degraded(text)
+            self._health.child(probe.name).degraded(text)
             self._log.error("probe does not answer", probe=probe.name, error=text)
 
         timers = loop.call_later(WARN, warn), loop.call_later(STALE, give_up)
         try:
             await probe.ask()
-        except Exception as error:  # noqa: BLE001  # what is wrong is what a probe is to find out
-            if not late:
-                self._stale.pop(probe.name, None)
-            health.degraded(str(error))
-        else:
-            if not late:  # a late answer does not count: the next one will
-                self._stale.pop(probe.name, None)
-                health.ok()
         finally:
             for timer in timers:
                 timer.cancel()
+            if not late and self._stale.pop(probe.name, None) is not None:
+                self._health.child(probe.name).remove()  # a late answer did not count: this one does

@@ -110,8 +110,14 @@ def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> 
         if one in failing:
             text = click.style(counts.get("last-failure-msg", "failing"), fg=BAD)
         else:
-            text = f"{counts.get('success-count', 0)} runs, {counts.get('failure-count', 0)} failures before"
+            text = _runs(counts.get("success-count", 0), counts.get("failure-count", 0))
         yield f"  {one['name']}", text
+
+
+def _runs(worked: int, failed: int) -> str:
+    if not worked + failed:
+        return "no run has ended yet"
+    return f"{worked} runs" + (f", {failed} failed before" if failed else "")
 
 
 def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from cells.config import AgentConfig
+from cells.controllers import Controllers
 from cells.health import Probe, Probes
 from cells.health.node_probes import maps_probe, state_probe
 from lifecycle import HealthTree, Hive, HiveError, Member, invoke, module, provide
@@ -26,13 +27,16 @@ async def asking(ask: Callable[[], Awaitable[object]]) -> AsyncIterator[Hive]:
     def disk() -> Member[Probe]:
         return Probe("disk", ask)
 
-    cell = module("health", "one probe", provide(disk, Probes), invoke(_needed))
+    cell = module("health", "one probe", provide(disk, Controllers, Probes), invoke(_needed))
     async with Hive(cell).started() as hive:
         yield hive
 
 
 def told(hive: Hive) -> list[tuple[str, str]]:
-    return [(each.level, each.message) for each in hive.get(HealthTree).snapshot("health.disk")]
+    """What health says of the probe, and then of its not answering."""
+    tree = hive.get(HealthTree)
+    parts = [*tree.snapshot("health.status-probe-disk"), *tree.snapshot("health.disk")]
+    return [(each.level, each.error or each.message) for each in parts]
 
 
 async def test_a_part_is_asked_every_five_seconds_and_its_error_is_told() -> None:
@@ -48,7 +52,7 @@ async def test_a_part_is_asked_every_five_seconds_and_its_error_is_told() -> Non
             await clock.advance(1)
             assert told(hive) == [("ok", "")]
             await clock.advance(5)
-            assert told(hive) == [("degraded", "disk is full")]
+            assert told(hive) == [("degraded", "HiveError: disk is full")]
             await clock.advance(5)
             assert told(hive) == [("ok", "")]
             assert hive.get(Probes).stale == {}
@@ -71,7 +75,7 @@ async def test_a_part_that_does_not_answer_for_a_minute_is_stale_until_it_answer
             assert probes.stale == {}
             await clock.advance(2)
             assert list(probes.stale) == ["disk"]
-            assert told(hive) == [("degraded", "no response from disk probe within 60 seconds")]
+            assert told(hive)[-1] == ("degraded", "no response from disk probe within 60 seconds")
             answer.set()
             await clock.advance(1)
             assert list(probes.stale) == ["disk"], "an answer that came too late says nothing of now"
