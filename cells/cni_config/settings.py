@@ -6,12 +6,12 @@ Needs: nothing.   Gives: CniConfigSettings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from cells.cni_config.templates import TEMPLATES
 from cells.netlink import mac_text, parse_mac
-from lifecycle import Settings
+from lifecycle import Settings, refuse
 
 CHAINING_MODES = ("none", "aws-cni", "azure", "flannel", "generic-veth", "portmap")
 MAC_MODES = ("", "random", "deterministic")
@@ -71,33 +71,41 @@ class CniConfigSettings(Settings, frozen=True):
         return keys
 
     def validate(self) -> None:
-        """Refuse what is not there or cannot work; raises ValueError with one line."""
+        """Refuse what is not there or cannot work; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
         for name in ("write_cni_conf_when_ready", "read_cni_conf", "cni_log_file"):
             value: str = getattr(self, name)
             if value and not PurePosixPath(value).is_absolute():
-                raise ValueError(f"{name.replace('_', '-')}={value}: expected an absolute path, or nothing")
+                yield f"{name.replace('_', '-')}={value}: expected an absolute path, or nothing"
         if self.chaining_mode not in CHAINING_MODES:
-            raise ValueError(
-                f"cni-chaining-mode={self.cni_chaining_mode}: expected one of {', '.join(CHAINING_MODES)}"
-            )
-        if self.chaining_mode not in TEMPLATES and not self.chaining_target and not self.read_cni_conf:
-            raise ValueError(
+            yield f"cni-chaining-mode={self.cni_chaining_mode}: expected one of {', '.join(CHAINING_MODES)}"
+        elif self.chaining_mode not in TEMPLATES and not self.chaining_target and not self.read_cni_conf:
+            yield (
                 f"cni-chaining-mode={self.cni_chaining_mode}: set cni-chaining-target too, the network our"
                 " plugin is added to"
             )
         if self.chaining_mode == "portmap" and self.chaining_target:
-            raise ValueError(
+            yield (
                 "cni-chaining-mode=portmap: leave cni-chaining-target out, since portmap comes behind our own"
                 " link; expected generic-veth to have our plugin behind another one"
             )
+        yield from self._wrong_macs()
+
+    def _wrong_macs(self) -> Iterator[str]:
         if self.cni_mac_addr_mode not in MAC_MODES:
-            raise ValueError(
-                f"cni-mac-addr-mode={self.cni_mac_addr_mode}: expected random, deterministic, or nothing"
-            )
-        if self.cni_fixed_mac:
-            _unicast("cni-fixed-mac", self.cni_fixed_mac)
-        if self.cni_prefix_mac_map:
-            _prefix_macs(self.cni_prefix_mac_map)
+            yield f"cni-mac-addr-mode={self.cni_mac_addr_mode}: expected random, deterministic, or nothing"
+        try:
+            if self.cni_fixed_mac:
+                _unicast("cni-fixed-mac", self.cni_fixed_mac)
+        except ValueError as error:
+            yield str(error)
+        try:
+            if self.cni_prefix_mac_map:
+                _prefix_macs(self.cni_prefix_mac_map)
+        except ValueError as error:
+            yield str(error)
 
 
 def _unicast(name: str, text: str) -> bytes:
@@ -112,10 +120,11 @@ def _unicast(name: str, text: str) -> bytes:
 
 
 def _prefix_macs(text: str) -> Mapping[str, bytes]:
+    given = f"cni-prefix-mac-map={text}"
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"cni-prefix-mac-map: expected a JSON object: {error}") from error
+        raise ValueError(f"{given}: expected a JSON object: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("cni-prefix-mac-map: expected a JSON object of prefixes and MAC addresses")
-    return {prefix: _unicast(f"cni-prefix-mac-map: {prefix}", mac) for prefix, mac in found.items()}
+        raise ValueError(f"{given}: expected a JSON object of prefixes and MAC addresses")
+    return {prefix: _unicast(f"{given}: {prefix}", mac) for prefix, mac in found.items()}

@@ -56,10 +56,16 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
         ),
         ({"cni-fixed-mac": "00:00:00:00:00:00"}, "not zero"),
         ({"cni-fixed-mac": "aa:bb"}, "cni-fixed-mac=aa:bb: expected a MAC address"),
-        ({"cni-prefix-mac-map": "{"}, "cni-prefix-mac-map: expected a JSON object: "),
-        ({"cni-prefix-mac-map": '["a"]'}, "cni-prefix-mac-map: expected a JSON object of prefixes"),
-        ({"cni-prefix-mac-map": '{"a": 1}'}, "cni-prefix-mac-map: expected a JSON object of prefixes"),
-        ({"cni-prefix-mac-map": '{"a-": "x"}'}, "cni-prefix-mac-map: a-=x: expected a MAC address"),
+        ({"cni-prefix-mac-map": "{"}, "cni-prefix-mac-map={: expected a JSON object: "),
+        ({"cni-prefix-mac-map": '["a"]'}, 'cni-prefix-mac-map=["a"]: expected a JSON object of prefixes'),
+        (
+            {"cni-prefix-mac-map": '{"a": 1}'},
+            'cni-prefix-mac-map={"a": 1}: expected a JSON object of prefixes',
+        ),
+        (
+            {"cni-prefix-mac-map": '{"a-": "x"}'},
+            'cni-prefix-mac-map={"a-": "x"}: a-=x: expected a MAC address',
+        ),
         (
             {"write-cni-conf-when-ready": "x.conflist"},
             "write-cni-conf-when-ready=x.conflist: expected an absolute",

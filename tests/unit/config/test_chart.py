@@ -76,3 +76,12 @@ def test_names_of_older_versions_count_with_a_warning(tmp_path: Path, former: st
     (warning,) = hive.warnings()
     assert warning.endswith(f"this setting is called {name} now; rename it")
     assert former in PAGE
+
+
+def test_every_wrong_mac_setting_has_its_line(tmp_path: Path) -> None:
+    wrong = {
+        "cni-mac-addr-mode": "fixed",
+        "cni-fixed-mac": "01:00:5e:00:00:01",
+        "cni-prefix-mac-map": "{'a':",
+    }
+    assert refused(tmp_path, wrong) == list(wrong)
