@@ -27,12 +27,25 @@ class _Controller:
         self.uuid = str(uuid4())
         self.work = work
         self.rules = rules
-        self.wake = anyio.Event()
-        self.scope = anyio.CancelScope()
+        self.wake: anyio.Event | None = None
+        """While it runs or waits; a controller may be made before there is an event loop."""
+        self.scope: anyio.CancelScope | None = None
+        self.removed = False
         self.successes = self.failures = self.in_a_row = 0
         self.last_error = ""
         self.last_success: float | None = None
         self.last_failure: float | None = None
+
+    def ask(self) -> None:
+        """Have it run now, or once more."""
+        if self.wake is not None:
+            self.wake.set()
+
+    def end(self) -> None:
+        """Have it end, in the middle of a run too."""
+        self.removed = True
+        if self.scope is not None:
+            self.scope.cancel()
 
     def status(self) -> ControllerStatus:
         return ControllerStatus(
@@ -79,7 +92,7 @@ class Controllers:
         known = self._known.get(name)
         if known is not None:
             known.work, known.rules = work, rules
-            known.wake.set()
+            known.ask()
             return
         controller = self._known[name] = _Controller(name, owner, work, rules)
         self._owned.setdefault(owner, {})[name] = controller
@@ -89,7 +102,7 @@ class Controllers:
         """Run it now, or once more when it is running; whether there is one of that name."""
         known = self._known.get(name)
         if known is not None:
-            known.wake.set()
+            known.ask()
         return known is not None
 
     def remove(self, name: str) -> bool:
@@ -100,7 +113,7 @@ class Controllers:
             del owned[name]
             if not owned:
                 del self._owned[known.owner]
-            known.scope.cancel()
+            known.end()
         return known is not None
 
     def remove_of(self, owner: str) -> None:
@@ -148,13 +161,13 @@ class Controllers:
         )
 
     async def _live(self, controller: _Controller) -> None:
-        with controller.scope:
-            while True:
-                controller.wake = anyio.Event()
+        with anyio.CancelScope() as controller.scope:
+            while not controller.removed:
+                wake = controller.wake = anyio.Event()
                 await self._once(controller)
                 pause = controller.rules.pause(controller.in_a_row)
                 with anyio.move_on_after(None if math.isinf(pause) else pause):
-                    await controller.wake.wait()
+                    await wake.wait()
 
     async def _once(self, controller: _Controller) -> None:
         """One run, counted. What it raises is what a controller is there to contain."""

@@ -159,3 +159,20 @@ async def test_the_other_jobs_are_told_of_too() -> None:
             assert (found.interval, found.failures > 0, found.successes) == (60, True, 0)
             assert found.last_error == "OSError: [Errno 12] no memory today"
             assert found.uuid == status(hive.get(Controllers), "agent.ipam.sweep").uuid
+
+
+async def test_one_removed_before_it_began_never_runs() -> None:
+    async with running() as controllers:
+        work = Work()
+        controllers.update("sync", work)
+        controllers.trigger("sync")
+        controllers.remove("sync")
+        await anyio.wait_all_tasks_blocked()
+        assert work.times == []
+
+
+def test_controllers_can_be_made_before_there_is_an_event_loop() -> None:
+    def early(controllers: Controllers) -> None:
+        controllers.update("sync", Work())
+
+    Hive(module("controllers", "over jobs", provide(Controllers), invoke(early))).graph()
