@@ -214,8 +214,10 @@ def _swapped(path: Path, entries: Iterable[str], names: Mapping[str, Option]) ->
 def _leads_through(path: Path) -> bool:
     try:
         return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
+    except FileNotFoundError:
+        return True  # gone by now: it was the link of a key that the swap has taken away
     except OSError:
-        return False  # no link, or gone by now
+        return False  # no link
 
 
 def yaml_file(
