@@ -3,7 +3,7 @@
 Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
 Needs:  AgentConfig, HealthTree, Controllers, Probe members, AgentReady (from the composition),
         HealthServerSettings.
-Gives:  StatusCollector, AgentStatus, Probe; listens on 127.0.0.1, ``agent-health-port`` (9879).
+Gives:  StatusCollector, AgentStatus, Probe; listens on loopback, ``agent-health-port`` (9879).
 Why:    the port listens only once everything serves, so that a probe before that is refused.
 """
 

@@ -31,14 +31,15 @@ class Place(AgentConfig):
 
     globals_dir = state = Path("/")
 
-    def __init__(self) -> None: ...
+    def __init__(self, *, ipv4: bool = True, ipv6: bool = False) -> None:
+        self.ipv4, self.ipv6 = ipv4, ipv6
 
 
 @asynccontextmanager
-async def running(port: int) -> AsyncIterator[Hive]:
+async def running(port: int, *, ipv4: bool = True, ipv6: bool = False) -> AsyncIterator[Hive]:
     """A hive of the health cell."""
     ready = supply(health.AgentReady())
-    place = supply(Place(), AgentConfig)
+    place = supply(Place(ipv4=ipv4, ipv6=ipv6), AgentConfig)
     cells = health.cell, controllers.cell, ready, place
     async with Hive(*cells, settings={"agent-health-port": port}).started() as hive:
         yield hive
@@ -70,6 +71,28 @@ async def test_it_listens_on_loopback_only_and_not_after_the_stop(port: int) -> 
     async with running(port):
         with pytest.raises(ConnectionRefusedError), socket.socket() as client:
             client.connect(("127.0.0.2", port))
+    with pytest.raises(ConnectionRefusedError), socket.socket() as client:
+        client.connect(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize(("ipv4", "ipv6"), [(True, True), (False, True)])
+async def test_it_listens_on_the_loopback_address_of_each_family(ipv4: bool, ipv6: bool, port: int) -> None:
+    async with running(port, ipv4=ipv4, ipv6=ipv6), aiohttp.ClientSession() as session:
+        async with session.get(f"http://[::1]:{port}/healthz") as got:
+            assert got.status == 200
+        if ipv4:
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as got:
+                assert got.status == 200
+        else:
+            with pytest.raises(ConnectionRefusedError), socket.socket() as client:
+                client.connect(("127.0.0.1", port))
+
+
+async def test_one_family_that_is_taken_leaves_the_other_alone(port: int) -> None:
+    with socket.create_server(("::1", port), family=socket.AF_INET6), pytest.raises(StartError) as refused:
+        async with running(port, ipv6=True):
+            pass
+    assert str(refused.value.exceptions[0]).startswith(f"agent-health-port: ::1:{port} cannot be served")
     with pytest.raises(ConnectionRefusedError), socket.socket() as client:
         client.connect(("127.0.0.1", port))
 
