@@ -190,7 +190,8 @@ class Endpoints:
     def relabel(self, endpoint_id: int, labels: tuple[str, ...], custom: tuple[str, ...]) -> None:
         """Give the endpoint these labels, ``custom`` of them a user's, and the identity they stand for.
 
-        Maps and state file follow with its next build. Raises EndpointError 500 when no identity is left.
+        Whose packets they are is told at once, the rest follows with its next build. Raises EndpointError
+        500, with nothing changed, when no identity is left, or the kernel refuses.
         """
         before = self._registry.get(endpoint_id)
         if before is None:
@@ -199,8 +200,14 @@ class Endpoints:
             identity = self.identities.acquire(labels)
         except NoIdentityError as error:
             raise EndpointError(500, str(error)) from error
-        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
         changed = replace(before, labels=identity.labels, identity=identity.id, custom_labels=custom)
+        try:
+            self._maps.put_ipcache(changed)
+        except OSError as error:
+            self._quietly("cilium_ipcache", self._maps.put_ipcache, before)
+            self.identities.release(identity.id)
+            raise EndpointError(500, str(error)) from error
+        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
         self._registry.put(replace(changed, state=State.WAITING_FOR_IDENTITY if resolving else before.state))
         self.identities.release(before.identity)
         if resolving:

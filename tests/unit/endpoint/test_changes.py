@@ -99,3 +99,16 @@ async def test_a_change_that_cannot_follow_says_so(node: Node, changes: Endpoint
     node.kernel.refuse = "put_config"
     assert await changes.verify_source(endpoint, verify=False) == "[Errno 12] no put_config today"
     assert node.aftercare.recoveries == [1]
+
+
+async def test_labels_that_the_kernel_does_not_take_change_nothing(
+    node: Node, changes: EndpointChanges
+) -> None:
+    endpoint = node.endpoints.create(request(1))
+    known = len(node.identities.all())
+    node.kernel.refuse = "put_ipcache"
+    with pytest.raises(EndpointError, match="no put_ipcache today") as refused:
+        await changes.relabel(endpoint, ["k8s:tier=front"])
+    assert refused.value.status == 500
+    assert only(node) == endpoint
+    assert len(node.identities.all()) == known
