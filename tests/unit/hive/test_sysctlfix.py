@@ -1,9 +1,10 @@
 """hive sysctlfix: the file, and systemd over a private message bus."""
 
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,15 @@ class FakeSystemd:
         self._silent = silent
         self._bus = open_dbus_connection("SYSTEM")
         Proxy(message_bus, self._bus, timeout=5).RequestName(SYSTEMD)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
 
     def _serve(self) -> None:
         while True:
             try:
-                asked = self._bus.receive()
+                self._answer(self._bus.receive())
             except (OSError, EOFError):
-                return
-            self._answer(asked)
+                return  # the bus has gone, or we have left it
 
     def _answer(self, asked: Message) -> None:
         member = asked.header.fields.get(HeaderFields.member)
@@ -67,6 +68,10 @@ class FakeSystemd:
                 self._bus.send(new_signal(MANAGER, "JobRemoved", "uoss", body))
 
     def close(self) -> None:
+        """Leave the bus; the thread must have seen that before its socket is another's."""
+        with suppress(OSError):
+            self._bus.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._bus.close()
 
 
