@@ -20,6 +20,7 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 
+from lifecycle.errors import HiveError
 from lifecycle.health import Health
 from lifecycle.job_metrics import JobKind, JobMetrics, JobStats, Meter
 from lifecycle.logs import Logger
@@ -131,7 +132,7 @@ class Jobs:
             while error is not None:
                 if tries is not None and job.failures > tries:
                     job.health.degraded("failed for good", error)
-                    self._log.error("job failed for good", job=name, tries=job.failures, exc_info=error)
+                    self._log.error("job failed for good", job=name, tries=job.failures, **_told(error))
                     if fatal:
                         self._shutdown.request(error)
                     return
@@ -363,7 +364,7 @@ class Job:
         """Tell of a failure that will be followed by another try."""
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(
-            "job failed, will be tried again", job=self.name, failures=self.failures, exc_info=error
+            "job failed, will be tried again", job=self.name, failures=self.failures, **_told(error)
         )
 
     def done(self, message: str) -> None:
@@ -381,3 +382,8 @@ async def _closing(items: AsyncIterable[Item]) -> AsyncIterator[AsyncIterable[It
     finally:
         if isinstance(items, AsyncGenerator):
             await items.aclose()
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
+    return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}

@@ -101,7 +101,8 @@ class CniConfig:
         try:
             inotify = Inotify()
             inotify.add_watch(self._path.parent, gone | changed | Mask.ATTRIB | Mask.ONLYDIR)
-        except OSError as error:
+        except OSError as error:  # too many watches on this machine, say: pods need the file all the same
+            await self.write()
             self._health.degraded(f"cannot watch {self._path.parent}: {error}", error)
             raise
         with inotify:
