@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from cells import metrics
 from cells.api.config_mapping import ChainingMode
+from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.node_maps import NodeMaps
@@ -111,7 +112,16 @@ cell = module(
     "REST API on cilium.sock",
     provide(api, api_metrics),
     provide_private(
-        ApiTimes, Inspection, MetricsList, NodeOperations, Operations, StateDB, facts, map_reader, policy_pool
+        ApiTimes,
+        HealthTable,
+        Inspection,
+        MetricsList,
+        NodeOperations,
+        Operations,
+        StateDB,
+        facts,
+        map_reader,
+        policy_pool,
     ),
     invoke(Api),
 )

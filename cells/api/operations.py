@@ -14,6 +14,7 @@ from typing import Protocol
 from cells.api import config_mapping, endpoint_mapping, ipam_mapping, models, status_mapping
 from cells.api.controller_mapping import controller
 from cells.api.encoded import EncodedEndpoints
+from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
@@ -99,6 +100,7 @@ class Operations:
         facts: Facts,
         inspection: Inspection,
         statedb: StateDB,
+        health_table: HealthTable,
         metrics: MetricsList,
     ) -> None:
         self._endpoints = endpoints
@@ -112,6 +114,7 @@ class Operations:
         self._facts = facts
         self._inspection = inspection
         self._statedb = statedb
+        self._health_table = health_table
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
@@ -147,6 +150,7 @@ class Operations:
             Route("GET", "/statedb/dump", self._statedb.dump_all),
             Route("GET", "/statedb/dump/{table}", self._statedb.dump),
             Route("GET", "/statedb/changes/{table}", self._statedb.changes),
+            Route("GET", "/statedb/query", self._health_table.query),
         ]
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,3 +99,25 @@ def test_rows_are_shown_as_people_write_them() -> None:
         "by_address": {"10.0.0.2": "red"},
     }
     assert plain((None, True, 1.5, b"\x01\x02")) == [None, True, 1.5, "0102"]
+
+
+async def test_health_is_a_table_in_the_form_that_ciliums_clients_read(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        node.health.report("agent.ipam.expire", "degraded", "cannot", OSError(5, "broken"))
+        asked = {"table": "health", "index": "identifier", "key": "YWdlbnQ=", "lowerbound": True}
+        got = await node.ask("GET", "/statedb/query", asked)
+        rows = [json.loads(line)["obj"] for line in got.raw.splitlines()]
+        (row,) = (each for each in rows if each["ID"]["Component"] == ["expire"])
+        assert (row["ID"]["Module"], row["Level"], row["Message"]) == (
+            ["agent", "ipam"],
+            "Degraded",
+            "cannot",
+        )
+        assert (row["Error"], row["LastOK"]) == ("OSError: [Errno 5] broken", "0001-01-01T00:00:00.000Z")
+        second = base64.b64encode((2).to_bytes(8, "big")).decode()
+        one = {"table": "health", "index": "__revision__", "key": second}
+        (only,) = (await node.ask("GET", "/statedb/query", one)).raw.splitlines()
+        assert json.loads(only)["rev"] == 2
+        for wrong, status in (({"table": "x"}, 404), ({"index": "x"}, 400), ({"key": "*"}, 400)):
+            refused = await node.ask("GET", "/statedb/query", asked | wrong)
+            assert (refused.status, list(refused.body)) == (status, ["err"])

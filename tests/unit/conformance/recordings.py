@@ -23,7 +23,7 @@ STUB_FAULT: Final = "the recorded agent answers what ours never does"
 BROKEN: Final = "the recorded answer is broken on purpose, to see what the client makes of it"
 MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
-HEALTH_DAEMON: Final = "the health daemon and /statedb: a later issue"
+HEALTH_DAEMON: Final = "our table of health is there, and never empty"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
 CHANGES: Final = "changes options that this agent has not got, and refuses"
 RATE_LIMIT: Final = "rate limits: a later issue"
@@ -84,12 +84,11 @@ EXCLUDED_DBG: Final = {
     "service_get": NO_SUBSYSTEM,
     "service_update": NO_SUBSYSTEM,
     "service_update_new": NO_SUBSYSTEM,
+    "statedb_health_empty": HEALTH_DAEMON,
+    "statedb_table_404": HEALTH_DAEMON,
     "status_verbose_with_health_ep_empty_table": HEALTH_DAEMON,
-    "status_with_health_ep": HEALTH_DAEMON,
     "status_with_health_ep_empty_table": HEALTH_DAEMON,
-    "status_with_health_ep_no_health_socket": HEALTH_DAEMON,
     "status_with_health_ep_statedb_404": HEALTH_DAEMON,
-    "status_with_health_ep_verbose": HEALTH_DAEMON,
     "status_agent_503": "our socket does not exist before the agent serves",
     "status_brief_unreachable": NO_REQUEST,
     "status_empty_object": BROKEN,
@@ -181,6 +180,10 @@ REPLAYED_DBG: Final = frozenset(
         "status_jsonpath",
         "status_minimal",
         "status_verbose",
+        "status_with_health_ep",
+        "status_with_health_ep_no_health_socket",
+        "status_with_health_ep_verbose",
+        "statedb_health",
         "status_verbose_all_features_off",
         "version",
         "version_json",
