@@ -117,7 +117,7 @@ def test_every_packet_is_answered_and_nothing_is_left_half_done(
         portal.call(made.call, "STATUS")
         before = descriptors()
 
-        @bounded(400)
+        @bounded(300)
         @example(packed(b"CNI_COMMAND=ADD\0CNI_CONTAINERID=c\0", b'{"name":"\xff"}'), 2)
         @example(packed(b"CNI_COMMAND=ADD\0CNI_CONTAINERID=c\0", nested(990)), 2)
         @example(packed(b"CNI_COMMAND=ADD\0CNI_CONTAINERID=c\0CNI_ARGS=K8S_POD_NAME=\xff\0", PLAIN), 2)

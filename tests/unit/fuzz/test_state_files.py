@@ -108,7 +108,7 @@ files = st.sampled_from(["ep_config.json", "ep_config.h", "other"])
 contents = damaged(ENDPOINT) | damaged(ENDPOINT).map(in_header) | st.just(WHOLE)
 
 
-@bounded(250)
+@bounded(180)
 @example({"7": {"ep_config.json": Holding(WHOLE[:-1] + b"," + nested(900)[1:])}})
 @example({"7": {"ep_config.json": a_pipe}, "8": {"ep_config.h": a_device}})
 @given(st.dictionaries(names, st.dictionaries(files, put(contents), max_size=2), max_size=4))
