@@ -103,8 +103,11 @@ class CniConfig:
             inotify.add_watch(self._path.parent, gone | changed | Mask.ATTRIB | Mask.ONLYDIR)
         except OSError as error:  # too many watches on this machine, say: pods need the file all the same
             await self.write()
-            self._health.degraded(f"cannot watch {self._path.parent}: {error}", error)
-            raise
+            reason = error.strerror or str(error)
+            self._health.ok(
+                f"successfully wrote CNI configuration file to {self._path}; not watched: {reason}"
+            )
+            raise  # the job tells of it, and tries again
         with inotify:
             yield ""
             while True:

@@ -17,7 +17,7 @@ from lifecycle import HealthStatus, HealthTree
 State = Literal["Ok", "Warning", "Failure", "Disabled"]
 
 CNI_CONFIG_MODULE = "cni-config"
-"""Id of the module whose failure means that pods cannot be made here; its parts report below it."""
+"""Id of the module whose failure means that pods cannot be made here. Its jobs, below it, only watch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def agent_status(
     key-value store and no Kubernetes yet that could fail).
     """
     told = tuple(modules)
-    cni = [module for module in told if CNI_CONFIG_MODULE in module.module.split(".")]
+    cni = [module for module in told if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE]
     failed = next((module for module in cni if module.level == "degraded"), None)
     spoken = failed or next((module for module in cni if module.level != "unknown"), None)
     state: State = "Ok"

@@ -1,6 +1,5 @@
 """The verdict over the agent, from what its modules say."""
 
-import pytest
 
 from cells.controllers import ControllerStatus
 from cells.health import agent_status, agent_version
@@ -29,11 +28,15 @@ def test_an_agent_with_a_degraded_module_still_serves_and_names_it() -> None:
     assert [module.module for module in status.degraded] == ["agent.ipam"]
 
 
-@pytest.mark.parametrize("module", ["cni_config", "cni_config__write"])
-def test_a_node_that_gets_no_cni_configuration_fails(module: str) -> None:
-    status = agent_status(tree(**{module: "degraded"}).snapshot())
+def test_a_node_that_gets_no_cni_configuration_fails() -> None:
+    status = agent_status(tree(cni_config="degraded").snapshot())
     assert (status.state, status.serves) == ("Failure", False)
-    assert status.message == f"Could not write CNI config file: {module} says so"
+    assert status.message == "Could not write CNI config file: cni_config says so"
+
+
+def test_a_node_whose_cni_configuration_is_written_and_not_watched_is_well() -> None:
+    status = agent_status(tree(cni_config="ok", cni_config__write="degraded").snapshot())
+    assert (status.state, status.serves) == ("Ok", True)
 
 
 def test_an_agent_that_writes_no_cni_configuration_says_nothing_of_it() -> None:
