@@ -24,7 +24,8 @@ LOG_LINE: Final = 1 << 20  # a verifier's log comes as one message
 OWN_CODES: Final = 4000  # from here on (enum libbpf_errno) strerror knows nothing
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_capture = threading.Lock()  # libbpf has one log for the whole process
+_heard = threading.local()
+"""``lines``: where what libbpf says in this thread goes."""
 
 
 class LoadError(HiveError):
@@ -73,6 +74,7 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+    lib.libbpf_set_print(ctypes.cast(_hear, ctypes.c_void_p))
     return lib
 
 
@@ -171,24 +173,32 @@ class LoadedObject:
             raise LoadError(f"{self.name}: {what}", -code, log)
 
 
+def _listen(level: int, template: int, arguments: int) -> int:
+    """libbpf's one log of the process: in the thread that loads, so it is that thread's."""
+    said: list[str] | None = getattr(_heard, "lines", None)
+    if said is not None and level < LOG_DEBUG:
+        text = ctypes.create_string_buffer(LOG_LINE)
+        _format_text()(text, LOG_LINE, template, arguments)
+        said.append(text.value.decode(errors="replace"))
+    return 0
+
+
+_hear = _LOG_FUNCTION(_listen)
+
+
+@cache
+def _format_text() -> Any:
+    function = ctypes.CDLL(None).vsnprintf
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    return function
+
+
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """What libbpf says meanwhile, debugging aside, instead of on the standard error stream."""
+    """What libbpf says meanwhile in this thread, debugging aside; nothing goes to standard error."""
     said: list[str] = []
-    format_text = ctypes.CDLL(None).vsnprintf
-    format_text.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-
-    def hear(level: int, template: int, arguments: int) -> int:
-        if level < LOG_DEBUG:
-            text = ctypes.create_string_buffer(LOG_LINE)
-            format_text(text, LOG_LINE, template, arguments)
-            said.append(text.value.decode(errors="replace"))
-        return 0
-
-    callback = _LOG_FUNCTION(hear)
-    with _capture:
-        previous = library().libbpf_set_print(ctypes.cast(callback, ctypes.c_void_p))
-        try:
-            yield said
-        finally:
-            library().libbpf_set_print(previous)
+    _heard.lines = said
+    try:
+        yield said
+    finally:
+        _heard.lines = None
