@@ -1,6 +1,5 @@
 """The verdict over the agent, from what its modules say."""
 
-
 from cells.controllers import ControllerStatus
 from cells.health import agent_status, agent_version
 from lifecycle import HealthTree
