@@ -42,6 +42,11 @@ class Page:
         return self.panel
 
     @property
+    def is_far(self) -> bool:
+        """Whether so much is shown that cells have room for their names only."""
+        return "far" in (self.browser.find_element(By.ID, "canvas").get_attribute("class") or "").split()
+
+    @property
     def panel(self) -> str:
         return self.browser.find_element(By.ID, "panel").text
 

@@ -8,6 +8,7 @@ import pytest
 
 from cells import (
     config,
+    controllers,
     datapath,
     devices,
     endpoint,
@@ -31,6 +32,7 @@ CELLS = [
     each.cell
     for each in (
         config,
+        controllers,
         datapath,
         devices,
         endpoint,

@@ -12,7 +12,18 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router
+from cells import (
+    config,
+    controllers,
+    datapath,
+    devices,
+    endpoint,
+    endpoint_restore,
+    ipam,
+    maps,
+    netlink,
+    router,
+)
 from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
 from cells.netlink import HostLinks, IPInterface, LinkInfo
@@ -28,7 +39,19 @@ pytestmark = pytest.mark.kernel
 PODS = IPv4Network("10.0.1.0/24")
 PODS6 = IPv6Network("fd00:1::/112")
 CELLS = [
-    each.cell for each in (config, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink, router)
+    each.cell
+    for each in (
+        config,
+        controllers,
+        datapath,
+        devices,
+        endpoint,
+        endpoint_restore,
+        ipam,
+        maps,
+        netlink,
+        router,
+    )
 ]
 
 
