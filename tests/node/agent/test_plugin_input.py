@@ -46,7 +46,7 @@ def lab() -> Iterator[Lab]:
         ({"CNI_NETNS": "/proc/self/ns/net"}, CONF, 8, "plugin's netns and netns from CNI_NETNS"),
         ({"CNI_ARGS": "K8S_POD_NAME"}, CONF, 999, f'{ARGS} invalid pair "K8S_POD_NAME"'),
         ({"CNI_ARGS": "COLOUR=red"}, CONF, 999, f'{ARGS} unknown args ["COLOUR=red"]'),
-        ({}, CONF | {"chaining-mode": "aws-cni", "prevResult": {"ips": []}}, 999, "no link found inside container"),
+        ({}, CONF | {"chaining-mode": "aws-cni", "prevResult": {"ips": []}}, 999, "no link found"),
         ({}, CONF | {"chaining-mode": "nonsense"}, 999, "invalid chaining-mode nonsense"),
         ({}, CONF | {"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type is not"),
         ({}, CONF | {"name": 7}, 6, "error unmarshall network config: "),
