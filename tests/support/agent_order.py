@@ -10,13 +10,16 @@ from cells.api import Api
 from cells.cni_config import CniConfig
 from cells.cni_server import CniServer, DeleteQueue
 from cells.config import AgentConfig
+from cells.conntrack import ConntrackGC
 from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints, OldEndpoints, RestoredEndpoints
+from cells.events import Events
 from cells.health import HealthServer
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
+from cells.monitor import Monitor
 from cells.netlink import HostLinks
 from cells.router import Router
 from lifecycle import Table
@@ -58,4 +61,9 @@ ORDER: tuple[tuple[object, object], ...] = (
     (HostIPSync, HealthServer),
     # what serves pods does so over an open netlink socket
     (HostLinks, CniServer),
+    # 4.4 before 4.5: flows are collected once endpoints of before are back, or those would lose time
+    (ExposedEndpoints, ConntrackGC),
+    # 4.17: events are offered before anyone may watch; the buffers are the map's
+    (Maps, Events),
+    (Events, Monitor),
 )
