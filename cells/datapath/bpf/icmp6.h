@@ -123,6 +123,9 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 		return DROP(EGRESS, DROP_INVALID);
 	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
 		return DROP(EGRESS, DROP_INVALID);
+	/* Elsewhere it asks nobody: it would only have escaped from policy (RFC 4861, 7.2.2). */
+	if (!link_scoped(&flow->daddr) && !address_equals(&flow->daddr, &target))
+		return DROP(EGRESS, DROP_INVALID);
 	/* The stack answers for itself on this link; for the pod's own address nobody may. */
 	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) || link_scoped(&target))
 		return TC_ACT_OK;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* How the hosts of one link find each other in IPv6: what passes a pod's link whatever policy says.
  *
- * Neighbour discovery (RFC 4861) and multicast listeners (RFC 2710, 3810), as they are on the link only: by
- * the hop limit no router has touched them. In IPv4 that is ARP, which is no IP at all.
+ * Neighbour discovery (RFC 4861), which by its hop limit no router has touched, and what is for neighbours
+ * only by where it goes: routers (the same), multicast listeners (RFC 2710, 3810), whose hop limit of 1 what
+ * comes from afar may have too. In IPv4 that is ARP, which is no IP at all.
  */
 #pragma once
 
@@ -26,7 +27,11 @@ static __always_inline bool finds_neighbours(const struct flow *flow)
 
 	if (flow->protocol != IPPROTO_ICMPV6)
 		return false;
-	if (type >= ND_ROUTER_SOLICIT && type <= ND_ADVERT)
+	if (type == ND_SOLICIT || type == ND_ADVERT)
+		return flow->ttl == ND_HOP_LIMIT;
+	if (!link_scoped(&flow->daddr))
+		return false;
+	if (type == ND_ROUTER_SOLICIT || type == ND_ROUTER_ADVERT)
 		return flow->ttl == ND_HOP_LIMIT;
 	return ((type >= MLD_QUERY && type <= MLD_DONE) || type == MLD_REPORT_2) && flow->ttl == MLD_HOP_LIMIT;
 }

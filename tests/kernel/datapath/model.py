@@ -124,6 +124,9 @@ class Model:
         target = solicited(frame)
         if flow.hops != 255 or not flow.plain or target is None:
             raise DroppedError(INVALID, Direction.EGRESS)
+        goes = flow.destination
+        if not (goes == target or goes.is_link_local or goes.is_multicast):
+            raise DroppedError(INVALID, Direction.EGRESS)
         if target == pod.ip6 or target.is_link_local or target.is_multicast:
             return Walk(PASS, frame)
         if target == self.router6:

@@ -143,11 +143,13 @@ def ipv6(draw: st.DrawFn, source: str | None = None) -> Packet:
 @st.composite
 def solicitations(draw: st.DrawFn, pod: Pod) -> bytes:
     """Questions for the MAC behind an IPv6 address, some of them impossible."""
-    message = ICMPv6ND_NS(tgt=draw(addresses6))
+    target = draw(addresses6)
+    message = ICMPv6ND_NS(tgt=target)
     if draw(st.booleans()):
         message /= ICMPv6NDOptSrcLLAddr(lladdr=pod.mac)
     source = draw(st.sampled_from((pod.ip6, "::", "fe80::2")))
-    header = IPv6(src=source, dst="ff02::1:ff00:1", hlim=draw(st.sampled_from((255, 255, 255, 64))))
+    asked = draw(st.sampled_from(("ff02::1:ff00:1",) * 5 + (target, "2001:db8::1")))
+    header = IPv6(src=source, dst=asked, hlim=draw(st.sampled_from((255, 255, 255, 64))))
     return bytes(Ether(src=pod.mac, dst="33:33:ff:00:00:01") / header / message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scapy.layers.inet6 import ICMPv6MLReport2, ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6ND_RA, IPv6
+from scapy.layers.inet6 import ICMPv6MLReport2, ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6ND_RA, ICMPv6ND_RS, IPv6
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet
 
@@ -129,6 +129,17 @@ def test_neighbours_find_each_other_whatever_policy_says(world: World, packet: P
     far.hlim = 64
     assert world.pod_sends(chained(A), from_pod(A) / far).action == SHOT
     assert world.pod_gets(chained(A), to_pod(A) / far).dropped == (133, INGRESS)
+
+
+@pytest.mark.parametrize(
+    ("hops", "message"), [(255, ICMPv6ND_RS()), (1, ICMPv6MLReport2())], ids=["a router", "listeners"]
+)
+def test_what_is_for_neighbours_goes_no_further(world: World, hops: int, message: Packet) -> None:
+    world.allow(A, ())
+    sent = IPv6(src=A.ip6, dst=OUTSIDE6, hlim=hops) / message
+    assert world.pod_sends(chained(A), from_pod(A) / sent).dropped == (133, EGRESS)
+    come = IPv6(src=OUTSIDE6, dst=A.ip6, hlim=hops) / message
+    assert world.pod_gets(chained(A), to_pod(A) / come).dropped == (133, INGRESS)
 
 
 def test_a_pod_is_no_router_but_hears_one(world: World) -> None:

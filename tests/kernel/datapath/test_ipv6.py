@@ -84,6 +84,15 @@ def test_nobody_has_other_addresses(world: World) -> None:
     assert world.pod_sends(A, solicit("fd00:10:1::99")).dropped == (150, EGRESS)
 
 
+@pytest.mark.parametrize("target", ["fe80::1", A.ip6, NODE6])
+def test_a_question_goes_to_its_target_or_to_a_group_and_nowhere_else(world: World, target: str) -> None:
+    world.allow(A, ())
+    message = IPv6(src=A.ip6, dst=OUTSIDE6, hlim=255) / ICMPv6ND_NS(tgt=target)
+    assert world.pod_sends(A, from_pod(A) / message).dropped == (134, EGRESS)
+    message.dst = target
+    assert world.pod_sends(A, from_pod(A) / message).action == OK
+
+
 def test_a_question_from_beyond_the_link_is_invalid(world: World) -> None:
     assert world.pod_sends(A, solicit(B.ip6, hops=64)).dropped == (134, EGRESS)
 
