@@ -85,6 +85,7 @@ class NodeOperations:
         self._facts = facts
         self._clients: dict[int, float] = {}
         self._closed = False
+        self._followed: set[MapLog] = set()
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -105,6 +106,8 @@ class NodeOperations:
     def close(self) -> None:
         """End what would go on for ever: the server stops."""
         self._closed = True
+        for log in self._followed:
+            log.wake()
 
     # --- identities ------------------------------------------------------------------------------
 
@@ -193,6 +196,7 @@ class NodeOperations:
 
     async def _changes(self, name: str, log: MapLog, *, follow: bool) -> AsyncGenerator[bytes, None]:
         seen = 0
+        self._followed.add(log)
         while not self._closed:
             for change in log.since(seen):
                 seen = change.number
@@ -200,7 +204,7 @@ class NodeOperations:
             if not follow:
                 return
             with anyio.move_on_after(KEEPALIVE) as waiting:
-                await log.wait()
+                await log.wait(seen)
             if waiting.cancelled_caught:
                 yield b"\n"  # writing finds out whether someone reads
 

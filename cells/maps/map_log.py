@@ -41,16 +41,22 @@ class MapLog:
         """Remember a change made just now."""
         self._count += 1
         self._changes.append(MapChange(self._count, time.time(), key, value, error))
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        self.wake()
 
     def since(self, number: int) -> list[MapChange]:
         """Those after the one of that number, as far as they are remembered."""
         return [change for change in self._changes if change.number > number]
 
-    async def wait(self) -> None:
-        """Return after the next change."""
+    async def wait(self, number: int) -> None:
+        """Return once there is a change after the one of that number, or somebody woke those who wait."""
+        if number < self._count:
+            return
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
+
+    def wake(self) -> None:
+        """Have those who wait go on."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

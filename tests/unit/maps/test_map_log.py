@@ -1,0 +1,41 @@
+"""What the agent wrote to a map, as those who follow it are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from cells.maps import MapLog
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_change_while_the_ones_before_are_told_is_waited_for_by_nobody() -> None:
+    log = MapLog()
+    log.note(b"1", b"one")
+    seen = log.since(0)[-1].number
+    log.note(b"2", None)
+    with anyio.fail_after(5):
+        await log.wait(seen)
+    assert [change.key for change in log.since(seen)] == [b"2"]
+
+
+async def test_the_next_change_ends_the_wait_and_so_does_who_wakes_it() -> None:
+    log = MapLog()
+    endings: tuple[Callable[[], None], ...] = (lambda: log.note(b"1", b"one"), log.wake)
+    for ends in endings:
+        over = anyio.Event()
+
+        async def wait(over: anyio.Event) -> None:
+            await log.wait(len(log.since(0)))
+            over.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, over)
+            await anyio.wait_all_tasks_blocked()
+            assert not over.is_set()
+            ends()
+            with anyio.fail_after(5):
+                await over.wait()
