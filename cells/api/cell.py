@@ -23,7 +23,7 @@ from cells.api.statedb import StateDB
 from cells.api.times import ApiTimes
 from cells.cni_server import ChainingSettings, DeleteQueue
 from cells.config import AgentConfig
-from cells.datapath import Datapath, DatapathSettings
+from cells.datapath import Datapath
 from cells.devices import Device
 from cells.endpoint_restore import ExposedEndpoints
 from cells.events import EventsSettings
@@ -44,7 +44,6 @@ def facts(
     *,
     maps: Maps,
     map_settings: MapSettings,
-    datapath_settings: DatapathSettings,
     events: EventsSettings,
     monitor: MonitorSettings,
     modes: list[Member[ChainingMode]],
@@ -59,7 +58,6 @@ def facts(
         datapath,
         maps=maps,
         map_settings=map_settings,
-        datapath_settings=datapath_settings,
         monitor=monitor_status(events, monitor),
         chaining=next((mode.name for mode in modes), "none"),
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,

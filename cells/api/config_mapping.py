@@ -7,15 +7,22 @@ Gives: NodeFacts, configuration_model, host_addressing, requested_configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cells.api import models
+from cells.datapath import AGGREGATION, Telling
 from cells.endpoint import Enforced, Enforcement
 from cells.ipam import Family, IPAddress
 from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from cells.router import Addressing
 
 SOURCE_IP_VERIFICATION = "SourceIPVerification"
+EVENTS = {
+    "DropNotification": NODE_TELLS_DROPS,
+    "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
+    "TraceNotification": NODE_TELLS_TRACES,
+}
+AGGREGATION_OPTION = "MonitorAggregationLevel"
 AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
 ON = frozenset({"enabled", "enable", "true", "on", "1"})
@@ -31,6 +38,9 @@ class ChainingMode:
     name: str
 
 
+SILENT = Telling(flags=0, aggregation=0)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
@@ -38,8 +48,8 @@ class NodeFacts:
     addressing: Mapping[Family, Addressing]
     """Router and pod CIDR of each family that is on."""
     mtu: int
-    immutable: Mapping[str, str] = field(default_factory=dict)
-    """Options that are shown, and cannot be changed while the agent runs."""
+    telling: Telling = SILENT
+    """What the datapath tells of packets."""
     chaining: str = "none"
     """How our plugin works with others."""
     route_mtu_in_chains: bool = False
@@ -64,14 +74,17 @@ def configuration_model(
     node: NodeFacts, settings: Mapping[str, object], enforced: Enforced
 ) -> models.DaemonConfiguration:
     """The answer to GET /config; ``settings`` is shown to people as the daemon's configuration map."""
-    options = {SOURCE_IP_VERIFICATION: ENABLED if enforced.source_ip_verification else DISABLED}
+    options = {
+        SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
+        **event_options(node.telling),
+    }
     spec = models.DaemonConfigurationSpec(options=options, policy_enforcement=enforced.enforcement)
     return models.DaemonConfiguration(
         spec=spec,
         status=models.DaemonConfigurationStatus(
             addressing=host_addressing(node),
             realized=spec,
-            immutable=dict(node.immutable),
+            immutable={},
             daemon_configuration_map=dict(settings),
             kvstore_configuration=models.KVStoreConfiguration(),
             datapath_mode=DATAPATH_MODE,
@@ -84,41 +97,50 @@ def configuration_model(
     )
 
 
-def event_options(flags: int, aggregation: int) -> dict[str, str]:
-    """The options of what the datapath tells of packets; ``flags`` as in NodeConfig, the level 0 to 4."""
-    told = {
-        "DropNotification": NODE_TELLS_DROPS,
-        "TraceNotification": NODE_TELLS_TRACES,
-        "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
-    }
-    options = {name: ENABLED if flags & flag else DISABLED for name, flag in told.items()}
-    return {**options, "MonitorAggregationLevel": AGGREGATION_LEVELS[aggregation]}
+def event_options(telling: Telling) -> dict[str, str]:
+    """The options of what the datapath tells of packets."""
+    options = {name: _switch(bool(telling.flags & flag)) for name, flag in EVENTS.items()}
+    return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[telling.aggregation]}
 
 
 def requested_configuration(
-    wanted: models.DaemonConfigurationSpec, now: Enforced, immutable: Mapping[str, str]
-) -> Enforced:
+    wanted: models.DaemonConfigurationSpec, now: Enforced, telling: Telling
+) -> tuple[Enforced, Telling]:
     """What PATCH /config asks for; what it does not name stays as it is.
 
     Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
     for an option nobody can change, or a value that is none.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification
+    flags, aggregation = telling.flags, telling.aggregation
     if wanted.policy_enforcement:
         try:
             enforcement = Enforcement(wanted.policy_enforcement.lower())
         except ValueError:
             raise ValueError(f"invalid option for PolicyEnforcement {wanted.policy_enforcement}") from None
     for name, value in sorted((wanted.options or {}).items()):
-        if name in immutable:
-            if value.lower() != immutable[name].lower():
-                raise ValueError(f"option {name} cannot be changed while the agent runs")
-            continue
-        if name != SOURCE_IP_VERIFICATION:
+        if name == SOURCE_IP_VERIFICATION:
+            verification = _is_on(name, value)
+        elif name in EVENTS:
+            flags = flags | EVENTS[name] if _is_on(name, value) else flags & ~EVENTS[name]
+        elif name == AGGREGATION_OPTION:
+            if value.lower() not in AGGREGATION:
+                expected = ", ".join(AGGREGATION_LEVELS)
+                raise ValueError(f'invalid option value "{value}" for {name}: expected {expected}, or 0 to 4')
+            aggregation = AGGREGATION[value.lower()]
+        else:
+            changeable = ", ".join((AGGREGATION_OPTION, *EVENTS, SOURCE_IP_VERIFICATION))
             raise ValueError(
-                f"unknown option {name}: while the agent runs, {SOURCE_IP_VERIFICATION} can be changed"
+                f"unknown option {name}: while the agent runs, these can be changed: {changeable}"
             )
-        if value.lower() not in ON | OFF:
-            raise ValueError(f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}')
-        verification = value.lower() in ON
-    return Enforced(enforcement, verification)
+    return Enforced(enforcement, verification), Telling(flags, aggregation)
+
+
+def _switch(on: bool) -> str:
+    return ENABLED if on else DISABLED
+
+
+def _is_on(name: str, value: str) -> bool:
+    if value.lower() not in ON | OFF:
+        raise ValueError(f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}')
+    return value.lower() in ON

@@ -9,10 +9,10 @@ import mmap
 from collections.abc import Mapping
 
 from cells.api import status_models as wire
-from cells.api.config_mapping import NodeFacts, event_options
+from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.config import AgentConfig
-from cells.datapath import Datapath, DatapathSettings
+from cells.datapath import Datapath, Telling
 from cells.devices import Device, pod_mtu, uplinks
 from cells.events import EventsSettings, online_cpus
 from cells.health import agent_version
@@ -36,7 +36,6 @@ class NodeView:
         *,
         maps: Maps,
         map_settings: MapSettings,
-        datapath_settings: DatapathSettings,
         monitor: wire.MonitorStatus | None,
         chaining: str,
         route_mtu_in_chains: bool,
@@ -51,7 +50,6 @@ class NodeView:
         self._monitor = monitor
         self._chaining = chaining
         self._route_mtu_in_chains = route_mtu_in_chains
-        self._options = event_options(datapath_settings.event_flags, datapath_settings.aggregation)
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
@@ -59,10 +57,15 @@ class NodeView:
         return NodeFacts(
             addressing=self._router.addressing(),
             mtu=mtu,
-            immutable=self._options,
+            telling=self._datapath.telling,
             chaining=self._chaining,
             route_mtu_in_chains=self._route_mtu_in_chains,
         )
+
+    def tell(self, telling: Telling) -> None:
+        """Have the datapath tell this of packets from now on; nothing happens when it does already."""
+        if telling != self._datapath.telling:
+            self._datapath.tell(telling)
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""

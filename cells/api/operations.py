@@ -20,6 +20,7 @@ from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
 from cells.api.wire import answer, empty, parse_bool, read_body
 from cells.controllers import Controllers
+from cells.datapath import Telling
 from cells.endpoint import (
     Endpoint,
     EndpointChanges,
@@ -43,6 +44,10 @@ class Facts(Protocol):
 
     def node(self) -> config_mapping.NodeFacts:
         """Routers, pod CIDRs and MTU."""
+        ...
+
+    def tell(self, telling: Telling) -> None:
+        """Have the datapath tell this of packets from now on; raises OSError."""
         ...
 
     def settings(self) -> Mapping[str, object]:
@@ -169,11 +174,15 @@ class Operations:
         """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
-            wanted = config_mapping.requested_configuration(
-                body, self._enforcement.now, self._facts.node().immutable
+            wanted, telling = config_mapping.requested_configuration(
+                body, self._enforcement.now, self._facts.node().telling
             )
         except ValueError as error:
             return answer(400, str(error))
+        try:
+            self._facts.tell(telling)
+        except OSError as error:
+            return answer(500, f"the datapath cannot be told: {error}")
         failed = await self._enforcement.change(wanted)
         if failed:
             return answer(500, f"endpoints {failed} could not follow yet, they are tried again")
@@ -263,7 +272,7 @@ class Operations:
     async def get_endpoint_config(self, request: Request) -> Response:
         """GET /endpoint/{id}/config."""
         realized = endpoint_mapping.configuration_model(self._find(request))
-        immutable = dict(self._facts.node().immutable)
+        immutable = config_mapping.event_options(self._facts.node().telling)
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
 
     async def patch_endpoint_config(self, request: Request) -> Response:
@@ -271,7 +280,9 @@ class Operations:
         endpoint = self._find(request)
         body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
         verify = endpoint_mapping.requested_verification(
-            body, not endpoint.datapath.disable_sip_verification, self._facts.node().immutable
+            body,
+            not endpoint.datapath.disable_sip_verification,
+            config_mapping.event_options(self._facts.node().telling),
         )
         return _built(await self._changes.verify_source(endpoint, verify))
 

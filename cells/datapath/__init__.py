@@ -10,9 +10,18 @@ Why:    programs are shared by all endpoints and differ only through maps, so ad
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import Datapath
 from cells.datapath.libbpf import LoadError
-from cells.datapath.settings import DatapathSettings
+from cells.datapath.settings import AGGREGATION, DatapathSettings, Telling
 from lifecycle import config, module, provide
 
-__all__ = ["Collected", "Collector", "Datapath", "DatapathSettings", "LoadError", "cell"]
+__all__ = [
+    "AGGREGATION",
+    "Collected",
+    "Collector",
+    "Datapath",
+    "DatapathSettings",
+    "LoadError",
+    "Telling",
+    "cell",
+]
 
 cell = module("datapath", "eBPF programs of the node", config(DatapathSettings), provide(Datapath, Collector))

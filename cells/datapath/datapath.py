@@ -19,7 +19,7 @@ from cells.datapath.dispatchers import Dispatchers
 from cells.datapath.generation import Constants, build_of, ids_in_force, in_force, load, publish, serves
 from cells.datapath.libbpf import LoadError
 from cells.datapath.selfcheck import self_check
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, Telling
 from cells.maps import ENDPOINT_GUARDED, BpfError, EndpointConfig, Map, Maps, NodeConfig, map_by_id
 from cells.netlink import HostLinks, NetlinkError
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
@@ -72,6 +72,9 @@ class Datapath:
         self._log = log
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None
+        self._node: NodeConfig | None = None
+        self.telling = settings.telling
+        """What the programs tell of packets; tell() changes it."""
         lifecycle.append(Hook("load the datapath", self._start, self._stop))
 
     @property
@@ -107,8 +110,20 @@ class Datapath:
 
     def set_node(self, node: NodeConfig) -> None:
         """Tell the programs about the node; of which packets they tell is ours to say."""
-        told = structs.replace(node, flags=self._settings.event_flags, aggregation=self._settings.aggregation)
+        self._node = node
+        told = structs.replace(node, flags=self.telling.flags, aggregation=self.telling.aggregation)
         self._maps.node.update(bytes(4), told.pack())
+
+    def tell(self, telling: Telling) -> None:
+        """Have the programs tell this of packets, from the next one on. Raises BpfError, nothing changed."""
+        before, self.telling = self.telling, telling
+        if self._node is None:
+            return
+        try:
+            self.set_node(self._node)
+        except BpfError:
+            self.telling = before
+            raise
 
     def _started(self) -> InForce:
         if self._in_force is None:

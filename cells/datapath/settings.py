@@ -1,8 +1,9 @@
 """Settings of the datapath.
 
-Needs: nothing.   Gives: DatapathSettings.
+Needs: nothing.   Gives: DatapathSettings, Telling.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,6 +15,14 @@ PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 _LEVELS: Final = {"none": 0, "disabled": 0, "lowest": 1, "low": 2, "medium": 3, "max": 4, "maximum": 4}
 AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
 """Names of the levels of monitor-aggregation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the programs tell of packets: flags of NodeConfig, and the level of aggregation, 0 to 4."""
+
+    flags: int
+    aggregation: int
 
 
 class DatapathSettings(Settings, frozen=True):
@@ -47,18 +56,14 @@ class DatapathSettings(Settings, frozen=True):
     """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
 
     @property
-    def aggregation(self) -> int:
-        """The level as the programs count it, 0 to 4."""
-        return AGGREGATION[self.monitor_aggregation.lower()]
-
-    @property
-    def event_flags(self) -> int:
-        """Which events the programs send: flags of NodeConfig."""
-        return (
+    def telling(self) -> Telling:
+        """What the programs tell from the start on."""
+        flags = (
             NODE_TELLS_DROPS * self.bpf_events_drop_enabled
             | NODE_TELLS_TRACES * self.bpf_events_trace_enabled
             | NODE_TELLS_VERDICTS * self.bpf_events_policy_verdict_enabled
         )
+        return Telling(flags, AGGREGATION[self.monitor_aggregation.lower()])
 
     def validate(self) -> None:
         """Refuse unknown levels, and lifetimes conntrack cannot keep; raises ValueError with one line."""

@@ -56,6 +56,31 @@ def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path) -> N
     assert "0 lost" in (tmp_path / "seen.err").read_text()
 
 
+def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
+    pods.add(lab, "first")
+    second = pods.add(lab, "second")
+    told = tmp_path / "seen"
+
+    def set_option(option: str) -> None:
+        command = [sys.executable, "-m", "hive", "config", "set", option]
+        with lab.open() as node, node.popen(command, stdin=subprocess.DEVNULL, env=environment()) as process:
+            assert process.wait(10) == 0
+
+    def pings() -> None:
+        with lab.open_pod("first") as pod:
+            assert len(pod.run(ping, second.ipv4, 1)) == 1
+
+    with watching(lab, told, "-t", "trace", "-t", "policy-verdict", "--address", second.ipv4):
+        pings()
+        eventually(lambda: "Policy verdict" in told.read_text() and "to-endpoint" in told.read_text())
+        set_option("PolicyVerdictNotification=Disabled")
+        seen = told.read_text().count("Policy verdict")
+        traced = told.read_text().count("to-endpoint")
+        pings()
+        eventually(lambda: told.read_text().count("to-endpoint") > traced)
+        assert told.read_text().count("Policy verdict") == seen
+
+
 def test_the_monitor_ends_with_the_agent(lab: Lab, tmp_path: Path) -> None:
     with watching(lab, tmp_path / "seen") as monitor:
         assert agent_process.terminate(lab)

@@ -18,12 +18,12 @@ import aiohttp
 from yarl import URL
 
 from cells import api, controllers, endpoint, ipam, metrics
-from cells.api.config_mapping import NodeFacts
+from cells.api.config_mapping import SILENT, NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
 from cells.config_drift import ConfigDrift
-from cells.datapath import Datapath
+from cells.datapath import Datapath, Telling
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
 from cells.endpoint_restore import ExposedEndpoints
@@ -159,12 +159,16 @@ class FixedFacts:
     """A node whose facts never change, but for its addresses."""
 
     addresses: Ipam | None = None
+    telling: Telling = SILENT
 
     def node(self) -> NodeFacts:
         networks = self.addresses.ranges if self.addresses else {Family.IPV4: POD_CIDR}
         routers: dict[Family, IPAddress] = {Family.IPV4: ROUTER, Family.IPV6: ROUTER6}
         addressing = {family: Addressing(routers[family], network) for family, network in networks.items()}
-        return NodeFacts(addressing=addressing, mtu=1500)
+        return NodeFacts(addressing=addressing, mtu=1500, telling=self.telling)
+
+    def tell(self, telling: Telling) -> None:
+        self.telling = telling
 
     def settings(self) -> Mapping[str, object]:
         return {"ClusterName": "default", "EnableIPv4": True, "MTU": 0}

@@ -1,5 +1,6 @@
 """What PATCH /config accepts and refuses, and the configuration the plugin reads."""
 
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 
 from cells.api.config_mapping import NodeFacts, configuration_model, event_options, requested_configuration
 from cells.api.models import DaemonConfigurationSpec
+from cells.datapath import Telling
 from cells.endpoint import Enforced, Enforcement
 from cells.ipam import Family
 from cells.router import Addressing
@@ -14,7 +16,8 @@ from cells.router import Addressing
 V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
 V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))
 NODE = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500)
-EVENTS = event_options(1, 3)
+TELLING = Telling(flags=1, aggregation=3)
+EVENTS = event_options(TELLING)
 NOW = Enforced(Enforcement.DEFAULT, source_ip_verification=True)
 
 
@@ -24,15 +27,16 @@ def test_the_plugin_finds_what_it_needs() -> None:
     assert status["datapathMode"] == "veth"
     assert (status["deviceMTU"], status["routeMTU"]) == (1500, 1500)
     assert status["realized"] == {
-        "options": {"SourceIPVerification": "Enabled"},
+        "options": event_options(NODE.telling) | {"SourceIPVerification": "Enabled"},
         "policy-enforcement": "default",
     }
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
 
 
-def test_what_the_datapath_tells_of_is_shown_as_immutable() -> None:
-    node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, immutable=EVENTS)
-    assert msgspec.to_builtins(configuration_model(node, {}, NOW))["status"]["immutable"] == {
+def test_what_the_datapath_tells_of_can_be_changed() -> None:
+    node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, telling=TELLING)
+    assert msgspec.to_builtins(configuration_model(node, {}, NOW))["spec"]["options"] == {
+        "SourceIPVerification": "Enabled",
         "DropNotification": "Enabled",
         "TraceNotification": "Disabled",
         "PolicyVerdictNotification": "Disabled",
@@ -57,8 +61,9 @@ def test_each_family_that_is_on_has_its_addressing() -> None:
 @pytest.mark.parametrize("verification", [True, False])
 def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement, verification: bool) -> None:
     now = Enforced(enforcement, verification)
-    assert requested_configuration(configuration_model(NODE, {}, now).spec, now, EVENTS) == now
-    assert requested_configuration(DaemonConfigurationSpec(options=EVENTS), now, EVENTS) == now
+    spec = configuration_model(replace(NODE, telling=TELLING), {}, now).spec
+    assert requested_configuration(spec, now, TELLING) == (now, TELLING)
+    assert requested_configuration(DaemonConfigurationSpec(options=EVENTS), now, TELLING) == (now, TELLING)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,21 @@ def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement
     ],
 )
 def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enforced) -> None:
-    assert requested_configuration(wanted, NOW, EVENTS) == enforced
+    assert requested_configuration(wanted, NOW, TELLING) == (enforced, TELLING)
+
+
+@pytest.mark.parametrize(
+    ("options", "telling"),
+    [
+        ({"DropNotification": "Disabled"}, Telling(0, 3)),
+        ({"TraceNotification": "enable", "PolicyVerdictNotification": "1"}, Telling(7, 3)),
+        ({"MonitorAggregationLevel": "None"}, Telling(1, 0)),
+        ({"MonitorAggregationLevel": "4"}, Telling(1, 4)),
+    ],
+)
+def test_what_is_told_of_packets_is_changed(options: dict[str, str], telling: Telling) -> None:
+    wanted = DaemonConfigurationSpec(options=options)
+    assert requested_configuration(wanted, NOW, TELLING) == (NOW, telling)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +107,12 @@ def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enf
         (DaemonConfigurationSpec(policy_enforcement="x"), "invalid option for PolicyEnforcement x"),
         (DaemonConfigurationSpec(options={"MonitorNumPages": "128"}), "unknown option MonitorNumPages"),
         (
-            DaemonConfigurationSpec(options={"DropNotification": "Disabled"}),
-            "option DropNotification cannot be changed while the agent runs",
+            DaemonConfigurationSpec(options={"MonitorAggregationLevel": "much"}),
+            'invalid option value "much" for MonitorAggregationLevel: expected None, Lowest, Low, Medium',
         ),
         (DaemonConfigurationSpec(options={"SourceIPVerification": "7"}), 'invalid option value "7"'),
     ],
 )
 def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        requested_configuration(wanted, NOW, EVENTS)
+        requested_configuration(wanted, NOW, TELLING)

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from cells.api.config_mapping import SILENT, event_options
 from cells.endpoint import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import ROUTER, Node, running_node
 
@@ -245,7 +246,7 @@ async def test_the_parts_of_an_endpoint(tmp_path: Path) -> None:
         config = await node.ask("GET", "/v1/endpoint/1/config")
         assert config.body == {
             "realized": {"options": {"SourceIPVerification": "Enabled"}, "label-configuration": {}},
-            "immutable": {},
+            "immutable": event_options(SILENT),
         }
 
 
@@ -420,7 +421,19 @@ async def test_source_addresses_are_verified_or_not(tmp_path: Path) -> None:
         options = {"SourceIPVerification": "Disabled"}
         assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
         assert node.kernel.any_source
-        assert (await node.ask("GET", "/v1/config")).body["spec"]["options"] == options
+        assert (await node.ask("GET", "/v1/config")).body["spec"]["options"] == event_options(
+            SILENT
+        ) | options
+
+
+async def test_what_is_told_of_packets_is_changed_or_refused(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        options = {"DropNotification": "Enabled", "MonitorAggregationLevel": "Max"}
+        assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
+        shown = (await node.ask("GET", "/v1/config")).body["spec"]["options"]
+        assert options.items() <= shown.items()
+        refused = await node.ask("PATCH", "/v1/config", {"options": {"MonitorAggregationLevel": "9"}})
+        assert (refused.status, refused.body[:24]) == (400, 'invalid option value "9"')
 
 
 async def test_a_change_endpoints_cannot_follow_is_a_500(tmp_path: Path) -> None:
