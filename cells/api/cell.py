@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cells import metrics
+from cells.api.access import AccessSettings
 from cells.api.config_mapping import ChainingMode
 from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
@@ -32,7 +33,7 @@ from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings, PolicyMaps
 from cells.monitor import MonitorSettings
 from cells.router import Router
-from lifecycle import Lifecycle, Logger, Member, Table, invoke, module, provide, provide_private
+from lifecycle import Lifecycle, Logger, Member, Table, config, invoke, module, provide, provide_private
 
 
 def facts(
@@ -83,6 +84,7 @@ def api(
     drained: DeleteQueue,
     synced: HostIPSync,
     times: ApiTimes,
+    access: AccessSettings,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
@@ -91,7 +93,7 @@ def api(
     The datapath knows the node's own addresses by then, so that the first pod reaches them.
     """
     del exposed, drained, synced
-    return Api(config.api_socket, (operations, node, NotBuilt()), times, lifecycle, log)
+    return Api(config.api_socket, (operations, node, NotBuilt()), times, access, lifecycle, log)
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
@@ -108,6 +110,7 @@ def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Memb
 cell = module(
     "api",
     "REST API on cilium.sock",
+    config(AccessSettings),
     provide(api, api_metrics),
     provide_private(
         ApiTimes,

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 
+from cells.api.access import DISABLED, AccessSettings, denied, operation_name
 from cells.api.app import application
 from cells.api.operations import Route
 from cells.api.times import ApiTimes
-from cells.http import HttpServer, listen
+from cells.api.wire import plain
+from cells.http import HttpServer, Request, Response, listen
 from lifecycle import Hook, Lifecycle, Logger
 
 SHUTDOWN_SECONDS = 5.0
@@ -37,10 +40,17 @@ class Api:
     """Serves the operations at ``path`` while its hook runs; the socket file goes when it stops."""
 
     def __init__(
-        self, path: Path, parts: Sequence[Part], times: ApiTimes, lifecycle: Lifecycle, log: Logger
+        self,
+        path: Path,
+        parts: Sequence[Part],
+        times: ApiTimes,
+        access: AccessSettings,
+        lifecycle: Lifecycle,
+        log: Logger,
     ) -> None:
         self.path = path
         self._parts = parts
+        self._access = access
         self._times = times
         self._log = log
         self._server: HttpServer | None = None
@@ -48,9 +58,7 @@ class Api:
 
     async def _start(self) -> None:
         server = HttpServer(
-            application(
-                [route for part in self._parts for route in part.routes()], may_change, self._times, self._log
-            ),
+            application(self._routes(), may_change, self._times, self._log),
             grace=SHUTDOWN_SECONDS,
         )
         listener = listen(self.path)
@@ -60,6 +68,13 @@ class Api:
         self._server = server
         self._log.info("API served", socket=str(self.path))
 
+    def _routes(self) -> list[Route]:
+        """All of them; those that are switched off answer so."""
+        routes = [route for part in self._parts for route in part.routes()]
+        names = {route: operation_name(route.method, route.path) for route in routes}
+        off = denied(self._access, names.values())
+        return [replace(route, operation=_disabled) if names[route] in off else route for route in routes]
+
     async def _stop(self) -> None:
         if self._server is not None:
             self.path.unlink(missing_ok=True)
@@ -67,6 +82,10 @@ class Api:
                 part.close()
             await self._server.close()
             self._server = None
+
+
+async def _disabled(_request: Request) -> Response:
+    return plain(403, DISABLED)
 
 
 def may_change(uid: int) -> bool:

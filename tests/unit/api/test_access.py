@@ -1,0 +1,61 @@
+"""Operations that whoever runs the node has switched off."""
+
+from pathlib import Path
+
+import pytest
+
+from cells.api.access import DISABLED, AccessSettings, denied, operation_name
+from lifecycle import UsageError
+from tests.unit.api.node import running_node
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/v1/healthz", "GetHealthz"),
+        ("GET", "/v1/config", "GetConfig"),
+        ("PUT", "/v1/endpoint/{id}", "PutEndpointID"),
+        ("PATCH", "/v1/endpoint/{id}/config", "PatchEndpointIDConfig"),
+        ("POST", "/v1/ipam", "PostIPAM"),
+        ("DELETE", "/v1/ipam/{ip}", "DeleteIPAMIP"),
+        ("GET", "/v1/cgroup-dump-metadata", "GetCgroupDumpMetadata"),
+        ("GET", "/v1/map/{name}/events", "GetMapNameEvents"),
+        ("GET", "/hive/graph", ""),
+    ],
+)
+def test_operations_have_the_names_of_ciliums_server(method: str, path: str, name: str) -> None:
+    assert operation_name(method, path) == name
+
+
+NAMES = ["GetConfig", "GetHealthz", "PutEndpointID", ""]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "off"),
+    [
+        (["*"], set()),
+        ([], {"GetConfig", "GetHealthz", "PutEndpointID"}),
+        (["Get*"], {"PutEndpointID"}),
+        (["GetHealthz", "PutEndpointID"], {"GetConfig"}),
+    ],
+    ids=["all", "none", "some", "two"],
+)
+def test_what_is_not_named_is_off(allowed: list[str], off: set[str]) -> None:
+    assert denied(AccessSettings(enable_cilium_api_server_access=allowed), NAMES) == off
+
+
+@pytest.mark.parametrize("wanted", ["GetHealth", "get*", ""])
+def test_a_name_that_is_none_is_refused(wanted: str) -> None:
+    with pytest.raises(UsageError, match="no such operation; expected"):
+        denied(AccessSettings(enable_cilium_api_server_access=[wanted]), NAMES)
+
+
+@pytest.mark.anyio
+async def test_an_operation_that_is_off_says_so(tmp_path: Path) -> None:
+    allowed = {"enable-cilium-api-server-access": "GetHealthz,GetConfig"}
+    async with running_node(tmp_path, **allowed) as node:
+        assert (await node.ask("GET", "/v1/healthz")).status == 200
+        assert (await node.ask("GET", "/statedb/tables")).status == 200
+        refused = await node.ask("GET", "/v1/endpoint")
+        assert (refused.status, refused.raw.decode()) == (403, DISABLED)
+        assert refused.headers["Content-Type"].startswith("text/plain")
