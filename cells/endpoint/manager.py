@@ -253,8 +253,8 @@ class Endpoints:
         wrong, began = "", time.perf_counter()
         try:
             (self._write_policy if level is Level.POLICY else self._rewrite)(endpoint)
-        except _REFUSALS as error:
-            wrong = str(error)
+        except Exception as error:  # noqa: BLE001  # one endpoint's must not keep the others from their builds
+            wrong = str(error) or type(error).__name__
             message = f"Error regenerating endpoint: {wrong}"
             status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
             self._log.warning(
@@ -263,6 +263,7 @@ class Endpoints:
                 reason=reason,
                 level=level.text,
                 error=wrong,
+                **({} if isinstance(error, _REFUSALS) else {"exc_info": error}),
             )
         else:
             message = f"Successfully regenerated endpoint program (Reason: {reason})"

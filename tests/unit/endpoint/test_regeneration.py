@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from cells.controllers import Controllers
-from cells.endpoint import Aftercare, EndpointMaps, Endpoints, Level, Regenerations, State
+from cells.endpoint import Aftercare, Endpoint, EndpointMaps, Endpoints, Level, Regenerations, State
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
@@ -89,6 +89,31 @@ async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) ->
     (endpoint,) = node.endpoints.all()
     assert node.endpoints.shown_state(endpoint) is State.READY
     assert "Triggering endpoint regeneration due to retrying regeneration" in messages(node, 1)
+
+
+async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being_built(
+    node: Node, hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = hive.get(Regenerations)
+    for number in (1, 2):
+        node.endpoints.create(request(number))
+    put = node.kernel.put_config
+
+    def crash(endpoint: Endpoint, *, any_source: bool) -> None:
+        if endpoint.id == 1:
+            raise ValueError("nobody thought of this")
+        put(endpoint, any_source=any_source)
+
+    monkeypatch.setattr(node.kernel, "put_config", crash)
+    asked = [queue.request(number, Level.POLICY, "policy") for number in (1, 2)]
+    with anyio.fail_after(5):
+        assert [await each.result() for each in asked] == ["nobody thought of this", ""]
+        (endpoint,) = (each for each in node.endpoints.all() if each.id == 1)
+        assert node.endpoints.shown_state(endpoint) in (State.NOT_READY, State.WAITING_TO_REGENERATE)
+        monkeypatch.undo()
+        while not any(each.successes for each in hive.get(Controllers).of("endpoint-1")):  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+    assert {node.endpoints.shown_state(each) for each in node.endpoints.all()} == {State.READY}
 
 
 async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hive) -> None:
