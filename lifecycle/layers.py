@@ -252,6 +252,9 @@ def yaml_file(
         if data:
             findings.fault(f"{path}: expected a mapping of settings to values")
         return {}
+    if {"apiVersion", "kind"} <= data.keys():  # it would set nothing, and nobody would notice
+        findings.fault(f"{path}: this is a Kubernetes object; expected a mapping of settings to values")
+        return {}
     found: Layer = {}
     for key, value in data.items():
         if (option := names.get(name := str(key).lower())) is None:

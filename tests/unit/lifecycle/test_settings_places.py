@@ -216,6 +216,10 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
         ("opt: [a=1, {b: 2}]", ": opt: ['a=1', {'b': '2'}]: expected a list of texts"),
         ("- a", ": expected a mapping of settings to values"),
         ("a: b: c", ", line 1: this is no YAML; expected a mapping of settings to values"),
+        (
+            "apiVersion: v1\nkind: ConfigMap\ndata: {tcp-max: '3'}",
+            ": this is a Kubernetes object; expected a mapping of settings to values",
+        ),
     ],
 )
 def test_mistakes_in_a_yaml_file_are_told_with_their_place(tmp_path: Path, text: str, told: str) -> None:
