@@ -13,6 +13,8 @@ from lifecycle import Settings
 ANY: Final = "+"
 """At the end of a name: any that begins so, as iptables has it."""
 _NAME: Final = re.compile(r"[^\s/:+]{1,15}|[^\s/:+]{0,14}\+")
+_SHOWN: Final = 32
+"""Characters of a wrong name that an error shows."""
 
 
 class DeviceSettings(Settings, frozen=True):
@@ -26,8 +28,9 @@ class DeviceSettings(Settings, frozen=True):
         """Refuse what no device can be called (kernel: dev_valid_name in net/core/dev.c)."""
         wrong = [name for name in self.devices if not _NAME.fullmatch(name)]
         if wrong:
+            shown = wrong[0] if len(wrong[0]) <= _SHOWN else f"{wrong[0][:_SHOWN]}..."
             raise ValueError(
-                f"devices={','.join(self.devices)}: {wrong[0]} is no name of a device; expected names such as"
+                f"devices={','.join(self.devices)}: {shown} is no name of a device; expected names such as"
                 " eth0, or eth+"
             )
 
