@@ -248,12 +248,9 @@ def yaml_file(
         line = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
         findings.fault(f"{path}{line}: this is no YAML; expected a mapping of settings to values")
         return {}
-    if not isinstance(data, dict):
+    if (kind := _no_settings(data)) is not None:
         if data:
-            findings.fault(f"{path}: expected a mapping of settings to values")
-        return {}
-    if {"apiVersion", "kind"} <= data.keys():  # it would set nothing, and nobody would notice
-        findings.fault(f"{path}: this is a Kubernetes object; expected a mapping of settings to values")
+            findings.fault(f"{path}: {kind}expected a mapping of settings to values")
         return {}
     found: Layer = {}
     for key, value in data.items():
@@ -265,6 +262,13 @@ def yaml_file(
             continue
         found[name] = Given(value, name, f"file {path}", shown, unitless=True)
     return found
+
+
+def _no_settings(data: object) -> str | None:
+    """What a file holds instead of settings, as the beginning of an error; None for a mapping."""
+    if not isinstance(data, dict):
+        return ""
+    return "this is a Kubernetes object; " if {"apiVersion", "kind"} <= data.keys() else None
 
 
 def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: Findings) -> Layer:
