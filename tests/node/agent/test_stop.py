@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -153,13 +152,11 @@ def test_a_second_signal_ends_at_once(lab: Lab) -> None:
     pid = agent_process.running(lab)
     assert pid is not None
     pods.add(lab, "pod")
-    began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGCONT)
     assert wait_gone(pid, 5)
-    assert time.monotonic() - began < 5
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in {0, 1}
     serving(lab)
     assert len(agreed(lab).listed) == 1
