@@ -29,7 +29,7 @@ ORDER: tuple[tuple[object, object], ...] = (
     (AgentConfig, Maps),
     (AgentConfig, OldEndpoints),
     (AgentConfig, Datapath),
-    # newDaemon 8 < 13, 30: what restore reads and writes is open
+    # newDaemon 8 < 30: what restore reads and writes is open; 13 reads the disk only, beside 8
     (Maps, PolicyMaps),
     (Maps, RestoredEndpoints),
     (PolicyMaps, RestoredEndpoints),
