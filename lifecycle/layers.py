@@ -12,8 +12,9 @@ import functools
 import os
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from lifecycle.errors import Fault
 from lifecycle.regular import read_regular
 from lifecycle.secrets import HIDDEN
 from lifecycle.settings import CONFIG_DIR, Option, env_name
+
+if TYPE_CHECKING:
+    from yaml import Node
 
 __all__ = [
     "Findings",
@@ -240,20 +244,8 @@ def yaml_file(
         elif not isinstance(error, FileNotFoundError | IsADirectoryError):
             findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
         return {}
-    import yaml  # few have such a file
-
-    try:
-        data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
-    except (yaml.YAMLError, RecursionError) as error:
-        line = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        findings.fault(f"{path}{line}: this is no YAML; expected a mapping of settings to values")
-        return {}
-    if (kind := _no_settings(data)) is not None:
-        if data:
-            findings.fault(f"{path}: {kind}expected a mapping of settings to values")
-        return {}
     found: Layer = {}
-    for key, value in data.items():
+    for key, value in _mapping(path, text, findings).items():
         if (option := names.get(name := str(key).lower())) is None:
             continue
         shown = f"{path}: {name}: {HIDDEN if _hides(name, option) else _quoted(value)}"
@@ -262,6 +254,36 @@ def yaml_file(
             continue
         found[name] = Given(value, name, f"file {path}", shown, unitless=True)
     return found
+
+
+def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
+    """What the text of a YAML file of settings says; empty, with a fault, when it is none."""
+    import yaml  # few have such a file
+
+    try:
+        data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
+    except (yaml.YAMLError, RecursionError) as error:
+        where = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        findings.fault(f"{path}{where}: this is no YAML; expected a mapping of settings to values")
+        return {}
+    if (kind := _no_settings(data)) is not None:
+        if data:
+            findings.fault(f"{path}: {kind}expected a mapping of settings to values")
+        return {}
+    for name, line in _repeated(yaml.compose(text, yaml.BaseLoader)):
+        findings.fault(f"{path}, line {line}: {name} is there twice; expected each setting once")
+    given: Mapping[object, object] = data
+    return given
+
+
+def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:
+    """Each key that a YAML mapping holds once more, with its line; loading it would keep the last value."""
+    seen: set[str] = set()
+    for key, _ in mapping.value if mapping else ():
+        name = str(key.value).lower()
+        if name in seen:
+            yield name, key.start_mark.line + 1
+        seen.add(name)
 
 
 def _no_settings(data: object) -> str | None:

@@ -216,6 +216,7 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
         ("opt: [a=1, {b: 2}]", ": opt: ['a=1', {'b': '2'}]: expected a list of texts"),
         ("- a", ": expected a mapping of settings to values"),
         ("a: b: c", ", line 1: this is no YAML; expected a mapping of settings to values"),
+        ("a: 1\nb: 2\nA: 3", ", line 3: a is there twice; expected each setting once"),
         (
             "apiVersion: v1\nkind: ConfigMap\ndata: {tcp-max: '3'}",
             ": this is a Kubernetes object; expected a mapping of settings to values",
