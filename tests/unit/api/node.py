@@ -233,6 +233,10 @@ class Node:
     socket: Path
     maps: FakeMaps
 
+    def given(self) -> set[str]:
+        """The addresses that somebody has besides the router."""
+        return self.ipam.dump().keys() - {str(ROUTER), str(ROUTER6)}
+
 
 class Config(AgentConfig):
     """Where a test keeps its node; nothing is claimed."""
@@ -285,11 +289,14 @@ async def running_node(
         hive.started(),
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(config.api_socket))) as session,
     ):
-        facts.addresses = hive.get(Ipam)
+        addresses = facts.addresses = hive.get(Ipam)
+        for router in (ROUTER, ROUTER6):
+            if addresses.covers(router):
+                addresses.allocate(router, "router", addresses.default_pool)
         yield Node(
             ask=Client(session),
             endpoints=hive.get(Endpoints),
-            ipam=hive.get(Ipam),
+            ipam=addresses,
             kernel=kernel,
             health=hive.health,
             socket=config.api_socket,

@@ -49,7 +49,7 @@ async def test_metrics_are_listed_where_no_port_serves_them(tmp_path: Path, path
         (addresses,) = await told(node, "cilium_ip_addresses", path)
         (zero, *_) = await told(node, "cilium_endpoint", path)
     assert (version["value"], version["labels"]["revision"]) == (1, "0123456789ab")
-    assert addresses == {"name": "cilium_ip_addresses", "value": 1, "labels": {"family": "ipv4"}}
+    assert addresses == {"name": "cilium_ip_addresses", "value": 2, "labels": {"family": "ipv4"}}
     assert zero == {"name": "cilium_endpoint", "value": 0}
 
 

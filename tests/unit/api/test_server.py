@@ -96,7 +96,7 @@ async def test_others_may_look_but_not_touch(tmp_path: Path, monkeypatch: pytest
             got = await node.ask(method, path, {})
             assert got.status == 403
             assert f"the caller has uid {os.getuid()}" in got.raw.decode()
-        assert node.ipam.dump() == {}
+        assert node.given() == set()
         assert (await node.ask("GET", "/v1/config")).status == 200
 
 
