@@ -29,16 +29,16 @@ from cells import (
     netlink,
     router,
 )
-from cells.api import Api
+from cells.api import Api, StartedDaemon
 from cells.cni_config import CniConfig
 from cells.health import AgentReady
 from cells.host_ip_sync import HostIPSync
 from lifecycle import module, provide
 
 
-def ready(api_: Api, written: CniConfig, synced: HostIPSync) -> AgentReady:
+def ready(api_: Api, started: StartedDaemon, written: CniConfig, synced: HostIPSync) -> AgentReady:
     """What a healthy agent does, and so what probes wait for: both sockets serve, the runtime is told."""
-    del api_, written, synced
+    del api_, started, written, synced
     return AgentReady()
 
 

@@ -1,7 +1,7 @@
 """How the API is put together from the other cells.
 
 Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector;
-starts after ExposedEndpoints, DeleteQueue and HostIPSync.   Gives: cell.
+starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from cells import metrics
 from cells.api.access import AccessSettings
 from cells.api.config_mapping import ChainingMode
+from cells.api.gate import Gate, StartedDaemon
 from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
@@ -22,7 +23,7 @@ from cells.api.operations import Facts, Operations, PolicyPool
 from cells.api.server import Api
 from cells.api.statedb import StateDB
 from cells.api.times import ApiTimes
-from cells.cni_server import ChainingSettings, DeleteQueue
+from cells.cni_server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.devices import Device
@@ -79,21 +80,23 @@ def api(
     config: AgentConfig,
     operations: Operations,
     node: NodeOperations,
+    gate: Gate,
     *,
     exposed: ExposedEndpoints,
-    drained: DeleteQueue,
+    locked: QueueLock,
     synced: HostIPSync,
     times: ApiTimes,
     access: AccessSettings,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API: whoever can connect sees every endpoint of before, and no deletion is pending.
+    """The node's API: whoever can connect can free or take no address of an endpoint of before.
 
-    The datapath knows the node's own addresses by then, so that the first pod reaches them.
+    No plugin can queue a deletion any more that nobody would read, and the datapath knows the node's own
+    addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.
     """
-    del exposed, drained, synced
-    return Api(config.api_socket, (operations, node, NotBuilt()), times, access, lifecycle, log)
+    del exposed, locked, synced
+    return Api(config.api_socket, (operations, node, NotBuilt()), gate, times, access, lifecycle, log)
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
@@ -111,9 +114,10 @@ cell = module(
     "api",
     "REST API on cilium.sock",
     config(AccessSettings),
-    provide(api, api_metrics),
+    provide(api, api_metrics, StartedDaemon),
     provide_private(
         ApiTimes,
+        Gate,
         HealthTable,
         Inspection,
         MetricsList,
@@ -124,5 +128,5 @@ cell = module(
         map_reader,
         policy_pool,
     ),
-    invoke(Api),
+    invoke(Api, StartedDaemon),
 )

@@ -15,6 +15,7 @@ import anyio
 
 from cells.api.access import DISABLED, AccessSettings, denied, operation_name
 from cells.api.app import application
+from cells.api.gate import Gate
 from cells.api.operations import Route
 from cells.api.times import ApiTimes
 from cells.api.wire import plain
@@ -43,6 +44,7 @@ class Api:
         self,
         path: Path,
         parts: Sequence[Part],
+        gate: Gate,
         times: ApiTimes,
         access: AccessSettings,
         lifecycle: Lifecycle,
@@ -50,6 +52,7 @@ class Api:
     ) -> None:
         self.path = path
         self._parts = parts
+        self._gate = gate
         self._access = access
         self._times = times
         self._log = log
@@ -69,15 +72,19 @@ class Api:
         self._log.info("API served", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
-        """All of them; those that are switched off answer so."""
+        """All of them, some behind the gate; those that are switched off answer so."""
         routes = [route for part in self._parts for route in part.routes()]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access, names.values())
-        return [replace(route, operation=_disabled) if names[route] in off else route for route in routes]
+        return [
+            replace(route, operation=_disabled) if names[route] in off else self._gate.guarded(route)
+            for route in routes
+        ]
 
     async def _stop(self) -> None:
         if self._server is not None:
             self.path.unlink(missing_ok=True)
+            self._gate.close()
             for part in self._parts:
                 part.close()
             await self._server.close()

@@ -28,6 +28,7 @@ SCOPES: Final = {
     "cni-config": "initDaemon",
     "cni-server": "initAPI",
     "cni-server/drain the delete queue": "deleteQueue",
+    "cni-server/lock the delete queue": "deleteQueue",
     "config": EARLY,
     "conntrack": "enableConntrack",
     "datapath": "bpfBase",

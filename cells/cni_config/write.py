@@ -1,6 +1,6 @@
 """Keeping the CNI configuration file written.
 
-Needs: CniConfigSettings, AgentConfig, DeleteQueue, CniServer, Api.   Gives: CniConfig.
+Needs: CniConfigSettings, AgentConfig, QueueLock, CniServer, Api.   Gives: CniConfig.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cells.cni_config.chained import NoTargetError
 from cells.cni_config.contents import Contents
 from cells.cni_config.directory import put_aside, write_file
 from cells.cni_config.settings import CniConfigSettings
-from cells.cni_server import CniServer, DeleteQueue
+from cells.cni_server import CniServer, QueueLock
 from cells.config import AgentConfig
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger
 
@@ -37,7 +37,7 @@ class CniConfig:
         self,
         settings: CniConfigSettings,
         config: AgentConfig,
-        queue: DeleteQueue,
+        queue: QueueLock,
         server: CniServer,
         api: Api,
         *,

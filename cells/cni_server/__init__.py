@@ -3,15 +3,16 @@
 Edge: requests on cni.sock become links, addresses and endpoints, or their end.
 Needs:  ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
         ExposedEndpoints.
-Gives:  CniServer (serves once its hook has run), DeleteQueue (drained before any socket serves, locked until
-        released).
+Gives:  CniServer (serves once its hook has run), QueueLock (keeps plugins from the delete queue until it is
+        released), DeleteQueue (drained before cni.sock is there and before the API tells of endpoints).
 Why:    the plugin is a small process in the runtime's namespaces; everything it asks for happens here, where
         it can be taken back as a whole.
 """
 
 from cells.cni_server.cell import cell
 from cells.cni_server.delete_queue import DeleteQueue
+from cells.cni_server.queue_lock import QueueLock
 from cells.cni_server.server import CniServer
 from cells.cni_server.settings import ChainingSettings
 
-__all__ = ["ChainingSettings", "CniServer", "DeleteQueue", "cell"]
+__all__ = ["ChainingSettings", "CniServer", "DeleteQueue", "QueueLock", "cell"]

@@ -2,7 +2,7 @@
 
 Needs: ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
 ExposedEndpoints, HostIPSync.
-Gives: cell, and the constructors of Departures, Attacher, Detacher, Checker, DeleteQueue, CniServer.
+Gives: cell, and the constructors of all that CniServer, QueueLock and DeleteQueue are made of.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from cells.cni_server.check import Checker
 from cells.cni_server.delete_queue import DeleteQueue
 from cells.cni_server.departures import Departures
 from cells.cni_server.detach import Detacher
+from cells.cni_server.queue_lock import QueueLock
 from cells.cni_server.server import CniServer
 from cells.cni_server.settings import ChainingSettings
 from cells.cni_server.times import CallTimes
@@ -82,8 +83,14 @@ def checker(endpoints: Endpoints) -> Checker:
     return Checker(endpoints)
 
 
+def queue_lock(config: AgentConfig, lifecycle: Lifecycle, log: Logger) -> QueueLock:
+    """The lock of this node's delete queue."""
+    return QueueLock(config.delete_queue, lifecycle, log)
+
+
 def delete_queue(
     config: AgentConfig,
+    locked: QueueLock,
     exposed: ExposedEndpoints,
     synced: HostIPSync,
     detach: Detacher,
@@ -92,7 +99,7 @@ def delete_queue(
     log: Logger,
 ) -> DeleteQueue:
     """This node's delete queue, drained once the endpoints of before, and the node's addresses, are known."""
-    del exposed, synced
+    del locked, exposed, synced
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 
@@ -129,6 +136,6 @@ cell = module(
     "Attaches and detaches pods for the CNI plugin",
     config(ChainingSettings),
     provide_private(departures, attacher, detacher, checker, CallTimes),
-    provide(delete_queue, cni_server, call_metrics),
+    provide(queue_lock, delete_queue, cni_server, call_metrics),
     invoke(CniServer),
 )

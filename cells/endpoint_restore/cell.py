@@ -4,7 +4,7 @@ Needs: Ipam, HostLinks, Maps, PolicyMaps and the endpoint cell.   Gives: cell.
 """
 
 from cells.endpoint_restore.edges import LeftMaps, LinkEvents, RestoreAddresses, RestoreLinks
-from cells.endpoint_restore.exposed import ExposedEndpoints
+from cells.endpoint_restore.exposed import ExposedEndpoints, RegeneratedEndpoints
 from cells.endpoint_restore.kept import KeptEndpoints
 from cells.endpoint_restore.left_maps import KernelLeftMaps
 from cells.endpoint_restore.link_events import KernelLinkEvents
@@ -46,7 +46,8 @@ cell = module(
         OldEndpoints,
         RestoredEndpoints,
         ExposedEndpoints,
+        RegeneratedEndpoints,
     ),
     provide_private(link_events, KeptEndpoints),
-    invoke(KeptEndpoints),
+    invoke(KeptEndpoints, RegeneratedEndpoints),
 )

@@ -6,14 +6,19 @@ Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is se
 
 from __future__ import annotations
 
-from cells.api import Api
+from cells.api import Api, StartedDaemon
 from cells.cni_config import CniConfig
-from cells.cni_server import CniServer, DeleteQueue
+from cells.cni_server import CniServer, DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.conntrack import ConntrackGC
 from cells.datapath import Datapath
 from cells.devices import Device
-from cells.endpoint_restore import ExposedEndpoints, OldEndpoints, RestoredEndpoints
+from cells.endpoint_restore import (
+    ExposedEndpoints,
+    OldEndpoints,
+    RegeneratedEndpoints,
+    RestoredEndpoints,
+)
 from cells.events import Events
 from cells.health import HealthServer
 from cells.host_ip_sync import HostIPSync
@@ -42,14 +47,23 @@ ORDER: tuple[tuple[object, object], ...] = (
     # the programs are there before anything is attached to them
     (Maps, Datapath),
     (Datapath, Router),
-    (Datapath, ExposedEndpoints),
+    (Datapath, RegeneratedEndpoints),
+    # all endpoints of before are visible before any is regenerated
+    (ExposedEndpoints, RegeneratedEndpoints),
     # 39 after 8 and 31
     (Maps, HostIPSync),
     (Router, HostIPSync),
-    # before the API: endpoints of before in the list, queued deletions done, the node's addresses in the maps
+    # before the API: nobody's address can be freed, no deletion is queued any more, the node's addresses are
+    # in the maps
+    (ExposedEndpoints, Api),
+    (QueueLock, Api),
+    # before pods are made, and before anything is told of endpoints: queued deletions are done
+    (QueueLock, DeleteQueue),
     (ExposedEndpoints, DeleteQueue),
-    (DeleteQueue, Api),
     (DeleteQueue, CniServer),
+    (DeleteQueue, StartedDaemon),
+    (RegeneratedEndpoints, StartedDaemon),
+    (HostIPSync, StartedDaemon),
     (Router, Api),
     (Router, CniServer),
     (HostIPSync, Api),
@@ -59,6 +73,7 @@ ORDER: tuple[tuple[object, object], ...] = (
     (CniServer, CniConfig),
     (CniConfig, HealthServer),
     (HostIPSync, HealthServer),
+    (StartedDaemon, HealthServer),
     # what serves pods does so over an open netlink socket
     (HostLinks, CniServer),
     # 4.4 before 4.5: flows are collected once endpoints of before are back, or those would lose time

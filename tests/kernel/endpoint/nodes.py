@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cells import config, controllers, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
-from cells.endpoint_restore import ExposedEndpoints
+from cells.endpoint_restore import RegeneratedEndpoints
 from cells.ipam import Ipam
 from cells.netlink import HostLinks, VethPair, random_mac
 from lifecycle import Hive, invoke
@@ -33,7 +33,7 @@ CELLS = (
 )
 
 
-def needed(_: ExposedEndpoints) -> None:
+def needed(_: RegeneratedEndpoints) -> None:
     """Ask for restore, and so for everything before it."""
 
 

@@ -135,7 +135,11 @@ async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(
 ) -> None:
     recorder = Recorder(seed)
     async with recorder.started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings):
-        recorder.assert_before(*((first, then) for first, then in ORDER if not {first, then} & REPLACED))
+        facts = [(first, then) for first, then in ORDER if not {first, then} & REPLACED]
+        recorder.assert_before(*facts)
+        for first, then in facts:
+            with pytest.raises(AssertionError, match="not in order"):
+                recorder.assert_before((then, first))
     recorder.assert_clean()
 
 

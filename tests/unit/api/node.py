@@ -20,19 +20,19 @@ from yarl import URL
 from cells import api, controllers, endpoint, ipam, metrics
 from cells.api.config_mapping import SILENT, NodeFacts
 from cells.api.status_mapping import StatusFacts
-from cells.cni_server import DeleteQueue
+from cells.cni_server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.config_drift import ConfigDrift
 from cells.datapath import Datapath, Telling
 from cells.devices import Device
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
-from cells.endpoint_restore import ExposedEndpoints
+from cells.endpoint_restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.health import Probes, StatusCollector
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Family, IPAddress, Ipam
 from cells.maps import IpcacheKey, IpcacheValue, MapLog, PoolEmpty
 from cells.router import Addressing
-from lifecycle import HealthTree, Hive, Table, provide, replace, supply
+from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
 
 T = TypeVar("T")
 
@@ -254,9 +254,17 @@ def untouched(kind: type[T]) -> T:
     return kind.__new__(kind)
 
 
+NOTHING_TO_REGENERATE = replace(RegeneratedEndpoints, untouched(RegeneratedEndpoints))
+
+
 @asynccontextmanager
 async def running_node(
-    directory: Path, cidr: str = str(POD_CIDR), cidr6: str = "", **settings: object
+    directory: Path,
+    cidr: str = str(POD_CIDR),
+    cidr6: str = "",
+    *,
+    settings: Mapping[str, object] | None = None,
+    regenerated: Cell = NOTHING_TO_REGENERATE,
 ) -> AsyncIterator[Node]:
     """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own.
 
@@ -281,9 +289,11 @@ async def running_node(
         replace(api.Facts, facts),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
+        regenerated,
         replace(DeleteQueue, untouched(DeleteQueue)),
+        replace(QueueLock, untouched(QueueLock)),
         replace(HostIPSync, untouched(HostIPSync)),
-        settings={"ipv4-range": cidr, **({"ipv6-range": cidr6} if cidr6 else {}), **settings},
+        settings={"ipv4-range": cidr, **({"ipv6-range": cidr6} if cidr6 else {}), **(settings or {})},
     )
     async with (
         hive.started(),

@@ -54,7 +54,7 @@ async def test_metrics_are_listed_where_no_port_serves_them(tmp_path: Path, path
 
 
 async def test_the_setting_counts_for_the_list_too(tmp_path: Path) -> None:
-    async with running_node(tmp_path, metrics="-cilium_version") as node:
+    async with running_node(tmp_path, settings={"metrics": "-cilium_version"}) as node:
         assert await told(node, "cilium_version") == []
 
 

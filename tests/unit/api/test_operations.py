@@ -397,7 +397,7 @@ async def test_without_a_free_address_of_one_family_none_is_taken(tmp_path: Path
 
 
 async def test_policy_enforcement_is_changed_for_every_endpoint(tmp_path: Path) -> None:
-    async with running_node(tmp_path, **{"allow-localhost": "always"}) as node:
+    async with running_node(tmp_path, settings={"allow-localhost": "always"}) as node:
         await added(node)
         spec = (await node.ask("GET", "/v1/config")).body["spec"]
         changed = await node.ask("PATCH", "/v1/config", spec | {"policy-enforcement": "always"})

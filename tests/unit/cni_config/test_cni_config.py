@@ -13,7 +13,7 @@ import structlog
 from cells.api import Api
 from cells.cni_config import CniConfigSettings, cell
 from cells.cni_config.directory import write_file
-from cells.cni_server import CniServer, DeleteQueue
+from cells.cni_server import CniServer, QueueLock
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
 
@@ -84,7 +84,7 @@ def read_settings(_settings: CniConfigSettings) -> None:
     """A root that needs the settings."""
 
 
-class Held(DeleteQueue):
+class Held(QueueLock):
     """A queue whose lock is only remembered."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def cni_hive(tmp_path: Path, file: Path | None, queue: Held | None = None, **val
     return Hive(
         cell,
         replace(AgentConfig, agent),
-        replace(DeleteQueue, queue or Held()),
+        replace(QueueLock, queue or Held()),
         replace(CniServer, CniServer.__new__(CniServer)),
         replace(Api, Api.__new__(Api)),
         settings={

@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.cni_server import DeleteQueue
+from cells.cni_server import DeleteQueue, QueueLock
 from lifecycle import HiveError, Lifecycle
 from tests.unit.cni_server.harness import Harness, until
 
@@ -33,18 +33,22 @@ def lock(directory: Path, kind: int) -> int:
     return fd
 
 
-def queue_of(served: Harness, lock_seconds: float = 5.0) -> tuple[DeleteQueue, Lifecycle]:
+def queue_of(served: Harness, lock_seconds: float = 5.0) -> tuple[QueueLock, Lifecycle]:
+    """The queue's lock, and the hooks that take it and then drain the queue."""
     directory = served.folder / "deleteQueue"
     directory.mkdir(exist_ok=True)
     lifecycle = Lifecycle("test")
     log = structlog.get_logger()
-    return DeleteQueue(directory, served.detacher, lifecycle, log, lock_seconds), lifecycle
+    queue_lock = QueueLock(directory, lifecycle, log, lock_seconds)
+    DeleteQueue(directory, served.detacher, lifecycle, log)
+    return queue_lock, lifecycle
 
 
 @asynccontextmanager
 async def started(lifecycle: Lifecycle) -> AsyncIterator[None]:
-    (spec,) = lifecycle.specs
-    async with spec.context():
+    async with AsyncExitStack() as hooks:
+        for spec in lifecycle.specs:
+            await hooks.enter_async_context(spec.context())
         yield
 
 
@@ -78,7 +82,7 @@ async def test_what_cannot_be_read_holds_up_nothing(served: Harness) -> None:
     (directory / "4.delete").write_text('{"container-id":"cid1"}')
     with capture_logs() as logs:
         async with started(lifecycle):
-            assert queue.locked
+            assert queue.held
             assert not served.node.book
     skipped = [Path(line["path"]).name for line in logs if line["event"] == "queued delete skipped"]
     assert skipped == ["1.delete", "2.delete", "3.delete"]
@@ -120,11 +124,11 @@ async def test_plugins_are_held_back_until_both_sockets_serve(served: Harness) -
     queue, lifecycle = queue_of(served)
     directory = served.folder / "deleteQueue"
     async with started(lifecycle):
-        assert queue.locked
+        assert queue.held
         with pytest.raises(BlockingIOError):
             lock(directory, fcntl.F_RDLCK)
         queue.release()
-        assert not queue.locked
+        assert not queue.held
         os.close(lock(directory, fcntl.F_RDLCK))
 
 
@@ -137,11 +141,11 @@ async def test_a_plugin_in_the_middle_of_writing_is_waited_for(served: Harness) 
 
         async def start() -> None:
             async with started(lifecycle):
-                assert queue.locked
+                assert queue.held
                 assert not served.node.book
 
         tasks.start_soon(start)
-        await until(lambda: queue.locked)
+        await until(lambda: queue.held)
         assert served.node.book
         (directory / "late.delete").write_text('{"container-id":"cid1"}')
         os.close(held)

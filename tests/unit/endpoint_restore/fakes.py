@@ -24,6 +24,7 @@ from cells.endpoint_restore import (
     LeftMaps,
     LinkEvents,
     OldEndpoints,
+    RegeneratedEndpoints,
     RestoreAddresses,
     RestoredEndpoints,
     RestoreLinks,
@@ -167,13 +168,14 @@ class Left:
             supply(self.node.files, StateFiles),
             supply(self.endpoints, Endpoints),
             supply(self.node.aftercare, Aftercare),
-            provide(Regenerations, OldEndpoints, RestoredEndpoints, ExposedEndpoints, KeptEndpoints),
+            provide(Regenerations, OldEndpoints, RestoredEndpoints, KeptEndpoints),
+            provide(ExposedEndpoints, RegeneratedEndpoints),
             invoke(_needed),
         )
         return Hive(cell)
 
 
-def _needed(_: ExposedEndpoints, __: KeptEndpoints) -> None:
+def _needed(_: RegeneratedEndpoints, __: KeptEndpoints) -> None:
     """Ask for the last steps, and so for all."""
 
 

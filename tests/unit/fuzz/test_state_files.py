@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cells.cni_config.chained import NoTargetError, find_target, splice
-from cells.cni_server import DeleteQueue
+from cells.cni_server import DeleteQueue, QueueLock
 from cells.config.node import read_pidfile
 from cells.endpoint.rows import config_row, ipcache_row, lxc_row
 from cells.endpoint.saved import encode
@@ -198,10 +198,12 @@ queued = damaged({"container-id": "cid1"}) | st.sampled_from(
 async def drained(made: Harness) -> None:
     """What an agent does at its start and, once it serves, lets plugins do."""
     lifecycle = Lifecycle("test")
-    queue = DeleteQueue(made.folder / "deleteQueue", made.detacher, lifecycle, structlog.get_logger(), 0.0)
-    (spec,) = lifecycle.specs
-    async with spec.context():
-        assert queue.locked
+    place, log = made.folder / "deleteQueue", structlog.get_logger()
+    queue = QueueLock(place, lifecycle, log, 0.0)
+    DeleteQueue(place, made.detacher, lifecycle, log)
+    lock, drain = lifecycle.specs
+    async with lock.context(), drain.context():
+        assert queue.held
         queue.release()
 
 

@@ -1,0 +1,76 @@
+"""Holds requests back that need the running daemon, until it runs.
+
+Needs: what the daemon consists of.   Gives: Gate, StartedDaemon.
+Source: Cilium 1.17, handlers that await the daemon's promise: its endpoints, identities and health. All else
+is answered from the moment the socket is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from cells.api.operations import Operation, Route
+from cells.api.wire import answer
+from cells.cni_server import DeleteQueue
+from cells.endpoint_restore import RegeneratedEndpoints
+from cells.host_ip_sync import HostIPSync
+from cells.http import Request, Response
+from lifecycle import HiveError, Hook, Lifecycle, Promise
+
+BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
+"""First parts of the paths under /v1 whose operations wait."""
+NOT_STARTED: Final = "the agent stopped before it had started: its log tells why; ask again once it is back"
+
+
+class Gate:
+    """Opened once; until then operations behind it wait, and are answered 503 if it never opens."""
+
+    def __init__(self) -> None:
+        self._daemon: Promise[None] = Promise()
+
+    def open(self) -> None:
+        """Let all requests through from now on."""
+        self._daemon.resolve(None)
+
+    def close(self) -> None:
+        """Refuse whoever waits: the server stops."""
+        if not self._daemon.resolved:
+            self._daemon.fail(HiveError(NOT_STARTED))
+
+    def guarded(self, route: Route) -> Route:
+        """The route, behind the gate if it belongs there."""
+        base, version, first = route.path.split("/")[:3]
+        if (base, version) != ("", "v1") or first not in BEHIND:
+            return route
+        return replace(route, operation=self._after(route.operation))
+
+    def _after(self, operation: Operation) -> Operation:
+        async def handle(request: Request) -> Response:
+            if not self._daemon.resolved:
+                try:
+                    await self._daemon.wait()
+                except HiveError as error:
+                    return answer(503, str(error))
+            return await operation(request)
+
+        return handle
+
+
+class StartedDaemon:
+    """The daemon runs once its hook has: everything of before is back, and nothing of before is pending."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        regenerated: RegeneratedEndpoints,
+        drained: DeleteQueue,
+        synced: HostIPSync,
+        lifecycle: Lifecycle,
+    ) -> None:
+        del regenerated, drained, synced
+        self._gate = gate
+        lifecycle.append(Hook("open the API's gate", self._start))
+
+    async def _start(self) -> None:
+        self._gate.open()
