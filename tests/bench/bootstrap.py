@@ -1,9 +1,10 @@
 """The start of an agent without endpoints and with many: to the API, to ready, and where its time went.
 
 Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
-The agent is killed with -9 and started again on the same node. The API is served once it answers a question
-for its health; the agent is ready once a kubelet's probe on port 9879 gets 200. The parts are the agent's own
-bootstrap statistics, from the line of its log that ends the start. Counts take turns within a round.
+The agent is killed with -9 and started again on the same node. The API is there once it answers GET /config;
+the daemon runs once it answers GET /healthz, which waits for it; the agent is ready once a kubelet's probe on
+port 9879 gets 200. The parts are the agent's own bootstrap statistics, from the line of its log that ends the
+start. Counts take turns within a round.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hive.lab import agent_process
 from hive.lab.namespaces import inside
 from tests.bench.nodes import PluginNode, our_node
 from tests.bench.podadd import run
-from tests.bench.startup import LOOK_EVERY, SERVES_WITHIN, answers_ok, compiled
+from tests.bench.startup import LOOK_EVERY, SERVES_WITHIN, answers, answers_ok, compiled
 from tests.bench.stats import Figure, Sample
 from tests.bench.tools import tool
 
@@ -35,6 +36,7 @@ class Start:
     """ms from the start of the process, and of each part."""
 
     api: float
+    daemon: float
     ready: float
     parts: dict[str, float]
 
@@ -62,13 +64,15 @@ def start(node: PluginNode) -> Start:
     made.agent_log.write_bytes(b"")
     began = time.monotonic()
     pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16")
-    path, api, ready = agent_process.api_socket(pid), 0.0, 0.0
-    while not (api and ready):
+    path, api, daemon, ready = agent_process.api_socket(pid), 0.0, 0.0, 0.0
+    while not (api and daemon and ready):
         now = time.monotonic() - began
         if now > SERVES_WITHIN:
             raise RuntimeError(f"the agent is not ready:\n{agent_process.log_end(made)}")
-        if not api and answers_ok(path):
+        if not api and answers(path, "/v1/config"):
             api = time.monotonic() - began
+        if api and not daemon and answers_ok(path):
+            daemon = time.monotonic() - began
         if not ready and probe(node):
             ready = time.monotonic() - began
         time.sleep(LOOK_EVERY)
@@ -77,11 +81,13 @@ def start(node: PluginNode) -> Start:
             raise RuntimeError(f"the agent told no statistics:\n{agent_process.log_end(made)}")
         time.sleep(LOOK_EVERY)
     parts = (part.split("=") for part in told[1].split())
-    return Start(api * 1000, ready * 1000, {scope: float(seconds) * 1000 for scope, seconds in parts})
+    return Start(
+        api * 1000, daemon * 1000, ready * 1000, {scope: float(seconds) * 1000 for scope, seconds in parts}
+    )
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Both times and every part for both counts, a value a round."""
+    """All three times and every part for both counts, a value a round."""
     compiled()
     spawn = tool("spawn", folder)
     found: dict[int, list[Start]] = defaultdict(list)
@@ -101,6 +107,9 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
     for count, starts in found.items():
         what = f"{count} endpoints"
         rows.append(Figure(f"{what}: process start to API", "ms", Sample(tuple(one.api for one in starts))))
+        rows.append(
+            Figure(f"{what}: process start to daemon", "ms", Sample(tuple(one.daemon for one in starts)))
+        )
         rows.append(
             Figure(f"{what}: process start to ready", "ms", Sample(tuple(one.ready for one in starts)))
         )

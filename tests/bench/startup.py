@@ -47,16 +47,21 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def answers_ok(path: Path) -> bool:
-    """Whether the agent says on its API socket that it is well."""
+def answers(path: Path, asked: str) -> bytes:
+    """What the agent answers to a GET on its API socket; empty while it does not."""
     connection = _Connection(path)
     try:
-        connection.request("GET", "/v1/healthz", headers={"Brief": "true"})
-        return b'"state":"Ok"' in connection.getresponse().read().replace(b" ", b"")
+        connection.request("GET", asked, headers={"Brief": "true"})
+        return connection.getresponse().read()
     except (OSError, http.client.HTTPException):
-        return False
+        return b""
     finally:
         connection.close()
+
+
+def answers_ok(path: Path) -> bool:
+    """Whether the agent says on its API socket that it is well."""
+    return b'"state":"Ok"' in answers(path, "/v1/healthz").replace(b" ", b"")
 
 
 def wait_serving(made: Lab, pid: int, began: float) -> float:

@@ -20,7 +20,7 @@ from cells.endpoint_restore import (
     RestoredEndpoints,
 )
 from cells.events import Events
-from cells.health import HealthServer
+from cells.health import HealthServer, Probes
 from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
@@ -74,6 +74,7 @@ ORDER: tuple[tuple[object, object], ...] = (
     (CniConfig, HealthServer),
     (HostIPSync, HealthServer),
     (StartedDaemon, HealthServer),
+    (Probes, HealthServer),
     # what serves pods does so over an open netlink socket
     (HostLinks, CniServer),
     # 4.4 before 4.5: flows are collected once endpoints of before are back, or those would lose time

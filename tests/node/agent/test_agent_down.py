@@ -128,7 +128,7 @@ def test_a_plugin_that_is_writing_to_the_queue_is_waited_for(lab: Lab) -> None:
         writing = inside.start(write_slowly, "late.delete", request)
         eventually(lambda: inside.run((QUEUE / "written-first").exists))
         pid = agent_process.start(lab)
-        eventually(lambda: "Finished regenerating" in lab.agent_log.read_text(), within=10)
+        eventually(lambda: "Endpoints restored" in lab.agent_log.read_text(), within=10)
         assert not {"cilium.sock", "cni.sock"} & set(inside.run(os.listdir, RUN))
         writing.finish(within=5)
         agent_process.wait_ready(lab, pid)

@@ -66,12 +66,13 @@ async def test_a_part_that_does_not_answer_for_a_minute_is_stale_until_it_answer
     async def ask() -> None:
         nonlocal asked
         asked += 1
-        await answer.wait()
+        if asked == 2:
+            await answer.wait()
 
     with VirtualClock() as clock:
         async with asking(ask) as hive:
             probes = hive.get(Probes)
-            await clock.advance(59)
+            await clock.advance(5 + 59)
             assert probes.stale == {}
             await clock.advance(2)
             assert list(probes.stale) == ["disk"]
@@ -80,7 +81,46 @@ async def test_a_part_that_does_not_answer_for_a_minute_is_stale_until_it_answer
             await clock.advance(1)
             assert list(probes.stale) == ["disk"], "an answer that came too late says nothing of now"
             await clock.advance(5)
-            assert (dict(probes.stale), asked, told(hive)) == ({}, 2, [("ok", "")])
+            assert (dict(probes.stale), asked, told(hive)) == ({}, 3, [("ok", "")])
+
+
+@pytest.mark.parametrize("fault", [None, HiveError("disk is full")])
+async def test_the_start_waits_for_the_first_answer(fault: Exception | None) -> None:
+    answer, started = anyio.Event(), anyio.Event()
+
+    async def ask() -> None:
+        await answer.wait()
+        if fault is not None:
+            raise fault
+
+    async def run() -> None:
+        async with asking(ask):
+            started.set()
+
+    with VirtualClock() as clock:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await clock.advance(30)
+            assert not started.is_set()
+            answer.set()
+            await clock.advance(0.1)
+            assert started.is_set()
+
+
+async def test_the_start_waits_no_longer_than_a_minute_for_what_hangs() -> None:
+    stale: list[str] = []
+
+    async def run() -> None:
+        async with asking(anyio.sleep_forever) as hive:
+            stale.extend(hive.get(Probes).stale)
+
+    with VirtualClock() as clock:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await clock.advance(59)
+            assert not stale
+            await clock.advance(2)
+            assert stale == ["disk"]
 
 
 class Place(AgentConfig):
