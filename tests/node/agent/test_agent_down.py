@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,8 +11,10 @@ import struct
 import time
 from pathlib import Path
 
+import click
 import pytest
 
+from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.kernel import machine_links
@@ -81,10 +84,18 @@ def test_an_add_that_came_first_succeeds_when_the_agent_comes(node: Lab, before:
 
 
 def first_sight(stop: Stop) -> list[str] | None:
-    """What was still queued when the first socket was there."""
+    """What was still queued when pods could be made."""
     while not stop.wait(0.0005):
-        if any((RUN / name).exists() for name in ("cilium.sock", "cni.sock")):
+        if (RUN / "cni.sock").exists():
             return queued()
+    return None
+
+
+def first_answer(stop: Stop) -> int | None:
+    """How many endpoints the API first told of."""
+    while not stop.wait(0.0005):
+        with contextlib.suppress(click.ClickException):  # nobody listens yet
+            return len(ask("/v1/endpoint", RUN / "cilium.sock"))
     return None
 
 
@@ -101,9 +112,10 @@ def test_deletes_are_kept_and_done_before_the_next_agent_serves(lab: Lab) -> Non
     assert len(queue_of(lab)) == 2
 
     with lab.open() as inside:
-        watching = inside.start(first_sight)
+        watching, asking = inside.start(first_sight), inside.start(first_answer)
         agent_process.wait_ready(lab, agent_process.start(lab))
         assert watching.result(within=5) == []
+        assert asking.result(within=5) == 1
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {attached[2].ipv4}
     for one in attached:
         assert invoke(lab, one.pod, "DEL").code == 0
