@@ -83,16 +83,23 @@ def test_another_build_swaps_the_programs_and_nothing_else(lab: Lab) -> None:
 def test_a_stop_in_the_middle_of_a_start(node: Lab) -> None:
     chance = random.Random(3)  # noqa: S311 (the same moments each time, as far as that goes)
     serving(node)
+    first, second = pods.add(node, "first"), pods.add(node, "second")
+    listed = agreed(node)
     agent_process.crash(node)
-    for moment in (*(chance.uniform(0.05, 0.6) for _ in range(8)), 0.0):
-        pid = agent_process.start(node)
-        if wait_gone(pid, moment):
-            raise AssertionError(agent_process.log_end(node))
-        code = terminated(node, pid)
-        if code != -signal.SIGTERM:  # Python itself had not begun
-            ended_in_order(node, code)
+    with node.open() as inside:
+        before = inside.run(in_kernel)
+        for moment in (*(chance.uniform(0.05, 0.6) for _ in range(8)), 0.0):
+            pid = agent_process.start(node)
+            if wait_gone(pid, moment):
+                raise AssertionError(agent_process.log_end(node))
+            code = terminated(node, pid)
+            if code != -signal.SIGTERM:  # Python itself had not begun
+                ended_in_order(node, code)
+            assert inside.run(in_kernel) == before
+            assert pings(node, first, second) == 3
     pid = serving(node)
-    pods.add(node, "pod")
+    assert agreed(node) == listed
+    pods.add(node, "third")
     ended_in_order(node, terminated(node, pid))
 
 
