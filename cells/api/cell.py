@@ -1,7 +1,7 @@
 """How the API is put together from the other cells.
 
-Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], Datapath, Maps, StatusCollector;
-starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
+Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], PodMtu, Datapath, Maps,
+StatusCollector; starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cells.api.times import ApiTimes
 from cells.cni_server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
 from cells.datapath import Datapath
-from cells.devices import Device
+from cells.devices import Device, PodMtu
 from cells.endpoint_restore import ExposedEndpoints
 from cells.events import EventsSettings
 from cells.host_ip_sync import HostIPSync
@@ -40,6 +40,7 @@ from lifecycle import Lifecycle, Logger, Member, Table, config, invoke, module, 
 def facts(
     config: AgentConfig,
     devices: Table[Device],
+    mtu: PodMtu,
     ipam: Ipam,
     router: Router,
     datapath: Datapath,
@@ -55,6 +56,7 @@ def facts(
     return NodeView(
         config,
         devices,
+        mtu,
         ipam,
         router,
         datapath,

@@ -1,6 +1,6 @@
 """What the API tells of the node, read from the cells at the moment it is asked.
 
-Needs: AgentConfig, Table[Device], Ipam, Router, Datapath, Maps.   Gives: NodeView.
+Needs: AgentConfig, Table[Device], PodMtu, Ipam, Router, Datapath, Maps.   Gives: NodeView.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cells.api.config_mapping import NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.config import AgentConfig
 from cells.datapath import Datapath, Telling
-from cells.devices import Device, pod_mtu, uplinks
+from cells.devices import Device, PodMtu, uplinks
 from cells.events import EventsSettings, online_cpus
 from cells.health import agent_version
 from cells.ipam import Ipam
@@ -30,6 +30,7 @@ class NodeView:
         self,
         config: AgentConfig,
         devices: Table[Device],
+        mtu: PodMtu,
         ipam: Ipam,
         router: Router,
         datapath: Datapath,
@@ -42,6 +43,7 @@ class NodeView:
     ) -> None:
         self._config = config
         self._devices = devices
+        self._mtu = mtu
         self._ipam = ipam
         self._router = router
         self._datapath = datapath
@@ -53,10 +55,9 @@ class NodeView:
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
-        mtu = pod_mtu(self._config.mtu, self._devices.all())
         return NodeFacts(
             addressing=self._router.addressing(),
-            mtu=mtu,
+            mtu=self._mtu(),
             telling=self._datapath.telling,
             chaining=self._chaining,
             route_mtu_in_chains=self._route_mtu_in_chains,

@@ -1,7 +1,7 @@
 """Attaches and detaches pods: the agent's side of the CNI plugin.
 
 Edge: requests on cni.sock become links, addresses and endpoints, or their end.
-Needs:  ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
+Needs:  ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, PodMtu,
         ExposedEndpoints.
 Gives:  CniServer (serves once its hook has run), QueueLock (keeps plugins from the delete queue until it is
         released), DeleteQueue (drained before cni.sock is there and before the API tells of endpoints).

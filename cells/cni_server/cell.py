@@ -1,6 +1,6 @@
 """How the CNI server is put together from the other cells.
 
-Needs: ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, Table[Device],
+Needs: ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, PodMtu,
 ExposedEndpoints, HostIPSync.
 Gives: cell, and the constructors of all that CniServer, QueueLock and DeleteQueue are made of.
 """
@@ -19,7 +19,7 @@ from cells.cni_server.server import CniServer
 from cells.cni_server.settings import ChainingSettings
 from cells.cni_server.times import CallTimes
 from cells.config import AgentConfig
-from cells.devices import Device, pod_mtu
+from cells.devices import PodMtu
 from cells.endpoint import Endpoints
 from cells.endpoint_restore import ExposedEndpoints
 from cells.host_ip_sync import HostIPSync
@@ -33,7 +33,6 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Member,
-    Table,
     config,
     invoke,
     module,
@@ -55,7 +54,7 @@ def attacher(
     *,
     leaving: Departures,
     router: Router,
-    devices: Table[Device],
+    mtu: PodMtu,
     chaining: ChainingSettings,
     log: Logger,
 ) -> Attacher:
@@ -66,7 +65,7 @@ def attacher(
         endpoints,
         leaving,
         gateways=lambda: router.gateways,
-        mtu=lambda: pod_mtu(config.mtu, devices.all()),
+        mtu=mtu,
         state=config.state,
         log=log,
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,

@@ -1,12 +1,14 @@
 """A network device of the node, and what follows from all of them.
 
-Needs: IPInterface.   Gives: Device, uplinks(), addressed(), pod_mtu().
+Needs: AgentConfig, IPInterface.   Gives: Device, uplinks(), addressed(), PodMtu.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cells.config import AgentConfig
 from cells.netlink import IPInterface
+from lifecycle import Table
 
 OURS = "cilium_"
 """How names of the agent's own devices begin."""
@@ -53,6 +55,25 @@ def addressed(devices: Iterable[Device]) -> list[Device]:
     )
 
 
-def pod_mtu(configured: int, devices: Iterable[Device]) -> int:
-    """MTU of pods' links in bytes: as configured, else the smallest of the uplinks, else 1500."""
-    return configured or min((device.mtu for device in uplinks(devices)), default=DEFAULT_MTU)
+class PodMtu:
+    """Called, it gives the MTU of pods' links, in bytes.
+
+    It is what is configured, else the smallest of the uplinks, else 1500.
+    """
+
+    def __init__(self, agent: AgentConfig, devices: Table[Device]) -> None:
+        self._configured = agent.mtu
+        self._devices = devices
+        self._found = (-1, DEFAULT_MTU)
+        """At which revision of the devices, and what."""
+
+    def __call__(self) -> int:
+        if self._configured:
+            return self._configured
+        revision = self._devices.revision
+        if self._found[0] != revision:
+            self._found = (
+                revision,
+                min((one.mtu for one in uplinks(self._devices.all())), default=DEFAULT_MTU),
+            )
+        return self._found[1]

@@ -5,6 +5,7 @@ Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default mis
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
@@ -241,7 +242,9 @@ def _network(properties: dict[str, object] | None) -> str:
     return network if isinstance(network, str) else ""
 
 
+@lru_cache(maxsize=1024)
 def _label_map(labels: tuple[str, ...]) -> _Labels:
+    """The labels by their keys, to be written: pods of one kind have the same ones."""
     return {label.key: _Label(label.key, label.value, label.source) for label in map(parse, labels)}
 
 

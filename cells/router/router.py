@@ -1,6 +1,6 @@
 """The router of this node: the addresses its pods send to, and the devices behind it.
 
-Needs: RestoredEndpoints, Ipam, HostLinks, Datapath, Table[Device], AgentConfig.   Gives: Router.
+Needs: RestoredEndpoints, Ipam, HostLinks, Datapath, Table[Device], PodMtu, AgentConfig.   Gives: Router.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Final
 
 from cells.config import AgentConfig
 from cells.datapath import Datapath
-from cells.devices import Device, addressed, pod_mtu
+from cells.devices import Device, PodMtu, addressed
 from cells.endpoint_restore import RestoredEndpoints
 from cells.ipam import Family, IPAddress, Ipam, IPNetwork
 from cells.maps import NodeConfig
@@ -44,6 +44,7 @@ class Router:
         links: HostLinks,
         datapath: Datapath,
         devices: Table[Device],
+        mtu: PodMtu,
         agent: AgentConfig,
         lifecycle: Lifecycle,
         log: Logger,
@@ -53,7 +54,7 @@ class Router:
         self._links = links
         self._datapath = datapath
         self._devices = devices
-        self._configured_mtu = agent.mtu
+        self._mtu = mtu
         self._ipv6 = agent.ipv6
         self._past = agent.state / FILE
         self._log = log
@@ -89,7 +90,7 @@ class Router:
         for device in addressed(devices):
             for address in device.addresses:
                 self._ipam.exclude(address.ip, "node-ip")
-        pair = await ensure_pair(self._links, pod_mtu(self._configured_mtu, devices), self._log)
+        pair = await ensure_pair(self._links, self._mtu(), self._log)
         ensure(router_settings())
         if self._ipv6:
             others = [each.name for each in devices if each.name not in (HOST, NET, LOOPBACK)]
