@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hive.lab.node import Lab, create, destroy, exclusive, wait_gone
 from hive.lab.upgrade import second_build
 from tests.support.account import agreed
 from tests.support.agents import invoke, serving
-from tests.support.crash.drill import POINTS, SURVIVORS, Drill, chosen
+from tests.support.crash.drill import POINTS, SEED, SURVIVORS, Drill, chosen
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120 if POINTS else 3600)]
 
@@ -129,6 +130,26 @@ def test_shutdown(drill: Drill) -> None:
 
 
 def test_add(drill: Drill) -> None:
+    adds(drill, "ADD", drill.start)
+
+
+def test_a_recovery_that_is_cut_too(drill: Drill) -> None:
+    """Its successor is killed as well, while it clears away what the first one left."""
+    chance = random.Random(f"{SEED} recovery")  # noqa: S311 (the same points each time)
+
+    def recover() -> None:
+        calls = len(plain)
+        drill.cut_start(chance.randint(1, calls * 9 // 10), calls)  # of another past: it may make fewer
+        drill.start()
+
+    serving(drill.lab)
+    agent_process.crash(drill.lab)
+    plain = drill.record_start()
+    adds(drill, "ADD and recovery", recover)
+
+
+def adds(drill: Drill, what: str, recover: Callable[[], object]) -> None:
+    """Cut ADDs, and look at what there is once ``recover`` has brought an agent back."""
     lab = drill.lab
     lab.hold_pod("cut")
     with drill.survivors():
@@ -137,7 +158,7 @@ def test_add(drill: Drill) -> None:
         assert invoke(lab, "cut", "ADD").code == 0
         calls = drill.counted_lines[before : drill.made]
         assert invoke(lab, "cut", "DEL").code == 0
-        for number in chosen("ADD", 1, len(calls)):
+        for number in chosen(what, 1, len(calls)):
             with told(lab, number, calls):
                 if number <= len(calls):
                     drill.cut_after(number)
@@ -145,7 +166,7 @@ def test_add(drill: Drill) -> None:
                 if number <= len(calls):
                     drill.expect_cut()
                 agent_process.crash(lab)
-                drill.start()
+                recover()
                 if done.code == 0:
                     drill.whole(done.json["ips"][0]["address"].partition("/")[0])
                 else:  # the runtime was told that it failed: there is a whole pod, or none
