@@ -131,21 +131,16 @@ def test_a_start_that_fails_leaves_pods_alone_and_the_next_one_works(
 # What befalls an agent that serves
 
 
+def injecting(call: str, error: str) -> tuple[str, ...]:
+    """The command that has every such system call of a process fail; what to run, or a pid, follows."""
+    inject = f"inject={call}:error={error}"
+    return "strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject
+
+
 @contextmanager
 def failing(pid: int, call: str, error: str) -> Iterator[None]:
     """Inside, every such system call of the process fails; RuntimeError when it cannot be arranged."""
-    command = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:error={error}",
-    ]
-    tracer = subprocess.Popen([*command, "-p", str(pid)], stdin=subprocess.DEVNULL)
+    tracer = subprocess.Popen([*injecting(call, error), "-p", str(pid)], stdin=subprocess.DEVNULL)
     try:
         eventually(lambda: all(traced(task) for task in Path(f"/proc/{pid}/task").iterdir()))
         yield
@@ -193,6 +188,17 @@ def test_without_inotify_pods_are_added_and_the_file_is_watched_later(node: Lab)
         return True
 
     eventually(put_back, within=20)
+
+
+def test_an_agent_that_never_gets_inotify_serves_and_says_what_it_does_not_see(node: Lab) -> None:
+    tracer = (*injecting("inotify_init1", "EMFILE"), "--daemonize")
+    pid = agent_process.start(node, "--cni-exclusive=true", wrapper=tracer)
+    agent_process.wait_ready(node, pid)
+    speak(node, (pods.add(node, "first"), pods.add(node, "second")))
+    eventually(lambda: "Too many open files" in node.agent_log.read_text())
+    told = ask("/v1/healthz", agent_process.api_socket(pid))["cni-file"]["msg"]
+    assert told.endswith(f"{node.cni_conf}; not watched: Too many open files")
+    assert TRACEBACK not in node.agent_log.read_text()
 
 
 @pytest.fixture(scope="module")
