@@ -48,7 +48,9 @@ class Interposer:
             self._supervisor = Child(supervise, listening, self._log, self._control)
         try:
             script = str(Path(__file__).with_name("trap.py"))
-            wrapper = [*tracer, sys.executable, script, str(where), str(self._filter)]
+            # Bytecode that is written makes a start's calls differ from those of the next one.
+            plain = "env", "PYTHONDONTWRITEBYTECODE=1"
+            wrapper = [*plain, *tracer, sys.executable, script, str(where), str(self._filter)]
             return agent_process.start(lab, *settings, wrapper=wrapper)
         finally:
             # Connected or not: the child has it open.
