@@ -11,13 +11,11 @@ from dataclasses import replace
 
 from cells.api.operations import Route
 from cells.api.times import ApiTimes
-from cells.api.wire import INTERNAL_ERROR, FrameworkError, framework_answer, nowhere, peer_uid, plain
+from cells.api.wire import INTERNAL_ERROR, READING, FrameworkError, framework_answer, nowhere, peer_uid, plain
 from cells.endpoint import EndpointError
 from cells.http import MAX_BODY, Handler, Match, Request, Response, Routes
 from cells.ipam import IpamError
 from lifecycle import Logger
-
-READING = frozenset({"GET", "HEAD"})
 
 
 def application(

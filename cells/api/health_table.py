@@ -12,6 +12,7 @@ import msgspec
 
 from cells.api.controller_mapping import NEVER
 from cells.api.endpoint_mapping import rfc3339
+from cells.api.hive_models import Failure, HealthID, HealthRow, HealthStatusRow, Query
 from cells.api.status_mapping import LEVELS
 from cells.api.wire import JSON, answer, read_body
 from cells.http import Request, Response
@@ -20,16 +21,6 @@ from lifecycle import HealthStatus, HealthTree
 TABLE, BY_ID, BY_REVISION = "health", "identifier", "__revision__"
 MODULE_PARTS = 2
 """Of an id such as ``agent.ipam.expire`` the first so many name the module, the others its part."""
-
-
-class Query(msgspec.Struct, frozen=True):
-    """What is asked: the rows of one key, or all from it on."""
-
-    table: str
-    index: str
-    key: str = ""
-    """In base64."""
-    lowerbound: bool = False
 
 
 class HealthTable:
@@ -42,34 +33,33 @@ class HealthTable:
         """GET /statedb/query: 404 for another table, 400 for an index or key that is none."""
         asked = read_body(request, Query, "query")
         if asked.table != TABLE:
-            return answer(404, {"err": f"table {asked.table!r} not found"})
+            return answer(404, Failure(err=f"table {asked.table!r} not found"))
         if asked.index not in (BY_ID, BY_REVISION):
-            return answer(400, {"err": f"no index {asked.index!r}: expected {BY_ID} or {BY_REVISION}"})
+            return answer(400, Failure(err=f"no index {asked.index!r}: expected {BY_ID} or {BY_REVISION}"))
         try:
             key = binascii.a2b_base64(asked.key, strict_mode=True) if asked.key else b""
         except (binascii.Error, ValueError) as error:
-            return answer(400, {"err": f"key is not base64: {error}"})
+            return answer(400, Failure(err=f"key is not base64: {error}"))
         told = [each for each in self._health.snapshot() if each.level != "unknown"]
         lines = []
         for revision, status in enumerate(told, start=1):
             own = status.module.encode() if asked.index == BY_ID else revision.to_bytes(8, "big")
             if own == key or (asked.lowerbound and own > key):
-                lines.append(msgspec.json.encode({"rev": revision, "obj": _row(status)}))
+                lines.append(msgspec.json.encode(HealthRow(rev=revision, obj=_row(status))))
         return Response(200, b"".join(line + b"\n" for line in lines), JSON)
 
 
-def _row(status: HealthStatus) -> dict[str, object]:
-    """In the names of Go's fields."""
+def _row(status: HealthStatus) -> HealthStatusRow:
     parts, when = status.module.split("."), rfc3339(status.since)
     stopped = status.level == "stopped"
-    return {
-        "ID": {"Module": parts[:MODULE_PARTS], "Component": parts[MODULE_PARTS:]},
-        "Level": LEVELS[status.level],
-        "Message": status.message,
-        "Error": status.error or "",
-        "LastOK": when if status.level == "ok" else NEVER,
-        "Updated": when,
-        "Stopped": when if stopped else NEVER,
-        "Final": status.message if stopped else "",
-        "Count": 1,
-    }
+    return HealthStatusRow(
+        id=HealthID(module=parts[:MODULE_PARTS], component=parts[MODULE_PARTS:]),
+        level=LEVELS[status.level],
+        message=status.message,
+        error=status.error or "",
+        last_ok=when if status.level == "ok" else NEVER,
+        updated=when,
+        stopped=when if stopped else NEVER,
+        final=status.message if stopped else "",
+        count=1,
+    )

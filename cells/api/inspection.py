@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 import anyio.to_thread
-import msgspec
 
+from cells.api.hive_models import Failure, LoopLoad, Setting, Settings
 from cells.api.wire import answer, json_answer
 from cells.config_drift import ConfigDrift
 from cells.http import Request, Response
@@ -38,35 +38,25 @@ class Inspection:
     async def get_config(self, _request: Request) -> Response:
         """GET /hive/config: every setting in force, and what a restart would change."""
         settings = [
-            {"name": one.option.name, "value": one.text, "origin": one.origin}
-            for one in self._drift.settings()
+            Setting(name=one.option.name, value=one.text, origin=one.origin) for one in self._drift.settings()
         ]
         return answer(
-            200,
-            {
-                "places": self._drift.places,
-                "settings": settings,
-                "changes": msgspec.to_builtins(self._drift.changes),
-            },
+            200, Settings(places=self._drift.places, settings=settings, changes=self._drift.changes)
         )
 
     async def get_loop(self, _request: Request) -> Response:
-        """GET /hive/loop: how long the event loop was busy at a stretch, in seconds, since the agent started.
-
-        ``counts[i]`` stretches took at most ``bounds[i]``, the last of them longer than every bound. 404 when
-        the hive runs in somebody else's loop.
-        """
+        """GET /hive/loop: how busy the event loop was; 404 when the hive runs in somebody else's loop."""
         lag = LoopLag.of(asyncio.get_running_loop())
         if lag is None:
-            return answer(404, {"err": "this event loop is not measured"})
+            return answer(404, Failure(err="this event loop is not measured"))
         stretches = lag.stretches
         return answer(
             200,
-            {
-                "bounds": BOUNDS,
-                "counts": stretches.counts,
-                "longest": lag.longest,
-                "p99": stretches.within(0.99),
-                "p99.9": stretches.within(0.999),
-            },
+            LoopLoad(
+                bounds=BOUNDS,
+                counts=stretches.counts,
+                longest=lag.longest,
+                p99=stretches.within(0.99),
+                p99_9=stretches.within(0.999),
+            ),
         )

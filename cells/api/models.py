@@ -7,12 +7,44 @@ read without looking is made explicitly, even when it is empty.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal, get_args
+
 import msgspec
 from msgspec import field
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="kebab", gc=False):
     """Base of all wire types: immutable, kebab-case keys, zero values omitted."""
+
+
+class Problem(Model, frozen=True):
+    """Why the framework refused a request before any operation saw it, as go-openapi writes it."""
+
+    code: int
+    message: str
+
+
+def _one_of(*words: str) -> msgspec.Meta:
+    """What a text may be, for readers of the document: what is read is checked where it is used."""
+    return msgspec.Meta(extra_json_schema={"enum": list(words)})
+
+
+Error = Annotated[str, msgspec.Meta(description="What went wrong.")]
+Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""RFC 3339."""
+Health = Annotated[str, _one_of("OK", "Bootstrap", "Pending", "Warning", "Failure", "Disabled")]
+StateText = Literal[
+    "waiting-for-identity",
+    "not-ready",
+    "waiting-to-regenerate",
+    "regenerating",
+    "restoring",
+    "ready",
+    "disconnecting",
+    "disconnected",
+    "invalid",
+]
+State = Annotated[str, _one_of(*get_args(StateText))]
 
 
 # --- addresses -------------------------------------------------------------------------------------
@@ -69,7 +101,7 @@ class DaemonConfigurationSpec(Model, frozen=True):
     """The part of the configuration that PATCH /config may name."""
 
     options: dict[str, str] | None = None
-    policy_enforcement: str = ""
+    policy_enforcement: Annotated[str, _one_of("default", "always", "never")] = ""
 
 
 class KVStoreConfiguration(Model, frozen=True):
@@ -123,8 +155,8 @@ class DaemonConfiguration(Model, frozen=True):
 class ControllerCounts(Model, frozen=True):
     """What is known of a controller's runs; times are RFC 3339 with milliseconds, of the year 1 for never."""
 
-    last_success_timestamp: str = ""
-    last_failure_timestamp: str = ""
+    last_success_timestamp: Time = ""
+    last_failure_timestamp: Time = ""
     success_count: int = 0
     failure_count: int = 0
     consecutive_failure_count: int = 0
@@ -165,7 +197,7 @@ class DatapathConfiguration(Model, frozen=True):
 class EndpointChangeRequest(Model, frozen=True):
     """The body of PUT /endpoint/{id}; the id in the path is ignored."""
 
-    state: str
+    state: StateText
     id: int = 0
     container_id: str = ""
     container_name: str = ""
@@ -265,7 +297,7 @@ class EndpointPolicy(Model, frozen=True):
 
     id: int = 0
     policy_revision: int = 0
-    policy_enabled: str = ""
+    policy_enabled: Annotated[str, _one_of("none", "ingress", "egress", "both")] = ""
 
 
 class EndpointPolicyStatus(Model, frozen=True):
@@ -280,23 +312,23 @@ class EndpointStatusChange(Model, frozen=True):
 
     code: str = ""
     message: str = ""
-    state: str = ""
-    timestamp: str = ""
+    state: State = ""
+    timestamp: Time = ""
 
 
 class EndpointHealth(Model, frozen=True):
     """The answer to GET /endpoint/{id}/healthz."""
 
-    overall_health: str = field(default="", name="overallHealth")
-    bpf: str = ""
-    policy: str = ""
+    overall_health: Health = field(default="", name="overallHealth")
+    bpf: Health = ""
+    policy: Health = ""
     connected: bool = False
 
 
 class EndpointStatus(Model, frozen=True):
     """Everything known of an endpoint; clients dereference it unconditionally."""
 
-    state: str
+    state: State
     external_identifiers: EndpointIdentifiers | None = None
     identity: Identity | None = None
     labels: LabelConfigurationStatus | None = None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models import Endpoint, Identity, Model, NodeAddressing, NodeAddressingElement
-from cells.api.status_models import StatusResponse
+from cells.api.models import Endpoint, Identity, Model, Time
+from cells.api.status_models import NodeElement, StatusResponse
 
 
 class IdentityEndpoints(Model, frozen=True):
@@ -61,21 +61,12 @@ class BPFMapList(Model, frozen=True):
 class MapEvent(Model, frozen=True, omit_defaults=False):
     """One change of a map by the agent."""
 
-    timestamp: str
+    timestamp: Time
     key: str
     value: str
     action: str
     desired_action: str = "sync"
     last_error: str = ""
-
-
-class NodeElement(Model, frozen=True):
-    """A node of the cluster: its name is ``cluster/node``, its addresses those it is reached at."""
-
-    name: str
-    primary_address: NodeAddressing
-    source: str
-    secondary_addresses: list[NodeAddressingElement] | None = None
 
 
 class ClusterNodeStatus(Model, frozen=True, omit_defaults=False):
@@ -121,6 +112,13 @@ class Policy(Model, frozen=True, omit_defaults=False):
 
     policy: str = "[]"
     revision: int = 1
+
+
+class NameManager(Model, frozen=True, omit_defaults=False, rename=None):
+    """The names that policies speak of."""
+
+    poll_names: list[str] = field(default_factory=list, name="DNSPollNames")
+    selectors: list[dict[str, str]] = field(default_factory=list, name="FQDNPolicySelectors")
 
 
 class DebugInfo(Model, frozen=True, omit_defaults=False):

@@ -24,7 +24,8 @@ from cells.api import node_models as wire
 from cells.api.endpoint_mapping import rfc3339
 from cells.api.operations import Facts, Route
 from cells.api.status_mapping import StatusFacts
-from cells.api.wire import JSON, answer, empty, parse_bool, read_body
+from cells.api.status_models import NodeElement
+from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.endpoint import Endpoints, Identities, Identity
 from cells.health import StatusCollector
 from cells.http import Request, Response
@@ -216,8 +217,7 @@ class NodeOperations:
         self._clients = {
             number: asked for number, asked in self._clients.items() if now - asked < CLIENT_SECONDS
         }
-        text = request.headers.get("client-id", "0")
-        number = int(text) if text.isdecimal() else 0
+        number = parse_int(request.headers.get("client-id"), "client-id in header")
         facts = self._facts.status()
         name = f"{facts.cluster_name}/{facts.node_name}"
         if number in self._clients:
@@ -272,7 +272,7 @@ def _identity(identity: Identity) -> models.Identity:
     return models.Identity(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
 
 
-def _node(name: str, facts: StatusFacts) -> wire.NodeElement:
+def _node(name: str, facts: StatusFacts) -> NodeElement:
     """This node; its addresses are those of its first uplink, the ranges those of its pods."""
     addresses = [ip_address(ip) for ips in facts.uplinks.values() for ip in ips]
     families = {}
@@ -281,7 +281,7 @@ def _node(name: str, facts: StatusFacts) -> wire.NodeElement:
         families[str(family)] = models.NodeAddressingElement(
             enabled=True, ip=str(first), alloc_range=str(addressing.alloc_range)
         )
-    return wire.NodeElement(name=name, primary_address=models.NodeAddressing(**families), source="local")
+    return NodeElement(name=name, primary_address=models.NodeAddressing(**families), source="local")
 
 
 def _event(name: str, change: MapChange) -> wire.MapEvent:

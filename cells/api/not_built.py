@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from cells.api.node_models import Policy
+from cells.api.node_models import NameManager, Policy
 from cells.api.operations import Route
 from cells.api.wire import answer, empty
 from cells.http import Request, Response
@@ -56,7 +56,7 @@ class NotBuilt:
             Route("GET", "/v1/fqdn/cache", nothing),
             Route("GET", "/v1/fqdn/cache/{id}", nothing),
             Route("DELETE", "/v1/fqdn/cache", _json(400, "no DNS proxy is built yet, there is no cache")),
-            Route("GET", "/v1/fqdn/names", _json(200, {"DNSPollNames": [], "FQDNPolicySelectors": []})),
+            Route("GET", "/v1/fqdn/names", _json(200, NameManager())),
             *(Route(method, "/v1/prefilter", no_filter) for method in ("GET", "PATCH", "DELETE")),
             Route("GET", "/v1/recorder", nothing),
             Route("GET", "/v1/recorder/masks", nothing),

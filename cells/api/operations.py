@@ -18,7 +18,7 @@ from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
 from cells.api.metrics_list import MetricsList
 from cells.api.statedb import StateDB
-from cells.api.wire import answer, empty, parse_bool, read_body
+from cells.api.wire import FrameworkError, answer, empty, parse_bool, read_body
 from cells.controllers import Controllers
 from cells.datapath import Telling
 from cells.endpoint import (
@@ -310,14 +310,13 @@ class Operations:
     async def post_ipam(self, request: Request) -> Response:
         """POST /ipam: the next free address of each family, or of the one asked for; all or none.
 
-        With ``expiration`` they are free again unless they are used soon. Any failure is 502. A family
-        nobody knows allocates nothing, and is no error.
+        With ``expiration`` they are free again unless they are used soon. Any failure is 502.
         """
         query = request.query
         family = query.get("family", "").lower()
+        if family not in ("", *Family):
+            raise FrameworkError(422, 606, "family in query should be one of [ipv4 ipv6]")
         addressing = config_mapping.host_addressing(self._facts.node())
-        if family not in ("", "ipv4", "ipv6"):
-            return answer(201, models.IPAMResponse(address=models.AddressPair(), host_addressing=addressing))
         expires = parse_bool(request.headers.get("expiration"), default=False)
         allocate = self._ipam.allocate_next_expiring if expires else self._ipam.allocate_next
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from cells.api.hive_models import Failure, TableChange, TableInfo, TableRow
 from cells.api.plain import plain
 from cells.api.wire import JSON, answer
 from cells.http import Request, Response
@@ -36,13 +37,13 @@ class StateDB:
         return answer(
             200,
             [
-                {
-                    "name": table.name,
-                    "rows": len(table),
-                    "revision": table.revision,
-                    "initialized": table.initialized,
-                    "waits-for": table.uninitialized_by,
-                }
+                TableInfo(
+                    name=table.name,
+                    rows=len(table),
+                    revision=table.revision,
+                    initialized=table.initialized,
+                    waits_for=table.uninitialized_by,
+                )
                 for table in self._tables.all()
             ],
         )
@@ -56,7 +57,7 @@ class StateDB:
         try:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
-            return answer(404, {"err": str(error)})
+            return answer(404, Failure(err=str(error)))
         return answer(200, {table.name: _rows(table)})
 
     async def changes(self, request: Request) -> Response:
@@ -67,7 +68,7 @@ class StateDB:
         try:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
-            return answer(404, {"err": str(error)})
+            return answer(404, Failure(err=str(error)))
         return Response(200, self._lines(table), JSON)
 
     def close(self) -> None:
@@ -86,19 +87,19 @@ class StateDB:
                 with anyio.move_on_after(KEEPALIVE):
                     await changes.wait()
         except Exception as error:  # noqa: BLE001  # a derived table may break meanwhile: its reader is told
-            yield msgspec.json.encode({"err": f"{type(error).__name__}: {error}"}) + b"\n"
+            yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
         finally:
             self._watched.discard(changes)
 
 
 def _line(change: Change[Any]) -> bytes:
     row = change.old if change.deleted else change.row
-    line = {"rev": change.revision, "key": plain(change.key), "obj": plain(row), "deleted": change.deleted}
+    line = TableChange(rev=change.revision, key=plain(change.key), obj=plain(row), deleted=change.deleted)
     return msgspec.json.encode(line) + b"\n"
 
 
-def _rows(table: ReadTable[Any]) -> list[object]:
+def _rows(table: ReadTable[Any]) -> list[TableRow]:
     return [
-        {"rev": revision, "key": plain(key), "obj": plain(row)}
+        TableRow(rev=revision, key=plain(key), obj=plain(row))
         for key, row, revision in table.snapshot().items()
     ]

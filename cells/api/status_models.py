@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models import ControllerStatus, Model, NodeAddressing
+from cells.api.models import ControllerStatus, Model, NodeAddressing, NodeAddressingElement, Time
 
 
 class Status(Model, frozen=True):
@@ -37,6 +37,8 @@ class NodeElement(Model, frozen=True):
 
     name: str = ""
     primary_address: NodeAddressing | None = None
+    secondary_addresses: list[NodeAddressingElement] | None = None
+    source: str = ""
 
 
 class ClusterStatus(Model, frozen=True):
@@ -62,7 +64,7 @@ class ModuleHealth(Model, frozen=True):
     module_id: str = ""
     level: str = ""
     message: str = ""
-    last_updated: str = ""
+    last_updated: Time = ""
 
 
 class MonitorStatus(Model, frozen=True):
@@ -137,7 +139,7 @@ class StatusResponse(Model, frozen=True):
 
     cilium: Status
     cluster: ClusterStatus | None = None
-    stale: dict[str, str] | None = None
+    stale: dict[str, Time] | None = None
     controllers: list[ControllerStatus] | None = None
     modules: list[ModuleHealth] | None = None
     node_monitor: MonitorStatus | None = field(default=None, name="nodeMonitor")

@@ -7,19 +7,24 @@ of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from typing import TypeVar
 
 import msgspec
 
+from cells.api.models import Problem
 from cells.http import Request, Response
 
 T = TypeVar("T")
 
 JSON = "application/json"
+READING = frozenset({"GET", "HEAD"})
+"""Methods that change nothing."""
 INTERNAL_ERROR = "Internal error occurred, check Cilium logs for details."
 TRUE_TEXTS = frozenset({"true", "1", "yes", "ok", "y", "on", "selected", "checked", "t", "enabled"})
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
@@ -58,11 +63,21 @@ def parse_bool(text: str | None, *, default: bool) -> bool:
     return default if text is None else text.strip().lower() in TRUE_TEXTS
 
 
+def parse_int(text: str | None, name: str) -> int:
+    """An integer as go-openapi reads it, 0 without one; raises FrameworkError 422 for other text."""
+    if not text:
+        return 0
+    if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise FrameworkError(422, 601, f'{name} must be of type int64: "{text}"')
+    return int(text)
+
+
 def decode(body: bytes, model: type[T], name: str) -> T:
     """Decode a request body; ``name`` is the parameter's name in the schema.
 
     Unknown keys are ignored and null means absent, as encoding/json has it. Raises FrameworkError:
-    422 when the body or a required key is missing, 400 when it is no such JSON.
+    422 when the body or a required key is missing, or a word is none of those it may be, 400 when it is no
+    such JSON.
     """
     if not body.strip():
         raise FrameworkError(422, 602, f"{name} in body is required")
@@ -72,6 +87,8 @@ def decode(body: bytes, model: type[T], name: str) -> T:
         text = str(error)
         if text.startswith("Object missing required field `"):
             raise FrameworkError(422, 602, f"{text.split('`')[1]} in body is required") from None
+        if text.startswith("Invalid enum value "):
+            raise FrameworkError(422, 606, f"{name} in body: {text}") from None
         raise FrameworkError(400, 400, f'parsing {name} body from "" failed, because {text}') from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameworkError(400, 400, f'parsing {name} body from "" failed, because {error}') from None
@@ -102,7 +119,7 @@ def peer_uid(request: Request) -> int:
 
 def framework_answer(status: int, code: int, message: str) -> Response:
     """The framework's own error form."""
-    return answer(status, {"code": code, "message": message})
+    return answer(status, Problem(code=code, message=message))
 
 
 def nowhere(request: Request, allowed: frozenset[str]) -> Response:

@@ -39,7 +39,10 @@ class Routes(Generic[T]):
         self._known.append((pattern, {method: handler}))
 
     def match(self, method: str, path: str) -> Match[T]:
-        """Where a request leads; ``path`` as it was sent. The first route that was added wins."""
+        """Where a request leads; ``path`` as it was sent. The first route that was added wins.
+
+        At a path that a route has without named parts, only its methods are there, as in an OpenAPI document.
+        """
         parts = path.split("/")
         allowed: set[str] = set()
         for pattern, methods in self._known:
@@ -49,6 +52,8 @@ class Routes(Generic[T]):
             if method in methods:
                 return Match(methods[method], info)
             allowed |= methods.keys()
+            if not info:
+                break
         return Match(None, {}, frozenset(allowed))
 
 

@@ -16,6 +16,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 COMMANDS = {
     "agent": ("hive.agent", "Run the agent on this node."),
+    "api": ("hive.api", "What can be asked of the agent's REST API."),
     "bpf": ("hive.bpf", "Look at the maps in the kernel."),
     "build-config": (
         "hive.build_config.command",

@@ -18,6 +18,7 @@ import aiohttp
 from yarl import URL
 
 from cells import api, controllers, endpoint, ipam, metrics
+from cells.api import Api
 from cells.api.config_mapping import SILENT, NodeFacts
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue, QueueLock
@@ -232,6 +233,7 @@ class Node:
     health: HealthTree
     socket: Path
     maps: FakeMaps
+    api: Api
 
     def given(self) -> set[str]:
         """The addresses that somebody has besides the router."""
@@ -311,4 +313,5 @@ async def running_node(
             health=hive.health,
             socket=config.api_socket,
             maps=maps,
+            api=hive.get(Api),
         )

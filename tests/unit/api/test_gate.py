@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 AT_ONCE = (
     ("GET", "/v1/config", 200),
     ("PATCH", "/v1/config", 422),
-    ("POST", "/v1/ipam?family=ipx", 201),
+    ("POST", "/v1/ipam?family=ipx", 422),
     ("GET", "/v1/map", 200),
     ("GET", "/v1/cluster/nodes", 200),
     ("GET", "/v1/node/ids", 200),

@@ -3,7 +3,7 @@
 import pytest
 
 from cells.api import models
-from cells.api.wire import FrameworkError, decode, parse_bool
+from cells.api.wire import FrameworkError, decode, parse_bool, parse_int
 
 
 def test_unknown_keys_and_nulls_do_not_matter() -> None:
@@ -20,6 +20,7 @@ def test_unknown_keys_and_nulls_do_not_matter() -> None:
         (b"", 422, "endpoint in body is required"),
         (b"{}", 422, "state in body is required"),
         (b'{"state":null}', 422, "state in body is required"),
+        (b'{"state":"happy"}', 422, "endpoint in body: Invalid enum value 'happy' - at `$.state`"),
         (b"{", 400, 'parsing endpoint body from "" failed, because'),
         (b'"state"', 400, 'parsing endpoint body from "" failed, because'),
         (b'{"state":"ready","interface-index":"7"}', 400, "interface-index"),
@@ -43,6 +44,18 @@ def test_words_that_mean_true(text: str) -> None:
 @pytest.mark.parametrize("text", ["false", "0", "", "nonsense"])
 def test_every_other_word_means_false(text: str) -> None:
     assert not parse_bool(text, default=True)
+
+
+@pytest.mark.parametrize(("text", "number"), [(None, 0), ("", 0), ("7", 7), ("-1", -1), ("+5", 5)])
+def test_numbers_in_headers(text: str | None, number: int) -> None:
+    assert parse_int(text, "client-id in header") == number
+
+
+@pytest.mark.parametrize("text", ["x", "1.0", "٣", "1_0", "9223372036854775808", "9" * 5000])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(FrameworkError, match="client-id in header must be of type int64") as refused:
+        parse_int(text, "client-id in header")
+    assert (refused.value.status, refused.value.code) == (422, 601)
 
 
 def test_a_header_that_is_absent_has_its_default() -> None:

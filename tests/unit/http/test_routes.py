@@ -32,6 +32,15 @@ def test_a_path_leads_to_its_handler(
     assert (match.found, match.info) == (found, info)
 
 
+def test_a_path_without_named_parts_has_only_its_own_methods() -> None:
+    routes: Routes[str] = Routes()
+    routes.add("GET", "/v1/recorder/masks", "masks")
+    routes.add("PUT", "/v1/recorder/{id}", "put")
+    match = routes.match("PUT", "/v1/recorder/masks")
+    assert (match.found, match.allowed) == (None, frozenset({"GET"}))
+    assert routes.match("PUT", "/v1/recorder/7").found == "put"
+
+
 @pytest.mark.parametrize("path", ["/", "", "/v1", "/v1/endpoint/", "/v1/endpoint/7/", "/v1%2Fendpoint", "*"])
 def test_other_paths_lead_nowhere(routes: Routes[str], path: str) -> None:
     match = routes.match("GET", path)

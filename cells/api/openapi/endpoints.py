@@ -1,0 +1,230 @@
+"""What pods are made with: configuration, health, endpoints, addresses.
+
+Needs: Described, the wire types.   Gives: OPERATIONS.
+Source: Cilium 1.17, api/v1/openapi.yaml.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cells.api import models
+from cells.api.openapi.described import Body, Described, bare, error, header, ok, path, problem, query
+from cells.api.status_models import StatusResponse
+
+ONE = "/v1/endpoint/{id}"
+ENDPOINT = path(
+    "id",
+    "An endpoint, as prefix:name with the prefixes cilium-local, container-id, container-name, "
+    "cni-attachment-id, pod-name, cep-name, ipv4 and ipv6; without a prefix, its number.",
+    example="cni-attachment-id:9f86d081884c:eth0",
+)
+FOUND = {
+    name: {"id": "$response.body#/id"}
+    for name in (
+        "GetEndpointID",
+        "GetEndpointIDHealthz",
+        "GetEndpointIDLog",
+        "GetEndpointIDLabels",
+        "GetEndpointIDConfig",
+        "PatchEndpointIDLabels",
+        "PatchEndpointIDConfig",
+        "DeleteEndpointID",
+    )
+}
+NOT_FOUND = bare(404, "There is no such endpoint.")
+LABELS = Body(
+    list[str],
+    "Only those that have all these labels, written source:key=value.",
+    required=False,
+    example=["k8s:app=web"],
+)
+DELETED = ok("It is gone."), ok("It is gone; so many things went wrong meanwhile.", int, status=206)
+OWNER = query("owner", "Whose the address is, for people: namespace/pod.", example="default/web-0")
+POOL = query("pool", "The pool the address is of.", example="default")
+REQUEST = {
+    "state": "waiting-for-identity",
+    "container-id": "9f86d081884c",
+    "container-interface-name": "eth0",
+    "interface-name": "lxc0123456789ab",
+    "interface-index": 12,
+    "mac": "02:00:00:00:00:02",
+    "host-mac": "02:00:00:00:00:01",
+    "addressing": {"ipv4": "10.0.1.77", "ipv4-pool-name": "default"},
+    "k8s-namespace": "default",
+    "k8s-pod-name": "web-0",
+    "labels": ["k8s:app=web"],
+    "datapath-configuration": {"external-ipam": True},
+}
+
+OPERATIONS = (
+    Described(
+        "GET",
+        "/v1/config",
+        "What the agent runs with, and what pods on this node need",
+        (ok("The configuration.", models.DaemonConfiguration),),
+    ),
+    Described(
+        "PATCH",
+        "/v1/config",
+        "Change the policy enforcement, or an option",
+        (
+            ok("Every endpoint follows it now."),
+            error(400, "No such option, or no such value of it."),
+            error(500, "Some endpoints could not follow yet."),
+        ),
+        body=Body(
+            models.DaemonConfigurationSpec,
+            "What is to change; what it does not name stays.",
+            example={"policy-enforcement": "default", "options": {"DropNotification": "Enabled"}},
+        ),
+    ),
+    Described(
+        "GET",
+        "/v1/healthz",
+        "How the agent is",
+        (ok("The status; also of an agent that is not well.", StatusResponse),),
+        (
+            header("brief", "Only the verdict, and at most one failing controller."),
+            header("require-k8s-connectivity", "Taken and not looked at, as there is no Kubernetes."),
+        ),
+    ),
+    Described(
+        "GET",
+        "/v1/endpoint",
+        "All endpoints, or those with some labels",
+        (ok("The endpoints.", list[models.Endpoint]), bare(404, "None has these labels.")),
+        body=LABELS,
+    ),
+    Described(
+        "DELETE",
+        "/v1/endpoint",
+        "Delete the endpoints of a container",
+        (*DELETED, error(400, "No container is named."), error(404, "The container has none.")),
+        body=Body(models.EndpointBatchDeleteRequest, "Whose.", example={"container-id": "9f86d081884c"}),
+    ),
+    Described(
+        "GET",
+        ONE,
+        "An endpoint",
+        (ok("The endpoint.", models.Endpoint), error(400, "This cannot name an endpoint."), NOT_FOUND),
+        (ENDPOINT,),
+    ),
+    Described(
+        "PUT",
+        ONE,
+        "Make the endpoint of a link that is there",
+        (
+            ok("The endpoint, ready.", models.Endpoint, status=201, links=FOUND),
+            error(400, "The endpoint cannot be made as it is asked for, or is there already."),
+            error(500, "The endpoint could not be made."),
+        ),
+        (path("id", "Not looked at; clients send cilium-local:0.", example="cilium-local:0"),),
+        body=Body(models.EndpointChangeRequest, "The endpoint.", example=REQUEST),
+    ),
+    Described(
+        "DELETE",
+        ONE,
+        "Delete an endpoint",
+        (*DELETED, error(400, "This cannot name an endpoint."), NOT_FOUND),
+        (ENDPOINT,),
+    ),
+    Described(
+        "GET",
+        f"{ONE}/healthz",
+        "Whether an endpoint works",
+        (ok("Its health.", models.EndpointHealth), bare(400, "This cannot name an endpoint."), NOT_FOUND),
+        (ENDPOINT,),
+    ),
+    Described(
+        "GET",
+        f"{ONE}/log",
+        "What happened to an endpoint",
+        (
+            ok("The newest first.", list[models.EndpointStatusChange]),
+            bare(400, "This cannot name an endpoint."),
+            NOT_FOUND,
+        ),
+        (ENDPOINT,),
+    ),
+    Described(
+        "GET",
+        f"{ONE}/labels",
+        "The labels of an endpoint",
+        (ok("Its labels.", models.LabelConfiguration), NOT_FOUND),
+        (ENDPOINT,),
+    ),
+    Described(
+        "PATCH",
+        f"{ONE}/labels",
+        "Put a user's labels on an endpoint",
+        (ok("It has them."), NOT_FOUND, error(500, "They cannot be put on it, or its build went wrong.")),
+        (ENDPOINT,),
+        body=Body(
+            models.LabelConfigurationSpec, "All that it is to have.", example={"user": ["any:tier=front"]}
+        ),
+    ),
+    Described(
+        "GET",
+        f"{ONE}/config",
+        "The options of an endpoint",
+        (ok("Its options.", models.EndpointConfigurationStatus), NOT_FOUND),
+        (ENDPOINT,),
+    ),
+    Described(
+        "PATCH",
+        f"{ONE}/config",
+        "Change the options of an endpoint",
+        (
+            ok("It follows them now."),
+            bare(400, "An option that cannot be changed, or no such value of it."),
+            NOT_FOUND,
+            error(500, "Its build went wrong."),
+        ),
+        (ENDPOINT,),
+        body=Body(
+            models.EndpointConfigurationSpec,
+            "What is to change.",
+            example={"options": {"SourceIPVerification": "Enabled"}},
+        ),
+    ),
+    Described(
+        "POST",
+        "/v1/ipam",
+        "The next free address of each family",
+        (
+            ok(
+                "The addresses; all or none.",
+                models.IPAMResponse,
+                status=201,
+                links={"DeleteIPAMIP": {"ip": "$response.body#/address/ipv4"}},
+            ),
+            problem(422, "There is no such family."),
+            error(502, "There is none left, or the family is off."),
+        ),
+        (
+            query("family", "Only of this one.", kind=Literal["ipv4", "ipv6"], example="ipv4"),
+            OWNER,
+            POOL,
+            header("expiration", "They are free again unless an endpoint has them soon."),
+        ),
+    ),
+    Described(
+        "POST",
+        "/v1/ipam/{ip}",
+        "This very address",
+        (ok("It is yours."), error(500, "It is somebody's, or no address of this node's pods.")),
+        (path("ip", "The address.", example="10.0.1.78"), OWNER, POOL),
+    ),
+    Described(
+        "DELETE",
+        "/v1/ipam/{ip}",
+        "Free an address",
+        (
+            ok("It is free."),
+            bare(400, "This is no address."),
+            error(500, "An endpoint or the router has it, or no pool is named."),
+        ),
+        (path("ip", "The address.", example="10.0.1.78"), POOL),
+    ),
+)

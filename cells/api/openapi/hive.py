@@ -1,0 +1,79 @@
+"""What the agent shows of itself, beside Cilium's document: tables, graph, start, settings, event loop.
+
+Needs: Described, the wire types.   Gives: OPERATIONS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cells.api import hive_models as wire
+from cells.api.openapi.described import Answer, Body, Described, ok, path
+
+OBJECT: Any = dict[str, object]
+TABLE = path("table", "A table, by its name.", example="endpoints")
+ROWS: Any = dict[str, list[wire.TableRow]]
+NO_TABLE = Answer(404, "There is no such table.", wire.Failure)
+
+OPERATIONS = (
+    Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[wire.TableInfo]),)),
+    Described("GET", "/statedb/dump", "Every row of every table", (ok("Rows by table.", ROWS),)),
+    Described(
+        "GET",
+        "/statedb/dump/{table}",
+        "Every row of a table",
+        (ok("The rows, under the table's name.", ROWS), NO_TABLE),
+        (TABLE,),
+    ),
+    Described(
+        "GET",
+        "/statedb/changes/{table}",
+        "Every row of a table, and every change of it from then on",
+        (
+            ok(
+                "A line for each, without end. A line that is a Failure is the last.",
+                wire.TableChange,
+                lines=True,
+            ),
+            NO_TABLE,
+        ),
+        (TABLE,),
+    ),
+    Described(
+        "GET",
+        "/statedb/query",
+        "Rows of the table health, in Cilium's form",
+        (
+            ok("A line for each.", wire.HealthRow, lines=True),
+            Answer(400, "There is no such index, or the key is not base64.", wire.Failure),
+            Answer(404, "There is no such table in Cilium's form.", wire.Failure),
+        ),
+        body=Body(
+            wire.Query, "Which rows.", example={"table": "health", "index": "identifier", "lowerbound": True}
+        ),
+    ),
+    Described(
+        "GET",
+        "/hive/graph",
+        "What the agent is made of",
+        (ok("The graph, in the form of docs/graph-schema.json.", OBJECT),),
+    ),
+    Described(
+        "GET",
+        "/hive/timeline",
+        "What the start took",
+        (ok("The start, in the form of docs/timeline-schema.json.", OBJECT),),
+    ),
+    Described(
+        "GET",
+        "/hive/config",
+        "Settings in force, and what a restart would change",
+        (ok("They.", wire.Settings),),
+    ),
+    Described(
+        "GET",
+        "/hive/loop",
+        "How busy the event loop was",
+        (ok("Its stretches.", wire.LoopLoad), Answer(404, "This event loop is not measured.", wire.Failure)),
+    ),
+)

@@ -1,0 +1,98 @@
+"""What the API says of parts of Cilium that are not built: reading finds nothing, changing is refused.
+
+Needs: Described, the wire types.   Gives: OPERATIONS.
+Source: Cilium 1.17, api/v1/openapi.yaml, of which only the answers that are given are here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cells.api.node_models import NameManager, Policy
+from cells.api.openapi.described import Described, bare, error, ok, path, query
+
+NONE: Any = list[dict[str, str]]
+"""Of lists whose items nothing makes yet."""
+NO_POLICIES = (error(500, "Policies cannot be loaded yet."),)
+NO_FILTER = (error(500, "There is no prefilter."),)
+NO_BGP = (error(501, "BGP is off."),)
+SERVICE = path("id", "A service.", kind=int, example=1)
+RECORDER = path("id", "A recorder.", kind=int, example=1)
+MISSING = (bare(404, "There is none."),)
+PATTERN = query("matchpattern", "Only of names like this one.")
+CACHED = (PATTERN, query("cidr", "Only of addresses inside."), query("source", "Only from there."))
+ROUTER = query("router_asn", "Only of this router.", kind=int)
+
+
+def _empty(path: str, summary: str) -> Described:
+    return Described("GET", path, summary, (ok("None.", NONE),))
+
+
+OPERATIONS = (
+    Described(
+        "GET",
+        "/v1/policy",
+        "The policies in force",
+        (ok("The policies, as JSON in a text.", Policy),),
+    ),
+    Described("PUT", "/v1/policy", "Load policies", NO_POLICIES),
+    Described("DELETE", "/v1/policy", "Unload policies", NO_POLICIES),
+    _empty("/v1/policy/selectors", "What policies select"),
+    _empty("/v1/service", "All services"),
+    Described("GET", "/v1/service/{id}", "A service", MISSING, (SERVICE,)),
+    Described(
+        "PUT", "/v1/service/{id}", "Make a service", (error(501, "Services are not built yet."),), (SERVICE,)
+    ),
+    Described("DELETE", "/v1/service/{id}", "Delete a service", MISSING, (SERVICE,)),
+    _empty("/v1/lrp", "All local redirect policies"),
+    Described("GET", "/v1/fqdn/cache", "Names that pods looked up", (ok("None.", NONE),), CACHED),
+    Described(
+        "GET",
+        "/v1/fqdn/cache/{id}",
+        "Names that an endpoint looked up",
+        (ok("None.", NONE),),
+        (path("id", "An endpoint.", example="1"), *CACHED),
+    ),
+    Described(
+        "DELETE",
+        "/v1/fqdn/cache",
+        "Forget names that pods looked up",
+        (error(400, "There is no cache."),),
+        (PATTERN,),
+    ),
+    Described("GET", "/v1/fqdn/names", "Names that policies speak of", (ok("None.", NameManager),)),
+    Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
+    Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
+    Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),
+    _empty("/v1/recorder", "All recorders"),
+    _empty("/v1/recorder/masks", "All masks of recorders"),
+    Described("GET", "/v1/recorder/{id}", "A recorder", MISSING, (RECORDER,)),
+    Described(
+        "PUT",
+        "/v1/recorder/{id}",
+        "Make a recorder",
+        (error(500, "Recorders are not built yet."),),
+        (RECORDER,),
+    ),
+    Described("DELETE", "/v1/recorder/{id}", "Delete a recorder", MISSING, (RECORDER,)),
+    Described("GET", "/v1/bgp/peers", "Peers of BGP", NO_BGP),
+    Described(
+        "GET",
+        "/v1/bgp/routes",
+        "Routes of BGP",
+        NO_BGP,
+        (
+            query(
+                "table_type",
+                "Which table.",
+                kind=Literal["loc-rib", "adj-rib-in", "adj-rib-out"],
+                required=True,
+            ),
+            query("afi", "Address family.", required=True, example="ipv4"),
+            query("safi", "Subsequent address family.", required=True, example="unicast"),
+            ROUTER,
+            query("neighbor", "Only of this peer."),
+        ),
+    ),
+    Described("GET", "/v1/bgp/route-policies", "Policies of BGP", NO_BGP, (ROUTER,)),
+)

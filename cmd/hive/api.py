@@ -1,0 +1,29 @@
+"""``hive api``: the operations of the agent's REST API, for people and as an OpenAPI document.
+
+Needs: cells.api.openapi, imported when called.   Gives: command.
+"""
+
+import click
+
+from hive.output import document, fitted, output_option
+
+
+@click.command()
+@output_option
+def command(output: str) -> None:
+    """List the operations of the agent's REST API.
+
+    With -o json or -o yaml, the OpenAPI document of them: parameters, bodies, answers.
+    """
+    from cells.api import openapi
+
+    if (text := document(openapi.document(), output)) is not None:
+        click.echo(text)
+        return
+    rows = [
+        {"operation": one.id, "method": one.method, "path": one.path, "summary": one.summary}
+        for one in openapi.DESCRIBED
+        if not one.alias
+    ]
+    for line in fitted(rows, None, "", ("operation", "method", "path", "summary")):
+        click.echo(line)

@@ -1,0 +1,164 @@
+"""Requests that the API's own document allows, and some that it does not, sent to a node's socket.
+
+Needs: schemathesis, a node.   Gives: SCHEMA, LINKED, Socket, example, check.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+import schemathesis
+from requests import PreparedRequest, Request
+from schemathesis.core import NotSet
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+)
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
+from cells.api.openapi import DESCRIBED, Described, document
+from cells.api.wire import JSON
+
+ENOUGH = 1 << 16
+"""Bytes of an answer without end that are read."""
+SILENT = 0.05
+"""Seconds after which such an answer has told what it had to."""
+
+_CONFIG = {
+    "base-url": "http://localhost",
+    "generation": {"deterministic": True, "max-examples": 15, "database": "none"},
+    "checks": {
+        # 5xx are documented one by one, so status_code_conformance sees those that are not.
+        "not_a_server_error": {"enabled": False},
+        # No schema says whether an object is there, or what it may be; the framework must be content.
+        "positive_data_acceptance": {"expected-statuses": ["2xx", "400", "403", "404", "500", "501", "502"]},
+    },
+}
+
+
+def _loaded() -> OpenApiSchema:
+    return schemathesis.openapi.from_dict(document(), config=schemathesis.Config.from_dict(_CONFIG))
+
+
+SCHEMA = _loaded()
+LINKED = _loaded().include(path_regex="^/v1/(endpoint|ipam)")
+"""Operations whose answers name what others work on."""
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Socket:
+    """Sends cases to the API at ``path``, each over a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, case: schemathesis.Case[Any]) -> schemathesis.Response:
+        """The answer; of one without end, what comes at once."""
+        sent = Request(**case.as_transport_kwargs()).prepare()
+        assert sent.method is not None
+        connection, began = _Connection(self._path), time.monotonic()
+        try:
+            assert sent.body is None or isinstance(sent.body, str | bytes)
+            connection.request(sent.method, sent.path_url, sent.body, dict(sent.headers))
+            wire = connection.sock
+            got = connection.getresponse()
+            endless = got.getheader("Content-Length") is None and got.chunked
+            if endless and wire is not None:
+                wire.settimeout(SILENT)
+            content = _read(got) if endless else got.read()
+        finally:
+            connection.close()
+        headers: dict[str, list[str]] = {}
+        for name, value in got.getheaders():
+            headers.setdefault(name, []).append(value)
+        return schemathesis.Response(
+            got.status, headers, content, sent, time.monotonic() - began, verify=False, message=got.reason
+        )
+
+
+def _read(got: http.client.HTTPResponse) -> bytes:
+    """What comes at once of an answer in chunks, to the end of a line."""
+    content = b""
+    try:
+        while len(content) < ENOUGH and (part := got.read1(ENOUGH)):
+            content += part
+    except TimeoutError:
+        pass
+    return content[: content.rfind(b"\n") + 1]
+
+
+def example(operation_id: str) -> schemathesis.Case[Any]:
+    """The request that the document shows for an operation."""
+    operation = SCHEMA.find_operation_by_id(operation_id)
+    one = next(each for each in DESCRIBED if each.id == operation_id and not each.alias)
+    given: dict[str, dict[str, str]] = {"path": {}, "query": {}}
+    for each in one.parameters:
+        if each.example is not None:
+            given[each.place][each.name] = str(each.example)
+    made = operation.Case(path_parameters=given["path"], query=given["query"])
+    if one.body is not None:
+        made.body, made.media_type = cast("dict[str, Any]", one.body.example), JSON
+    return made
+
+
+def check(case: schemathesis.Case[Any], answer: schemathesis.Response) -> None:
+    """Raise unless the answer is one that the document has for the request."""
+    one = next((one for one in DESCRIBED if (one.method, one.path) == (case.method, case.path)), None)
+    answers = [] if one is None else one.all_answers()
+    described = [each for each in answers if each.status == answer.status_code]
+    without: list[schemathesis.CheckFunction] = []
+    if one is not None and _is_read_as_valid(case, answer.request, one):
+        without.append(negative_data_rejection)
+    if not answer.content and any(each.kind is None for each in described):
+        without += [content_type_conformance, response_schema_conformance]
+    case.validate_response(answer, excluded_checks=without)
+    for each in described:
+        for line in answer.content.splitlines() if each.lines else ():
+            if line:
+                msgspec.json.decode(line, type=each.kind)
+
+
+def _is_read_as_valid(case: schemathesis.Case[Any], sent: PreparedRequest, one: Described) -> bool:
+    """Whether a request that the document does not allow is fine, the way the Go server reads it."""
+    query = parse_qsl(urlsplit(sent.path_url).query, keep_blank_values=True)
+    carried: dict[str, Mapping[str, Any]] = {"query": dict(reversed(query)), "header": sent.headers}
+    try:
+        for each in one.parameters:
+            given = carried.get(each.place, {}).get(each.name)  # the first of several
+            if not given and each.required and each.place != "path":
+                return False
+            if given and each.kind not in {bool, str}:  # every text is one
+                msgspec.convert(given, each.kind, strict=False)
+        if one.body is None or isinstance(case.body, NotSet):
+            return one.body is None or not one.body.required
+        msgspec.convert(_absent(case.body), one.body.kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _absent(value: object) -> object:
+    """A body without what the server takes as left out: null and empty texts, at any depth."""
+    if isinstance(value, dict):
+        return {key: _absent(item) for key, item in value.items() if item not in (None, "")}
+    if isinstance(value, list):
+        return [_absent(item) for item in value if item is not None]
+    return value

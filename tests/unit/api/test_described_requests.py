@@ -1,0 +1,89 @@
+"""The API against its own document: whatever is asked is answered in one of the described ways.
+
+schemathesis makes the requests of each operation: its examples, the edges of what is allowed, what is not
+allowed, and some at random, the same ones in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, settings
+
+from cells.api.openapi import DESCRIBED, Described
+from cells.maps import IpcacheKey, IpcacheValue
+from lifecycle.loop_lag import measured_loop
+from tests.unit.api.described_requests import LINKED, SCHEMA, Socket, check, example
+from tests.unit.api.node import ROUTER, running_node
+from tests.unit.fuzz.inputs import bounded
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[Socket]:
+    """A node with a row and a change in its maps."""
+    directory.mkdir()
+    with start_blocking_portal("asyncio", {"loop_factory": measured_loop}) as portal:
+        manager = running_node(directory, cidr6="fd00:1::/112")
+        with portal.wrap_async_context_manager(manager) as node:
+            node.maps.ipcache.rows[IpcacheKey.host(ROUTER).pack()] = IpcacheValue(identity=1).pack()
+            assert node.maps.lxc.log is not None
+            node.maps.lxc.log.note(bytes(20), None)
+            yield Socket(node.socket)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Socket]:
+    """A node that goes through all of it."""
+    with serving(tmp_path_factory.mktemp("served") / "node") as node:
+        yield node
+
+
+@pytest.fixture
+def ask(served: Socket) -> Socket:
+    """The node, with the endpoint that the document's examples speak of."""
+    served(example("PutEndpointID"))
+    return served
+
+
+@SCHEMA.parametrize()
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_answer_is_described(case: schemathesis.Case[Any], ask: Socket) -> None:
+    check(case, ask(case))
+
+
+@pytest.mark.parametrize("one", [one for one in DESCRIBED if not one.alias], ids=lambda one: one.id)
+def test_the_example_of_an_operation_is_answered_as_it_says_first(one: Described, ask: Socket) -> None:
+    if one.id in {"PutEndpointID", "PostIPAMIP"}:
+        ask(example("DeleteEndpointID"))
+        ask(example("DeleteIPAMIP"))
+    assert ask(example(one.id)).status_code == one.answers[0].status
+
+
+def test_what_an_answer_names_the_next_operations_find(tmp_path: Path) -> None:
+    numbers = count()
+
+    class Life(LINKED.as_state_machine()):  # type: ignore[misc]  # a class made at run time
+        def setup(self) -> None:
+            self.node = ExitStack()
+            self.ask = self.node.enter_context(serving(tmp_path / str(next(numbers))))
+
+        def teardown(self) -> None:
+            self.node.close()
+
+        def call(self, case: schemathesis.Case[Any], **_: object) -> schemathesis.Response:
+            answer: schemathesis.Response = self.ask(case)
+            return answer
+
+        def validate_response(
+            self, response: schemathesis.Response, case: schemathesis.Case[Any], **_: object
+        ) -> None:
+            check(case, response)
+
+    Life.run(settings=settings(bounded(10), stateful_step_count=20))
