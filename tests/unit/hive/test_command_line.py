@@ -135,6 +135,32 @@ def test_brief_status_is_one_line_and_an_exit_code(
     assert (ill.code, ill.out) == (1, "error in cilium: the datapath is not loaded\n")
 
 
+FAILING = {
+    "name": "status-probe-bpf-maps",
+    "status": {"consecutive-failure-count": 1, "last-failure-msg": "the maps' pins are gone"},
+}
+
+
+@pytest.mark.parametrize(
+    ("sick", "line"),
+    [
+        ({"controllers": [FAILING]}, "controller status-probe-bpf-maps: the maps' pins are gone"),
+        (
+            {"stale": {"bpf-maps": "2026-01-02T03:04:05Z"}},
+            "bpf-maps: does not answer since 2026-01-02T03:04:05Z",
+        ),
+    ],
+)
+def test_a_part_that_is_unwell_is_told_by_both_forms_and_their_exit_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sick: dict[str, object], line: str
+) -> None:
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | sick)}) as agent:
+        brief = hive(capsys, "status", "--brief", "--socket", agent.socket)
+        long = hive(capsys, "status", "--socket", agent.socket)
+    assert (brief.code, brief.out) == (1, f"error in {line}\n")
+    assert (long.code, line.rpartition(": ")[2] in long.out) == (1, True)
+
+
 def test_no_agent_is_one_line_that_names_the_socket(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
