@@ -18,7 +18,7 @@ _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
 
 root_option = click.option(
     "--bpf-root",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/sys/fs/bpf"),
     show_default=True,
     help="Where bpffs is mounted.",

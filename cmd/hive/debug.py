@@ -54,7 +54,12 @@ def command() -> None:
 @click.option(
     "-f", "--file", "target", type=click.Path(path_type=Path, dir_okay=False), help="The archive to write."
 )
-@click.option("--bpf-root", type=click.Path(path_type=Path), default=Path("/sys/fs/bpf"), show_default=True)
+@click.option(
+    "--bpf-root",
+    type=click.Path(path_type=Path, readable=False),
+    default=Path("/sys/fs/bpf"),
+    show_default=True,
+)
 @socket_option
 @timeout_option
 def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: float) -> None:
@@ -101,7 +106,7 @@ def _parts(agent_socket: Path, bpf_root: Path, timeout: float) -> Iterator[tuple
     yield "agent/endpoint-logs.json", partial(_endpoint_logs, agent_socket, timeout)
     yield "kernel/maps.json", partial(_maps, bpf_root)
     directory = bpf_root / "tc" / "globals"
-    for pin in sorted(directory.iterdir()) if directory.is_dir() and os.access(directory, os.R_OK) else ():
+    for pin in sorted(directory.iterdir()) if os.access(directory, os.R_OK | os.X_OK) else ():
         if pin.name.startswith(("cilium_", "hive_")) and pin.name not in _WITHOUT_ROWS:
             yield f"kernel/maps/{pin.name}.json", partial(_rows, pin)
     for text in FILES:

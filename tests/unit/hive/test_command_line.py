@@ -1,9 +1,13 @@
 """The hive command as a person meets it: what it prints, where, and how it exits."""
 
+import contextlib
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -191,17 +195,39 @@ def test_permission_denied_says_what_to_do(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
+def test_maps_that_are_not_ours_to_read_say_what_to_do(tmp_path: Path) -> None:
+    from hive.lab.children import run_child
+
+    tmp_path.chmod(0o700)
+    code, told = run_child(_list_as_nobody, tmp_path)
+    assert (code, told) == (1, f"hive: permission denied on {tmp_path}: run this as root")
+
+
+def _list_as_nobody(bpf_root: Path) -> tuple[int, str]:
+    import_module("hive.bpf")  # which this user may not read
+    said = io.StringIO()
+    _become_nobody()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+        main(["bpf", "list", "--bpf-root", str(bpf_root)])
+    return int(str(ended.value.code)), said.getvalue().strip()
+
+
 def _ask_as_nobody(agent_socket: Path) -> str:
     import click
 
     from hive.client import ask
 
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
+    _become_nobody()
     with pytest.raises(click.ClickException) as refused:
         ask("/v1/healthz", agent_socket)
     return refused.value.message
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
 
 
 def test_an_error_answer_is_told_with_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +250,7 @@ def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["endpont"], "No such command 'endpont'"),
+        (["endpont"], "No such command 'endpont'. Did you mean 'endpoint'?"),
         (["status", "--sockt", "x"], "No such option"),
         (["status", "--socket", "relative"], "expected an absolute path"),
         (["status", "--timeout", "-1"], "-1"),
@@ -242,6 +268,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert (result.code, result.out) == (2, "")
     assert text in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_socket_of_another_kind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cni.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(path))
+        other.listen()
+        result = hive(capsys, "status", "-H", path)
+    assert result.err == f"hive: {path} is another kind of socket: the API's is cilium.sock\n"
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
