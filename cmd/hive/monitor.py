@@ -4,6 +4,7 @@ Needs: the agent's monitor socket; its API for the names of endpoints.   Gives: 
 Source: the options of ``cilium-dbg monitor``.
 """
 
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def command(
         networks,
     )
     shown = lost = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
     try:
         with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
             click.echo("Listening for events; press ctrl-C to quit", err=True)
