@@ -10,6 +10,7 @@ import click
 
 from hive.agent import FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
+from hive.config_get import get_setting
 from hive.config_set import set_options
 from hive.output import GOOD, document, fitted, output_option, terminal_width
 
@@ -138,4 +139,5 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
     return 1 if changes else 0
 
 
+command.add_command(get_setting)
 command.add_command(set_options)

@@ -113,7 +113,8 @@ def _run(arguments: list[str] | None) -> int:
         return USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "hive"
-        return _say(f"{error.format_message().rstrip('.')} (see: {where} --help)", USAGE)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        return _say(f"{message} (see: {where} --help)", USAGE)
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

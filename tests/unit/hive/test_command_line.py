@@ -259,6 +259,7 @@ def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.Captur
         (["lab", "up", "--name", "No Such"], "expected up to 32 of a-z"),
         (["lab", "up", "--pods", "many"], "many"),
         (["lab", "exec"], "Missing argument"),
+        (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(

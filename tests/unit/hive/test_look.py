@@ -115,6 +115,30 @@ def test_an_unwell_endpoint_is_the_exit_code(tmp_path: Path, capsys: pytest.Capt
     assert next(line.split() for line in told.out.splitlines()) == ["Overall:", "Warning"]
 
 
+CONFIG = {
+    "/v1/config": (200, {"spec": {"options": {"Debug": "Disabled"}, "policy-enforcement": "default"}}),
+    "/hive/config": (200, {"settings": [{"name": "mtu", "value": "1400"}]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "out", "err"),
+    [
+        ("mtu", 0, "1400\n", ""),
+        ("debug", 0, "Disabled\n", ""),
+        ("POLICYENFORCEMENT", 0, "default\n", ""),
+        ("mtuu", 1, "", "hive: the agent has no setting or option mtuu; did you mean mtu?\n"),
+        ("x", 1, "", "hive: the agent has no setting or option x; hive config list --live names them\n"),
+    ],
+)
+def test_one_setting_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, out: str, err: str
+) -> None:
+    with stub_agent(tmp_path, CONFIG) as agent:
+        told = hive(capsys, "config", "get", name, "-H", agent.socket)
+    assert (told.code, told.out, told.err) == (code, out, err)
+
+
 LABELS = {"spec": {"user": ["unspec:tier=front", "k8s:a=b"]}, "status": {}}
 OPTIONS = {"realized": {"options": {"SourceIPVerification": "Enabled"}}, "immutable": {}}
 CHANGEABLE = {"/v1/endpoint/7/labels": (200, LABELS), "/v1/endpoint/7/config": (200, OPTIONS)}
