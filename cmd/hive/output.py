@@ -138,13 +138,17 @@ def told(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
             beside = name.ljust(column) + text
             if width is None or len(click.unstyle(beside)) <= width:
                 yield beside.rstrip()
-            elif indented and column > width // 2:
+            elif (indented and column > width // 2) or _widest(text) > width - column:
                 yield name
                 yield from (" " * _BELOW + line for line in _wrapped(text, width - _BELOW))
             else:
                 first, *others = _wrapped(text, width - column)
                 yield name.ljust(column) + first
                 yield from (" " * column + line for line in others)
+
+
+def _widest(text: str) -> int:
+    return max(len(word) for word in click.unstyle(text).split(" "))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -156,7 +160,7 @@ def _wrapped(text: str, width: int) -> list[str]:
             lines.append(word)
         else:
             lines[-1] = longer
-    return lines
+    return [line.rstrip(" ") for line in lines]
 
 
 def cell_text(value: object) -> str:

@@ -82,6 +82,11 @@ def test_texts_go_on_below_where_a_terminal_is_narrow() -> None:
         "  a job with a very long name:",
         "      failed and failed again",
     ]
+    assert [click.unstyle(line) for line in told([("File:", "at /run/" + "x" * 30)], 40)] == [
+        "File:",
+        "      at",
+        "      /run/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    ]
     assert [click.unstyle(line) for line in told(facts, None)] == [
         "File:   Ok   written to /run/05-cilium.conflist",
         "Jobs:   2",
