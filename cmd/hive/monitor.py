@@ -58,6 +58,8 @@ class Wanted:
         source, destination = event.source, getattr(event, "destination", 0)
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source
+        elif source == destination:
+            source = 0  # the receiver's program spoke: whom it is from is not told
         return (
             (not self.source or source in self.source)
             and (not self.destination or destination in self.destination)
