@@ -6,7 +6,12 @@ Gives:  the names below. Compose cells (module, provide, invoke, ...) and run th
 
 from typing import TYPE_CHECKING
 
-from lifecycle.logs import Logger, configure_logging  # first: it imports structlog without rich
+from lifecycle.logs import (  # first: it imports structlog without rich
+    Logger,
+    configure_logging,
+    log_level,
+    set_log_level,
+)
 
 # isort: split
 from lifecycle.cells import (
@@ -127,6 +132,7 @@ __all__ = [
     "explain",
     "group",
     "invoke",
+    "log_level",
     "milliseconds",
     "minutes",
     "module",
@@ -137,6 +143,7 @@ __all__ = [
     "replace",
     "results",
     "seconds",
+    "set_log_level",
     "supply",
 ]
 

@@ -1,7 +1,8 @@
 """Logs: structured, one event a line.
 
 Needs:  nothing.
-Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging(), trouble_logged().
+Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging(), set_log_level(),
+        log_level(), trouble_logged().
 """
 
 import contextlib
@@ -17,7 +18,15 @@ from lifecycle.keys import call_it
 with absent("rich"):
     import structlog
 
-__all__ = ["Format", "Logger", "configure_logging", "logger_for", "trouble_logged"]
+__all__ = [
+    "Format",
+    "Logger",
+    "configure_logging",
+    "log_level",
+    "logger_for",
+    "set_log_level",
+    "trouble_logged",
+]
 
 Logger = structlog.typing.FilteringBoundLogger
 call_it(Logger, "Logger")
@@ -26,6 +35,25 @@ Format = Literal["auto", "text", "logfmt", "json"]
 _trouble: Counter[tuple[str, str]] = Counter()
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
+
+
+class _Levelled(structlog.BoundLoggerBase):
+    """The class of every logger. What is below the level is a method that does nothing."""
+
+
+def set_log_level(level: str) -> None:
+    """Log from `level` up from now on, with every logger there is. Raises ValueError for an unknown level."""
+    if level not in _LEVELS:
+        raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
+    for name, method in vars(structlog.make_filtering_bound_logger(_LEVELS[level])).items():
+        if not name.startswith("__"):
+            setattr(_Levelled, name, method)
+
+
+def log_level() -> str:
+    """The level from which on lines are logged."""
+    number = logger_for("").get_effective_level()
+    return next(name for name, value in _LEVELS.items() if value == number)
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
@@ -48,8 +76,7 @@ def configure_logging(
     auto is text on a terminal, logfmt otherwise. Logs of libraries through the standard library's logging
     come out the same way, from warnings up. Raises ValueError for an unknown level or format.
     """
-    if level not in _LEVELS:
-        raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
+    set_log_level(level)
     stream = cast("TextIO", _StandardError()) if stream is None else stream
     if format == "auto":
         format = "text" if stream.isatty() else "logfmt"  # noqa: A001
@@ -60,7 +87,7 @@ def configure_logging(
             _count_trouble,
             *_renderers(format, stream),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=_Levelled,
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )

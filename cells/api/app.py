@@ -30,8 +30,9 @@ def application(
         began = time.perf_counter()
         match = known.match(request.method, request.path)
         response = await answered(request, match)
-        path = match.found.path if match.found else None
-        times.count(path, request.method, response.status, time.perf_counter() - began)
+        path, took = match.found.path if match.found else None, time.perf_counter() - began
+        times.count(path, request.method, response.status, took)
+        log.debug("answered", method=request.method, path=request.path, status=response.status, seconds=took)
         return response
 
     async def answered(request: Request, match: Match[Route]) -> Response:

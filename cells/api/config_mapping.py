@@ -1,7 +1,7 @@
 """The agent's configuration as GET /config tells it, and what PATCH /config may ask.
 
 Needs: what the router and the endpoint cell tell.
-Gives: NodeFacts, configuration_model, host_addressing, requested_configuration.
+Gives: NodeFacts, configuration_model, host_addressing, requested_configuration, requested_debug.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ EVENTS = {
     "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
     "TraceNotification": NODE_TELLS_TRACES,
 }
+DEBUG = "Debug"
+LATER = frozenset(
+    {"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyAuditMode", "PolicyTracing"}
+)
+"""Cilium's switches of what is not built yet: off, they ask for what there is."""
+ALWAYS = frozenset({"PolicyAccounting"})
+"""Cilium's switches of what is never off here."""
 AGGREGATION_OPTION = "MonitorAggregationLevel"
 AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
@@ -50,6 +57,8 @@ class NodeFacts:
     mtu: int
     telling: Telling = SILENT
     """What the datapath tells of packets."""
+    debug: bool = False
+    """Whether the agent logs what helps to find a fault."""
     chaining: str = "none"
     """How our plugin works with others."""
     route_mtu_in_chains: bool = False
@@ -75,6 +84,7 @@ def configuration_model(
 ) -> models.DaemonConfiguration:
     """The answer to GET /config; ``settings`` is shown to people as the daemon's configuration map."""
     options = {
+        DEBUG: _switch(node.debug),
         SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
         **event_options(node.telling),
     }
@@ -128,12 +138,28 @@ def requested_configuration(
                 expected = ", ".join(AGGREGATION_LEVELS)
                 raise ValueError(f'invalid option value "{value}" for {name}: expected {expected}, or 0 to 4')
             aggregation = AGGREGATION[value.lower()]
-        else:
-            changeable = ", ".join((AGGREGATION_OPTION, *EVENTS, SOURCE_IP_VERIFICATION))
-            raise ValueError(
-                f"unknown option {name}: while the agent runs, these can be changed: {changeable}"
-            )
+        elif name != DEBUG:
+            _unchanged(name, value)
     return Enforced(enforcement, verification), Telling(flags, aggregation)
+
+
+def requested_debug(wanted: models.DaemonConfigurationSpec, now: bool) -> bool:
+    """Whether PATCH /config asks for a log that helps to find a fault. Raises ValueError, one line."""
+    value = (wanted.options or {}).get(DEBUG)
+    return now if value is None else _is_on(DEBUG, value)
+
+
+def _unchanged(name: str, value: str) -> None:
+    """Raise ValueError, one line, unless the option asks for what cannot be otherwise."""
+    if name in LATER:
+        if _is_on(name, value):
+            raise ValueError(f"option {name} is not built yet: it can only be {DISABLED}")
+    elif name in ALWAYS:
+        if not _is_on(name, value):
+            raise ValueError(f"option {name} cannot be switched off: policy entries always count")
+    else:
+        changeable = ", ".join((DEBUG, AGGREGATION_OPTION, *EVENTS, SOURCE_IP_VERIFICATION))
+        raise ValueError(f"unknown option {name}: while the agent runs, these can be changed: {changeable}")
 
 
 def _switch(on: bool) -> str:

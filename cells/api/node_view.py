@@ -20,7 +20,7 @@ from cells.ipam import Ipam
 from cells.maps import Maps, MapSettings
 from cells.monitor import MonitorSettings
 from cells.router import Router
-from lifecycle import Table
+from lifecycle import Table, log_level, set_log_level
 
 
 class NodeView:
@@ -59,6 +59,7 @@ class NodeView:
             addressing=self._router.addressing(),
             mtu=self._mtu(),
             telling=self._datapath.telling,
+            debug=log_level() == "debug",
             chaining=self._chaining,
             route_mtu_in_chains=self._route_mtu_in_chains,
         )
@@ -67,6 +68,11 @@ class NodeView:
         """Have the datapath tell this of packets from now on; nothing happens when it does already."""
         if telling != self._datapath.telling:
             self._datapath.tell(telling)
+
+    def log_debug(self, on: bool) -> None:
+        """Log what helps to find a fault, or no longer; the plugin's log is the setting's alone."""
+        if on != (log_level() == "debug"):
+            set_log_level("debug" if on else "info")
 
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration under the names ``cilium-dbg config`` shows."""

@@ -50,6 +50,10 @@ class Facts(Protocol):
         """Have the datapath tell this of packets from now on; raises OSError."""
         ...
 
+    def log_debug(self, on: bool) -> None:
+        """Have the agent log what helps to find a fault, or no longer."""
+        ...
+
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration, for people."""
         ...
@@ -174,15 +178,18 @@ class Operations:
         """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
+            node = self._facts.node()
             wanted, telling = config_mapping.requested_configuration(
-                body, self._enforcement.now, self._facts.node().telling
+                body, self._enforcement.now, node.telling
             )
+            debug = config_mapping.requested_debug(body, node.debug)
         except ValueError as error:
             return answer(400, str(error))
         try:
             self._facts.tell(telling)
         except OSError as error:
             return answer(500, f"the datapath cannot be told: {error}")
+        self._facts.log_debug(debug)
         failed = await self._enforcement.change(wanted)
         if failed:
             return answer(500, f"endpoints {failed} could not follow yet, they are tried again")

@@ -5,7 +5,7 @@ Needs: cells.agent and lifecycle, imported when called.   Gives: command; build,
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -64,15 +64,14 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     return anyio.run(hive.run, backend_options={"loop_factory": measured_loop})
 
 
-def build(settings: Sequence[str]) -> "Hive":
+def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
     """The hive of the agent with these flags, the environment and the config-dir. Nothing is started."""
     from cells.agent import agent
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]
-    return Hive(
-        agent, settings=Sources(argv, os.environ, yaml_name=YAML_NAME, file_flag=FILE_FLAG), name="hive"
-    )
+    sources = Sources(argv, environment, yaml_name=YAML_NAME, file_flag=FILE_FLAG)
+    return Hive(agent, settings=sources, name="hive")
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:

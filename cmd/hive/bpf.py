@@ -11,14 +11,14 @@ import click
 
 from cells.maps import BpfError, Map, MapType, open_map
 from hive.bpf_rows import Row, describe
-from hive.output import document, fitted, output_option, table, terminal_width
+from hive.output import document, fitted, output_option, terminal_width
 
 GLOBALS = Path("tc", "globals")
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
 
 root_option = click.option(
     "--bpf-root",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
     default=Path("/sys/fs/bpf"),
     show_default=True,
     help="Where bpffs is mounted.",
@@ -39,9 +39,7 @@ def list_maps(bpf_root: Path, output: str) -> None:
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    rows: list[tuple[str, ...]] = [("NAME", "TYPE", "ROWS", "AT MOST", "KEY", "VALUE", "ID")]
-    rows.extend(tuple("" if value is None else str(value) for value in one.values()) for one in found)
-    for line in table(rows):
+    for line in fitted(found, terminal_width(), "-o json"):
         click.echo(line)
 
 

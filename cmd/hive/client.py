@@ -143,6 +143,8 @@ def _explain(error: OSError, agent_socket: Path, timeout: float) -> str:
         return f"no agent answers at {agent_socket}: start one (hive agent) or name its --socket"
     if error.errno in {errno.EACCES, errno.EPERM}:
         return f"permission denied on {agent_socket}: run this as root, or as a member of the socket's group"
+    if error.errno == errno.EPROTOTYPE:
+        return f"{agent_socket} is another kind of socket: the API's is cilium.sock"
     if isinstance(error, TimeoutError):
         return f"the agent at {agent_socket} did not answer within {timeout:g} s: is it still starting?"
     return f"cannot talk to the agent at {agent_socket}: {error.strerror or error}"

@@ -10,8 +10,9 @@ import click
 
 from hive.agent import FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
+from hive.config_get import get_setting
 from hive.config_set import set_options
-from hive.output import GOOD, document, fitted, output_option, terminal_width
+from hive.output import GOOD, QUIET, document, fitted, output_option, terminal_width, told
 
 TITLE = "Settings of the agent"
 REFUSED = "(refused)"
@@ -95,10 +96,21 @@ def list_settings(
     if (text := document(found, output)) is not None:
         click.echo(text)
         return 0
-    columns = ("name", "value", "origin") if origin else ("name", "value")
-    for line in fitted(found, None, "", columns):
+    for line in render(found, terminal_width(), ("name", "value", "origin") if origin else ("name", "value")):
         click.echo(line)
     return 0
+
+
+def render(found: list[dict[str, str]], width: int | None, columns: tuple[str, ...]) -> list[str]:
+    """A table; where it is too wide for a terminal, each setting with the rest beside or below it."""
+    lines = fitted(found, None, "", columns)
+    if width is None or all(len(click.unstyle(line)) <= width for line in lines):
+        return lines
+    facts = []
+    for one in found:
+        rest = [click.style(one[column], fg=QUIET) for column in columns[2:]]
+        facts.append((f"{one['name']}:", "   ".join([one["value"] or '""', *rest])))
+    return list(told(facts, width))
 
 
 def _show(changes: list[dict[str, str]]) -> None:
@@ -138,4 +150,5 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
     return 1 if changes else 0
 
 
+command.add_command(get_setting)
 command.add_command(set_options)

@@ -54,7 +54,12 @@ def command() -> None:
 @click.option(
     "-f", "--file", "target", type=click.Path(path_type=Path, dir_okay=False), help="The archive to write."
 )
-@click.option("--bpf-root", type=click.Path(path_type=Path), default=Path("/sys/fs/bpf"), show_default=True)
+@click.option(
+    "--bpf-root",
+    type=click.Path(path_type=Path, readable=False),
+    default=Path("/sys/fs/bpf"),
+    show_default=True,
+)
 @socket_option
 @timeout_option
 def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: float) -> None:
@@ -101,12 +106,15 @@ def _parts(agent_socket: Path, bpf_root: Path, timeout: float) -> Iterator[tuple
     yield "agent/endpoint-logs.json", partial(_endpoint_logs, agent_socket, timeout)
     yield "kernel/maps.json", partial(_maps, bpf_root)
     directory = bpf_root / "tc" / "globals"
-    for pin in sorted(directory.iterdir()) if directory.is_dir() and os.access(directory, os.R_OK) else ():
+    for pin in sorted(directory.iterdir()) if os.access(directory, os.R_OK | os.X_OK) else ():
         if pin.name.startswith(("cilium_", "hive_")) and pin.name not in _WITHOUT_ROWS:
             yield f"kernel/maps/{pin.name}.json", partial(_rows, pin)
+    yield "node/network.json", _network
     for text in FILES:
         yield f"node{text}", Path(text).read_bytes
     yield from _state(agent_socket.parent)
+    yield from _process(agent_socket.parent / "cilium.pid")
+    yield "node/cni.txt", partial(_cni, agent_socket, timeout)
 
 
 _WITHOUT_ROWS = {"cilium_events"}
@@ -139,6 +147,46 @@ def _rows(pin: Path) -> bytes:
     from hive.bpf import rows_of
 
     return _json(rows_of(pin))
+
+
+def _network() -> bytes:
+    from hive.network_state import network_state  # loads pyroute2
+
+    return _json(network_state())
+
+
+def _process(pidfile: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """What the agent uses of the machine, and its log; nothing of what it was started with."""
+    try:
+        process = Path("/proc", str(int(pidfile.read_text())))
+    except (OSError, ValueError):
+        return
+    for name in ("status", "limits", "cgroup", "mountinfo"):
+        yield f"process/{name}", (process / name).read_bytes
+    yield "process/fd.txt", partial(_descriptors, process / "fd")
+    yield "process/log.txt", partial(_log, process / "fd" / "2")
+
+
+def _descriptors(directory: Path) -> bytes:
+    descriptors = sorted(directory.iterdir(), key=lambda each: int(each.name))
+    return "".join(f"{each.name} {each.readlink()}\n" for each in descriptors).encode()
+
+
+def _log(standard_error: Path) -> bytes:
+    """The end of the agent's log. Raises ValueError where it goes to someone who has to be asked."""
+    if not standard_error.is_file():
+        raise ValueError("the agent's log is no file: add it by hand, from kubectl logs or journalctl")
+    return _end(standard_error)
+
+
+def _cni(agent_socket: Path, timeout: float) -> bytes:
+    """The network configurations that a runtime finds, the first of which it uses; what is in ours."""
+    settings = ask("/hive/config", agent_socket, timeout=timeout)["settings"]
+    ours = next(one["value"] for one in settings if one["name"] == "write-cni-conf-when-ready")
+    if not ours:
+        return b"write-cni-conf-when-ready is not set\n"
+    names = "".join(f"{path}\n" for path in sorted(Path(ours).parent.iterdir()))
+    return names.encode() + b"\n" + Path(ours).read_bytes()
 
 
 def _state(state_dir: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:

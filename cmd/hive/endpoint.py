@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hive import endpoint_detail
+from hive import endpoint_change, endpoint_detail
 from hive.client import ask, socket_option, timeout_option
 from hive.output import BAD, GOOD, QUIET, document, output_option, table, terminal_width
 
@@ -22,10 +22,10 @@ HEADER = (
 
 @click.group()
 def command() -> None:
-    """Look at the endpoints of the running agent."""
+    """Look at the endpoints of the running agent, or change what can be changed of one."""
 
 
-for _detail in endpoint_detail.COMMANDS:
+for _detail in (*endpoint_detail.COMMANDS, *endpoint_change.COMMANDS):
     command.add_command(_detail)
 
 

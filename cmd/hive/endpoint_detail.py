@@ -1,6 +1,7 @@
-"""``hive endpoint get|log|health|labels|config``: all of one endpoint.
+"""``hive endpoint get|log|health``: all of one endpoint.
 
-Needs: the agent's /v1/endpoint/{id} and what is below it.   Gives: COMMANDS.
+Needs: the agent's /v1/endpoint/{id} and what is below it.
+Gives: COMMANDS; endpoint_argument, one_path and ask_one for those that change it.
 Source: cilium-dbg's commands of the same names.
 """
 
@@ -12,30 +13,36 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, cell_text, document, fitted, output_option, table, terminal_width
+from hive.output import BAD, GOOD, document, fitted, output_option, table, terminal_width, told
 
 _STATES = {"OK": GOOD, "Warning": BAD, "Failure": BAD}
 
-_id = click.argument("endpoint", metavar="ID")
+endpoint_argument = click.argument("endpoint", metavar="ID")
 
 
-def _ask(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
-    path = f"/v1/endpoint/{quote(endpoint, safe='')}{below}"
-    return ask(path, agent_socket, timeout=timeout, missing=f"there is no endpoint {endpoint}")
+def one_path(endpoint: str, below: str) -> str:
+    """Where the agent tells of it, by any of its names."""
+    return f"/v1/endpoint/{quote(endpoint, safe='')}{below}"
+
+
+def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
+    """What the agent tells of an endpoint. Raises click.ClickException with one line."""
+    missing = f"there is no endpoint {endpoint}"
+    return ask(one_path(endpoint, below), agent_socket, timeout=timeout, missing=missing)
 
 
 @click.command()
-@_id
+@endpoint_argument
 @socket_option
 @timeout_option
 @output_option
 def get(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show endpoint ID: a number, ipv4:ADDRESS, pod-name:NAMESPACE:POD, cni-attachment-id:CONTAINER:eth0."""
-    found = _ask(endpoint, "", agent_socket, timeout)
+    found = ask_one(endpoint, "", agent_socket, timeout)
     if (text := document([found], output)) is not None:  # a list, as cilium-dbg has it
         click.echo(text)
         return
-    for line in table(list(_facts(found)), header_lines=0):
+    for line in told(list(_facts(found)), terminal_width()):
         click.echo(line)
 
 
@@ -66,13 +73,13 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @click.command()
-@_id
+@endpoint_argument
 @socket_option
 @timeout_option
 @output_option
 def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show what happened to endpoint ID, the latest first."""
-    found = _ask(endpoint, "/log", agent_socket, timeout)
+    found = ask_one(endpoint, "/log", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
@@ -82,13 +89,13 @@ def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
 
 
 @click.command()
-@_id
+@endpoint_argument
 @socket_option
 @timeout_option
 @output_option
 def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> int:
     """Show how endpoint ID is. Exits 1 when that is a warning or a failure."""
-    found = _ask(endpoint, "/healthz", agent_socket, timeout)
+    found = ask_one(endpoint, "/healthz", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return 0
@@ -102,45 +109,4 @@ def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> in
     return 1 if found.get("overallHealth") in {"Warning", "Failure"} else 0
 
 
-@click.command()
-@_id
-@socket_option
-@timeout_option
-@output_option
-def labels(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the labels of endpoint ID, and which of them count for policy."""
-    found = _ask(endpoint, "/labels", agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
-        return
-    status = found.get("status", {})
-    kinds = {
-        "for policy": status.get("security-relevant"),
-        "of the user": status.get("realized", {}).get("user"),
-        "derived": status.get("derived"),
-        "switched off": status.get("disabled"),
-    }
-    rows = [{"label": label, "kind": kind} for kind, some in kinds.items() for label in some or ()]
-    for line in fitted(rows, terminal_width(), "-o json"):
-        click.echo(line)
-
-
-@click.command()
-@_id
-@socket_option
-@timeout_option
-@output_option
-def config(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the options of endpoint ID."""
-    found = _ask(endpoint, "/config", agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
-        return
-    options = found.get("realized", {}).get("options") or {}
-    for line in fitted(
-        [{"option": name, "value": cell_text(value)} for name, value in sorted(options.items())], None, ""
-    ):
-        click.echo(line)
-
-
-COMMANDS = (get, log, health, labels, config)
+COMMANDS = (get, log, health)

@@ -51,6 +51,15 @@ class LazyGroup(click.Group):
         del ctx
         return list(COMMANDS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names. Raises click.UsageError, with names that are near."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
         del ctx
@@ -105,7 +114,8 @@ def _run(arguments: list[str] | None) -> int:
         return USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "hive"
-        return _say(f"{error.format_message().rstrip('.')} (see: {where} --help)", USAGE)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        return _say(f"{message} (see: {where} --help)", USAGE)
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

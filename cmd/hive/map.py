@@ -46,7 +46,8 @@ def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
 @timeout_option
 @output_option
 def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the rows of map NAME, as the agent wrote them."""
+    """Show the rows of map NAME, with or without cilium_, as the agent wrote them."""
+    name = _whole(name)
     found = ask(_path(name), agent_socket, timeout=timeout, missing=_missing(name))
     if (text := document(found, output)) is not None:
         click.echo(text)
@@ -72,7 +73,8 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 @timeout_option
 @output_option
 def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the latest changes that the agent made to map NAME."""
+    """Show the latest changes that the agent made to map NAME, with or without cilium_."""
+    name = _whole(name)
     path = f"{_path(name)}/events?follow={'true' if goes_on else 'false'}"
     try:
         for one in follow(path, agent_socket, timeout, ends=not goes_on, missing=_missing(name)):
@@ -82,6 +84,10 @@ def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output:
             click.echo(text)
     except KeyboardInterrupt:
         return
+
+
+def _whole(name: str) -> str:
+    return name if name.startswith(("cilium_", "hive_")) else f"cilium_{name}"
 
 
 def _path(name: str) -> str:

@@ -4,6 +4,7 @@ Needs: the agent's monitor socket; its API for the names of endpoints.   Gives: 
 Source: the options of ``cilium-dbg monitor``.
 """
 
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Wanted:
         source, destination = event.source, getattr(event, "destination", 0)
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source
+        elif source == destination:
+            source = 0  # the receiver's program spoke: whom it is from is not told
         return (
             (not self.source or source in self.source)
             and (not self.destination or destination in self.destination)
@@ -143,6 +146,7 @@ def command(
         networks,
     )
     shown = lost = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
     try:
         with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
             click.echo("Listening for events; press ctrl-C to quit", err=True)

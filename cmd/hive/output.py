@@ -1,7 +1,7 @@
 """How the command prints: aligned tables, colour on terminals only; JSON, YAML or single values for programs.
 
 Needs: click (it drops colours when the output is not a terminal).
-Gives: table(), fitted(), cell_text(), document(), json_text(), the options.
+Gives: table(), fitted(), told(), cell_text(), document(), json_text(), the options.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import click
@@ -19,6 +20,8 @@ GOOD, BAD, QUIET = "green", "red", "bright_black"
 TABLE = "table"
 _JSONPATH = "jsonpath="
 _GAP = 3
+_BELOW = 6
+"""Columns by which a text is indented that stands below its name."""
 
 
 class _Form(click.ParamType[str]):
@@ -120,6 +123,44 @@ def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
         line = "   ".join(cells).rstrip()
         lines.append(click.style(line, bold=True) if number < header_lines else line)
     return lines
+
+
+def told(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+    """Names with their texts beside them; a text that does not fit goes on below, styles and all.
+
+    Indented names are a section, which has a column of its own where it needs a wider one.
+    """
+    least = max((len(name) for name, _ in facts if not name.startswith(" ")), default=0)
+    for indented, section in groupby(facts, key=lambda fact: fact[0].startswith(" ")):
+        rows = list(section)
+        column = max(least, *(len(name) for name, _ in rows)) + _GAP
+        for name, text in rows:
+            beside = name.ljust(column) + text
+            if width is None or len(click.unstyle(beside)) <= width:
+                yield beside.rstrip()
+            elif (indented and column > width // 2) or _widest(text) > width - column:
+                yield name
+                yield from (" " * _BELOW + line for line in _wrapped(text, width - _BELOW))
+            else:
+                first, *others = _wrapped(text, width - column)
+                yield name.ljust(column) + first
+                yield from (" " * column + line for line in others)
+
+
+def _widest(text: str) -> int:
+    return max(len(word) for word in click.unstyle(text).split(" "))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of whole words; one that is wider, such as a path, has a line of its own."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and len(click.unstyle(longer)) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [line.rstrip(" ") for line in lines]
 
 
 def cell_text(value: object) -> str:

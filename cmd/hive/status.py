@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, document, output_option, table
+from hive.output import BAD, GOOD, QUIET, document, output_option, terminal_width, told
 
 HEALTHY = {"Ok", "Disabled"}
 
@@ -23,23 +23,37 @@ HEALTHY = {"Ok", "Disabled"}
 @click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
 @click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
 def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool) -> None:
-    """Ask the running agent how it is. Exits 1 when it is not well."""
+    """Ask the running agent how it is. Exits 1 when it, or any part of it, is not well."""
     headers = {"Brief": "true" if brief else "false"}
     answer = ask("/v1/healthz", agent_socket, headers, timeout)
     if (text := document(answer, output)) is not None:
         click.echo(text)
         return
-    state = answer["cilium"]
-    healthy = state["state"] in HEALTHY
+    wrong = trouble(answer)
     if brief:
-        click.echo("OK" if healthy else f"error in cilium: {state.get('msg', state['state'])}")
+        click.echo(f"error in {wrong}" if wrong else "OK")
     else:
-        for line in table(
-            [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)], header_lines=0
-        ):
+        facts = [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)]
+        for line in told(facts, terminal_width()):
             click.echo(line)
-    if not healthy:
+    if wrong:
         raise click.exceptions.Exit(1)
+
+
+def trouble(answer: dict[str, Any]) -> str:
+    """What is wrong, the gravest first; nothing when all is well. The words are those of cilium-dbg."""
+    state = answer["cilium"]
+    if state["state"] not in HEALTHY:
+        return f"cilium: {state.get('msg', state['state'])}"
+    for probe, since in sorted((answer.get("stale") or {}).items()):
+        return f"{probe}: does not answer since {since}"
+    for one in _failing(answer.get("controllers") or []):
+        return f"controller {one['name']}: {one['status'].get('last-failure-msg', 'failing')}"
+    return ""
+
+
+def _failing(controllers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in controllers if one.get("status", {}).get("consecutive-failure-count")]
 
 
 def lines(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
@@ -102,7 +116,7 @@ def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
     if controllers is None:
         return
-    failing = [one for one in controllers if one.get("status", {}).get("consecutive-failure-count")]
+    failing = _failing(controllers)
     count = f"{len(controllers) - len(failing)}/{len(controllers)} healthy"
     yield "Controller Status", click.style(count, fg=BAD if failing else None)
     for one in controllers if verbose else failing:
@@ -117,7 +131,7 @@ def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> 
 def _runs(worked: int, failed: int) -> str:
     if not worked + failed:
         return "no run has ended yet"
-    return f"{worked} runs" + (f", {failed} failed before" if failed else "")
+    return f"{worked} run{'' if worked == 1 else 's'}" + (f", {failed} failed before" if failed else "")
 
 
 def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,12 @@ def run(shell: "subprocess.Popen[str]", command: str) -> str:
 def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
     """A bash in this directory that finds this project's command."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    known = {"PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "HOME": str(directory)}
+    known = {
+        "PATH": path,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'cmd'}",
+        "LC_ALL": "C.UTF-8",
+        "HOME": str(directory),
+    }
     with subprocess.Popen(
         ["bash", "--norc"],
         cwd=directory,

@@ -34,7 +34,7 @@ class Places:
 
 def _path(option: str, default: str, text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
     return click.option(
-        option, type=click.Path(path_type=Path), default=default, show_default=True, help=text
+        option, type=click.Path(path_type=Path, readable=False), default=default, show_default=True, help=text
     )
 
 

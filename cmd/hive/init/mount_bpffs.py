@@ -13,7 +13,7 @@ from hive.init.host import enter_host, host_option
 
 @click.command()
 @host_option
-@click.argument("directory", type=click.Path(path_type=Path), default="/sys/fs/bpf")
+@click.argument("directory", type=click.Path(path_type=Path, readable=False), default="/sys/fs/bpf")
 def command(directory: Path, host_process: Path | None) -> None:
     """Mount bpffs on DIRECTORY (/sys/fs/bpf), unless it is mounted there."""
     try:

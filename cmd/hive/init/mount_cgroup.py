@@ -14,7 +14,7 @@ from hive.init.host import enter_host, host_option
 
 @click.command()
 @host_option
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path, readable=False))
 def command(directory: Path, host_process: Path | None) -> None:
     """Mount cgroup v2 on DIRECTORY, unless it is mounted there.
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 
+from hive.agent import pass_settings, settings_argument
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.output import BAD, GOOD, document, json_text, output_option, table
 
@@ -49,7 +51,8 @@ def command() -> None:
     """Whole nodes on this machine, each in namespaces of its own."""
 
 
-@command.command()
+@command.command(context_settings=pass_settings)
+@settings_argument
 @name_option("node-1")
 @click.option(
     "--pods",
@@ -59,10 +62,16 @@ def command() -> None:
     show_default=True,
     help="How many pods it has at least.",
 )
-def up(lab: Lab, count: int) -> None:
-    """Make a node with a running agent and pods; what is there already stays."""
+def up(lab: Lab, count: int, settings: tuple[str, ...]) -> int:
+    """Make a node with a running agent and pods; what is there already stays.
+
+    Settings are the agent's, as in --enable-policy=always. One that runs already keeps its own.
+    """
     need_root()
     from hive.lab import agent_process, pods
+
+    if settings and (wrong := _refused(settings)):
+        return wrong
 
     with _orderly(), exclusive():
         fresh = not lab.exists
@@ -72,8 +81,10 @@ def up(lab: Lab, count: int) -> None:
         try:
             pid = agent_process.running(lab)
             if pid is None:
-                pid = agent_process.start(lab)
+                pid = agent_process.start(lab, *settings)
                 click.echo(f"{lab.name}  starting the agent, pid {pid}")
+            elif settings:
+                _too_late(lab, pid)
             agent_process.wait_ready(lab, pid)
             for pod in (f"pod-{number}" for number in range(1, count + 1)):
                 if pod not in lab.pods():
@@ -85,6 +96,26 @@ def up(lab: Lab, count: int) -> None:
             raise
     click.echo(f"{lab.name}  up at {NODE_ADDRESS} with pods {', '.join(lab.pods()) or 'none'}")
     click.echo(f"Look around:  hive lab exec --name {lab.name} -- hive endpoint list")
+    return 0
+
+
+def _too_late(lab: Lab, pid: int) -> NoReturn:
+    raise LabError(
+        f"the agent of node {lab.name} runs already, and settings count at its start: "
+        f"end it first (kill {pid}), or take the node down (hive lab down --name {lab.name})"
+    )
+
+
+def _refused(settings: tuple[str, ...]) -> int:
+    """The exit code for what an agent would not start with, which is told; 0 when it would."""
+    from hive.agent import build, refuse
+    from lifecycle import GraphError
+
+    try:
+        build(settings, {}).settings()
+    except GraphError as error:
+        return refuse(error)
+    return 0
 
 
 @command.command("list")

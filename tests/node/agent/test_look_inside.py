@@ -63,9 +63,20 @@ def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> 
     ended = hive(lab, "debug", "bundle", "-f", str(target))
     assert (ended.returncode, ended.stderr) == (0, "")
     with tarfile.open(target) as archive:
-        names = {name.split("/", 1)[1] for name in archive.getnames()}
+        files = {
+            entry.name.split("/", 1)[1]: file.read().decode()
+            for entry in archive.getmembers()
+            if (file := archive.extractfile(entry)) is not None
+        }
     wanted = {"agent/debuginfo.json", "agent/graph.json", "kernel/maps/cilium_lxc.json", "state/listing.txt"}
-    assert wanted <= names
+    assert wanted <= files.keys()
+    assert "API served" in files["process/log.txt"]
+    assert "05-cilium.conflist" in files["node/cni.txt"]
+    network = json.loads(files["node/network.json"])
+    links = {link["IFLA_IFNAME"] for link in network["links"]}
+    assert {"lo", "uplink"} < links
+    assert [name for name in links if name.startswith("lxc")]
+    assert {each["TCA_KIND"] for each in network["filters"]} == {"bpf"}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def watching(lab: Lab, output: Path, *options: str) -> Iterator[subprocess.Popen
             process.kill()
 
 
-def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path, ending: signal.Signals) -> None:
     serving(node, "--enable-policy=always")
     first, second = pods.add(node, "first"), pods.add(node, "second")
     with watching(node, tmp_path / "seen", "-t", "drop", "--address", second.ipv4) as monitor:
@@ -51,7 +52,7 @@ def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path) -> N
         eventually(seen, within=10)
         line = (tmp_path / "seen").read_text().splitlines()[0]
         assert "xx drop (Policy denied) flow " in line
-        monitor.send_signal(signal.SIGINT)
+        monitor.send_signal(ending)
         assert monitor.wait(10) == 0
     assert "0 lost" in (tmp_path / "seen.err").read_text()
 

@@ -90,6 +90,19 @@ def test_up_again_keeps_what_is_there(lab: Lab) -> None:
         assert listed(lab.name) is None
 
 
+def test_the_agent_gets_settings_of_its_own(lab: Lab) -> None:
+    wrong = hive("lab", "up", "--name", lab.name, "--enable-policy=sometimes", "--mtuu=1")
+    assert (wrong.returncode, lab.exists, len(wrong.stderr.splitlines())) == (2, False, 2)
+    made = hive("lab", "up", "--name", lab.name, "--pods", "0", "--mtu=1400", "--enable-policy=always")
+    assert made.returncode == 0, made.stderr
+    asked = hive("lab", "exec", "--name", lab.name, "--", "hive", "config", "list", "--live", "-o", "json")
+    found = {one["name"]: one["value"] for one in json.loads(asked.stdout)}
+    assert (found["mtu"], found["enable-policy"]) == ("1400", "always")
+    again = hive("lab", "up", "--name", lab.name, "--mtu=1500")
+    assert again.returncode == 1
+    assert "settings count at its start" in again.stderr
+
+
 def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
     hive("lab", "up", "--name", lab.name, "--pods", "1")
     asked = [sys.executable, "-m", "hive", "endpoint", "list", "-o", "json"]

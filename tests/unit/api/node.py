@@ -161,15 +161,19 @@ class FixedFacts:
 
     addresses: Ipam | None = None
     telling: Telling = SILENT
+    debug: bool = False
 
     def node(self) -> NodeFacts:
         networks = self.addresses.ranges if self.addresses else {Family.IPV4: POD_CIDR}
         routers: dict[Family, IPAddress] = {Family.IPV4: ROUTER, Family.IPV6: ROUTER6}
         addressing = {family: Addressing(routers[family], network) for family, network in networks.items()}
-        return NodeFacts(addressing=addressing, mtu=1500, telling=self.telling)
+        return NodeFacts(addressing=addressing, mtu=1500, telling=self.telling, debug=self.debug)
 
     def tell(self, telling: Telling) -> None:
         self.telling = telling
+
+    def log_debug(self, on: bool) -> None:
+        self.debug = on
 
     def settings(self) -> Mapping[str, object]:
         return {"ClusterName": "default", "EnableIPv4": True, "MTU": 0}

@@ -6,7 +6,13 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import msgspec
 import pytest
 
-from cells.api.config_mapping import NodeFacts, configuration_model, event_options, requested_configuration
+from cells.api.config_mapping import (
+    NodeFacts,
+    configuration_model,
+    event_options,
+    requested_configuration,
+    requested_debug,
+)
 from cells.api.models import DaemonConfigurationSpec
 from cells.datapath import Telling
 from cells.endpoint import Enforced, Enforcement
@@ -27,7 +33,7 @@ def test_the_plugin_finds_what_it_needs() -> None:
     assert status["datapathMode"] == "veth"
     assert (status["deviceMTU"], status["routeMTU"]) == (1500, 1500)
     assert status["realized"] == {
-        "options": event_options(NODE.telling) | {"SourceIPVerification": "Enabled"},
+        "options": event_options(NODE.telling) | {"Debug": "Disabled", "SourceIPVerification": "Enabled"},
         "policy-enforcement": "default",
     }
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
@@ -36,6 +42,7 @@ def test_the_plugin_finds_what_it_needs() -> None:
 def test_what_the_datapath_tells_of_can_be_changed() -> None:
     node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, telling=TELLING)
     assert msgspec.to_builtins(configuration_model(node, {}, NOW))["spec"]["options"] == {
+        "Debug": "Disabled",
         "SourceIPVerification": "Enabled",
         "DropNotification": "Enabled",
         "TraceNotification": "Disabled",
@@ -111,8 +118,29 @@ def test_what_is_told_of_packets_is_changed(options: dict[str, str], telling: Te
             'invalid option value "much" for MonitorAggregationLevel: expected None, Lowest, Low, Medium',
         ),
         (DaemonConfigurationSpec(options={"SourceIPVerification": "7"}), 'invalid option value "7"'),
+        (
+            DaemonConfigurationSpec(options={"ConntrackAccounting": "Enabled"}),
+            "option ConntrackAccounting is not built yet: it can only be Disabled",
+        ),
+        (
+            DaemonConfigurationSpec(options={"PolicyAccounting": "Disabled"}),
+            "option PolicyAccounting cannot be switched off: policy entries always count",
+        ),
     ],
 )
 def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         requested_configuration(wanted, NOW, TELLING)
+
+
+def test_switches_that_ask_for_what_there_is_are_taken() -> None:
+    wanted = DaemonConfigurationSpec(options={"ConntrackAccounting": "Disabled", "PolicyAccounting": "1"})
+    assert requested_configuration(wanted, NOW, TELLING) == (NOW, TELLING)
+
+
+def test_debug_is_changed_when_it_is_named() -> None:
+    for value, on in (("Enabled", True), ("false", False)):
+        assert requested_debug(DaemonConfigurationSpec(options={"Debug": value}), not on) is on
+    assert requested_debug(DaemonConfigurationSpec(), True)
+    with pytest.raises(ValueError, match='invalid option value "7" for Debug'):
+        requested_debug(DaemonConfigurationSpec(options={"Debug": "7"}), now=False)

@@ -420,9 +420,8 @@ async def test_source_addresses_are_verified_or_not(tmp_path: Path) -> None:
         options = {"SourceIPVerification": "Disabled"}
         assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
         assert node.kernel.any_source
-        assert (await node.ask("GET", "/v1/config")).body["spec"]["options"] == event_options(
-            SILENT
-        ) | options
+        shown = (await node.ask("GET", "/v1/config")).body["spec"]["options"]
+        assert shown == event_options(SILENT) | {"Debug": "Disabled"} | options
 
 
 async def test_what_is_told_of_packets_is_changed_or_refused(tmp_path: Path) -> None:
@@ -433,6 +432,13 @@ async def test_what_is_told_of_packets_is_changed_or_refused(tmp_path: Path) -> 
         assert options.items() <= shown.items()
         refused = await node.ask("PATCH", "/v1/config", {"options": {"MonitorAggregationLevel": "9"}})
         assert (refused.status, refused.body[:24]) == (400, 'invalid option value "9"')
+
+
+async def test_debug_is_switched_and_shown(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        for value in ("Enabled", "Disabled"):
+            assert (await node.ask("PATCH", "/v1/config", {"options": {"Debug": value}})).status == 200
+            assert (await node.ask("GET", "/v1/config")).body["spec"]["options"]["Debug"] == value
 
 
 async def test_a_change_endpoints_cannot_follow_is_a_500(tmp_path: Path) -> None:

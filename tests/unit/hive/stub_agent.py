@@ -16,6 +16,8 @@ class StubAgent:
 
     socket: Path
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    changes: list[tuple[str, object]] = field(default_factory=list)
+    """Path and body of each PATCH; it is done."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -36,6 +38,13 @@ def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> It
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def do_PATCH(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            agent.changes.append((self.path, json.loads(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
             """Quiet."""

@@ -1,9 +1,13 @@
 """The hive command as a person meets it: what it prints, where, and how it exits."""
 
+import contextlib
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -135,6 +139,32 @@ def test_brief_status_is_one_line_and_an_exit_code(
     assert (ill.code, ill.out) == (1, "error in cilium: the datapath is not loaded\n")
 
 
+FAILING = {
+    "name": "status-probe-bpf-maps",
+    "status": {"consecutive-failure-count": 1, "last-failure-msg": "the maps' pins are gone"},
+}
+
+
+@pytest.mark.parametrize(
+    ("sick", "line"),
+    [
+        ({"controllers": [FAILING]}, "controller status-probe-bpf-maps: the maps' pins are gone"),
+        (
+            {"stale": {"bpf-maps": "2026-01-02T03:04:05Z"}},
+            "bpf-maps: does not answer since 2026-01-02T03:04:05Z",
+        ),
+    ],
+)
+def test_a_part_that_is_unwell_is_told_by_both_forms_and_their_exit_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sick: dict[str, object], line: str
+) -> None:
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | sick)}) as agent:
+        brief = hive(capsys, "status", "--brief", "--socket", agent.socket)
+        long = hive(capsys, "status", "--socket", agent.socket)
+    assert (brief.code, brief.out) == (1, f"error in {line}\n")
+    assert (long.code, line.rpartition(": ")[2] in long.out) == (1, True)
+
+
 def test_no_agent_is_one_line_that_names_the_socket(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,17 +195,39 @@ def test_permission_denied_says_what_to_do(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
+def test_maps_that_are_not_ours_to_read_say_what_to_do(tmp_path: Path) -> None:
+    from hive.lab.children import run_child
+
+    tmp_path.chmod(0o700)
+    code, told = run_child(_list_as_nobody, tmp_path)
+    assert (code, told) == (1, f"hive: permission denied on {tmp_path}: run this as root")
+
+
+def _list_as_nobody(bpf_root: Path) -> tuple[int, str]:
+    import_module("hive.bpf")  # which this user may not read
+    said = io.StringIO()
+    _become_nobody()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+        main(["bpf", "list", "--bpf-root", str(bpf_root)])
+    return int(str(ended.value.code)), said.getvalue().strip()
+
+
 def _ask_as_nobody(agent_socket: Path) -> str:
     import click
 
     from hive.client import ask
 
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
+    _become_nobody()
     with pytest.raises(click.ClickException) as refused:
         ask("/v1/healthz", agent_socket)
     return refused.value.message
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
 
 
 def test_an_error_answer_is_told_with_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +250,7 @@ def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["endpont"], "No such command 'endpont'"),
+        (["endpont"], "No such command 'endpont'. Did you mean 'endpoint'?"),
         (["status", "--sockt", "x"], "No such option"),
         (["status", "--socket", "relative"], "expected an absolute path"),
         (["status", "--timeout", "-1"], "-1"),
@@ -207,6 +259,7 @@ def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.Captur
         (["lab", "up", "--name", "No Such"], "expected up to 32 of a-z"),
         (["lab", "up", "--pods", "many"], "many"),
         (["lab", "exec"], "Missing argument"),
+        (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -216,6 +269,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert (result.code, result.out) == (2, "")
     assert text in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_socket_of_another_kind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cni.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(path))
+        other.listen()
+        result = hive(capsys, "status", "-H", path)
+    assert result.err == f"hive: {path} is another kind of socket: the API's is cilium.sock\n"
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

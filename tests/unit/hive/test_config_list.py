@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
+from hive.config import render
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive
 
@@ -103,3 +105,23 @@ def test_no_difference_is_said_too(
     with stub_agent(tmp_path, {"/hive/config": (200, answer)}) as agent:
         told = hive(capsys, "config", "diff", "-H", agent.socket)
     assert (told.code, told.out.startswith(text)) == (0, True)
+
+
+def test_a_narrow_terminal_gets_what_does_not_fit_below() -> None:
+    found = [
+        {"name": "mtu", "value": "1400", "origin": "--mtu"},
+        {
+            "name": "write-cni-conf-when-ready",
+            "value": "/etc/cni/net.d/05.conflist",
+            "origin": "default",
+        },
+        {"name": "devices", "value": "", "origin": "default"},
+    ]
+    columns = ("name", "value", "origin")
+    assert [click.unstyle(line) for line in render(found, 60, columns)] == [
+        "mtu:                         1400   --mtu",
+        "write-cni-conf-when-ready:   /etc/cni/net.d/05.conflist",
+        "                             default",
+        'devices:                     ""   default',
+    ]
+    assert click.unstyle(render(found, None, columns)[0]).split() == ["NAME", "VALUE", "ORIGIN"]

@@ -53,6 +53,7 @@ ANSWERS = {
         ("ip get 10.0.1.7 -n", ["IP IDENTITY POD", "10.0.1.7/32 256 default/web-0"]),
         ("ip get 192.0.2.9 -n", ["IP IDENTITY", "0.0.0.0/0 2"]),
         ("map list", ["NAME ROWS ERRORS", "cilium_lxc 1 0", "cilium_ct4_global"]),
+        ("map get lxc", ["KEY VALUE STATE", "10.0.1.7:0 id=1 sync"]),
         ("map get cilium_lxc", ["KEY VALUE STATE", "10.0.1.7:0 id=1 sync"]),
         ("map events cilium_lxc", ["2026-01-01T00:00:00Z update 10.0.1.7:0 id=1"]),
         ("endpoint log 1234", ["TIMESTAMP CODE STATE MESSAGE", "t OK ready made"]),
@@ -72,9 +73,12 @@ def test_what_there_is_is_listed(
     [
         ("identity get 7", "there is no identity 7"),
         ("ip get 10.9.0.0/16", "there is no prefix inside 10.9.0.0/16"),
-        ("map get nope", "the agent knows no map nope, or keeps no account of it; hive map list names them"),
+        (
+            "map get nope",
+            "the agent knows no map cilium_nope, or keeps no account of it; hive map list names them",
+        ),
         ("map get cilium_ct4_global", "hive bpf dump cilium_ct4_global reads the kernel's"),
-        ("map events nope", "the agent knows no map nope"),
+        ("map events nope", "the agent knows no map cilium_nope"),
         ("endpoint get 7", "there is no endpoint 7"),
     ],
 )
@@ -109,6 +113,75 @@ def test_an_unwell_endpoint_is_the_exit_code(tmp_path: Path, capsys: pytest.Capt
         told = hive(capsys, "endpoint", "health", "1234", "-H", agent.socket)
     assert told.code == 1
     assert next(line.split() for line in told.out.splitlines()) == ["Overall:", "Warning"]
+
+
+CONFIG = {
+    "/v1/config": (200, {"spec": {"options": {"Debug": "Disabled"}, "policy-enforcement": "default"}}),
+    "/hive/config": (200, {"settings": [{"name": "mtu", "value": "1400"}]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "out", "err"),
+    [
+        ("mtu", 0, "1400\n", ""),
+        ("debug", 0, "Disabled\n", ""),
+        ("POLICYENFORCEMENT", 0, "default\n", ""),
+        ("mtuu", 1, "", "hive: the agent has no setting or option mtuu; did you mean mtu?\n"),
+        ("x", 1, "", "hive: the agent has no setting or option x; hive config list --live names them\n"),
+    ],
+)
+def test_one_setting_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, out: str, err: str
+) -> None:
+    with stub_agent(tmp_path, CONFIG) as agent:
+        told = hive(capsys, "config", "get", name, "-H", agent.socket)
+    assert (told.code, told.out, told.err) == (code, out, err)
+
+
+LABELS = {"spec": {"user": ["unspec:tier=front", "k8s:a=b"]}, "status": {}}
+OPTIONS = {"realized": {"options": {"SourceIPVerification": "Enabled"}}, "immutable": {}}
+CHANGEABLE = {"/v1/endpoint/7/labels": (200, LABELS), "/v1/endpoint/7/config": (200, OPTIONS)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        ("labels 7 -a new=1", ("labels", {"user": ["unspec:tier=front", "k8s:a=b", "new=1"]})),
+        ("labels 7 -a tier=back -d k8s:a", ("labels", {"user": ["tier=back"]})),
+        ("config 7 sourceipverification=off", ("config", {"options": {"SourceIPVerification": "off"}})),
+    ],
+)
+def test_what_of_an_endpoint_can_be_changed_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, change: tuple[str, object]
+) -> None:
+    with stub_agent(tmp_path, CHANGEABLE) as agent:
+        told = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
+    assert (told.code, told.out, told.err) == (0, "", "")
+    assert agent.changes == [(f"/v1/endpoint/7/{change[0]}", change[1])]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (
+            "labels 7 -d nope",
+            1,
+            "nope is no user's label of endpoint 7, which has: unspec:tier=front, ",
+        ),
+        ("labels 7 -a =x", 2, "'=x': expected [source:]key[=value], such as tier=front"),
+        ("labels 8 -a x=1", 1, "there is no endpoint 8"),
+        ("config 7 Debug=1", 1, "Debug cannot be changed for one endpoint: SourceIPVerification can"),
+        ("config 7 SourceIPVerification=perhaps", 1, "expected Enabled or Disabled"),
+        ("config 7 SourceIPVerification", 2, "expected OPTION=VALUE"),
+    ],
+)
+def test_what_of_an_endpoint_cannot_be_changed_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, line: str
+) -> None:
+    with stub_agent(tmp_path, CHANGEABLE) as agent:
+        told = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
+    assert (told.code, line in told.err, told.err.count("\n"), agent.changes) == (code, True, 1, []), told.err
 
 
 def test_a_bundle_has_what_can_be_had_and_says_what_cannot(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cells.events import Lost, Sample
+from cells.events import Lost, Sample, decode
 from cells.monitor import SOCKET
 from cells.monitor.payload import PREFACE, encode
+from hive.monitor import Wanted
 from tests.unit.hive.test_command_line import Result, hive
 
 
@@ -173,3 +174,10 @@ def test_without_an_agent_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
         1,
         f"hive: no agent answers at {tmp_path / SOCKET}: start one (hive agent) or name its --socket\n",
     )
+
+
+def test_what_is_delivered_to_an_endpoint_is_not_from_it() -> None:
+    delivered = decode(trace(14, 14, ONE).data)
+    assert not Wanted(source=frozenset({14})).shows(delivered)
+    assert Wanted(destination=frozenset({14})).shows(delivered)
+    assert Wanted(related=frozenset({14})).shows(delivered)

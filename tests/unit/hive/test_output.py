@@ -6,7 +6,7 @@ import click
 import pytest
 import yaml
 
-from hive.output import document, fitted
+from hive.output import document, fitted, told
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import HEALTHY, hive
 
@@ -70,3 +70,25 @@ def test_what_does_not_fit_is_named() -> None:
     ]
     assert len(fitted(rows, None, "--wide")) == 2
     assert [click.unstyle(line) for line in fitted([], 40, "--wide")] == ["no rows"]
+
+
+def test_texts_go_on_below_where_a_terminal_is_narrow() -> None:
+    long = click.style("Ok", fg="green") + "   written to /run/05-cilium.conflist"
+    facts = [("File:", long), ("Jobs:", "2"), ("  a job with a very long name:", "failed and failed again")]
+    assert [click.unstyle(line) for line in told(facts, 40)] == [
+        "File:   Ok   written to",
+        "        /run/05-cilium.conflist",
+        "Jobs:   2",
+        "  a job with a very long name:",
+        "      failed and failed again",
+    ]
+    assert [click.unstyle(line) for line in told([("File:", "at /run/" + "x" * 30)], 40)] == [
+        "File:",
+        "      at",
+        "      /run/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    ]
+    assert [click.unstyle(line) for line in told(facts, None)] == [
+        "File:   Ok   written to /run/05-cilium.conflist",
+        "Jobs:   2",
+        "  a job with a very long name:   failed and failed again",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import re
 from collections.abc import Collection, Mapping
 
 import anyio
@@ -23,8 +24,10 @@ from lifecycle import (
     Table,
     configure_logging,
     invoke,
+    log_level,
     module,
     provide,
+    set_log_level,
 )
 from lifecycle.logs import logger_for, trouble_logged
 from lifecycle.loop_lag import LoopLag, measured_loop
@@ -117,6 +120,26 @@ async def test_warnings_and_errors_are_counted_by_module() -> None:
     assert now["warning", "m.counted"] == 2
     assert now["error", "m.counted"] == 1
     assert ("info", "m.counted") not in now
+
+
+def test_the_level_changes_for_every_logger_there_is() -> None:
+    said = io.StringIO()
+    configure_logging("info", "logfmt", said)
+    try:
+        log = logger_for("m.level")
+        bound = log.bind(id=1)
+        bound.debug("too early")
+        set_log_level("debug")
+        bound.debug("in time")
+        assert log_level() == "debug"
+        set_log_level("info")
+        bound.debug("too late")
+        with pytest.raises(ValueError, match="log level 'loud': expected one of debug"):
+            set_log_level("loud")
+        assert log_level() == "info"
+    finally:
+        configure_logging("info", "logfmt")
+    assert re.findall("msg=\\S+ ?\\S*", said.getvalue()) == ['msg="in time"']
 
 
 def test_the_lag_of_a_loop_adds_up() -> None:

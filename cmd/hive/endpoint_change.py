@@ -1,0 +1,126 @@
+"""``hive endpoint labels|config``: what of one endpoint can be changed while it runs.
+
+Needs: the agent's /v1/endpoint/{id}/labels and /config; root to change them.   Gives: COMMANDS.
+Source: cilium-dbg's commands of the same names.
+"""
+
+from pathlib import Path
+
+import click
+
+from hive.client import change, socket_option, timeout_option
+from hive.endpoint_detail import ask_one, endpoint_argument, one_path
+from hive.output import cell_text, document, fitted, output_option, terminal_width
+
+
+@click.command()
+@endpoint_argument
+@click.option("-a", "--add", "added", multiple=True, metavar="LABEL", help="Add [source:]key[=value].")
+@click.option("-d", "--delete", "removed", multiple=True, metavar="LABEL", help="Take one of the user's off.")
+@socket_option
+@timeout_option
+@output_option
+def labels(
+    endpoint: str,
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    agent_socket: Path,
+    timeout: float,
+    output: str,
+) -> None:
+    """Show the labels of endpoint ID, and which of them count for policy; or change those of the user."""
+    found = ask_one(endpoint, "/labels", agent_socket, timeout)
+    if added or removed:
+        _relabel(endpoint, found, added, removed, agent_socket, timeout)
+        return
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    status = found.get("status", {})
+    kinds = {
+        "for policy": status.get("security-relevant"),
+        "of the user": status.get("realized", {}).get("user"),
+        "derived": status.get("derived"),
+        "switched off": status.get("disabled"),
+    }
+    rows = [{"label": label, "kind": kind} for kind, some in kinds.items() for label in some or ()]
+    for line in fitted(rows, terminal_width(), "-o json"):
+        click.echo(line)
+
+
+def _relabel(
+    endpoint: str,
+    found: dict[str, dict[str, list[str]]],
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    agent_socket: Path,
+    timeout: float,
+) -> None:
+    user = list(found.get("spec", {}).get("user") or [])
+    for label in removed:
+        if (named := _named(label)) not in map(_named, user):
+            has = ", ".join(user) or "none"
+            raise click.ClickException(f"{label} is no user's label of endpoint {endpoint}, which has: {has}")
+        user = [one for one in user if _named(one) != named]
+    for label in added:
+        if _named(label).endswith(":"):
+            raise click.UsageError(f"{label!r}: expected [source:]key[=value], such as tier=front")
+    replaced = {_named(label) for label in added}
+    wanted = {"user": [*(label for label in user if _named(label) not in replaced), *added]}
+    change("PATCH", one_path(endpoint, "/labels"), wanted, agent_socket, timeout)
+
+
+def _named(label: str) -> str:
+    """Source and key: what a label replaces, or is taken off by."""
+    key, _, _ = label.partition("=")
+    return key if ":" in key else f"unspec:{key}"
+
+
+@click.command()
+@endpoint_argument
+@click.argument("options", nargs=-1, metavar="[OPTION=VALUE]...")
+@socket_option
+@timeout_option
+@output_option
+def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the options of endpoint ID, or change them: SourceIPVerification=Disabled.
+
+    Its programs go by them from the next packet on.
+    """
+    found = ask_one(endpoint, "/config", agent_socket, timeout)
+    known = found.get("realized", {}).get("options") or {}
+    if options:
+        wanted = {"options": known | _wanted(options, known)}
+        change("PATCH", one_path(endpoint, "/config"), wanted, agent_socket, timeout)
+        return
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [{"option": name, "value": cell_text(value)} for name, value in sorted(known.items())]
+    for line in fitted(rows, None, ""):
+        click.echo(line)
+
+
+def _wanted(options: tuple[str, ...], known: dict[str, str]) -> dict[str, str]:
+    """The changes by the options' names. The API says nothing of why it refuses one: this does."""
+    names = {name.lower(): name for name in known}
+    wanted = {}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"{text}: expected OPTION=VALUE, such as SourceIPVerification=Disabled")
+        if name.lower() not in names:
+            raise click.ClickException(
+                f"{name} cannot be changed for one endpoint: {', '.join(sorted(known))} can; "
+                "see hive config set for the whole node"
+            )
+        if value.lower() not in SWITCH:
+            raise click.ClickException(f"{text}: expected Enabled or Disabled")
+        wanted[names[name.lower()]] = value
+    return wanted
+
+
+SWITCH = {"enabled", "enable", "true", "on", "1", "disabled", "disable", "false", "off", "0"}
+"""What the API takes for a switch."""
+
+COMMANDS = (labels, config)
