@@ -40,6 +40,8 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "cri
 class _Levelled(structlog.BoundLoggerBase):
     """The class of every logger. What is below the level is a method that does nothing."""
 
+    level = "debug"
+
 
 def set_log_level(level: str) -> None:
     """Log from `level` up from now on, with every logger there is. Raises ValueError for an unknown level."""
@@ -48,12 +50,12 @@ def set_log_level(level: str) -> None:
     for name, method in vars(structlog.make_filtering_bound_logger(_LEVELS[level])).items():
         if not name.startswith("__"):
             setattr(_Levelled, name, method)
+    _Levelled.level = level
 
 
 def log_level() -> str:
-    """The level from which on lines are logged."""
-    number = logger_for("").get_effective_level()
-    return next(name for name, value in _LEVELS.items() if value == number)
+    """The level from which on lines are logged; debug where nobody has set one."""
+    return _Levelled.level
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
