@@ -13,6 +13,8 @@ from cells.api.access import AccessSettings
 from cells.api.config_mapping import ChainingMode
 from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
+from cells.api.limited import Limits
+from cells.api.limits import LimitSettings
 from cells.api.metrics_list import MetricsList
 from cells.api.node_maps import NodeMaps
 from cells.api.node_operations import MapReader, NodeOperations
@@ -85,6 +87,7 @@ def api(
     synced: HostIPSync,
     times: ApiTimes,
     access: AccessSettings,
+    limits: Limits,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
@@ -93,7 +96,7 @@ def api(
     The datapath knows the node's own addresses by then, so that the first pod reaches them.
     """
     del exposed, drained, synced
-    return Api(config.api_socket, (operations, node, NotBuilt()), times, access, lifecycle, log)
+    return Api(config.api_socket, (operations, node, NotBuilt()), times, access, limits, lifecycle, log)
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
@@ -107,15 +110,27 @@ def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Memb
     return metrics.Collector("api", collect)
 
 
+def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
+    """The API's rate limits as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.api.limit_metrics import families
+
+        return families(limits.limiters.values())
+
+    return metrics.Collector("api-limits", collect)
+
+
 cell = module(
     "api",
     "REST API on cilium.sock",
-    config(AccessSettings),
-    provide(api, api_metrics),
+    config(AccessSettings, LimitSettings),
+    provide(api, api_metrics, limit_metrics),
     provide_private(
         ApiTimes,
         HealthTable,
         Inspection,
+        Limits,
         MetricsList,
         NodeOperations,
         Operations,

@@ -15,6 +15,7 @@ import anyio
 
 from cells.api.access import DISABLED, AccessSettings, denied, operation_name
 from cells.api.app import application
+from cells.api.limited import Limits
 from cells.api.operations import Route
 from cells.api.times import ApiTimes
 from cells.api.wire import plain
@@ -45,12 +46,14 @@ class Api:
         parts: Sequence[Part],
         times: ApiTimes,
         access: AccessSettings,
+        limits: Limits,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         self.path = path
         self._parts = parts
         self._access = access
+        self._limits = limits
         self._times = times
         self._log = log
         self._server: HttpServer | None = None
@@ -69,15 +72,19 @@ class Api:
         self._log.info("API served", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
-        """All of them; those that are switched off answer so."""
+        """All of them; those that are switched off answer so, others wait behind their limiter."""
         routes = [route for part in self._parts for route in part.routes()]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access, names.values())
-        return [replace(route, operation=_disabled) if names[route] in off else route for route in routes]
+        limited = self._limits.limited
+        return [
+            replace(route, operation=_disabled if names[route] in off else limited(route)) for route in routes
+        ]
 
     async def _stop(self) -> None:
         if self._server is not None:
             self.path.unlink(missing_ok=True)
+            self._limits.close()
             for part in self._parts:
                 part.close()
             await self._server.close()

@@ -19,6 +19,7 @@ from yarl import URL
 
 from cells import api, controllers, endpoint, ipam, metrics
 from cells.api.config_mapping import SILENT, NodeFacts
+from cells.api.limited import Limits
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue
 from cells.config import AgentConfig
@@ -232,6 +233,7 @@ class Node:
     health: HealthTree
     socket: Path
     maps: FakeMaps
+    limits: Limits
 
     def given(self) -> set[str]:
         """The addresses that somebody has besides the router."""
@@ -301,4 +303,5 @@ async def running_node(
             health=hive.health,
             socket=config.api_socket,
             maps=maps,
+            limits=hive.get(Limits),
         )
