@@ -37,7 +37,6 @@ class Bucket:
         """Go on with another rate and burst. What is there stays there, as far as the burst allows."""
         self._fill(now)
         self.rate, self.burst = rate, burst
-        self.tokens = min(self.tokens, burst)
 
     def _fill(self, now: float) -> None:
         if self.rate:

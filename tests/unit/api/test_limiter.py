@@ -12,6 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from cells.api.bucket import Bucket
 from cells.api.limit_metrics import families
 from cells.api.limiter import Limiter, Parameters, Refused, Turn
 from cells.api.limits import LimitSettings
@@ -124,6 +125,49 @@ async def test_who_leaves_gives_its_place_to_the_next() -> None:
         assert now.let_in == ["a", "c", "d"]
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_who_is_cancelled_as_its_turn_comes_keeps_no_place(turns: int) -> None:
+    async with line(Parameters(parallel_requests=1)) as now:
+        first = await now.limiter.enter()
+        waiting = asyncio.create_task(now.limiter.enter())
+        await now.clock.settle()
+        first.done(200)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await now.clock.settle()
+        if not waiting.cancelled():
+            waiting.result().done(200)
+        assert (now.limiter.in_flight, now.limiter.waiting) == (0, 0)
+        now.ask("next")
+        await now.clock.settle()
+        assert now.let_in == ["next"]
+
+
+async def test_who_comes_as_a_place_becomes_free_comes_after_those_who_wait() -> None:
+    async with line(Parameters(parallel_requests=1)) as now:
+        first = await now.limiter.enter()
+        now.ask("earlier")
+        await now.clock.settle()
+
+        async def later() -> None:
+            first.done(200)
+            await now.limiter.enter()
+            now.let_in.append("later")
+
+        task = asyncio.create_task(later())
+        await now.clock.settle()
+        assert now.let_in == ["earlier"]
+        task.cancel()
+
+
+async def test_a_smaller_burst_counts_at_once() -> None:
+    bucket = Bucket(1.0, 5)
+    bucket.adjust(1.0, 2, now=100.0)
+    assert bucket.wait(100.0, ahead=1) == 0
+    assert bucket.wait(100.0, ahead=3) == 2
+
+
 async def test_whose_client_hangs_up_leaves() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         left = anyio.Event()
@@ -171,6 +215,22 @@ async def test_limits_follow_how_long_requests_take(
         assert limiter.factor == pytest.approx(factor)
         assert limiter.bucket.rate == pytest.approx(rate)
         assert (limiter.bucket.burst, limiter.parallel) == (burst, parallel)
+
+
+@pytest.mark.parametrize(("seconds", "burst", "parallel"), [(1, 4, 4), (900, 3, 3), (0.002, 202, 6)])
+async def test_limits_stay_within_the_bounds_set(seconds: float, burst: int, parallel: int) -> None:
+    parameters = Parameters(
+        rate_limit=1,
+        rate_burst=4,
+        parallel_requests=4,
+        min_parallel_requests=3,
+        max_parallel_requests=6,
+        auto_adjust=True,
+        estimated_processing_duration=1,
+    )
+    async with line(parameters) as now:
+        await now.took(seconds)
+        assert (now.limiter.bucket.burst, now.limiter.parallel) == (burst, parallel)
 
 
 async def test_the_mean_of_the_latest_counts_and_only_of_what_succeeded() -> None:

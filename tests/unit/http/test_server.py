@@ -265,6 +265,24 @@ async def test_a_handler_can_ask_whether_the_client_has_gone(tmp_path: Path) -> 
             await left.wait()
 
 
+async def test_a_client_that_breaks_off_has_gone_too(tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.target == "/2":
+            await request.gone()
+            left.set()
+        return Response(200, b"never read")
+
+    async with served(handler, tmp_path / "s"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "s"))
+            client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.to_thread(client.recv, 1)
+        async with asyncio.timeout(DEADLINE):
+            await left.wait()
+
+
 async def test_what_comes_while_a_handler_asks_for_the_client_is_answered_after(tmp_path: Path) -> None:
     asked: list[str] = []
     first, enough = asyncio.Event(), asyncio.Event()
