@@ -265,7 +265,7 @@ async def test_at_once_fifty_stock_plugins_wait_for_less_than_a_second() -> None
         for number in range(50):
             now.ask(str(number), takes=0.002)
         took = await now.clock.until(lambda: len(now.let_in) == 50)
-        assert took < 0.9
+        assert 0.7 < took < 0.9
         await now.clock.advance(5)
         for number in range(50, 250):
             now.ask(str(number), takes=0.002)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import cast
 
@@ -149,6 +150,35 @@ def test_what_is_no_limit_is_refused_in_one_line(said: str, text: str, tmp_path:
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert len(refused(tmp_path, "endpoint-get=log:2,endpoint-list=log:3,other=x")) == 3
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/rate-limits.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_limiter_as_it_is() -> None:
+    for name, one in LimitSettings().parameters().items():
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
+        rate, at_once, longest, first, takes = (cell.strip() for cell in row.split("|")[3:8])
+        assert rate == (f"{one.rate_limit:g}/s, {one.rate_burst}" if one.rate_limit else "none")
+        assert int(at_once.partition(",")[0]) == one.parallel_requests
+        assert longest == (f"{one.max_wait_duration:g}s" if one.max_wait_duration else "none")
+        assert int(first or 0) == one.skip_initial
+        assert takes in {
+            f"{one.estimated_processing_duration:g}s",
+            f"{one.estimated_processing_duration * 1000:g}ms",
+        }
+
+
+def test_the_page_has_every_option_and_its_examples_count() -> None:
+    assert {field.replace("_", "-") for field in Parameters.__slots__} <= set(re.findall("`([a-z-]+)`", PAGE))
+    examples = re.findall(r"--api-rate-limit=('[^']*'|\S+)", PAGE)
+    assert len(examples) == 2
+    for said in examples:
+        settings = LimitSettings(
+            api_rate_limit=cast("dict[str, str]", parse(said.strip("'"), dict[str, str]))
+        )
+        settings.validate()
+        assert settings.parameters() != LimitSettings().parameters()
 
 
 @pytest.mark.parametrize(

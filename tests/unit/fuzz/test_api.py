@@ -11,6 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cells.api.limits import NAMES
 from cells.api.wire import INTERNAL_ERROR
 from cells.endpoint.rows import config_row, lxc_row
 from cells.endpoint.saved import encode
@@ -34,6 +35,7 @@ ENDPOINT = {
     "netns-cookie": "4242",
     "state": "waiting-for-identity",
 }
+UNLIMITED = ",".join(f"{name}=rate-limit:0/s,parallel-requests:0" for name in NAMES)
 CONFIGURATION = {"options": {"SourceIPVerification": "Disabled"}, "policy-enforcement": "always"}
 
 names = st.one_of(
@@ -97,7 +99,7 @@ async def ask(node: Node, method: str, target: str, body: bytes, given_headers: 
 def test_every_request_is_answered_and_nothing_is_left_half_done(tmp_path: Path) -> None:
     faults: list[str] = []
     with start_blocking_portal("asyncio") as portal:
-        manager = running_node(tmp_path, cidr6="fd00:1::/112")
+        manager = running_node(tmp_path, cidr6="fd00:1::/112", **{"api-rate-limit": UNLIMITED})
         with portal.wrap_async_context_manager(manager) as node:
             portal.call(listen_for_faults, faults)
             address = "10.0.1.77"
