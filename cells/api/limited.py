@@ -53,6 +53,11 @@ class Limits:
 
         return operate
 
+    def open(self) -> None:
+        """Let requests wait: the server starts."""
+        for limiter in self.limiters.values():
+            limiter.open()
+
     def close(self) -> None:
         """Let go of all who wait: the server stops."""
         for limiter in self.limiters.values():

@@ -155,8 +155,12 @@ class Limiter:
         """How many stand in line."""
         return len(self._line)
 
+    def open(self) -> None:
+        """Let requests wait, as at first: the server starts, perhaps again."""
+        self._closed = False
+
     def close(self) -> None:
-        """Refuse all who wait, and whoever would have to."""
+        """Refuse all who wait, and whoever would have to, until open()."""
         self._closed = True
         for scope in self._waiting:
             scope.cancel()

@@ -64,6 +64,7 @@ class Api:
             application(self._routes(), may_change, self._times, self._log),
             grace=SHUTDOWN_SECONDS,
         )
+        self._limits.open()
         listener = listen(self.path)
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
         with anyio.CancelScope(shield=True):

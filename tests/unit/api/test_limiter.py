@@ -194,6 +194,10 @@ async def test_closing_lets_go_of_all_who_wait() -> None:
         assert {name for name, *_ in now.refused} == set("bcd")
         assert {outcome for _, outcome, _ in now.refused} == {"request-cancelled"}
         assert now.let_in == ["a"]
+        now.limiter.open()
+        now.ask("e")
+        await now.clock.settle()
+        assert now.limiter.waiting == 1
 
 
 @pytest.mark.parametrize(
