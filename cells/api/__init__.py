@@ -8,7 +8,8 @@ Gives:  StartedDaemon; Api, which listens on ``<state-dir>/cilium.sock``, mode 0
 Why:    an unmodified cilium-cni makes pods with it, and cilium-dbg and ``hive`` show the node through it.
 The socket is there before the daemon runs; what needs it, such as endpoints, is answered once it does.
 Calls that change anything need peer uid 0, whatever the socket's group. Operations that are not in
-:meth:`Operations.routes` do not exist: 404, or 405 where the path has others.
+:meth:`Operations.routes` do not exist: 404, or 405 where the path has others. Those on endpoints wait behind
+rate limits, and are answered 429 where that would take too long.
 """
 
 from cells.api.cell import cell

@@ -14,6 +14,8 @@ from cells.api.config_mapping import ChainingMode
 from cells.api.gate import Gate, StartedDaemon
 from cells.api.health_table import HealthTable
 from cells.api.inspection import Inspection
+from cells.api.limited import Limits
+from cells.api.limits import LimitSettings
 from cells.api.metrics_list import MetricsList
 from cells.api.node_maps import NodeMaps
 from cells.api.node_operations import MapReader, NodeOperations
@@ -89,6 +91,7 @@ def api(
     synced: HostIPSync,
     times: ApiTimes,
     access: AccessSettings,
+    limits: Limits,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
@@ -98,7 +101,8 @@ def api(
     addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.
     """
     del exposed, locked, synced
-    return Api(config.api_socket, (operations, node, NotBuilt()), gate, times, access, lifecycle, log)
+    parts = operations, node, NotBuilt()
+    return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
@@ -112,16 +116,28 @@ def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Memb
     return metrics.Collector("api", collect)
 
 
+def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
+    """The API's rate limits as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.api.limit_metrics import families
+
+        return families(limits.limiters.values())
+
+    return metrics.Collector("api-limits", collect)
+
+
 cell = module(
     "api",
     "REST API on cilium.sock",
-    config(AccessSettings),
-    provide(api, api_metrics, StartedDaemon),
+    config(AccessSettings, LimitSettings),
+    provide(api, api_metrics, limit_metrics, StartedDaemon),
     provide_private(
         ApiTimes,
         Gate,
         HealthTable,
         Inspection,
+        Limits,
         MetricsList,
         NodeOperations,
         Operations,

@@ -7,10 +7,9 @@ is answered from the moment the socket is there.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
-from cells.api.operations import Operation, Route
+from cells.api.operations import Operation
 from cells.api.wire import answer
 from cells.cni_server import DeleteQueue
 from cells.endpoint_restore import RegeneratedEndpoints
@@ -31,21 +30,21 @@ class Gate:
 
     def open(self) -> None:
         """Let all requests through from now on."""
-        self._daemon.resolve(None)
+        if not self._daemon.resolved:
+            self._daemon.resolve(None)
 
     def close(self) -> None:
         """Refuse whoever waits: the server stops."""
         if not self._daemon.resolved:
             self._daemon.fail(HiveError(NOT_STARTED))
+            self._daemon = Promise()  # the server may start again
 
-    def guarded(self, route: Route) -> Route:
-        """The route, behind the gate if it belongs there."""
-        base, version, first = route.path.split("/")[:3]
+    def guarded(self, path: str, operation: Operation) -> Operation:
+        """The operation at the path of a route, behind the gate if it belongs there."""
+        base, version, first = path.split("/")[:3]
         if (base, version) != ("", "v1") or first not in BEHIND:
-            return route
-        return replace(route, operation=self._after(route.operation))
+            return operation
 
-    def _after(self, operation: Operation) -> Operation:
         async def handle(request: Request) -> Response:
             if not self._daemon.resolved:
                 try:

@@ -104,6 +104,10 @@ class NodeOperations:
             Route("GET", "/v1/debuginfo", self.debug_info),
         ]
 
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
     def close(self) -> None:
         """End what would go on for ever: the server stops."""
         self._closed = True

@@ -66,5 +66,8 @@ class NotBuilt:
             *(Route("GET", f"/v1/bgp/{what}", disabled) for what in ("peers", "routes", "route-policies")),
         ]
 
+    def open(self) -> None:
+        """Nothing begins."""
+
     def close(self) -> None:
         """Nothing goes on."""

@@ -162,6 +162,10 @@ class Operations:
             Route("GET", "/statedb/query", self._health_table.query),
         ]
 
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._statedb.open()
+
     def close(self) -> None:
         """End what would go on for ever: the server stops."""
         self._statedb.close()

@@ -16,7 +16,8 @@ import anyio
 from cells.api.access import DISABLED, AccessSettings, denied, operation_name
 from cells.api.app import application
 from cells.api.gate import Gate
-from cells.api.operations import Route
+from cells.api.limited import Limits
+from cells.api.operations import Operation, Route
 from cells.api.times import ApiTimes
 from cells.api.wire import plain
 from cells.http import HttpServer, Request, Response, listen
@@ -27,6 +28,10 @@ SHUTDOWN_SECONDS = 5.0
 
 class Part(Protocol):
     """Operations that belong together."""
+
+    def open(self) -> None:
+        """The server starts, perhaps again."""
+        ...
 
     def routes(self) -> Sequence[Route]:
         """All of them."""
@@ -47,6 +52,7 @@ class Api:
         gate: Gate,
         times: ApiTimes,
         access: AccessSettings,
+        limits: Limits,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
@@ -54,6 +60,7 @@ class Api:
         self._parts = parts
         self._gate = gate
         self._access = access
+        self._limits = limits
         self._times = times
         self._log = log
         self._server: HttpServer | None = None
@@ -64,6 +71,9 @@ class Api:
             application(self._routes(), may_change, self._times, self._log),
             grace=SHUTDOWN_SECONDS,
         )
+        self._limits.open()
+        for part in self._parts:
+            part.open()
         listener = listen(self.path)
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
         with anyio.CancelScope(shield=True):
@@ -72,19 +82,24 @@ class Api:
         self._log.info("API served", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
-        """All of them, some behind the gate; those that are switched off answer so."""
+        """All of them, some behind the gate or their limiter; those that are switched off answer so."""
         routes = [route for part in self._parts for route in part.routes()]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access, names.values())
         return [
-            replace(route, operation=_disabled) if names[route] in off else self._gate.guarded(route)
+            replace(route, operation=_disabled if names[route] in off else self._in_turn(route))
             for route in routes
         ]
+
+    def _in_turn(self, route: Route) -> Operation:
+        """The gate first: who waits for the daemon is in nobody's way."""
+        return self._gate.guarded(route.path, self._limits.limited(route))
 
     async def _stop(self) -> None:
         if self._server is not None:
             self.path.unlink(missing_ok=True)
             self._gate.close()
+            self._limits.close()
             for part in self._parts:
                 part.close()
             await self._server.close()

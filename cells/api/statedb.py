@@ -71,6 +71,10 @@ class StateDB:
             return answer(404, Failure(err=str(error)))
         return Response(200, self._lines(table), JSON)
 
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
     def close(self) -> None:
         """End the streams: the server stops."""
         self._closed = True

@@ -267,9 +267,6 @@ class LaterSettings(Settings, frozen=True):
     keep_config: bool = False
     """Each start reads its settings anew."""
 
-    api_rate_limit: str = ""
-    """Requests are never held back."""
-
     debug_verbose: str = ""
     """There is one level of debug, for everything."""
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
+import anyio
+
 MAX_BODY = 1 << 20
 """Bytes of a request's body that are read; of more, the request has ``too_large`` set."""
 
@@ -30,6 +32,8 @@ class Request:
     """The body was larger than MAX_BODY and is not here."""
     match_info: Mapping[str, str] = field(default_factory=dict)
     """The decoded parts of the path that the route names."""
+    gone: Callable[[], Awaitable[None]] = anyio.sleep_forever
+    """Returns once the client has closed its side: for a handler that waits, which ends it first."""
 
     @property
     def path(self) -> str:

@@ -81,6 +81,8 @@ class _Connection:
         self._handler = handler
         self._turns = turns
         self._http = h11.Connection(h11.SERVER)
+        self._ahead = bytearray()
+        """What came while a handler asked whether the client has gone."""
         self.answering = False
         """A request has come whose answer is not sent."""
         self.last = False
@@ -126,6 +128,7 @@ class _Connection:
             body=b"" if len(body) > MAX_BODY else bytes(body),
             peer=self._writer.get_extra_info("socket"),
             too_large=len(body) > MAX_BODY,
+            gone=self._gone,
         )
 
     async def _body(self) -> AsyncIterator[bytes | bytearray]:
@@ -137,13 +140,29 @@ class _Connection:
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """What comes next of the client."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            async with asyncio.timeout(IDLE_SECONDS):
-                data = await self._reader.read(READ_SIZE)
+            data = bytes(self._ahead) or await self._read()
+            self._ahead.clear()
             self.answering = True  # a stop meanwhile waits: what has come may be a whole request
             await self._turns.take()
             self.answering = False
             self._http.receive_data(data)
         return event
+
+    async def _read(self) -> bytes:
+        async with asyncio.timeout(IDLE_SECONDS):
+            return await self._reader.read(READ_SIZE)
+
+    async def _gone(self) -> None:
+        """Return once the client has closed, or broken off. What it sends before is kept."""
+        while len(self._ahead) < READ_SIZE:
+            try:
+                data = await self._reader.read(READ_SIZE)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            self._ahead += data
+        await asyncio.Event().wait()  # so much is there to answer that we do not look further
 
     async def _answer(self, request: Request, response: Response) -> None:
         headers = [("Date", _date()), *response.headers.items()]

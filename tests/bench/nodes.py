@@ -23,6 +23,8 @@ from tests.bench.peers import Pair
 from tests.support.waiting import eventually
 
 PTP = Path("/usr/lib/cni/ptp")
+UNLIMITED = "endpoint-list=rate-limit:0/s,parallel-requests:0"
+"""Clients list endpoints as fast as they are answered: how long they would wait is not what is measured."""
 LOOKED_INTO = 5  # pods of a round whose inside is looked at; their number and state is checked for all
 
 
@@ -120,7 +122,7 @@ def lab(name: str) -> Iterator[Lab]:
 def our_lab(name: str) -> Iterator[tuple[Lab, int]]:
     """A lab node whose agent serves."""
     with lab(name) as made:
-        pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16")
+        pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}")
         agent_process.wait_ready(made, pid)
         yield made, pid
 

@@ -12,6 +12,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import TypeVar
 
+import aiohttp
 import anyio
 import pytest
 import structlog
@@ -27,7 +28,7 @@ from cells.host_ip_sync import HostIPSync
 from cells.maps import Maps, PolicyMaps
 from cells.netlink import HostLinks
 from cells.router import Router
-from lifecycle import Cell, replace
+from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
@@ -141,6 +142,24 @@ async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(
             with pytest.raises(AssertionError, match="not in order"):
                 recorder.assert_before((then, first))
     recorder.assert_clean()
+
+
+async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    socket_path = tmp_path / "cilium.sock"
+    async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings) as hive:
+        modules = hive.get(Modules)
+        assert "agent.api" in await modules.disable("agent.cni-server")
+        assert not socket_path.exists()
+        await modules.enable("agent.cni-server")
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket_path))) as session:
+            with anyio.fail_after(5):
+                async with session.get("http://localhost/v1/identity") as got:
+                    assert got.status == 200
+                async with session.get("http://localhost/statedb/changes/devices") as got:
+                    assert b"eth0" in await got.content.readline()
+                    assert not got.content.at_eof()
 
 
 async def test_whichever_hook_fails_the_agent_ends_cleanly(

@@ -20,6 +20,8 @@ from yarl import URL
 from cells import api, controllers, endpoint, ipam, metrics
 from cells.api import Api
 from cells.api.config_mapping import SILENT, NodeFacts
+from cells.api.limited import Limits
+from cells.api.limits import NAMES
 from cells.api.status_mapping import StatusFacts
 from cells.cni_server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
@@ -40,6 +42,10 @@ T = TypeVar("T")
 ROUTER = IPv4Address("10.0.1.5")
 ROUTER6 = IPv6Address("fd00:1::5")
 POD_CIDR = IPv4Network("10.0.1.0/24")
+UNLIMITED: Mapping[str, object] = {
+    "api-rate-limit": ",".join(f"{name}=rate-limit:0/s,parallel-requests:0" for name in NAMES)
+}
+"""Settings of an API that nobody waits at."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,7 @@ class Node:
     socket: Path
     maps: FakeMaps
     api: Api
+    limits: Limits
 
     def given(self) -> set[str]:
         """The addresses that somebody has besides the router."""
@@ -318,4 +325,5 @@ async def running_node(
             socket=config.api_socket,
             maps=maps,
             api=hive.get(Api),
+            limits=hive.get(Limits),
         )

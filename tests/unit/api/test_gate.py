@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import anyio
 import pytest
 
+from cells.api.gate import Gate
 from cells.endpoint_restore import RegeneratedEndpoints
+from cells.http import Response
 from lifecycle import Cell, HiveError, Hook, Lifecycle, provide
 from tests.unit.api.node import Answer, Client, running_node
 from tests.unit.cni_server.harness import until
@@ -144,3 +147,13 @@ async def test_who_waits_for_a_daemon_that_never_runs_is_told_so(tmp_path: Path)
     assert got[0].body == (
         "the agent stopped before it had started: its log tells why; ask again once it is back"
     )
+
+
+async def test_a_gate_that_closed_opens_again() -> None:
+    gate = Gate()
+    answered = gate.guarded("/v1/endpoint", AsyncMock(return_value=Response(204)))
+    gate.close()
+    gate.open()
+    gate.open()
+    gate.close()
+    assert (await answered(Mock())).status == 204

@@ -26,7 +26,6 @@ NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it h
 HEALTH_DAEMON: Final = "our table of health is there, and never empty"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
 CHANGES: Final = "changes options that this agent has not got, and refuses"
-RATE_LIMIT: Final = "rate limits: a later issue"
 
 EXCLUDED_CNI: Final = {
     "add_agent_503": "our socket does not exist before the agent serves",
@@ -58,7 +57,6 @@ EXCLUDED_DBG: Final = {
     "endpoint_config_list_options": NO_REQUEST,
     "endpoint_config_set": CHANGES,
     "endpoint_get_unknown_prefix": NO_REQUEST,
-    "endpoint_list_429": RATE_LIMIT,
     "error_403_admin_disabled": "disabling operations by configuration: a later issue",
     "error_body_as_object": BROKEN,
     "metrics_list_404": "metrics are always listed",
@@ -131,6 +129,7 @@ REPLAYED_DBG: Final = frozenset(
         "endpoint_labels",
         "endpoint_labels_add_delete",
         "endpoint_list",
+        "endpoint_list_429",
         "endpoint_list_empty",
         "endpoint_list_json",
         "endpoint_log",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cells.api.wire import INTERNAL_ERROR
 from cells.endpoint.rows import config_row, lxc_row
 from cells.endpoint.saved import encode
-from tests.unit.api.node import Answer, Node, running_node
+from tests.unit.api.node import UNLIMITED, Answer, Node, running_node
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 ENDPOINT = {
@@ -97,7 +97,7 @@ async def ask(node: Node, method: str, target: str, body: bytes, given_headers: 
 def test_every_request_is_answered_and_nothing_is_left_half_done(tmp_path: Path) -> None:
     faults: list[str] = []
     with start_blocking_portal("asyncio") as portal:
-        manager = running_node(tmp_path, cidr6="fd00:1::/112")
+        manager = running_node(tmp_path, cidr6="fd00:1::/112", settings=UNLIMITED)
         with portal.wrap_async_context_manager(manager) as node:
             portal.call(listen_for_faults, faults)
             address = "10.0.1.77"

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from cells.http import MAX_BODY, Handler, HttpServer, Request, Response
@@ -245,3 +246,67 @@ async def test_a_stop_does_not_wait_longer_than_its_grace(path: Path) -> None:
             await asked.wait()
             await server.close()
         assert await client.closed()
+
+
+async def test_a_handler_can_ask_whether_the_client_has_gone(tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        await request.gone()
+        left.set()
+        return Response(200)
+
+    async with served(handler, tmp_path / "s"):
+        async with connected(tmp_path / "s") as client:
+            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0)
+            assert not left.is_set()
+        async with asyncio.timeout(DEADLINE):
+            await left.wait()
+
+
+async def test_a_client_that_breaks_off_has_gone_too(tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        if request.target == "/2":
+            await request.gone()
+            left.set()
+        return Response(200, b"never read")
+
+    async with served(handler, tmp_path / "s"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "s"))
+            client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\nGET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.to_thread(client.recv, 1)
+        async with asyncio.timeout(DEADLINE):
+            await left.wait()
+
+
+async def test_what_comes_while_a_handler_asks_for_the_client_is_answered_after(tmp_path: Path) -> None:
+    asked: list[str] = []
+    first, enough = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: Request) -> Response:
+        asked.append(request.target)
+        if request.target == "/1":
+
+            async def watch() -> None:
+                await request.gone()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch)
+                first.set()
+                await enough.wait()
+                group.cancel_scope.cancel()
+        return Response(200, request.target.encode())
+
+    async with served(handler, tmp_path / "s"), connected(tmp_path / "s") as client:
+        await client.send(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await first.wait()
+        await client.send(b"GET /2 HTTP/1.1\r\nHost: x\r\n\r\nGET /3 HTTP", b"/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        enough.set()
+        assert [(await client.answer())[2] for _ in range(3)] == [b"/1", b"/2", b"/3"]
+    assert asked == ["/1", "/2", "/3"]
