@@ -8,10 +8,11 @@ import anyio
 import pytest
 
 from cells import devices, netlink
+from cells.config import AgentConfig
 from cells.devices import Device
 from cells.devices.kernel import NetlinkKernel
 from cells.netlink import HostLinks, VethPair, random_mac
-from lifecycle import Hive, Table, invoke
+from lifecycle import Hive, Table, invoke, replace
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -24,7 +25,8 @@ def root(_table: Table[Device], _links: HostLinks) -> None:
 
 @asynccontextmanager
 async def node() -> AsyncIterator[tuple[Table[Device], HostLinks]]:
-    async with Hive(netlink.cell, devices.cell, invoke(root)).started() as hive:
+    agent = replace(AgentConfig, AgentConfig.__new__(AgentConfig))  # nobody asks for the pods' MTU
+    async with Hive(netlink.cell, devices.cell, agent, invoke(root)).started() as hive:
         yield hive.get(Table[Device]), hive.get(HostLinks)
 
 
