@@ -149,6 +149,7 @@ class Jobs:
         interval: float,
         *,
         debounce: float = 0.0,
+        rest: float = 0.0,
         jitter: float = 0.0,
         backoff: Backoff | None = None,
     ) -> Timer:
@@ -156,8 +157,8 @@ class Jobs:
 
         The interval counts from the end of a run; each is lengthened at random by up to `jitter` times
         itself, so that many do not run at the same time. `math.inf` runs it on triggers only. A trigger runs
-        it after `debounce` seconds, together with those that follow meanwhile. After a failure the pause
-        grows up to the interval.
+        it after `debounce` seconds, together with those that follow meanwhile; none before `rest` seconds
+        after the run before. After a failure the pause grows up to the interval.
         """
         timer = Timer(debounce)
 
@@ -172,6 +173,9 @@ class Jobs:
                     pause = min(interval, job.backoff.pause(job.failures))
                 else:
                     job.health.ok()
+                if rest:
+                    await anyio.sleep(rest)
+                    pause = max(0.0, pause - rest)
 
         job = self._add("timer", name, run, backoff)
         job.meter.interval = 0.0 if math.isinf(interval) else interval

@@ -95,7 +95,7 @@ class Route:
 
 
 class Operations:
-    """The handlers. Only reading a body awaits: each operation acts in one piece."""
+    """The handlers. What an operation waits for comes first: then it acts in one piece."""
 
     def __init__(
         self,
@@ -228,6 +228,7 @@ class Operations:
         body = read_body(request, models.EndpointChangeRequest, "endpoint")
         wanted = endpoint_mapping.endpoint_request(body)
         self._check_families(wanted)
+        await self._endpoints.forgotten(wanted.addresses)
         while True:
             try:
                 return answer(201, self._model(self._endpoints.create(wanted)))

@@ -41,9 +41,11 @@ from lifecycle import (
 )
 
 
-def departures(links: HostLinks, ipam: Ipam, lifecycle: Lifecycle, health: Health, log: Logger) -> Departures:
+def departures(
+    links: HostLinks, ipam: Ipam, endpoints: Endpoints, *, lifecycle: Lifecycle, health: Health, log: Logger
+) -> Departures:
     """Links on their way out of this node."""
-    return Departures(links, ipam, lifecycle, health, log)
+    return Departures(links, ipam, endpoints, lifecycle=lifecycle, health=health, log=log)
 
 
 def attacher(

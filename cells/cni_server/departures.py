@@ -1,8 +1,9 @@
 """Links on their way out, and the addresses that wait for them.
 
-Needs: Links, Addresses, Lifecycle.   Gives: Departures.
+Needs: Links, Addresses, Flows, Lifecycle.   Gives: Departures.
 A DEL is answered before its link is deleted, since that waits 14 to 20 ms for RCU. Until the link is gone a
-packet may still leave it with the old address, so the address is released only then.
+packet may still leave it with the old address, and until its flows are forgotten another pod would be taken
+for the old one, so the address is released only then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from cells.cni_server.edges import Addresses, Links
+from cells.cni_server.edges import Addresses, Flows, Links
 from cells.ipam import IPAddress, IpamError
 from lifecycle import Health, Lifecycle, Logger
 
@@ -33,10 +34,18 @@ class Departures:
     """Deletes links and then releases addresses, until both are done; failures are retried and told."""
 
     def __init__(
-        self, links: Links, addresses: Addresses, lifecycle: Lifecycle, health: Health, log: Logger
+        self,
+        links: Links,
+        addresses: Addresses,
+        flows: Flows,
+        *,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
     ) -> None:
         self._links = links
         self._addresses = addresses
+        self._flows = flows
         self._health = health.child("departures")
         self._log = log
         self._tasks: TaskGroup | None = None
@@ -74,6 +83,7 @@ class Departures:
         self._leaving.add(done)
         try:
             if await self._delete(ifindex):
+                await self._flows.forgotten([ip for ip, _ in addresses])
                 self.release(*addresses)
             elif self._tasks is not None:
                 self._tasks.start_soon(self._insist, ifindex, addresses)
@@ -90,6 +100,7 @@ class Departures:
             delay = min(delay * 2, _LAST_RETRY_SECONDS)
             if await self._delete(ifindex):
                 self._health.ok("every link that had to go is gone")
+                await self._flows.forgotten([ip for ip, _ in addresses])
                 self.release(*addresses)
                 return
 

@@ -1,6 +1,6 @@
 """What the CNI server needs of other cells, in its own words, so that a test's fake takes a line.
 
-Needs: nothing.   Gives: Links, PodEnd, Addresses, EndpointBook, PolicyPool.
+Needs: nothing.   Gives: Links, PodEnd, Addresses, Flows, EndpointBook, PolicyPool.
 """
 
 from __future__ import annotations
@@ -91,6 +91,14 @@ class Addresses(Protocol):
 
     def release(self, ip: IPAddress, pool: str) -> None:
         """Give it back."""
+        ...
+
+
+class Flows(Protocol):
+    """What conntrack knows of pods that have gone; cells.endpoint.Endpoints."""
+
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        """Return once nothing of these addresses is left."""
         ...
 
 

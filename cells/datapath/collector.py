@@ -22,8 +22,8 @@ from lifecycle import Hook, Lifecycle
 
 _COUNTS = struct.Struct("<IIII")  # struct gc_counts of bpf/gc.c, one for each table
 _HEAD = struct.Struct("<IIII")  # struct forget_context: how many addresses of each family, deleted, pad
-_IPV4_AT_ONCE: Final = 16
-_IPV6_AT_ONCE: Final = 8
+_IPV4_AT_ONCE: Final = 48
+_IPV6_AT_ONCE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)

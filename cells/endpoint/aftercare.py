@@ -5,13 +5,19 @@ Source: Cilium 1.17, regeneration recovery (n x 2 s, linear) and the conntrack s
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+
+import anyio
 
 from cells.controllers import Controllers, Rules
 from cells.endpoint.kernel import EndpointMaps
 from cells.endpoint.model import IPAddress
 from lifecycle import Jobs, Logger
 
+REST = 0.1
+"""Seconds between two walks over the conntrack maps, which keep a processor busy for milliseconds each."""
+PATIENCE = 5.0
+"""Seconds an address waits for its flows to be forgotten before it is used again all the same."""
 BACKOFF = 2.0
 """Seconds by which the wait before each further attempt grows."""
 
@@ -37,7 +43,11 @@ class Aftercare:
         self._recovered: set[int] = set()
         """Endpoints that have the controller: all that ever needed it."""
         self._gone: set[IPAddress] = set()
-        self._scrub = jobs.timer("forget-flows", self._forget, math.inf)
+        """Addresses that have flows to forget."""
+        self._walked: frozenset[IPAddress] = frozenset()
+        """Those whose flows are being forgotten."""
+        self._forgotten = anyio.Event()
+        self._scrub = jobs.timer("forget-flows", self._forget, math.inf, rest=REST)
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
         """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it says that nothing is wrong."""
@@ -68,13 +78,24 @@ class Aftercare:
         self._gone.add(address)
         self._scrub.trigger()
 
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        """Return once no flow of these addresses is left to forget, or that does not work for a while."""
+        with anyio.move_on_after(PATIENCE):
+            while not (self._gone | self._walked).isdisjoint(addresses):
+                await self._forgotten.wait()
+
     async def _forget(self) -> None:
-        batch, self._gone = self._gone, set()
+        batch = self._walked = frozenset(self._gone)
+        self._gone.clear()
         if not batch:
             return
         try:
             removed = await self._maps.forget_flows(batch)
-        except OSError:
+        except BaseException:
             self._gone |= batch  # the job is tried again
             raise
+        finally:
+            self._walked = frozenset()
+        self._forgotten.set()
+        self._forgotten = anyio.Event()
         self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)

@@ -8,7 +8,7 @@ Everything is synchronous and on the event loop, so nobody ever sees half an end
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from cells.endpoint.policy import NodePolicy
 from cells.endpoint.registry import Registry
 from cells.endpoint.state_files import StateFiles
 from cells.endpoint.states import Code, Level, State, StatusLog, Subject
-from cells.ipam import IpamError
+from cells.ipam import IPAddress, IpamError
 from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Logger, Table
 
@@ -323,6 +323,14 @@ class Endpoints:
                 pool = current.pool_of(address)
                 steps.append(("address", partial(self._addresses.release, address, pool)))
         return tuple(error for what, do in steps if (error := self._quietly(what, do)))
+
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        """Return once the flows of removed endpoints with these addresses are forgotten.
+
+        Until then another endpoint with the address would be taken for the old one. Mostly there is nothing
+        to wait for; waits no longer than a few seconds.
+        """
+        await self._aftercare.forgotten(addresses)
 
     def _quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
         """Take one step back; a failure is logged and returned as text, the next step still happens."""

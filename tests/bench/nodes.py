@@ -80,8 +80,17 @@ class PluginNode:
             )
 
     def verify_deleted(self) -> None:
-        """Raise AssertionError unless every link is gone soon: a DEL may answer before that."""
+        """Raise AssertionError unless links are gone and addresses free soon: a DEL answers before that."""
         eventually(lambda: not self.host_links(), within=20)
+        if self.agent is not None:
+            eventually(lambda: not self.allocated(), within=20)
+
+    def allocated(self) -> list[str]:
+        """Who has an address of our node's range besides the node."""
+        assert self.agent is not None
+        status = ask("/v1/healthz", agent_process.api_socket(self.agent))
+        owners: list[str] = list(status["ipam"]["allocations"].values())
+        return [owner for owner in owners if owner not in {"router", "node-ip"}]
 
     def host_links(self) -> list[dict[str, Any]]:
         """The pods' links on the node."""

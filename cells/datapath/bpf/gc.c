@@ -26,8 +26,9 @@ struct gc_context {
 	struct gc_counts counts[GC_TABLES];
 };
 
-#define FORGET_IPV4 16
-#define FORGET_IPV6 8
+/* More at once make fewer walks; they are on the stack, which has 512 bytes. */
+#define FORGET_IPV4 48
+#define FORGET_IPV6 12
 
 /* The context of forgetting: as many addresses as are given; the others are zero. `deleted` is filled in. */
 struct forget_context {
@@ -40,7 +41,7 @@ struct forget_context {
 };
 
 _Static_assert(sizeof(struct gc_context) == 64, "context of hive_ct_gc");
-_Static_assert(sizeof(struct forget_context) == 208, "context of hive_ct_forget");
+_Static_assert(sizeof(struct forget_context) == 400, "context of hive_ct_forget");
 
 struct gc_walk {
 	struct gc_counts counts;

@@ -71,7 +71,8 @@ async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
             Lifecycle("test"),
             structlog.get_logger(),
         )
-        departures = Departures(links, fakes, lifecycle, HealthTree().reporter("cni"), log)
+        health = HealthTree().reporter("cni")
+        departures = Departures(links, fakes, fakes, lifecycle=lifecycle, health=health, log=log)
         attacher = Attacher(
             links,
             fakes,

@@ -159,7 +159,8 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
     """cni.sock, over real links and this node's answers."""
     async with Hive(netlink.cell, invoke(_root)).started() as hive:
         links, lifecycle, log = hive.get(HostLinks), Lifecycle("test"), structlog.get_logger()
-        departures = Departures(links, node, lifecycle, HealthTree().reporter("cni"), log)
+        health = HealthTree().reporter("cni")
+        departures = Departures(links, node, node, lifecycle=lifecycle, health=health, log=log)
         attacher = Attacher(
             links,
             node,

@@ -51,7 +51,7 @@ class OthersLink:
 
 @dataclass
 class FakeNode:
-    """Links, Addresses, EndpointBook and PolicyPool in one. ``refuse`` names the steps that fail."""
+    """Links, Addresses, Flows, EndpointBook and PolicyPool in one. ``refuse`` names the steps that fail."""
 
     refuse: set[str] = field(default_factory=set)
     links: dict[int, FakeLink] = field(default_factory=dict)
@@ -68,6 +68,7 @@ class FakeNode:
     steps: list[str] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     may_reap: anyio.Event | None = None
+    may_forget: anyio.Event | None = None
     may_refill: anyio.Event | None = None
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
@@ -129,6 +130,12 @@ class FakeNode:
             raise NetlinkError(errno.EBUSY, "delete link")
         for index in ifindexes:
             self.links.pop(index, None)
+
+    # Flows
+
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        if self.may_forget is not None:
+            await self.may_forget.wait()
 
     # Pods
 

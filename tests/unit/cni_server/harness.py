@@ -96,7 +96,9 @@ class Harness:
         self.health = HealthTree()
         log = structlog.get_logger()
         lifecycle = Lifecycle("test")
-        self.departures = Departures(self.node, self.node, lifecycle, self.health.reporter("cni"), log)
+        self.departures = Departures(
+            self.node, self.node, self.node, lifecycle=lifecycle, health=self.health.reporter("cni"), log=log
+        )
         self.detacher = Detacher(self.node, self.departures, log)
         attacher = Attacher(
             self.node,

@@ -16,7 +16,7 @@ async def test_a_delete_is_answered_before_the_link_is_gone_and_the_address_wait
 ) -> None:
     await served.call("ADD")
     node = served.node
-    node.may_reap = anyio.Event()
+    node.may_reap, node.may_forget = anyio.Event(), anyio.Event()
     reply = await served.call("DEL")
     assert (reply.code, reply.stdout) == (0, b"")
     assert not node.book
@@ -24,6 +24,9 @@ async def test_a_delete_is_answered_before_the_link_is_gone_and_the_address_wait
     assert node.links
     assert node.addresses
     node.may_reap.set()
+    await until(lambda: not node.links)
+    assert node.addresses, "a pod that got it now would be taken for the old one by conntrack"
+    node.may_forget.set()
     await until(node.clean)
 
 

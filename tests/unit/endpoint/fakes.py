@@ -185,6 +185,9 @@ class RecordingAftercare(Aftercare):
     def forget_flows(self, address: IPAddress) -> None:
         self.flows.append(address)
 
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        """They are."""
+
 
 class Node:
     """Endpoints over fakes, and the fakes."""

@@ -9,8 +9,9 @@ import pytest
 
 from cells.controllers import Controllers
 from cells.endpoint import EndpointMaps
-from cells.endpoint.aftercare import Aftercare
+from cells.endpoint.aftercare import PATIENCE, Aftercare
 from lifecycle import HealthTree, Hive, invoke, module, provide, supply
+from lifecycle.testing import VirtualClock
 from tests.unit.endpoint.fakes import FakeKernel
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +60,59 @@ async def test_flows_that_could_not_be_forgotten_are_tried_again() -> None:
         kernel.refuse = ""
         await until(kernel, 2)
     assert kernel.forgotten == [ONE]
+
+
+async def test_an_address_waits_until_its_flows_are_forgotten_and_no_other_does() -> None:
+    kernel = FakeKernel(refuse="forget_flows")
+    waited: list[IPv4Address] = []
+
+    async def wait(aftercare: Aftercare, address: IPv4Address) -> None:
+        await aftercare.forgotten([address])
+        waited.append(address)
+
+    with VirtualClock() as clock:
+        async with running(kernel) as hive, anyio.create_task_group() as tasks:
+            aftercare = hive.get(Aftercare)
+            aftercare.forget_flows(ONE)
+            await clock.advance(0.01)
+            for address in (ONE, TWO):
+                tasks.start_soon(wait, aftercare, address)
+            await clock.advance(0.01)
+            assert waited == [TWO]
+            kernel.refuse = ""
+            await clock.advance(2)
+            assert waited == [TWO, ONE]
+
+
+async def test_what_cannot_be_forgotten_does_not_keep_an_address_for_ever() -> None:
+    over = anyio.Event()
+
+    async def wait(aftercare: Aftercare) -> None:
+        await aftercare.forgotten([ONE])
+        over.set()
+
+    with VirtualClock() as clock:
+        async with running(FakeKernel(refuse="forget_flows")) as hive, anyio.create_task_group() as tasks:
+            hive.get(Aftercare).forget_flows(ONE)
+            tasks.start_soon(wait, hive.get(Aftercare))
+            await clock.advance(PATIENCE - 0.1)
+            assert not over.is_set()
+            await clock.advance(0.2)
+            assert over.is_set()
+
+
+async def test_pods_that_go_one_after_the_other_do_not_cost_a_walk_each() -> None:
+    kernel = FakeKernel()
+    with VirtualClock() as clock:
+        async with running(kernel) as hive:
+            aftercare = hive.get(Aftercare)
+            for number in range(100):
+                aftercare.forget_flows(IPv4Address(f"10.0.1.{number}"))
+                await clock.advance(0.0015)
+                assert kernel.forgotten, "the first one waits for nothing"
+            await clock.advance(0.1)
+    assert len(kernel.forgotten) == 100
+    assert len(kernel.steps) <= 3
 
 
 async def test_a_regeneration_is_tried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,23 @@ async def test_the_interval_of_a_timer_counts_from_the_end_of_a_run_and_may_jitt
     assert spread.times(since) == [15, 32, 49]
 
 
+async def test_after_a_run_a_timer_rests_whatever_triggers_it_and_then_runs_once(bench: Bench) -> None:
+    rested, steady = Work(), Work()
+    with VirtualClock() as clock:
+        since = clock.now
+        timer = bench.jobs.timer("rested", rested, math.inf, rest=10)
+        bench.jobs.timer("steady", steady, 15, rest=10)
+        async with bench.jobs.running():
+            timer.trigger()  # nobody waits for the first one
+            await clock.advance(1)
+            for _ in range(20):
+                timer.trigger()
+                await clock.advance(1)
+            await clock.advance(40)
+    assert rested.times(since) == [0, 12, 24]
+    assert steady.times(since) == [15, 32, 49]
+
+
 async def test_triggers_within_the_debounce_pause_are_one_and_never_put_it_off(bench: Bench) -> None:
     work = Work()
     with VirtualClock() as clock:
