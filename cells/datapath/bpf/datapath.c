@@ -63,8 +63,8 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 #define UNDECIDED 0x10000 /* neither an action nor a drop */
 
 /* Pass on a packet of a flow that was let through just now, or leave it UNDECIDED. */
-static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry, __u32 now,
-				 __u8 family)
+static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry, __u32 epochs,
+				 __u32 now, __u8 family)
 {
 	const struct known_link *link = NULL;
 
@@ -77,8 +77,9 @@ static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struc
 			return UNDECIDED;
 		flow->destination = link->endpoint.id;
 		flow->destination_identity = link->endpoint.identity;
+		epochs += link->epoch;
 	}
-	if (unlikely(!verdict_holds(entry, verdict_tag(flow->source, flow->destination, now), flow, skb->len)))
+	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, skb->len)))
 		return UNDECIDED;
 	if (!link)
 		return to_stack(skb, flow, CT_ESTABLISHED, family);
@@ -86,9 +87,9 @@ static __always_inline int spare(struct __sk_buff *skb, struct flow *flow, struc
 			 BY_PEER, family);
 }
 
-/* Where a pod's packet goes, and whether it may. `flow` is read already. */
+/* Where a pod's packet goes, and whether it may. `flow` is read already; `epoch` is the pod's. */
 static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-					  __u8 family)
+					  __u32 epoch, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
@@ -102,13 +103,13 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
 	if (likely(!flow->reply_likely)) {
 		entry = ct_entry_of(flow, EGRESS, false, family);
-		verdict = entry ? spare(skb, flow, entry, now, family) : UNDECIDED;
+		verdict = entry ? spare(skb, flow, entry, epoch, now, family) : UNDECIDED;
 		if (likely(verdict != UNDECIDED))
 			return verdict;
 	}
 	status = ct_lookup(flow, EGRESS, now, family, &entry);
 	if (status == CT_ESTABLISHED) {
-		verdict = flow->reply_likely ? spare(skb, flow, entry, now, family) : UNDECIDED;
+		verdict = flow->reply_likely ? spare(skb, flow, entry, epoch, now, family) : UNDECIDED;
 		if (verdict != UNDECIDED)
 			return verdict; /* the guess was wrong: no answer, though from the lower port */
 		verdict_take(entry, &use);
@@ -119,7 +120,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	flow->destination = to_pod ? local->endpoint_id : 0;
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
-	tag = verdict_tag(flow->source, flow->destination, now);
+	tag = verdict_tag(epoch + (to_pod ? epoch_of(flow->destination) : 0), now);
 	flow->destination_identity = local ? identity_of_local(local) : identity_of(&flow->daddr, family);
 	if (status == CT_NEW || status == CT_ESTABLISHED) {
 		verdict = egress_check(skb, flow, status, &use, now, family);
@@ -135,12 +136,12 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		verdict_remember(entry, tag, to_pod ? local->ifindex : 0, flow);
 	if (!to_pod)
 		return to_stack(skb, flow, status, family);
-	link_owner(local->ifindex); /* remembered, for the packets to come */
+	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
 static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-					__u8 family)
+					__u32 epoch, __u8 family)
 {
 	int refused = parse(skb, flow, family);
 
@@ -154,12 +155,13 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
 		return DROP(EGRESS, refused);
-	return pod_sends_flow(skb, flow, self, family);
+	return pod_sends_flow(skb, flow, self, epoch, family);
 }
 
 static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 {
-	const struct endpoint_config *self = link_owner(skb->ifindex);
+	__u32 epoch;
+	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
 	struct ethernet *eth;
 
 	if (!self)
@@ -176,9 +178,9 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP)))
-		return pod_sends_ip(skb, flow, self, FAMILY_IPV4);
+		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
-		return pod_sends_ip(skb, flow, self, FAMILY_IPV6);
+		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
@@ -222,7 +224,8 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 
 static __always_inline int pod_gets(struct __sk_buff *skb, struct flow *flow)
 {
-	const struct endpoint_config *self = link_owner(skb->ifindex);
+	__u32 epoch;
+	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
 	struct ethernet *eth;
 
 	if (!self)

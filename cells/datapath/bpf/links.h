@@ -48,25 +48,26 @@ static __always_inline bool link_holds(const struct known_link *link)
 	return link->epoch == (__u32)epoch_of(link->endpoint.id);
 }
 
-/* Whose link it is, or NULL. */
-static __always_inline const struct endpoint_config *link_owner(__u32 ifindex)
+/* Whose link it is, and the epoch it is known under; or NULL. */
+static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, __u32 *epoch)
 {
 	struct known_link *link = link_slot(ifindex);
 	struct endpoint_config *row;
-	__u32 epoch;
 
-	if (likely(link && link->ifindex == ifindex && link_holds(link)))
+	if (likely(link && link->ifindex == ifindex && link_holds(link))) {
+		*epoch = link->epoch;
 		return &link->endpoint;
+	}
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row || !link)
-		return row;
+		return NULL;
 	/* The epoch first, then the row again: a change between the two is one the epoch tells of. */
-	epoch = epoch_of(row->id);
+	*epoch = epoch_of(row->id);
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row)
 		return NULL;
 	link->ifindex = ifindex;
-	link->epoch = epoch;
+	link->epoch = *epoch;
 	link->endpoint = *row;
 	return row;
 }

@@ -35,16 +35,15 @@ static __always_inline __u64 epoch_of(__u32 index)
 	return epoch ? *epoch : 0;
 }
 
-/* The tag a verdict given now has. `peer` is the local endpoint that gets the packet, or 0 for elsewhere.
+/* The tag a verdict given now has. `epochs`: the sender's, plus that of the local endpoint that gets the packet.
  *
  * Read before evaluating: a change that comes meanwhile makes the verdict stale from the start.
  */
-static __always_inline __u64 verdict_tag(__u32 endpoint, __u32 peer, __u32 now)
+static __always_inline __u64 verdict_tag(__u32 epochs, __u32 now)
 {
-	__u64 epochs = epoch_of(0) + epoch_of(endpoint) + (peer ? epoch_of(peer) : 0);
-
+	epochs += epoch_of(0);
 	/* Never 0, what an entry of an earlier build has. */
-	return (((epochs & 0x7fff) << 8 | (now & 0xff)) | 0x800000) << VERDICT_TAG_SHIFT;
+	return (__u64)((epochs & 0x7fff) << 8 | (now & 0xff) | 0x800000) << VERDICT_TAG_SHIFT;
 }
 
 /* Whether the flow was let through under this tag, and counts one more packet that was not evaluated. */

@@ -45,7 +45,7 @@ def forget(program: int, *addresses: str) -> int:
     v4 = b"".join(ip.packed for ip in ips if ip.version == 4)
     v6 = b"".join(ip.packed for ip in ips if ip.version == 6)
     head = struct.pack("<IIII", len(v4) // 4, len(v6) // 16, 0, 0)
-    result, context = run_syscall(program, head + v4.ljust(64, b"\0") + v6.ljust(128, b"\0"))
+    result, context = run_syscall(program, head + v4.ljust(48 * 4, b"\0") + v6.ljust(12 * 16, b"\0"))
     assert result == 0
     return int.from_bytes(context[8:12], "little")
 
