@@ -267,8 +267,8 @@ class Hive:
     async def run(self) -> int:
         """Start, run until a signal or a Shutdown, stop; the exit code. Faults are told on standard error.
 
-        SIGINT and SIGTERM stop in order; a second one ends the process at once, one after the stop does
-        nothing. 0 after an ordered stop, 2 for usage and settings, 1 for anything else.
+        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2
+        for usage and settings, 1 for anything else.
         """
         from lifecycle.run import run  # signals and garbage collection are for whole processes only
 

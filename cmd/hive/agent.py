@@ -5,6 +5,7 @@ Needs: cells.agent and lifecycle, imported when called.   Gives: command; build,
 
 import gc
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,16 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
 
     from lifecycle.loop_lag import measured_loop
 
-    return anyio.run(hive.run, backend_options={"loop_factory": measured_loop})
+    return anyio.run(run_to_the_end, hive, backend_options={"loop_factory": measured_loop})
+
+
+async def run_to_the_end(hive: "Hive") -> int:
+    """Run a hive in a process that ends with it; the exit code, which no late signal changes any more."""
+    try:
+        return await hive.run()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":

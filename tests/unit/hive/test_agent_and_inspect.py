@@ -1,6 +1,9 @@
 """``hive agent`` and ``hive inspect`` on a small hive: settings, formats, faults, exit codes."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,3 +187,36 @@ def test_a_broken_graph_shows_all_its_faults(
 def test_inspect_refuses_wrong_settings_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert hive(capsys, "inspect", "--bee-count=9001").code == 2
     assert hive(capsys, "inspect", "--format", "svg").code == 2
+
+
+ENDING = """
+import sys
+import anyio
+from hive.agent import run_to_the_end
+from lifecycle import Hive, configure_logging
+
+configure_logging("info", "logfmt")
+code = anyio.run(run_to_the_end, Hive(name="daemon"))
+print("left", flush=True)
+sys.stdin.readline()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_when_the_agent_has_stopped_changes_nothing(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", ENDING]
+    pipe, paths = subprocess.PIPE, os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        command, text=True, env={**os.environ, "PYTHONPATH": paths}, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "msg=started" not in (line := process.stderr.readline()):
+            assert line
+        process.terminate()
+        assert process.stdout.readline() == "left\n"
+        process.send_signal(number)
+        out, err = process.communicate("\n", timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert err.splitlines()[-1].endswith("msg=stopped module=daemon")

@@ -45,28 +45,19 @@ class Server:
         print("down", flush=True)
 
 cell = module("server", "Server", config(Port), provide(Server), invoke(Server))
-code = anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon", OPTIONS).run)
-DO_AFTER
-sys.exit(code)
+sys.exit(anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon", OPTIONS).run))
 """
 
 
 def daemon(
-    *argv: str,
-    start: str = "pass",
-    stop: str = "pass",
-    job: str = "pass",
-    after: str = "pass",
-    options: str = "",
+    *argv: str, start: str = "pass", stop: str = "pass", job: str = "pass", options: str = ""
 ) -> "subprocess.Popen[str]":
     source = DAEMON.replace("DO_START", start).replace("DO_STOP", stop).replace("DO_JOB", job)
-    source = source.replace("DO_AFTER", after)
     source = source.replace(", OPTIONS", f", {options}" if options else "")
     return subprocess.Popen(
         [sys.executable, "-c", source, *argv],
         cwd=ROOT,
         text=True,
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -97,17 +88,6 @@ def test_a_second_signal_ends_at_once() -> None:
         out, err = process.communicate(timeout=20)
     assert (out, process.returncode) == ("", 1)
     assert "daemon: second signal, leaving at once" in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_after_the_stop_changes_nothing(number: signal.Signals) -> None:
-    with daemon(after="print('left', flush=True); sys.stdin.readline()") as process:
-        assert line(process) == "up"
-        process.terminate()
-        assert [line(process), line(process)] == ["down", "left"]
-        process.send_signal(number)
-        _, err = process.communicate("\n", timeout=20)
-    assert (process.returncode, err.splitlines()[-1].split()[2:]) == (0, ["msg=stopped", "module=daemon"])
 
 
 def test_a_stop_stuck_in_a_thread_ends_with_the_budget_by_name() -> None:
