@@ -1,6 +1,6 @@
 """Holds requests back that need the running daemon, until it runs.
 
-Needs: what the daemon consists of.   Gives: Gate, StartedDaemon.
+Needs: RegeneratedEndpoints, DeleteQueue (drained), HostIPSync.   Gives: Gate, StartedDaemon.
 Source: Cilium 1.17, handlers that await the daemon's promise: its endpoints, identities and health. All else
 is answered from the moment the socket is there.
 """

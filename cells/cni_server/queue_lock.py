@@ -76,8 +76,10 @@ class QueueLock:
 
         def block() -> None:
             """Nobody can call this off. A lock that comes too late goes with the last of both descriptors."""
-            fcntl.fcntl(duplicate, fcntl.F_OFD_SETLKW, _EXCLUSIVE)
-            os.close(duplicate)
+            try:
+                fcntl.fcntl(duplicate, fcntl.F_OFD_SETLKW, _EXCLUSIVE)
+            finally:
+                os.close(duplicate)
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(got.set)
 

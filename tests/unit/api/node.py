@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import anyio
 from yarl import URL
 
 from cells import api, controllers, endpoint, ipam, metrics
@@ -68,6 +69,7 @@ class FakeKernel:
     policy_fault: OSError | None = None
     drop_fault: OSError | None = None
     empty_once: bool = False
+    may_forget: anyio.Event | None = None
     waited: int = 0
 
     async def ready(self) -> None:
@@ -116,6 +118,8 @@ class FakeKernel:
         self.rows.pop(("ipcache", endpoint.id), None)
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
+        if self.may_forget is not None:
+            await self.may_forget.wait()
         return len(addresses)
 
     def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:

@@ -477,3 +477,26 @@ async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None
         whole = await node.ask("GET", "/v1/healthz", headers={"Brief": "false"})
         assert whole.body["cni-file"]["state"] == "Failure"
         assert whole.body["kube-proxy-replacement"]["mode"] == "False"
+
+
+async def test_an_address_is_used_again_only_when_its_old_flows_are_forgotten(tmp_path: Path) -> None:
+    answers: list[int] = []
+
+    async with running_node(tmp_path) as node, anyio.create_task_group() as tasks:
+
+        async def put(container: str) -> None:
+            body = request_body("10.0.1.77", container=container)
+            answers.append((await node.ask("PUT", "/v1/endpoint/cilium-local:0", body)).status)
+
+        await put("cid1")
+        node.kernel.may_forget = anyio.Event()
+        assert (await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})).status == 200
+        tasks.start_soon(put, "cid2")
+        for _ in range(20):  # the later ones overtake it
+            assert (await node.ask("GET", "/v1/config")).status == 200
+        assert answers == [201]
+        node.kernel.may_forget.set()
+        with anyio.fail_after(5):
+            while len(answers) < 2:  # noqa: ASYNC110  (an answer has no event to wait for)
+                await anyio.sleep(0.001)
+    assert answers == [201, 201]
