@@ -10,14 +10,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
+MAGLEV := cells/services/maglev/objects/libmaglev.so
 
-.PHONY: demo test unit browser kernel node soak lint bench install install-test clean
+.PHONY: root demo test unit browser kernel node soak lint bench install install-test clean
 .DELETE_ON_ERROR:
 
-demo: install
+# Said before anything is installed. PYTHON names another interpreter than python3.
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make: run $(firstword $(MAKECMDGOALS) demo) as root:" \
+		"it makes network namespaces and loads BPF programs; make unit needs none" >&2; exit 1; }
+
+demo: root install
 	@$(BIN)/hive lab demo
 
-test: lint
+test: root lint
 	$(BIN)/pytest tests/unit tests/browser tests/kernel tests/node
 
 unit: install-test
@@ -26,13 +32,13 @@ unit: install-test
 browser: install-test
 	$(BIN)/pytest tests/browser
 
-kernel: install-test
+kernel: root install-test
 	$(BIN)/pytest tests/kernel
 
-node: install-test
+node: root install-test
 	$(BIN)/pytest tests/node
 
-soak: install-test
+soak: root install-test
 	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/soak
 
 lint: install-test
@@ -40,12 +46,12 @@ lint: install-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: install-test
+bench: root install-test
 	$(BIN)/python -m tests.bench
 
-install: debian .make/installed $(OBJECTS) $(PLUGIN)
+install: debian .make/installed $(OBJECTS) $(PLUGIN) $(MAGLEV)
 
-install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN)
+install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN) $(MAGLEV)
 
 .PHONY: debian debian-test
 debian:
@@ -67,12 +73,15 @@ $(BIN)/python: | debian
 	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch .make/installed $@
 
-$(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch]) cells/datapath/build.py | debian
+$(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch] cells/datapath/bpf/*/*.h) cells/datapath/build.py | debian
 	$(PYTHON) cells/datapath/build.py
 
 $(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
 	$(PYTHON) cmd/cilium-cni/build.py
 
+$(MAGLEV): cells/services/maglev/maglev.c cells/services/maglev/build.py | debian
+	$(PYTHON) cells/services/maglev/build.py
+
 clean:
-	rm -rf $(VENV) .make build dist cells/datapath/objects cmd/hive/bin
+	rm -rf $(VENV) .make build dist cells/datapath/objects cells/services/maglev/objects cmd/hive/bin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,33 +6,24 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import (
-    api,
-    bootstrap,
-    cni_config,
-    cni_server,
-    config,
-    config_drift,
-    conntrack,
-    controllers,
-    datapath,
-    devices,
-    endpoint,
-    endpoint_restore,
-    events,
-    health,
-    host_ip_sync,
-    ipam,
-    maps,
-    metrics,
-    monitor,
-    netlink,
-    router,
-)
+from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, unserved
 from cells.api import Api, StartedDaemon
-from cells.cni_config import CniConfig
-from cells.health import AgentReady
-from cells.host_ip_sync import HostIPSync
+from cells.cluster import identity, ipcache
+from cells.cni import config as cni_config
+from cells.cni import server as cni_server
+from cells.cni.config import CniConfig
+from cells.config import drift as config_drift
+from cells.datapath import conntrack
+from cells.endpoint import gc as endpoint_gc
+from cells.endpoint import restore as endpoint_restore
+from cells.endpoint import watchdog as endpoint_watchdog
+from cells.node import addresses, devices, host_ip_sync, netlink, router, sysctl
+from cells.node.host_ip_sync import HostIPSync
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, shell
+from cells.observe.health import AgentReady
+from cells.policy import control as policy_control
+from cells.policy import maps as policy_maps
+from cells.services import control as services
 from lifecycle import module, provide
 
 
@@ -49,13 +40,24 @@ agent = module(
     config_drift.cell,
     netlink.cell,
     maps.cell,
+    maps.watchdog_cell,
     devices.cell,
+    addresses.cell,
+    kubernetes.cell,
     controllers.cell,
     datapath.cell,
     ipam.cell,
+    identity.cell,
+    ipcache.cell,
     router.cell,
+    sysctl.cell,
+    policy_maps.cell,
+    policy_control.cell,
+    services.cell,
     endpoint.cell,
     endpoint_restore.cell,
+    endpoint_gc.cell,
+    endpoint_watchdog.cell,
     host_ip_sync.cell,
     conntrack.cell,
     events.cell,
@@ -66,5 +68,7 @@ agent = module(
     health.cell,
     metrics.cell,
     bootstrap.cell,
+    shell.cell,
+    unserved.cell,
     provide(ready),
 )

@@ -6,7 +6,7 @@ Gives:  the names below. Compose cells (module, provide, invoke, ...) and run th
 
 from typing import TYPE_CHECKING
 
-from lifecycle.logs import (  # first: it imports structlog without rich
+from lifecycle.process import (  # first: it imports structlog without rich
     Logger,
     configure_logging,
     log_level,
@@ -14,20 +14,6 @@ from lifecycle.logs import (  # first: it imports structlog without rich
 )
 
 # isort: split
-from lifecycle.cells import (
-    Cell,
-    config,
-    decorate,
-    group,
-    invoke,
-    module,
-    provide,
-    provide_private,
-    replace,
-    supply,
-)
-from lifecycle.derived import Derived
-from lifecycle.durations import Duration, milliseconds, minutes, seconds
 from lifecycle.errors import (
     BuildError,
     Fault,
@@ -43,31 +29,79 @@ from lifecycle.errors import (
     explain,
 )
 from lifecycle.health import Health, HealthStatus, HealthTree
-from lifecycle.hive import Hive
-from lifecycle.hooks import Hook, Lifecycle
-from lifecycle.job_metrics import JobMetrics, JobStats
-from lifecycle.jobs import Backoff, Jobs, Observer, Timer
-from lifecycle.macs import MAC
-from lifecycle.named import Member, Named, results
-from lifecycle.nested import InnerHive, nest
-from lifecycle.profile import Profile, Timing
-from lifecycle.promise import Promise
-from lifecycle.quantities import Quantity
-from lifecycle.reconciler import Reconciler
-from lifecycle.secrets import Secret
-from lifecycle.settings import Formerly, Option, Settings, refuse
-from lifecycle.shutdown import Shutdown
-from lifecycle.sources import Loaded, Setting, Sources
-from lifecycle.switch import Modules
-from lifecycle.table import Change, Initializer, ReadTable, Snapshot, Table
-from lifecycle.tables import Tables
-from lifecycle.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
-from lifecycle.view import HiveView
+from lifecycle.hints import Member, Named, results
+from lifecycle.hive import Hive, HiveView, InnerHive, Modules, nest
+from lifecycle.hooks import (
+    Event,
+    Events,
+    Hook,
+    HookEvent,
+    JobEvent,
+    Lifecycle,
+    ModuleEvent,
+    Promise,
+    Shutdown,
+)
+from lifecycle.injection import (
+    Cell,
+    ModuleId,
+    Profile,
+    Timing,
+    config,
+    config_private,
+    decorate,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    replace,
+    supply,
+)
+from lifecycle.jobs import Backoff, JobMetrics, Jobs, JobStats, Observer, Timer
+from lifecycle.settings import (
+    MAC,
+    Duration,
+    Formerly,
+    Loaded,
+    Option,
+    Quantity,
+    Secret,
+    Setting,
+    Settings,
+    Sources,
+    milliseconds,
+    minutes,
+    refuse,
+    seconds,
+)
+from lifecycle.tables import (
+    LPM,
+    BatchError,
+    Change,
+    Derived,
+    Initializer,
+    ObjectStatus,
+    RateLimit,
+    ReadTable,
+    ReconcileError,
+    Reconciler,
+    Snapshot,
+    Snapshots,
+    Sorted,
+    Statistics,
+    Table,
+    Tables,
+    Target,
+    snapshot,
+)
 
 if TYPE_CHECKING:
+    from lifecycle.command import main
     from lifecycle.graph import Graph
 
 __all__ = [
+    "LPM",
     "MAC",
     "Backoff",
     "BatchError",
@@ -76,6 +110,8 @@ __all__ = [
     "Change",
     "Derived",
     "Duration",
+    "Event",
+    "Events",
     "Fault",
     "Formerly",
     "Graph",
@@ -87,9 +123,11 @@ __all__ = [
     "HiveError",
     "HiveView",
     "Hook",
+    "HookEvent",
     "HookTimeoutError",
     "Initializer",
     "InnerHive",
+    "JobEvent",
     "JobMetrics",
     "JobStats",
     "Jobs",
@@ -97,6 +135,8 @@ __all__ = [
     "Loaded",
     "Logger",
     "Member",
+    "ModuleEvent",
+    "ModuleId",
     "Modules",
     "Named",
     "NotStartedError",
@@ -106,6 +146,7 @@ __all__ = [
     "Profile",
     "Promise",
     "Quantity",
+    "RateLimit",
     "ReadTable",
     "ReconcileError",
     "Reconciler",
@@ -115,6 +156,8 @@ __all__ = [
     "SettingsError",
     "Shutdown",
     "Snapshot",
+    "Snapshots",
+    "Sorted",
     "Sources",
     "StartError",
     "Statistics",
@@ -126,6 +169,7 @@ __all__ = [
     "Timing",
     "UsageError",
     "config",
+    "config_private",
     "configure_logging",
     "decorate",
     "exit_code",
@@ -133,6 +177,7 @@ __all__ = [
     "group",
     "invoke",
     "log_level",
+    "main",
     "milliseconds",
     "minutes",
     "module",
@@ -144,14 +189,19 @@ __all__ = [
     "results",
     "seconds",
     "set_log_level",
+    "snapshot",
     "supply",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Graph, when asked for: an agent that starts has no use for it."""
+    """Graph and main, when asked for: an agent that starts has no use for them."""
     if name == "Graph":
         from lifecycle.graph import Graph
 
         return Graph
+    if name == "main":
+        from lifecycle.command import main
+
+        return main
     raise AttributeError(f"module 'lifecycle' has no attribute {name!r}")

@@ -2,16 +2,19 @@
 
 Needs:  nothing.
 Gives:  HiveError and its kinds (one clear line, an exit code), StartError and StopError (groups that name
-        the hook), and how any error becomes an exit code and a text for the terminal.
+        the hook), as_failure(), and how any error becomes an exit code and a text for the terminal.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 __all__ = [
+    "BodyError",
     "BuildError",
+    "ExitRequestedError",
     "Fault",
     "GraphError",
     "HiveError",
@@ -21,12 +24,19 @@ __all__ = [
     "ShutdownRequestedError",
     "StartError",
     "StopError",
+    "UnexpectedCancelError",
     "UsageError",
+    "as_failure",
     "exit_code",
     "explain",
     "leaves",
     "texts",
+    "thrown_away",
 ]
+
+
+INTERRUPTED = 130
+"""The exit code of a process that SIGINT ended, in shells."""
 
 
 class HiveError(Exception):
@@ -49,6 +59,25 @@ class ShutdownRequestedError(HiveError):
     """Someone asked the hive to end while it started."""
 
 
+class ExitRequestedError(HiveError):
+    """A hook, job or constructor raised SystemExit or KeyboardInterrupt: the hive ends in order, then so.
+
+    Its exit code is that of sys.exit(); 130, as shells have it, for KeyboardInterrupt.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.exit_code = code  # type: ignore[misc]  # that of one exit, not of a kind of them
+
+
+class UnexpectedCancelError(Exception):
+    """A hook or job raised CancelledError while nobody had cancelled it. The original is `__cause__`."""
+
+
+class BodyError(Exception):
+    """A hook, job or constructor raised what is no Exception. The original is `__cause__`."""
+
+
 class BuildError(HiveError):
     """A constructor or invoked function raised, or returned what it must not. The original is `__cause__`."""
 
@@ -61,6 +90,10 @@ class Fault(msgspec.Struct, frozen=True):
     setting."""
     text: str
     details: tuple[str, ...] = ()
+    concerns: tuple[Any, ...] = ()
+    """The constructors it is about; those of a cycle in its order."""
+    lacks: str = ""
+    """The type that someone needs and does not get."""
 
     def __str__(self) -> str:
         return "\n".join((f"{self.kind}: {self.text}", *(f"    {line}" for line in self.details)))
@@ -113,6 +146,51 @@ class StopError(_HookErrors):
     """A hook failed while the hive ran or stopped; every other hook was stopped all the same."""
 
 
+def as_failure(error: BaseException, who: str) -> Exception:
+    """What a hook, job or constructor failed with: one rule for all it may raise without being asked to end.
+
+    An Exception is that failure. CancelledError means that it awaited something that was cancelled, or that
+    its task was cancelled by someone else: UnexpectedCancelError. SystemExit and KeyboardInterrupt ask the
+    process to end, which it does in order: ExitRequestedError. Anything else is a BodyError.
+    """
+    failure: Exception
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        failure = UnexpectedCancelError(
+            "it awaited something that was cancelled, or its task was cancelled: "
+            "await a cancelled task under contextlib.suppress(asyncio.CancelledError)"
+        )
+    elif (exits := _exit(error)) is not None:
+        failure = _exit_requested(exits, who)
+    else:
+        failure = BodyError(f"it raised {type(error).__name__}, which is no Exception: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
+    """Whether the coroutine of `task` is collected as garbage, with no event loop to run it."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:
+        return True
+
+
+def _exit(error: BaseException) -> SystemExit | KeyboardInterrupt | None:
+    """What asks for the end of the process, alone or among others."""
+    return next((one for one in leaves(error) if isinstance(one, SystemExit | KeyboardInterrupt)), None)
+
+
+def _exit_requested(error: SystemExit | KeyboardInterrupt, who: str) -> ExitRequestedError:
+    if isinstance(error, KeyboardInterrupt):
+        return ExitRequestedError(f"{who} was interrupted", INTERRUPTED)
+    if error.code is None or isinstance(error.code, int):
+        code = error.code or 0
+        return ExitRequestedError(f"{who} called sys.exit({code})", code)
+    return ExitRequestedError(str(error.code), 1)  # as Python has it: sys.exit("why")
+
+
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors behind groups and build errors, in order."""
     if isinstance(error, BaseExceptionGroup):
@@ -125,9 +203,12 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a run that this error ended: 2 for usage and configuration, 1 otherwise."""
-    codes = [leaf.exit_code for leaf in leaves(error) if isinstance(leaf, HiveError)]
-    return codes[0] if codes else 1
+    """The exit code of a run that this error ended: 2 for usage and configuration, what sys.exit() was given,
+    1 otherwise.
+    """
+    codes = [leaf.exit_code if isinstance(leaf, HiveError) else None for leaf in leaves(error)]
+    told = [code for code in codes if code]
+    return told[0] if told else int(None in codes)
 
 
 def explain(error: BaseException) -> str | None:
@@ -146,4 +227,5 @@ def texts(error: BaseException) -> list[str]:
             return []
         faults = leaf.faults if isinstance(leaf, SettingsError) else ()
         found |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
+        found |= dict.fromkeys(getattr(leaf, "__notes__", ()))
     return list(found)

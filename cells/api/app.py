@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cells.api.operations import Route
+from cells.api.part import Route
 from cells.api.times import ApiTimes
 from cells.api.wire import INTERNAL_ERROR, READING, FrameworkError, framework_answer, nowhere, peer_uid, plain
-from cells.endpoint import EndpointError
-from cells.http import MAX_BODY, Handler, Match, Request, Response, Routes
-from cells.ipam import IpamError
 from lifecycle import Logger
+from lifecycle.http import MAX_BODY, Handler, Match, Refusal, Request, Response, Routes
 
 
 def application(
@@ -58,5 +56,5 @@ async def _operate(route: Route, request: Request, may_change: Callable[[int], b
             return plain(403, f"{route.method} changes the node: it needs uid 0, the caller has uid {uid}\n")
     try:
         return await route.operation(request)
-    except (EndpointError, IpamError) as error:
+    except Refusal as error:
         return route.refusal(error)

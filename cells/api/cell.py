@@ -1,41 +1,51 @@
 """How the API is put together from the other cells.
 
 Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], PodMtu, Datapath, Maps,
-StatusCollector; starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
+StatusCollector, KubernetesAPI; starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from cells import metrics
+from cells.api import absent, services
 from cells.api.access import AccessSettings
-from cells.api.config_mapping import ChainingMode
+from cells.api.addresses import operations as addresses
+from cells.api.endpoints import operations as endpoints
+from cells.api.endpoints.operations import PolicyPool
 from cells.api.gate import Gate, StartedDaemon
-from cells.api.health_table import HealthTable
-from cells.api.inspection import Inspection
-from cells.api.limited import Limits
-from cells.api.limits import LimitSettings
-from cells.api.metrics_list import MetricsList
-from cells.api.node_maps import NodeMaps
-from cells.api.node_operations import MapReader, NodeOperations
-from cells.api.node_view import NodeView, monitor_status
-from cells.api.not_built import NotBuilt
-from cells.api.operations import Facts, Operations, PolicyPool
+from cells.api.limiter.limited import Limits
+from cells.api.limiter.settings import LimitSettings
+from cells.api.node import config as node_config
+from cells.api.node import operations as node
+from cells.api.node.config_mapping import ChainingMode
+from cells.api.node.maps import NodeMaps
+from cells.api.node.node_status import NodeStatus
+from cells.api.node.operations import MapReader
+from cells.api.node.view import NodeView, monitor_status
+from cells.api.part import ApiPart
 from cells.api.server import Api
-from cells.api.statedb import StateDB
+from cells.api.status import inspection
+from cells.api.status import operations as status
+from cells.api.status.metrics import MetricsList
+from cells.api.tables import health as health_table
+from cells.api.tables import statedb
 from cells.api.times import ApiTimes
-from cells.cni_server import ChainingSettings, QueueLock
+from cells.cni.server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
 from cells.datapath import Datapath
-from cells.devices import Device, PodMtu
-from cells.endpoint_restore import ExposedEndpoints
-from cells.events import EventsSettings
-from cells.host_ip_sync import HostIPSync
+from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import Ipam
+from cells.kubernetes import KubernetesAPI
 from cells.maps import Maps, MapSettings, PolicyMaps
-from cells.monitor import MonitorSettings
-from cells.router import Router
+from cells.node.addresses import NodeAddresses
+from cells.node.devices import Device, PodMtu
+from cells.node.host_ip_sync import HostIPSync
+from cells.node.router import Router
+from cells.observe import metrics
+from cells.observe.events import EventsSettings
+from cells.observe.monitor import MonitorSettings
 from lifecycle import Lifecycle, Logger, Member, Table, config, invoke, module, provide, provide_private
 
 
@@ -46,6 +56,7 @@ def facts(
     ipam: Ipam,
     router: Router,
     datapath: Datapath,
+    addresses: NodeAddresses,
     *,
     maps: Maps,
     map_settings: MapSettings,
@@ -53,7 +64,8 @@ def facts(
     monitor: MonitorSettings,
     modes: list[Member[ChainingMode]],
     chaining: ChainingSettings,
-) -> Facts:
+    kubernetes: KubernetesAPI | None,
+) -> NodeStatus:
     """The node, as the answers tell it."""
     return NodeView(
         config,
@@ -62,11 +74,13 @@ def facts(
         ipam,
         router,
         datapath,
+        addresses,
         maps=maps,
         map_settings=map_settings,
-        monitor=monitor_status(events, monitor),
+        monitor=partial(monitor_status, events, monitor),
         chaining=next((mode.name for mode in modes), "none"),
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
+        kubernetes=kubernetes,
     )
 
 
@@ -82,8 +96,7 @@ def map_reader(maps: Maps) -> MapReader:
 
 def api(
     config: AgentConfig,
-    operations: Operations,
-    node: NodeOperations,
+    parts: list[Member[ApiPart]],
     gate: Gate,
     *,
     exposed: ExposedEndpoints,
@@ -101,7 +114,6 @@ def api(
     addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.
     """
     del exposed, locked, synced
-    parts = operations, node, NotBuilt()
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 
 
@@ -120,7 +132,7 @@ def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
     """The API's rate limits as metrics."""
 
     async def collect() -> Iterable[metrics.Family]:
-        from cells.api.limit_metrics import families
+        from cells.api.limiter.metrics import families
 
         return families(limits.limiters.values())
 
@@ -132,16 +144,22 @@ cell = module(
     "REST API on cilium.sock",
     config(AccessSettings, LimitSettings),
     provide(api, api_metrics, limit_metrics, StartedDaemon),
+    provide(absent.part, addresses.part, endpoints.part, node.part, node_config.part),
+    provide(status.part, services.part, inspection.part, statedb.part, health_table.part),
     provide_private(
         ApiTimes,
         Gate,
-        HealthTable,
-        Inspection,
         Limits,
         MetricsList,
-        NodeOperations,
-        Operations,
-        StateDB,
+        addresses.AddressOperations,
+        endpoints.EndpointOperations,
+        health_table.HealthTable,
+        inspection.Inspection,
+        node.NodeOperations,
+        node_config.ConfigOperations,
+        services.ServiceOperations,
+        statedb.StateDB,
+        status.StatusOperations,
         facts,
         map_reader,
         policy_pool,

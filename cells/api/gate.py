@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from cells.api.operations import Operation
+from cells.api.part import Operation
 from cells.api.wire import answer
-from cells.cni_server import DeleteQueue
-from cells.endpoint_restore import RegeneratedEndpoints
-from cells.host_ip_sync import HostIPSync
-from cells.http import Request, Response
+from cells.cni.server import DeleteQueue
+from cells.endpoint.restore import RegeneratedEndpoints
+from cells.node.host_ip_sync import HostIPSync
 from lifecycle import HiveError, Hook, Lifecycle, Promise
+from lifecycle.http import Request, Response
 
 BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
 """First parts of the paths under /v1 whose operations wait."""

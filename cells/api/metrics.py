@@ -12,8 +12,8 @@ from typing import Final
 
 from cells.api.times import ApiTimes
 from cells.config import AgentConfig
-from cells.health import agent_version
-from cells.metrics import Family, gauge, histogram, one_of
+from cells.observe.health import agent_version
+from cells.observe.metrics import Family, gauge, histogram, one_of
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _DATAPATHS: Final = ("veth", "netkit", "netkit-l2", "lb-only")

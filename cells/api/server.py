@@ -1,6 +1,6 @@
 """The REST API's server on its unix socket.
 
-Needs: a path, the operations.   Gives: Api, Part.
+Needs: a path, the parts that cells contribute.   Gives: Api.
 """
 
 from __future__ import annotations
@@ -9,37 +9,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 
 from cells.api.access import DISABLED, AccessSettings, denied, operation_name
 from cells.api.app import application
 from cells.api.gate import Gate
-from cells.api.limited import Limits
-from cells.api.operations import Operation, Route
+from cells.api.limiter.limited import Limits
+from cells.api.part import ApiPart, Operation, Route
 from cells.api.times import ApiTimes
 from cells.api.wire import plain
-from cells.http import HttpServer, Request, Response, listen
 from lifecycle import Hook, Lifecycle, Logger
+from lifecycle.http import HttpServer, Request, Response, listen
 
 SHUTDOWN_SECONDS = 5.0
-
-
-class Part(Protocol):
-    """Operations that belong together."""
-
-    def open(self) -> None:
-        """The server starts, perhaps again."""
-        ...
-
-    def routes(self) -> Sequence[Route]:
-        """All of them."""
-        ...
-
-    def close(self) -> None:
-        """End what would go on for ever: the server stops."""
-        ...
 
 
 class Api:
@@ -48,7 +31,7 @@ class Api:
     def __init__(
         self,
         path: Path,
-        parts: Sequence[Part],
+        parts: Sequence[ApiPart],
         gate: Gate,
         times: ApiTimes,
         access: AccessSettings,
@@ -70,11 +53,12 @@ class Api:
         server = HttpServer(
             application(self._routes(), may_change, self._times, self._log),
             grace=SHUTDOWN_SECONDS,
+            log=self._log,
         )
         self._limits.open()
         for part in self._parts:
             part.open()
-        listener = listen(self.path)
+        listener = listen(self.path, group="cilium")
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
         with anyio.CancelScope(shield=True):
             await server.serve(listener)
@@ -83,7 +67,7 @@ class Api:
 
     def _routes(self) -> list[Route]:
         """All of them, some behind the gate or their limiter; those that are switched off answer so."""
-        routes = [route for part in self._parts for route in part.routes()]
+        routes = [route for part in self._parts for route in part.routes]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access, names.values())
         return [

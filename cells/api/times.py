@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from cells.metrics import Histogram
+from cells.observe.metrics import Histogram
 
 ELSEWHERE: Final = "unknown"
 """The path of requests for what there is not: clients do not make up series."""

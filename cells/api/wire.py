@@ -1,6 +1,6 @@
 """The wire rules of the REST API: bodies in, bodies out, and the errors of the framework itself.
 
-Needs: cells.http.   Gives: answer, json_answer, empty, plain, read_body, nowhere, FrameworkError.
+Needs: lifecycle.http.   Gives: answer, json_answer, empty, plain, read_body, nowhere, FrameworkError.
 An error of an operation is a JSON string, or nothing where the operation's schema has no body; an error
 of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from cells.api.models import Problem
-from cells.http import Request, Response
+from cells.api.models.v1 import Problem
+from lifecycle.http import Request, Response
 
 T = TypeVar("T")
 

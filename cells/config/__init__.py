@@ -1,23 +1,20 @@
 """The agent's node-wide configuration, and its claim on the node.
 
 Source: reads the settings, gives every other cell the resolved paths and names.
-Needs:  AgentSettings.   Gives: AgentConfig; clear_socket for those who make sockets.
+Needs:  AgentSettings.   Gives: AgentConfig.
 Why:    whoever takes an AgentConfig starts after its hook, and so knows that the directories exist,
         that bpffs is mounted, that the process may use it, and that no other agent has this node.
 """
 
-from cells.config.later import LaterSettings
 from cells.config.node import AgentConfig
 from cells.config.settings import AgentSettings
-from cells.config.socket_path import clear_socket
 from lifecycle import config, module, provide
 
-__all__ = ["AgentConfig", "AgentSettings", "cell", "clear_socket"]
+__all__ = ["AgentConfig", "AgentSettings", "cell"]
 
 cell = module(
     "config",
     "Configuration and the claim on the node",
     config(AgentSettings),
-    config(LaterSettings),
     provide(AgentConfig),
 )

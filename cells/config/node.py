@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cells.config.kernel import check_kernel, missing_features
 from cells.config.settings import AgentSettings
-from cells.config.socket_path import clear_socket
 from lifecycle import HiveError, Hook, Lifecycle, Logger
-from lifecycle.regular import read_regular
+from lifecycle.http import clear_socket
+from lifecycle.settings import read_regular
 
 BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
@@ -63,6 +64,10 @@ class AgentConfig:
         return os.environ.get("K8S_NODE_NAME") or socket.gethostname()
 
     async def _claim(self) -> None:
+        release = os.uname().release
+        check_kernel(release)
+        for missing in missing_features(release):
+            self._log.warning(missing, kernel=release)
         check_privileges()
         check_bpffs(self.bpf_root)
         if self.ipv6:

@@ -3,15 +3,19 @@
 Edge: compiled C (``bpf/``, made into ``objects/`` by ``build.py``) loaded onto the node's maps with libbpf.
 Needs:  AgentConfig, Maps, HostLinks.   Gives: Datapath, and Collector, which removes connections.
 Why:    programs are shared by all endpoints and differ only through maps, so adding a pod loads nothing, and
-        an upgrade replaces three entries of one map: small dispatchers stay attached and jump to whatever
+        an upgrade replaces the entries of one map: small dispatchers stay attached and jump to whatever
         generation is in force. What is in the kernel forwards on while no agent runs.
 """
+
+from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import Datapath
 from cells.datapath.libbpf import LoadError
 from cells.datapath.settings import AGGREGATION, DatapathSettings, Telling
-from lifecycle import config, module, provide
+from cells.datapath.watchdog import DatapathWatchdog
+from cells.observe import metrics
+from lifecycle import Member, config, invoke, module, provide
 
 __all__ = [
     "AGGREGATION",
@@ -19,9 +23,32 @@ __all__ = [
     "Collector",
     "Datapath",
     "DatapathSettings",
+    "DatapathWatchdog",
     "LoadError",
     "Telling",
     "cell",
 ]
 
-cell = module("datapath", "eBPF programs of the node", config(DatapathSettings), provide(Datapath, Collector))
+
+def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
+    """What the watchdog found, as a metric."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        text = "Programs that someone else took out of force, or unpinned."
+        return [metrics.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
+
+    return metrics.Collector("datapath-watchdog", collect)
+
+
+def watch(watchdog: DatapathWatchdog) -> None:
+    """The watchdog is part of the agent though nobody waits for it."""
+    del watchdog
+
+
+cell = module(
+    "datapath",
+    "eBPF programs of the node",
+    config(DatapathSettings),
+    provide(Datapath, Collector, DatapathWatchdog, watchdog_metrics),
+    invoke(watch),
+)

@@ -64,7 +64,7 @@ def compile_one(clang: str, source: Path, target: Path, build_tag: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         fresh = Path(folder) / target.name
         command = [
-            *(clang, *FLAGS, f"-I{arch_headers()}", f'-DBUILD_TAG="{build_tag}"'),
+            *(clang, *FLAGS, f"-I{arch_headers()}", f"-I{source.parent}", f'-DBUILD_TAG="{build_tag}"'),
             *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
             *("-c", str(source), "-o", str(fresh)),
         ]

@@ -2,10 +2,12 @@
 
 For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: Collector, Collected.
 
-Nothing is copied out of the maps, and the walk runs in a worker thread, outside the interpreter's lock. The
-programs are loaded at their first use: a start does not wait for them.
+Nothing is copied out of the maps. A walk runs in a worker thread, outside the interpreter's lock, in slices
+between which the processor is free for others. The programs are loaded at their first use: a start does not
+wait for them.
 """
 
+import os
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,14 @@ import anyio.to_thread
 from cells.datapath.datapath import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import PACKAGED_OBJECTS
-from cells.maps import BpfError, Maps, run_syscall
+from cells.maps import BpfError, Map, Maps, run_syscall, walk
 from lifecycle import Hook, Lifecycle
 
-_COUNTS = struct.Struct("<IIII")  # struct gc_counts of bpf/gc.c, one for each table
+_COUNTS = struct.Struct("<III4x")  # struct gc_counts of bpf/gc.c
 _HEAD = struct.Struct("<IIII")  # struct forget_context: how many addresses of each family, deleted, pad
+_GC: Final = ("hive_ct_gc_tcp4", "hive_ct_gc_any4", "hive_ct_gc_tcp6", "hive_ct_gc_any6")
+"""In the order of Maps.conntrack."""
+_FORGET: Final = "hive_ct_forget"
 _IPV4_AT_ONCE: Final = 48
 _IPV6_AT_ONCE: Final = 12
 
@@ -62,10 +67,11 @@ class Collector:
             self._loaded = None
 
     def _collect(self) -> tuple[Collected, ...]:
-        tables = [table.spec for table in self._maps.conntrack]
-        context = self._run("hive_ct_gc", bytes(_COUNTS.size * len(tables)))
-        found = zip(tables, _COUNTS.iter_unpack(context), strict=True)
-        return tuple(Collected(spec.name, spec.max_entries, *counts[:3]) for spec, counts in found)
+        programs = self._programs()
+        return tuple(
+            Collected(table.spec.name, table.spec.max_entries, *walked(programs[name], table))
+            for name, table in zip(_GC, self._maps.conntrack, strict=True)
+        )
 
     def _forget(self, v4: Sequence[bytes], v6: Sequence[bytes]) -> int:
         deleted = 0
@@ -74,17 +80,17 @@ class Collector:
             now6, v6 = v6[:_IPV6_AT_ONCE], v6[_IPV6_AT_ONCE:]
             addresses = b"".join(now4).ljust(4 * _IPV4_AT_ONCE, b"\0")
             addresses += b"".join(now6).ljust(16 * _IPV6_AT_ONCE, b"\0")
-            context = self._run("hive_ct_forget", _HEAD.pack(len(now4), len(now6), 0, 0) + addresses)
+            context = _HEAD.pack(len(now4), len(now6), 0, 0) + addresses
+            result, context = run_syscall(self._programs()[_FORGET], context)
+            if result < 0:
+                raise BpfError(-result, "walk", f"the conntrack maps with {_FORGET}")
             deleted += _HEAD.unpack_from(context)[2]
         return deleted
 
-    def _run(self, name: str, context: bytes) -> bytes:
+    def _programs(self) -> dict[str, int]:
         if self._loaded is None:
             self._loaded = self._load()
-        result, context = run_syscall(self._loaded.programs()[name], context)
-        if result < 0:
-            raise BpfError(-result, "walk", f"the conntrack maps with {name}")
-        return context
+        return self._loaded.programs()
 
     def _load(self) -> LoadedObject:
         path = PACKAGED_OBJECTS / "gc.o"
@@ -92,8 +98,18 @@ class Collector:
         try:
             loaded.use_maps({table.spec.name: table.fd for table in self._maps.conntrack})
             loaded.load()
-            loaded.expect(("hive_ct_gc", "hive_ct_forget"))
+            loaded.expect((*_GC, _FORGET))
         except (LoadError, OSError):
             loaded.close()
             raise
         return loaded
+
+
+def walked(program: int, table: Map) -> tuple[int, int, int]:
+    """Walk a map with one of the programs, a slice a read: entries seen, alive, deleted. Raises OSError."""
+    counts = bytes(_COUNTS.size)
+    with walk(program, table.fd) as reader:
+        while told := os.read(reader, _COUNTS.size):
+            counts = told
+    seen, alive, deleted = _COUNTS.unpack(counts)
+    return seen, alive, deleted

@@ -16,12 +16,21 @@ from msgspec import structs
 
 from cells.config import AgentConfig
 from cells.datapath.dispatchers import Dispatchers
-from cells.datapath.generation import Constants, build_of, ids_in_force, in_force, load, publish, serves
+from cells.datapath.generation import (
+    Constants,
+    build_of,
+    ids_in_force,
+    in_force,
+    load,
+    publish,
+    serves,
+)
 from cells.datapath.libbpf import LoadError
+from cells.datapath.programs import ENTRIES, Place, at, pod_link
 from cells.datapath.selfcheck import self_check
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, Telling
 from cells.maps import ENDPOINT_GUARDED, BpfError, EndpointConfig, Map, Maps, NodeConfig, map_by_id
-from cells.netlink import HostLinks, NetlinkError
+from cells.node.netlink import HostLinks, LinkPrograms, NetlinkError
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
 HOST_LINK: Final = "cilium_host"
@@ -98,21 +107,39 @@ class Datapath:
         ``guarded``: and what comes to it by that link, which on our own links is seen before. Raises
         NetlinkError.
         """
-        sends = self._attached("cil_from_container")
-        gets = self._attached("cil_to_container") if guarded else None
-        self._links.attach_clsact(ifindex, sends, gets, "cil_from_container", "cil_to_container")
+        self._attach(ifindex, pod_link(guarded=guarded))
 
     def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
         """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
-        to_host, from_host = self._attached("cil_to_host"), self._attached("cil_from_host")
-        self._links.attach_clsact(ifindex_host, to_host, from_host, "cil_to_host", "cil_from_host")
-        self._links.attach_clsact(ifindex_net, to_host, None, "cil_to_host", "")
+        self._attach(ifindex_host, Place.HOST_LINK)
+        self._attach(ifindex_net, Place.NET_LINK)
+
+    def endpoint_programs(self, *, guarded: bool = False) -> LinkPrograms:
+        """Kernel ids of what :meth:`attach_endpoint` attaches."""
+        return self._expected(pod_link(guarded=guarded))
+
+    def serves_host(self, ifindex_host: int, ifindex_net: int) -> bool:
+        """Whether cilium_host and cilium_net have what :meth:`attach_host` attaches. NetlinkError."""
+        wanted = {ifindex_host: Place.HOST_LINK, ifindex_net: Place.NET_LINK}
+        return all(self._has(index, self._expected(place)) for index, place in wanted.items())
 
     def set_node(self, node: NodeConfig) -> None:
         """Tell the programs about the node; of which packets they tell is ours to say."""
         self._node = node
+        self._maps.node.update(bytes(4), self._row(node))
+
+    def has_node(self, node: NodeConfig) -> bool:
+        """Whether the programs know of the node what :meth:`set_node` would tell them."""
+        return self._maps.node.lookup(bytes(4)) == self._row(node)
+
+    def known_node(self) -> NodeConfig | None:
+        """What the programs know of the node, maybe by an agent that ran here before; None: nothing."""
+        value = self._maps.node.lookup(bytes(4))
+        return None if value is None or not any(value) else NodeConfig.unpack(value)
+
+    def _row(self, node: NodeConfig) -> bytes:
         told = structs.replace(node, flags=self.telling.flags, aggregation=self.telling.aggregation)
-        self._maps.node.update(bytes(4), told.pack())
+        return told.pack()
 
     def tell(self, telling: Telling) -> None:
         """Have the programs tell this of packets, from the next one on. Raises BpfError, nothing changed."""
@@ -125,6 +152,31 @@ class Datapath:
             self.telling = before
             raise
 
+    async def repair(self) -> list[str]:
+        """Put back what somebody took: entries the attached programs jump to, pins; what it was, by name.
+
+        Raises what the start does.
+        """
+        former = self._dispatchers
+        assert former is not None  # noqa: S101  (set with _in_force)
+        if unpinned := await anyio.to_thread.run_sync(former.unpinned, self._pins):
+            former.settle(self._pins)
+        missing = await anyio.to_thread.run_sync(self._missing)
+        if missing:
+            try:
+                await self._put_in_force()
+            finally:
+                if self._dispatchers is not former:
+                    former.close()
+        return unpinned + missing
+
+    def _missing(self) -> list[str]:
+        """Programs that are not the ones in force any more: for a worker thread."""
+        known = self._started().programs
+        with map_by_id(self._maps.entry.id) as entry:
+            now = ids_in_force(entry)
+        return [name for name in ENTRIES if now.get(name) != known[name]]
+
     def _started(self) -> InForce:
         if self._in_force is None:
             raise NotStartedError(
@@ -132,10 +184,21 @@ class Datapath:
             )
         return self._in_force
 
-    def _attached(self, name: str) -> int:
+    def _attach(self, ifindex: int, place: Place) -> None:
         self._started()
         assert self._dispatchers is not None  # noqa: S101  (set with _in_force)
-        return self._dispatchers.descriptors[name]
+        ingress, egress = at(place)
+        descriptors = self._dispatchers.descriptors
+        self._links.attach_clsact(ifindex, descriptors[ingress], descriptors.get(egress), ingress, egress)
+
+    def _has(self, ifindex: int, expected: LinkPrograms) -> bool:
+        """Whether ours are there; where we attach nothing, others may."""
+        found = self._links.programs(ifindex)
+        return found.ingress == expected.ingress and expected.egress in {0, found.egress}
+
+    def _expected(self, place: Place) -> LinkPrograms:
+        ingress, egress = at(place)
+        return LinkPrograms(self.programs[ingress], self.programs[egress] if egress else 0)
 
     async def _start(self) -> None:
         try:
@@ -184,7 +247,8 @@ class Datapath:
 
     def _replace(self, entry: Map, former: Constants | None, data: bytes) -> Constants:
         tables = self._maps.all()
-        generation = former.generation + 1 if former else 1
+        known = self._in_force.generation if self._in_force is not None else 0
+        generation = max(former.generation if former else 0, known) + 1
         path = self._object
         try:
             # Both take the verifier some 50 ms: at the same time. What fails the check is never put in force.

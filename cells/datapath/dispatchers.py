@@ -6,12 +6,11 @@ For:    Datapath. Needs: libbpf, cells.maps, a directory on bpffs. Gives: Dispat
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from cells.datapath.libbpf import LoadedObject
+from cells.datapath.programs import DISPATCHERS
 from cells.maps import BpfError, Map, ProgramInfo, open_program, program_info, replace_pin, unpin_unfinished
-
-NAMES: Final = ("cil_from_container", "cil_to_container", "cil_from_host", "cil_to_host")
 
 
 class Dispatchers:
@@ -27,17 +26,17 @@ class Dispatchers:
 
         New ones are not pinned yet: pins say what interfaces have, so :meth:`settle` comes after attaching.
         """
-        unpin_unfinished(pins, NAMES)
+        unpin_unfinished(pins, DISPATCHERS)
         with LoadedObject(data, name) as loaded:
             loaded.use_maps({table.spec.name: table.fd for table in tables})
             loaded.load()
-            loaded.expect(NAMES)
+            loaded.expect(DISPATCHERS)
             fresh = loaded.programs()
             pinned = open_pinned(pins)
-            if all(program in pinned and same(pinned[program], fresh[program]) for program in NAMES):
+            if all(program in pinned and same(pinned[program], fresh[program]) for program in DISPATCHERS):
                 return cls(pinned, stale=False)
             close_all(pinned.values())
-            return cls({program: os.dup(fresh[program]) for program in NAMES}, stale=True)
+            return cls({program: os.dup(fresh[program]) for program in DISPATCHERS}, stale=True)
 
     def settle(self, pins: Path) -> None:
         """Note that every interface has these now."""
@@ -45,6 +44,18 @@ class Dispatchers:
         for name, descriptor in self.descriptors.items():
             replace_pin(descriptor, pins / name)
         self.stale = False
+
+    def unpinned(self, pins: Path) -> list[str]:
+        """Names of those that are not pinned, or behind whose pin is another program."""
+        pinned = open_pinned(pins)
+        try:
+            return [
+                name
+                for name, descriptor in self.descriptors.items()
+                if name not in pinned or program_info(pinned[name]).id != program_info(descriptor).id
+            ]
+        finally:
+            close_all(pinned.values())
 
     def describe(self) -> dict[str, ProgramInfo]:
         """The programs by name."""
@@ -59,7 +70,7 @@ class Dispatchers:
 def open_pinned(pins: Path) -> dict[str, int]:
     """Descriptors of the dispatchers that are pinned."""
     found = {}
-    for name in NAMES:
+    for name in DISPATCHERS:
         try:
             found[name] = open_program(pins / name)
         except BpfError:  # none there, or not a program: it will be replaced

@@ -13,18 +13,20 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 from typing import Final, Self
 
 from cells.datapath.libbpf import LoadedObject, LoadError
+from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import DatapathSettings
 from cells.maps import BpfError, Map, MapType, ProgramInfo, map_by_id, program_by_id, program_info
 
 SECTION: Final = ".rodata.cfg"
-MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/config.h
-SLOTS: Final = {"hive_from_pod": 0, "hive_to_host": 1, "hive_from_host": 2, "hive_to_pod": 3}
-"""Programs of an object and their entries, as bpf/maps.h numbers them."""
+MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h
+FEATURE_SCTP: Final = 1
+FEATURE_UNREACHABLE: Final = 2
 
-_CONSTANTS = struct.Struct("<6I16s32s")  # struct config of bpf/config.h
+_CONSTANTS = struct.Struct("<9I4s2I16s32s")  # struct config of bpf/lib/config.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,12 @@ class Constants:
     lifetime_syn: int
     lifetime_any: int
     lifetime_closed: int
+    lifetime_service_tcp: int
+    lifetime_service_any: int
+    service_grace: int
+    service_loopback: IPv4Address
+    features: int
+    """FEATURE_* of bpf/lib/config.h."""
     build: str
     """Digest of the object, 12 hexadecimal digits."""
     tag: str
@@ -43,28 +51,43 @@ class Constants:
 
     def pack(self) -> bytes:
         """The bytes of ``.rodata.cfg``."""
-        lifetimes = self.lifetime_tcp, self.lifetime_syn, self.lifetime_any, self.lifetime_closed
-        return _CONSTANTS.pack(MAGIC, self.generation, *lifetimes, self.build.encode(), self.tag.encode())
+        return _CONSTANTS.pack(
+            *(MAGIC, self.generation),
+            *(self.lifetime_tcp, self.lifetime_syn, self.lifetime_any, self.lifetime_closed),
+            *(self.lifetime_service_tcp, self.lifetime_service_any, self.service_grace),
+            *(self.service_loopback.packed, self.features, 0, self.build.encode(), self.tag.encode()),
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self | None:
         """Read them back; None if these are not ours."""
         if len(data) != _CONSTANTS.size:
             return None
-        magic, generation, tcp, syn, other, closed, build, tag = _CONSTANTS.unpack(data)
+        magic, generation, *rest = _CONSTANTS.unpack(data)
         if magic != MAGIC:
             return None
-        texts = (text.rstrip(b"\0").decode() for text in (build, tag))
-        return cls(generation, tcp, syn, other, closed, *texts)
+        tcp, syn, other, closed, service_tcp, service_any, grace, loopback, features, _, *texts = rest
+        return cls(
+            *(generation, tcp, syn, other, closed, service_tcp, service_any, grace),
+            *(IPv4Address(loopback), features),
+            build=texts[0].rstrip(b"\0").decode(),
+            tag=texts[1].rstrip(b"\0").decode(),
+        )
 
     def configured(self, settings: DatapathSettings) -> Self:
-        """The same with the lifetimes of the settings."""
+        """The same with the lifetimes and features of the settings."""
         return replace(
             self,
             lifetime_tcp=int(settings.bpf_ct_timeout_regular_tcp),
             lifetime_syn=int(settings.bpf_ct_timeout_regular_tcp_syn),
             lifetime_any=int(settings.bpf_ct_timeout_regular_any),
             lifetime_closed=int(settings.bpf_ct_timeout_regular_tcp_fin),
+            lifetime_service_tcp=int(settings.bpf_ct_timeout_service_tcp),
+            lifetime_service_any=int(settings.bpf_ct_timeout_service_any),
+            service_grace=int(settings.bpf_ct_timeout_service_tcp_grace),
+            service_loopback=settings.ipv4_service_loopback_address,
+            features=FEATURE_SCTP * settings.enable_sctp
+            | FEATURE_UNREACHABLE * (settings.service_no_backend_response == "reject"),
         )
 
 
@@ -84,7 +107,7 @@ def load(
         loaded.set_constants(SECTION, constants.pack())
         loaded.use_maps({table.spec.name: table.fd for table in tables})
         loaded.load()
-        loaded.expect(SLOTS)
+        loaded.expect(ENTRIES)
     except BaseException:
         loaded.close()
         raise
@@ -103,7 +126,7 @@ def publish(entry: Map, programs: Mapping[str, int]) -> None:
     """Put programs (name to descriptor) in force. All of them or, on an error, those that were before."""
     former: dict[int, int] = {}
     try:
-        for name, slot in SLOTS.items():
+        for name, slot in ENTRIES.items():
             former[slot] = descriptor_in(entry, slot)
             set_entry(entry, slot, programs[name])
     except BaseException:
@@ -132,7 +155,7 @@ def descriptor_in(entry: Map, slot: int) -> int:
 
 def in_force(entry: Map) -> Constants | None:
     """The constants of the programs that forward now, read from them; None if there are none of ours."""
-    info = program_in(entry, SLOTS["hive_from_pod"])
+    info = program_in(entry, ENTRIES["hive_from_pod"])
     for map_id in info.map_ids if info else ():
         if constants := read_constants(map_id):
             return constants
@@ -145,7 +168,7 @@ def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
     One may not: an agent killed while it published has replaced some entries and not the others.
     """
     known = {table.id for table in tables}
-    for name, slot in SLOTS.items():
+    for name, slot in ENTRIES.items():
         info = program_in(entry, slot)
         if info is None or info.name != name:
             return False
@@ -156,7 +179,7 @@ def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
 
 def ids_in_force(entry: Map) -> dict[str, int]:
     """Kernel ids of the programs in the entries, by name."""
-    found = {name: program_in(entry, slot) for name, slot in SLOTS.items()}
+    found = {name: program_in(entry, slot) for name, slot in ENTRIES.items()}
     return {name: info.id for name, info in found.items() if info}
 
 

@@ -4,8 +4,9 @@ Needs: nothing.   Gives: DatapathSettings, Telling.
 """
 
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from lifecycle import Duration, Formerly, Settings, seconds
@@ -42,6 +43,24 @@ class DatapathSettings(Settings, frozen=True):
 
     bpf_ct_timeout_regular_tcp_fin: Duration = seconds(10)
     """How long a TCP connection that both sides have ended is remembered."""
+
+    bpf_ct_timeout_service_tcp: Duration = seconds(8000)
+    """How long it is remembered which backend of a service serves a TCP connection without packets."""
+
+    bpf_ct_timeout_service_any: Duration = seconds(60)
+    """The same of any other flow."""
+
+    bpf_ct_timeout_service_tcp_grace: Duration = seconds(60)
+    """After the end of a TCP connection, until another backend may serve one between the same ports."""
+
+    service_no_backend_response: Literal["reject", "drop"] = "reject"
+    """What a service without backends does: answer that its port is unreachable, or nothing."""
+
+    ipv4_service_loopback_address: IPv4Address = IPv4Address("169.254.42.1")
+    """Where a pod's packets seem to come from that reach the pod itself by way of a service."""
+
+    enable_sctp: bool = False
+    """Track SCTP; without it its packets are dropped."""
 
     monitor_aggregation: Annotated[str, Formerly("monitor-aggregation-level")] = "medium"
     """Which packets are traced: none (every one), low (every delivery), medium and maximum (what is new)."""

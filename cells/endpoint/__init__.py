@@ -2,30 +2,18 @@
 
 Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
-Needs:  AgentConfig, Controllers, Maps, PolicyMaps, Datapath, Ipam.
+Needs:  AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam.
 Gives:  Endpoints, Regenerations, PolicyEnforcement, Table[Endpoint], StateFiles.
 Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
         possible; what is slow (conntrack, retries) happens afterwards.
 """
 
-from cells.endpoint.aftercare import Aftercare, controllers_of
-from cells.endpoint.builds import Builds
 from cells.endpoint.cell import cell
-from cells.endpoint.changes import EndpointChanges
-from cells.endpoint.enforcement import Enforced, PolicyEnforcement
-from cells.endpoint.identity import (
-    FIRST_IDENTITY,
-    HOST,
-    INIT,
-    INIT_LABELS,
-    LAST_IDENTITY,
-    WORLD,
-    Identities,
-    Identity,
-)
-from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
-from cells.endpoint.labels import Label, labels_sha256, parse, texts
-from cells.endpoint.manager import Endpoints
+from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
+from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.ipcache import resource_of, restored_claims
+from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_row
+from cells.endpoint.manager import Endpoints, NewEndpoint
 from cells.endpoint.model import (
     DatapathConfiguration,
     Endpoint,
@@ -33,10 +21,13 @@ from cells.endpoint.model import (
     EndpointRequest,
     IPAddress,
 )
-from cells.endpoint.policy import ALLOW_ALL, ALLOW_LOCALHOST, Enforcement, PolicyEntries, PolicySettings
-from cells.endpoint.regeneration import Regeneration, Regenerations
-from cells.endpoint.saved import SavedEndpoint
-from cells.endpoint.state_files import Scan, StateFiles
+from cells.endpoint.options.changes import EndpointChanges
+from cells.endpoint.options.enforcement import Enforced, PolicyEnforcement
+from cells.endpoint.regeneration.builds import Builds
+from cells.endpoint.regeneration.queue import Regeneration, Regenerations
+from cells.endpoint.regeneration.recovery import RegenerationRecovery, controllers_of
+from cells.endpoint.state.files import Scan, StateFiles
+from cells.endpoint.state.saved import SavedEndpoint
 from cells.endpoint.states import (
     Code,
     EndpointHealth,
@@ -49,17 +40,9 @@ from cells.endpoint.states import (
 )
 
 __all__ = [
-    "ALLOW_ALL",
-    "ALLOW_LOCALHOST",
-    "FIRST_IDENTITY",
-    "HOST",
-    "INIT",
-    "INIT_LABELS",
-    "LAST_IDENTITY",
-    "WORLD",
-    "Aftercare",
     "Builds",
     "Code",
+    "ConntrackScrub",
     "DatapathConfiguration",
     "Endpoint",
     "EndpointAddresses",
@@ -71,17 +54,12 @@ __all__ = [
     "EndpointRequest",
     "Endpoints",
     "Enforced",
-    "Enforcement",
     "IPAddress",
-    "Identities",
-    "Identity",
-    "Label",
     "Level",
+    "NewEndpoint",
     "PolicyEnforcement",
-    "PolicyEntries",
-    "PolicySettings",
-    "PolicySlot",
     "Regeneration",
+    "RegenerationRecovery",
     "Regenerations",
     "SavedEndpoint",
     "Scan",
@@ -90,10 +68,12 @@ __all__ = [
     "StatusEntry",
     "StatusLog",
     "cell",
+    "config_row",
     "controllers_of",
     "displayed",
     "health_of",
-    "labels_sha256",
-    "parse",
-    "texts",
+    "ifindex_key",
+    "lxc_row",
+    "resource_of",
+    "restored_claims",
 ]

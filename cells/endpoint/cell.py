@@ -1,37 +1,41 @@
 """How the endpoint cell is put together.
 
-Needs: AgentConfig, Controllers, Maps, PolicyMaps, Datapath, Collector, Ipam.   Gives: cell.
+Needs: AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam.   Gives: cell.
 """
 
 from collections.abc import Iterable
 
-from cells import metrics
+from cells.cluster.identity import Identities
+from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.datapath import Collector, Datapath
-from cells.endpoint.aftercare import Aftercare
-from cells.endpoint.changes import EndpointChanges
-from cells.endpoint.enforcement import PolicyEnforcement
-from cells.endpoint.identity import Identities
-from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
+from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.rows import KernelMaps
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint
-from cells.endpoint.policy import NodePolicy, PolicySettings
-from cells.endpoint.regeneration import Regenerations
-from cells.endpoint.rows import KernelMaps
-from cells.endpoint.state_files import StateFiles
+from cells.endpoint.options.changes import EndpointChanges
+from cells.endpoint.options.enforcement import PolicyEnforcement
+from cells.endpoint.options.settings import EndpointSettings
+from cells.endpoint.regeneration.queue import Regenerations
+from cells.endpoint.regeneration.recovery import RegenerationRecovery
+from cells.endpoint.registry import INDEXES
+from cells.endpoint.state.files import StateFiles
 from cells.ipam import Ipam
-from cells.maps import Maps, PolicyMaps
-from lifecycle import Logger, Member, Table, config, module, provide, provide_private
+from cells.maps import Maps
+from cells.observe import metrics
+from cells.policy.maps import EndpointPolicies
+from lifecycle import Logger, Member, Table, config, module, provide
 
 
 def endpoint_table() -> Table[Endpoint]:
-    """The ``endpoints`` table, by endpoint id."""
-    return Table("endpoints", key=lambda endpoint: endpoint.id)
+    """The ``endpoints`` table, by endpoint id; indexed by every name and by container."""
+    return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
 
-def endpoint_maps(maps: Maps, policies: PolicyMaps, collector: Collector) -> EndpointMaps:
+def endpoint_maps(maps: Maps, collector: Collector) -> EndpointMaps:
     """The node's maps, as endpoints use them."""
-    return KernelMaps(maps, policies, collector)
+    return KernelMaps(maps, collector)
 
 
 def endpoint_programs(datapath: Datapath) -> EndpointPrograms:
@@ -54,36 +58,42 @@ def endpoints(
     *,
     table: Table[Endpoint],
     identities: Identities,
+    ipcache: Ipcache,
     maps: EndpointMaps,
     programs: EndpointPrograms,
     addresses: EndpointAddresses,
     files: StateFiles,
-    aftercare: Aftercare,
-    policy: NodePolicy,
+    scrub: ConntrackScrub,
+    recovery: RegenerationRecovery,
+    policies: EndpointPolicies,
+    settings: EndpointSettings,
     log: Logger,
 ) -> Endpoints:
     """The node's endpoints."""
     return Endpoints(
         table=table,
         identities=identities,
+        ipcache=ipcache,
         maps=maps,
         programs=programs,
         addresses=addresses,
         files=files,
-        aftercare=aftercare,
-        policy=policy,
+        scrub=scrub,
+        recovery=recovery,
+        policies=policies,
+        verify_source=settings.enable_source_ip_verification,
         cluster_name=agent.cluster_name,
         log=log,
     )
 
 
-def endpoint_metrics(all_endpoints: Endpoints, policy: NodePolicy) -> Member[metrics.Collector]:
+def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
     """Endpoints as metrics."""
 
     async def collect() -> Iterable[metrics.Family]:
         from cells.endpoint.metrics import families
 
-        return families(all_endpoints, policy)
+        return families(all_endpoints)
 
     return metrics.Collector("endpoint", collect)
 
@@ -91,20 +101,19 @@ def endpoint_metrics(all_endpoints: Endpoints, policy: NodePolicy) -> Member[met
 cell = module(
     "endpoint",
     "Endpoints of this node",
-    config(PolicySettings),
+    config(EndpointSettings),
     provide(
         endpoint_table,
         endpoint_maps,
         endpoint_programs,
         endpoint_addresses,
         state_files,
-        Identities,
-        Aftercare,
+        ConntrackScrub,
+        RegenerationRecovery,
         endpoints,
         Regenerations,
         EndpointChanges,
         PolicyEnforcement,
         endpoint_metrics,
     ),
-    provide_private(NodePolicy),
 )

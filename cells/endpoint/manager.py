@@ -4,30 +4,49 @@ For:   CNI server, REST handlers, endpoint restore.   Needs: the edges of cells.
 Gives: Endpoints.
 Source: Cilium 1.17, the endpoint manager: states, order of create and delete, lookups.
 
-Everything is synchronous and on the event loop, so nobody ever sees half an endpoint.
+All but waiting for an identity is synchronous and on the event loop, so nobody ever sees half an endpoint.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
-from cells.endpoint.aftercare import Aftercare
-from cells.endpoint.builds import Builds
-from cells.endpoint.identity import INIT_LABELS, Identities, Identity, NoIdentityError
-from cells.endpoint.kernel import EndpointAddresses, EndpointMaps, EndpointPrograms, PolicySlot
-from cells.endpoint.labels import RESERVED, Label, parse, split_identity_labels, texts
+import anyio
+from msgspec.structs import replace
+
+from cells.cluster.identity import UNKNOWN, Identities, Identity, Label, NoIdentityError
+from cells.cluster.ipcache import Ipcache, prefix_of
+from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
+from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.ipcache import claims_of, resource_of
+from cells.endpoint.labels import labels_of
 from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
-from cells.endpoint.policy import NodePolicy
+from cells.endpoint.regeneration.builds import Builds
+from cells.endpoint.regeneration.recovery import RegenerationRecovery
 from cells.endpoint.registry import Registry
-from cells.endpoint.state_files import StateFiles
+from cells.endpoint.state.files import StateFiles
 from cells.endpoint.states import Code, Level, State, StatusLog, Subject
 from cells.ipam import IPAddress, IpamError
 from cells.maps import PolicyIdsExhausted, PoolEmpty
+from cells.policy.maps import EndpointPolicies
 from lifecycle import HiveError, Logger, Table
 
 _REFUSALS = (OSError, HiveError, NoIdentityError, IpamError)
+
+
+@dataclass(slots=True, eq=False)
+class NewEndpoint:
+    """An endpoint whose creation is under way."""
+
+    endpoint: Endpoint
+    """As it is while it waits for its identity."""
+    request: EndpointRequest
+    identity: Identity | None = None
+    """None: it has to be waited for, see Endpoints.identify()."""
+    waiting: anyio.CancelScope | None = None
+    """Of the one who waits."""
 
 
 class Endpoints:
@@ -43,26 +62,34 @@ class Endpoints:
         *,
         table: Table[Endpoint],
         identities: Identities,
+        ipcache: Ipcache,
         maps: EndpointMaps,
         programs: EndpointPrograms,
         addresses: EndpointAddresses,
         files: StateFiles,
-        aftercare: Aftercare,
-        policy: NodePolicy,
+        scrub: ConntrackScrub,
+        recovery: RegenerationRecovery,
+        policies: EndpointPolicies,
+        verify_source: bool,
         cluster_name: str,
         log: Logger,
     ) -> None:
         self.identities = identities
         self.builds = Builds()
         self._registry = Registry(table, log)
+        self._ipcache = ipcache
         self._maps = maps
         self._programs = programs
         self._addresses = addresses
         self._files = files
-        self._aftercare = aftercare
-        self._policy = policy
+        self._scrub = scrub
+        self._recovery = recovery
+        self.policies = policies
+        self.source_ip_verification = verify_source
+        """Whether pods may send from their own addresses only; an endpoint may be exempt."""
         self._cluster_label = Label("k8s", "io.cilium.k8s.policy.cluster", cluster_name)
-        self._policies: dict[int, PolicySlot] = {}
+        self._new: dict[int, NewEndpoint] = {}
+        """Those whose creation is under way."""
         self._log = log
 
     # Looking
@@ -92,6 +119,10 @@ class Endpoints:
         """All endpoints of the container: what a batch delete means."""
         return self._registry.by_container(container_id)
 
+    def is_new(self, endpoint_id: int) -> bool:
+        """Whether the endpoint has not been built yet, because it waits for its identity."""
+        return endpoint_id in self._new
+
     def all(self) -> list[Endpoint]:
         """Every endpoint there is."""
         return list(self._registry.table.all())
@@ -106,55 +137,105 @@ class Endpoints:
 
     # Create
 
-    def create(self, request: EndpointRequest) -> Endpoint:
-        """Make the endpoint of a link and an address that exist already; it comes back in state ready.
+    def begin(self, request: EndpointRequest) -> NewEndpoint:
+        """The first half of a creation: the endpoint has a number; it is listed if its identity is to come.
 
-        Synchronous. The link is attached but not brought up: that is the caller's last step.
-        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel or disk that refuses,
-        PoolEmpty when no policy map is prepared (await PolicyMaps.ready() and call again). Whatever is
-        raised, nothing is left behind.
+        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
+        when no policy map is prepared (await PolicyMaps.ready() and call again).
+        """
+        labels, info_labels = labels_of(request, self._cluster_label)
+        self._registry.check_unused(request.attachment_id, request.addresses)
+        try:
+            number = self.policies.acquire()
+        except PoolEmpty:
+            raise
+        except PolicyIdsExhausted as error:
+            raise EndpointError(500, "no more endpoint IDs available") from error
+        except _REFUSALS as error:
+            raise EndpointError(500, str(error)) from error
+        pool = "" if request.datapath.external_ipam else self._addresses.default_pool
+        endpoint = _endpoint(request, number, labels, info_labels, pool)
+        new = self._new[endpoint.id] = NewEndpoint(endpoint, request)
+        status = self._registry.open_log(endpoint.id)
+        status.add(Code.OK, Subject.OTHER, "Endpoint creation", State.WAITING_FOR_IDENTITY, endpoint.created)
+        try:
+            new.identity = self.identities.acquire_now(labels)
+        except NoIdentityError as error:
+            self._give_up(new)
+            raise EndpointError(500, str(error)) from error
+        if new.identity is None:  # else complete() follows before anyone could look
+            self._registry.put(endpoint)
+        return new
+
+    async def identify(self, new: NewEndpoint) -> None:
+        """Wait until the endpoint has its identity; returns at once when it has.
+
+        Raises EndpointError 500 when there is none for it, or it was deleted meanwhile; nothing is left then,
+        nor when this is cancelled.
+        """
+        if new.identity is not None:
+            return
+        try:
+            with anyio.CancelScope() as new.waiting:
+                new.identity = await self.identities.acquire(new.endpoint.labels)
+        except NoIdentityError as error:
+            raise EndpointError(500, str(error)) from error
+        finally:
+            if new.identity is None:
+                self._give_up(new)
+        if self._new.get(new.endpoint.id) is not new:
+            if new.identity is not None:  # it came in the very moment of the deletion
+                self.identities.release(new.identity.id)
+            raise EndpointError(500, _DELETED)
+
+    def complete(self, new: NewEndpoint) -> Endpoint:
+        """The second half: regenerate it for the first time; it comes back in state ready.
+
+        Synchronous. The link is attached but not brought up: that is the caller's last step. Raises
+        EndpointError 500 for a kernel or disk that refuses, or when the endpoint was deleted meanwhile;
+        whatever is raised, nothing is left behind.
         """
         began = time.perf_counter()
-        labels, info_labels = self._labels_of(request)
-        self._registry.check_unused(request.attachment_id, request.addresses)
+        if self._new.get(new.endpoint.id) is not new or new.identity is None:
+            raise EndpointError(500, _DELETED)
+        status = self._registry.status(new.endpoint.id)
+        status.add(Code.OK, Subject.OTHER, _IDENTIFIED, State.READY)
+        status.add(Code.OK, Subject.OTHER, _triggered(_INITIAL), State.WAITING_TO_REGENERATE)
+        status.add(Code.OK, Subject.OTHER, _STARTING, State.REGENERATING)
+        identified = replace(new.endpoint, identity=new.identity.id)
         with ExitStack() as undo:
+            undo.callback(self._give_up, new)
             try:
-                endpoint, policy = self._build(request, labels, info_labels, undo)
-            except PoolEmpty:
-                raise
-            except PolicyIdsExhausted as error:
-                raise EndpointError(500, "no more endpoint IDs available") from error
+                self._build(identified, new, undo)
             except _REFUSALS as error:
                 self.builds.count(began, worked=False)
                 raise EndpointError(500, str(error)) from error
             undo.pop_all()
-        self._policies[endpoint.id] = policy
+        del self._new[identified.id]
         self.builds.count(began, worked=True)
-        status = self._registry.add(endpoint)
-        for state, message in _CREATION:
-            status.add(Code.OK, Subject.OTHER, message, state, endpoint.created)
-        return endpoint
+        status.add(Code.OK, Subject.BPF, _regenerated(_INITIAL), State.REGENERATING)
+        status.add(Code.OK, Subject.OTHER, _COMPLETED, State.READY)
+        ready = replace(identified, state=State.READY)
+        # Nobody could see the states in between: all this is one piece of work of the event loop.
+        self._registry.put(ready)
+        return ready
 
-    def _build(
-        self, request: EndpointRequest, labels: tuple[str, ...], info_labels: tuple[str, ...], undo: ExitStack
-    ) -> tuple[Endpoint, PolicySlot]:
+    async def create(self, request: EndpointRequest) -> Endpoint:
+        """Make the endpoint of a link and an address that exist already: begin(), identify(), complete()."""
+        new = self.begin(request)
+        await self.identify(new)
+        return self.complete(new)
+
+    def _build(self, endpoint: Endpoint, new: NewEndpoint, undo: ExitStack) -> None:
         """Make all that an endpoint is in the kernel and on disk; each step's opposite goes to ``undo``."""
-        maps = self._maps
-        policy = maps.acquire_policy()
-        undo.callback(self._quietly, "policy map", maps.release_policy, policy)
-        identity = self.identities.acquire(labels)
-        undo.callback(self.identities.release, identity.id)
-        pool = "" if request.datapath.external_ipam else self._addresses.default_pool
-        endpoint = _endpoint(request, policy.endpoint_id, identity, pool, self._policy)
-        endpoint = replace(endpoint, info_labels=info_labels) if info_labels else endpoint
-
-        maps.fill_policy(policy, self._policy.entries())
+        maps, request = self._maps, new.request
+        self.policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
         undo.callback(self._quietly, "endpoint config", maps.drop_config, endpoint)
         maps.put_config(endpoint, any_source=self._any_source(endpoint))
         undo.callback(self._quietly, "cilium_lxc", maps.drop_lxc, endpoint)
         maps.put_lxc(endpoint)
-        undo.callback(self._quietly, "cilium_ipcache", maps.drop_ipcache, endpoint)
-        maps.put_ipcache(endpoint)
+        undo.callback(self._quietly, "cilium_ipcache", self._withdraw, endpoint)
+        self._ipcache.upsert(*claims_of(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
         undo.callback(self._quietly, "state directory", self._files.remove, endpoint.id)
         self._files.write(endpoint)
@@ -162,56 +243,61 @@ class Endpoints:
             self._addresses.stop_expiration(request.ipv6, endpoint.ipv6_pool, request.ipv6_expiration_uuid)
         if request.expiration_uuid and request.ipv4 is not None:
             self._addresses.stop_expiration(request.ipv4, endpoint.pool, request.expiration_uuid)
-        return endpoint, policy
 
-    def _labels_of(self, request: EndpointRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Identity labels and informing labels of the endpoint to be; raises EndpointError 400."""
-        if not request.labels:
-            if not request.pod_namespace:
-                return INIT_LABELS, ()
-            return texts(self._labels_of_pod(request.pod_namespace)), ()
-        given = {label.key: label for label in map(parse, request.labels)}
-        reserved = texts(label for label in given.values() if label.source == RESERVED)
-        if reserved:
-            raise EndpointError(400, f"not allowed to add reserved labels: {','.join(reserved)}")
-        identity, info = split_identity_labels(given.values())
-        if not identity:
-            raise EndpointError(400, "no valid labels provided")
-        if request.pod_namespace:
-            own = self._labels_of_pod(request.pod_namespace)
-            identity = [*(label for label in identity if label.key not in {o.key for o in own}), *own]
-        return texts(identity), texts(info)
-
-    def _labels_of_pod(self, namespace: str) -> list[Label]:
-        return [Label("k8s", "io.kubernetes.pod.namespace", namespace), self._cluster_label]
+    def _give_up(self, new: NewEndpoint) -> None:
+        """Nothing comes of a creation: number, name and identity are free. Harmless if repeated."""
+        if self._new.get(new.endpoint.id) is not new:
+            return
+        del self._new[new.endpoint.id]
+        self._registry.remove(new.endpoint)
+        self._quietly("policy map", self.policies.release, new.endpoint.id)
+        if new.identity is not None:
+            self.identities.release(new.identity.id)
+        if new.waiting is not None:
+            new.waiting.cancel()
 
     # Change
 
-    def relabel(self, endpoint_id: int, labels: tuple[str, ...], custom: tuple[str, ...]) -> None:
+    async def relabel(self, endpoint_id: int, labels: tuple[str, ...], custom: tuple[str, ...]) -> None:
         """Give the endpoint these labels, ``custom`` of them a user's, and the identity they stand for.
 
-        Whose packets they are is told at once, the rest follows with its next build. Raises EndpointError
-        500, with nothing changed, when no identity is left, or the kernel refuses.
+        It waits for that identity as long as it takes, and goes on with the one it has until then. Then the
+        ipcache has it at once, the rest follows with the next build. Raises EndpointError 500, with nothing
+        changed, when no identity is left, or the kernel refuses.
         """
-        before = self._registry.get(endpoint_id)
-        if before is None:
+        asked = self._registry.get(endpoint_id)
+        if asked is None:
             return
+        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
+        outcome = _NOT_IDENTIFIED
         try:
-            identity = self.identities.acquire(labels)
-        except NoIdentityError as error:
+            identity = await self.identities.acquire(labels)
+            try:
+                outcome = self._identified(asked, identity, custom)
+            except OSError:
+                self.identities.release(identity.id)
+                raise
+        except (NoIdentityError, OSError) as error:
             raise EndpointError(500, str(error)) from error
+        finally:
+            if resolving:
+                self._registry.set_state(endpoint_id, State.READY, outcome)
+
+    def _identified(self, asked: Endpoint, identity: Identity, custom: tuple[str, ...]) -> str:
+        """Give the endpoint the identity of its new labels, if it is still there; raises OSError."""
+        before = self._registry.get(asked.id)
+        if before is None or before.created != asked.created:
+            self.identities.release(identity.id)
+            return _NOT_IDENTIFIED
         changed = replace(before, labels=identity.labels, identity=identity.id, custom_labels=custom)
         try:
-            self._maps.put_ipcache(changed)
-        except OSError as error:
-            self._quietly("cilium_ipcache", self._maps.put_ipcache, before)
-            self.identities.release(identity.id)
-            raise EndpointError(500, str(error)) from error
-        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
-        self._registry.put(replace(changed, state=State.WAITING_FOR_IDENTITY if resolving else before.state))
+            self._ipcache.upsert(*claims_of(changed))
+        except OSError:
+            self._quietly("cilium_ipcache", self._ipcache.upsert, *claims_of(before))
+            raise
+        self._registry.put(changed)
         self.identities.release(before.identity)
-        if resolving:
-            self._registry.set_state(endpoint_id, State.READY, _IDENTIFIED)
+        return _IDENTIFIED
 
     def verify_source(self, endpoint_id: int, verify: bool) -> None:
         """Have the endpoint send from its own addresses only, or from any; with its next build."""
@@ -222,10 +308,9 @@ class Endpoints:
 
     # Regenerate and restore
 
-    def expose(self, restored: Iterable[tuple[Endpoint, PolicySlot]]) -> None:
+    def expose(self, restored: Iterable[Endpoint]) -> None:
         """Make endpoints of before a restart visible, in state restoring; none of them is touched yet."""
-        for endpoint, policy in restored:
-            self._policies[endpoint.id] = policy
+        for endpoint in restored:
             status = self._registry.add(endpoint)
             status.add(
                 Code.OK, Subject.OTHER, "Restoring endpoint from previous cilium instance", State.RESTORING
@@ -266,59 +351,58 @@ class Endpoints:
                 **({} if isinstance(error, _REFUSALS) else {"exc_info": error}),
             )
         else:
-            message = f"Successfully regenerated endpoint program (Reason: {reason})"
-            status.add(Code.OK, Subject.BPF, message, State.REGENERATING)
-            policy = self._policy
-            registry.put(replace(endpoint, policy_revision=policy.revision, enforced=policy.enforced))
+            status.add(Code.OK, Subject.BPF, _regenerated(reason), State.REGENERATING)
         self.builds.count(began, worked=not wrong)
         registry.set_state(endpoint_id, State.READY, _COMPLETED, builder=True)
         return wrong
-
-    def reconcile_policy(self, endpoint_id: int) -> int:
-        """Look at the whole policy map and put right what is wrong; how many entries were. Raises OSError."""
-        policy = self._policies.get(endpoint_id)
-        return 0 if policy is None else self._maps.reconcile_policy(policy, self._policy.entries())
 
     def _rewrite(self, endpoint: Endpoint) -> None:
         maps = self._maps
         self._write_policy(endpoint)
         maps.put_lxc(endpoint)
-        maps.put_ipcache(endpoint)
+        self._ipcache.upsert(*claims_of(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
         self._files.refresh(endpoint)
 
     def _write_policy(self, endpoint: Endpoint) -> None:
-        self._maps.fill_policy(self._policies[endpoint.id], self._policy.entries())
+        self.policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
         self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
 
     def _any_source(self, endpoint: Endpoint) -> bool:
-        return endpoint.datapath.disable_sip_verification or not self._policy.source_ip_verification
+        return endpoint.datapath.disable_sip_verification or not self.source_ip_verification
+
+    def _withdraw(self, endpoint: Endpoint) -> None:
+        self._ipcache.withdraw(resource_of(endpoint.id), map(prefix_of, endpoint.addresses))
 
     # Delete
 
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
         """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
 
-        Every step is tried whatever happened before it. Deleting what is gone does nothing. The link is the
+        Every step is tried whatever happened before it. Deleting what is gone does nothing; of one that waits
+        for its identity the creation fails, and whoever asked for it keeps the addresses. The link is the
         caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
         to the caller too, who releases them once the link is gone; another IPAM's are never released.
         """
+        new = self._new.get(endpoint.id)
+        if new is not None and new.endpoint.created == endpoint.created:
+            self._give_up(new)  # who makes it is told, and takes back what it has made for it
+            return ()
         current = self._registry.get(endpoint.id)
         if current is None or current.created != endpoint.created:
             return ()
         self._registry.remove(current)
-        self._aftercare.gone(current.id)
-        policy = self._policies.pop(current.id)
+        self._recovery.gone(current.id)
         steps: list[tuple[str, Callable[[], object]]] = [
             ("cilium_lxc", partial(self._maps.drop_lxc, current)),
-            ("cilium_ipcache", partial(self._maps.drop_ipcache, current)),
+            ("cilium_ipcache", partial(self._withdraw, current)),
             ("endpoint config", partial(self._maps.drop_config, current)),
-            ("policy map", partial(self._maps.release_policy, policy)),
+            ("policy map", partial(self.policies.release, current.id)),
             ("identity", partial(self.identities.release, current.identity)),
             ("state directory", partial(self._files.remove, current.id)),
         ]
         for address in current.addresses:
-            steps.append(("conntrack", partial(self._aftercare.forget_flows, address)))
+            steps.append(("conntrack", partial(self._scrub.forget_flows, address)))
             if release_address and not current.datapath.external_ipam:
                 pool = current.pool_of(address)
                 steps.append(("address", partial(self._addresses.release, address, pool)))
@@ -330,7 +414,7 @@ class Endpoints:
         Until then another endpoint with the address would be taken for the old one. Mostly there is nothing
         to wait for; waits no longer than a few seconds.
         """
-        await self._aftercare.forgotten(addresses)
+        await self._scrub.forgotten(addresses)
 
     def _quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
         """Take one step back; a failure is logged and returned as text, the next step still happens."""
@@ -343,7 +427,11 @@ class Endpoints:
 
 
 def _endpoint(
-    request: EndpointRequest, number: int, identity: Identity, default_pool: str, policy: NodePolicy
+    request: EndpointRequest,
+    number: int,
+    labels: tuple[str, ...],
+    info_labels: tuple[str, ...],
+    default_pool: str,
 ) -> Endpoint:
     return Endpoint(
         id=number,
@@ -359,18 +447,17 @@ def _endpoint(
         ipv6=request.ipv6,
         ipv6_pool=(request.ipv6_pool or default_pool) if request.ipv6 is not None else "",
         network=request.network,
-        identity=identity.id,
-        labels=identity.labels,
+        identity=UNKNOWN,
+        labels=labels,
+        info_labels=info_labels,
         pod_name=request.pod_name,
         pod_namespace=request.pod_namespace,
         pod_uid=request.pod_uid,
         netns_cookie=request.netns_cookie,
         disable_legacy_identifiers=request.disable_legacy_identifiers,
         datapath=request.datapath,
-        state=State.READY,
+        state=State.WAITING_FOR_IDENTITY,
         created=time.time(),
-        policy_revision=policy.revision,
-        enforced=policy.enforced,
     )
 
 
@@ -378,16 +465,14 @@ def _triggered(reason: str) -> str:
     return f"Triggering endpoint regeneration due to {reason}"
 
 
+def _regenerated(reason: str) -> str:
+    return f"Successfully regenerated endpoint program (Reason: {reason})"
+
+
 _STARTING = "Starting endpoint regeneration"
 _COMPLETED = "Completed endpoint regeneration with no pending regeneration requests"
 _RELABELLED = "Triggering identity resolution due to updated identity labels"
 _IDENTIFIED = "Set identity for this endpoint"
+_NOT_IDENTIFIED = "No identity for the new labels: the endpoint keeps those it has"
 _INITIAL = "Initial build on endpoint creation"
-_CREATION = (
-    (State.WAITING_FOR_IDENTITY, "Endpoint creation"),
-    (State.READY, _IDENTIFIED),
-    (State.WAITING_TO_REGENERATE, _triggered(_INITIAL)),
-    (State.REGENERATING, _STARTING),
-    (State.REGENERATING, f"Successfully regenerated endpoint program (Reason: {_INITIAL})"),
-    (State.READY, _COMPLETED),
-)
+_DELETED = "the endpoint was deleted before it was made"

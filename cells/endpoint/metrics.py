@@ -1,26 +1,21 @@
-"""Endpoints and identities as Cilium's metrics.
+"""Endpoints as Cilium's metrics.
 
-For:    Metrics. Needs: Endpoints, NodePolicy. Gives: families().
-Source: Cilium 1.17, cilium_endpoint*, cilium_identity*, cilium_policy_*.
+For:    Metrics. Needs: Endpoints. Gives: families().
+Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
 
-from cells.endpoint.builds import Builds
-from cells.endpoint.identity import RESERVED_IDENTITIES
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.policy import NodePolicy
-from cells.metrics import Family, counter, gauge, histogram
-
-_ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both")
+from cells.endpoint.regeneration.builds import Builds
+from cells.observe.metrics import Family, counter, gauge, histogram
 
 
-def families(endpoints: Endpoints, policy: NodePolicy) -> Iterator[Family]:
-    """How many endpoints there are in which state, and what is enforced for them."""
+def families(endpoints: Endpoints) -> Iterator[Family]:
+    """How many endpoints there are in which state."""
     there = endpoints.all()
     yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(there))
     yield gauge(
@@ -29,30 +24,7 @@ def families(endpoints: Endpoints, policy: NodePolicy) -> Iterator[Family]:
         Counter(endpoints.shown_state(endpoint).value for endpoint in there),
         "endpoint_state",
     )
-    enforced = sum(endpoint.enforced for endpoint in there)
-    yield gauge(
-        "cilium_policy_endpoint_enforcement_status",
-        "Number of endpoints labeled by policy enforcement status",
-        dict.fromkeys(_ENFORCEMENTS, 0) | {"none": len(there) - enforced, "both": enforced},
-        "enforcement",
-    )
-    yield gauge("cilium_policy_max_revision", "Highest policy revision number in the agent", policy.revision)
     yield from _builds(endpoints.builds)
-    identities = endpoints.identities.all()
-    reserved = sum(identity.id in RESERVED_IDENTITIES for identity in identities)
-    yield gauge(
-        "cilium_identity",
-        "Number of identities currently allocated",
-        {"reserved": reserved, "cluster_local": len(identities) - reserved},
-        "type",
-    )
-    sources = ({label.partition(":")[0] for label in identity.labels} for identity in identities)
-    yield gauge(
-        "cilium_identity_label_sources",
-        "Number of identities which contain at least one label of the given label source",
-        Counter(source for each in sources for source in each),
-        "source",
-    )
 
 
 def _builds(builds: Builds) -> Iterator[Family]:

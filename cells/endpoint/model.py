@@ -4,30 +4,26 @@ For:   everything that talks about endpoints (REST handlers, CNI server, restore
 Needs: nothing.   Gives: Endpoint, EndpointRequest, DatapathConfiguration, EndpointError.
 """
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
+import msgspec
+
 from cells.endpoint.states import State
+from lifecycle.http import Refusal
 
 ZERO_MAC = bytes(6)
 IPAddress = IPv4Address | IPv6Address
 
 
-class EndpointError(Exception):
+class EndpointError(Refusal):
     """An endpoint request that cannot be served.
 
     ``status`` is the HTTP status of ``PUT|GET|DELETE /endpoint`` (400, 404, 500); ``text`` the documented
     sentence, as the REST API and the CNI plugin show it.
     """
 
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
 
-
-@dataclass(frozen=True, slots=True)
-class DatapathConfiguration:
+class DatapathConfiguration(msgspec.Struct, frozen=True):
     """``datapath-configuration`` of the API: what the requester wants done (or left) for this endpoint."""
 
     external_ipam: bool = False
@@ -50,8 +46,7 @@ class DatapathConfiguration:
 NO_DATAPATH_CONFIGURATION = DatapathConfiguration()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointRequest:
+class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What ``PUT /endpoint`` and our own plugin's ADD both give.
 
     The link exists already (``ifname``/``ifindex`` are its host side) and so does the address.
@@ -96,8 +91,7 @@ class EndpointRequest:
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the ``endpoints`` table: an attachment of a container to this node's network."""
 
     id: int
@@ -126,10 +120,6 @@ class Endpoint:
     container_name: str = ""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
-    policy_revision: int = 0
-    """Of the node's policy the maps were last made right for; 0 when they never were."""
-    enforced: bool = False
-    """Whether the endpoint may do only what is allowed expressly, in both directions."""
     ipv6: IPv6Address | None = None
     ipv6_pool: str = ""
     network: str = ""

@@ -1,26 +1,34 @@
 """Which endpoints there are, under which names, and what happened to each.
 
-For:   Endpoints.   Needs: Table[Endpoint].   Gives: Registry.
+For:   Endpoints.   Needs: Table[Endpoint].   Gives: Registry, INDEXES.
 Source: Cilium 1.17, endpoint states and names.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
 
 from cells.endpoint.lookup import address_name, names_of, parse_id
 from cells.endpoint.model import Endpoint, EndpointError, IPAddress
 from cells.endpoint.states import Code, State, StatusLog, Subject, Verdict, displayed, judge
 from lifecycle import Logger, Table
 
+NAME: Final = "name"
+CONTAINER: Final = "container"
+INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
+    NAME: names_of,
+    CONTAINER: lambda endpoint: [endpoint.container_id] if endpoint.container_id else [],
+}
+"""Of the ``endpoints`` table."""
+
 
 class Registry:
-    """The ``endpoints`` table with its indexes and the status logs, kept together."""
+    """The ``endpoints`` table and the status logs, kept together."""
 
     def __init__(self, table: Table[Endpoint], log: Logger) -> None:
         self.table = table
         self._log = log
-        self._by_name: dict[str, int] = {}
-        self._by_container: dict[str, tuple[int, ...]] = {}
         self._status: dict[int, StatusLog] = {}
 
     def get(self, endpoint_id: int) -> Endpoint | None:
@@ -36,50 +44,40 @@ class Registry:
         return self.table.get(wanted) if isinstance(wanted, int) else self.named(wanted)
 
     def named(self, name: str) -> Endpoint | None:
-        """The endpoint registered under ``prefix:rest``."""
-        number = self._by_name.get(name)
-        return None if number is None else self.table.get(number)
+        """The endpoint registered under ``prefix:rest``; of several the one that took the name last."""
+        found = self.table.by(NAME).get(name)
+        return found[-1] if found else None
 
     def by_container(self, container_id: str) -> list[Endpoint]:
         """All endpoints of a container."""
-        numbers = self._by_container.get(container_id, ())
-        return [endpoint for number in numbers if (endpoint := self.table.get(number)) is not None]
+        return self.table.by(CONTAINER).get(container_id)
 
     def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
         """Raise EndpointError 400 when an endpoint has the attachment id ("" is nobody's) or an address."""
-        if attachment and f"cni-attachment-id:{attachment}" in self._by_name:
+        names = self.table.by(NAME)
+        if attachment and f"cni-attachment-id:{attachment}" in names:
             raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")
         for name in map(address_name, addresses):
-            if name in self._by_name:
+            if name in names:
                 raise EndpointError(400, f"IP {name} is already in use")
 
     def add(self, endpoint: Endpoint) -> StatusLog:
         """Make the endpoint visible; returns its new, empty status log."""
-        number = endpoint.id
-        status = self._status[number] = StatusLog()
-        for name in names_of(endpoint):
-            self._by_name[name] = number
-        if endpoint.container_id:
-            others = self._by_container.get(endpoint.container_id, ())
-            self._by_container[endpoint.container_id] = (*others, number)
         self.put(endpoint)
+        return self.open_log(endpoint.id)
+
+    def open_log(self, endpoint_id: int) -> StatusLog:
+        """The status log of an endpoint to be, empty."""
+        status = self._status[endpoint_id] = StatusLog()
         return status
 
     def put(self, endpoint: Endpoint) -> None:
-        """Replace the row of an endpoint whose names have not changed."""
+        """Replace the row of an endpoint."""
         with self.table.txn() as rows:
             rows.put(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Nobody finds the endpoint any more. A name that a later endpoint has taken stays with that one."""
-        for name in names_of(endpoint):
-            if self._by_name.get(name) == endpoint.id:
-                del self._by_name[name]
-        others = tuple(n for n in self._by_container.get(endpoint.container_id, ()) if n != endpoint.id)
-        if others:
-            self._by_container[endpoint.container_id] = others
-        else:
-            self._by_container.pop(endpoint.container_id, None)
+        """Nobody finds the endpoint any more."""
         with self.table.txn() as rows:
             rows.delete(endpoint.id)
         self._status.pop(endpoint.id, None)

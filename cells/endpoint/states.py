@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final
 
+import msgspec
+
 
 class State(StrEnum):
     """Where an endpoint is in its life; the value is what the API shows."""
@@ -109,8 +111,7 @@ class Subject(StrEnum):
     OTHER = "Other"
 
 
-@dataclass(frozen=True, slots=True)
-class StatusEntry:
+class StatusEntry(msgspec.Struct, frozen=True, gc=False):
     """One line of an endpoint's status log."""
 
     code: Code

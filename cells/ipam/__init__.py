@@ -15,8 +15,8 @@ from cells.ipam.allocator import Allocation, Allocator, IpamError
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.node_ipam import Ipam
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
-from cells.metrics import Collector
-from cells.metrics import Family as MetricFamily
+from cells.observe.metrics import Collector
+from cells.observe.metrics import Family as MetricFamily
 from lifecycle import Member, config, module, provide, provide_private
 
 __all__ = [

@@ -11,6 +11,7 @@ import msgspec
 from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, RangeFull
 from cells.ipam.expiration import Clock, Expirations
 from lifecycle import NotStartedError
+from lifecycle.http import Refusal
 
 NEXT_FAILED = 502
 FAILED = 500
@@ -29,16 +30,8 @@ class Allocation(msgspec.Struct, frozen=True):
     """To be presented within 10 minutes; empty: the address does not expire."""
 
 
-class IpamError(Exception):
+class IpamError(Refusal):
     """A request for an address that is refused; ``status`` is the HTTP status Cilium's API gives it."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(status, text)
-        self.status = status
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Allocator:

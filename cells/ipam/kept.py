@@ -13,7 +13,7 @@ import msgspec
 from cells.ipam.addresses import Family, IPNetwork
 from cells.ipam.settings import parse_range
 from lifecycle import HiveError, Logger
-from lifecycle.regular import read_regular
+from lifecycle.settings import read_regular
 
 FILE: Final = "pod-ranges.json"
 

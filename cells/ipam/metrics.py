@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cells.ipam.allocator import Allocator
-from cells.metrics import Family, counter, gauge
+from cells.observe.metrics import Family, counter, gauge
 
 
 def families(ipam: Allocator) -> Iterator[Family]:

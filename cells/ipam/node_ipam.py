@@ -10,12 +10,12 @@ from ipaddress import IPv4Network
 import anyio
 
 from cells.config import AgentConfig
-from cells.devices import Device
 from cells.ipam.addresses import Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocator
 from cells.ipam.expiration import Clock
 from cells.ipam.kept import FILE, keep_ranges, kept_ranges
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
+from cells.node.devices import Device
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, UsageError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 from typing import Final
 
-from cells.devices import Device
 from cells.ipam.addresses import Family, IPNetwork
+from cells.node.devices import Device
 from lifecycle import Settings
 
 _OTHER_MODES: Final = {
@@ -111,8 +111,8 @@ def nested_range(base: IPv6Network, ipv4: IPv4Network) -> IPv6Network:
 def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
     """10.<last byte of the node's first global address>.0.0/16, public addresses before private ones.
 
-    None if the node has no global address. Devices count in the order of their indexes; ours do not, nor
-    those that the setting ``devices`` leaves out.
+    None if the node has no global address. Devices count in the order of their indexes, lo last; ours do not,
+    nor those that the setting ``devices`` leaves out.
     """
     found = list(_global_addresses(devices))
     public = [ip for ip in found if not any(ip in network for network in _PRIVATE)]
@@ -122,7 +122,7 @@ def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
 
 
 def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
-    for device in sorted(devices, key=lambda device: device.ifindex):
+    for device in sorted(devices, key=lambda device: (device.name == "lo", device.ifindex)):
         if device.name.startswith(_OUR_DEVICES) or not device.selected:
             continue
         for interface in device.addresses:

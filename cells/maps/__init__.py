@@ -1,6 +1,6 @@
 """The BPF maps of the node, pinned where Cilium's tools look for them; and the pool of policy maps.
 
-Reconciler of nothing by itself: it opens or makes the maps, other cells fill them.
+It opens or makes the maps, and keeps them pinned; other cells fill them.
 Needs:  AgentConfig, MapSettings.   Gives: Maps, PolicyMaps, and the layouts and calls to use them with.
 Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of one whose layout or
         size differs the entries are taken over into a new one, or the start refuses; programs loaded earlier
@@ -19,6 +19,7 @@ from cells.maps.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry,
 from cells.maps.epochs import Epochs
 from cells.maps.layouts import (
     ENDPOINT_ANY_SOURCE,
+    ENDPOINT_FLAGS,
     ENDPOINT_GUARDED,
     ENDPOINT_PASSES_NEIGHBOURS,
     ENDPOINT_UNROUTED,
@@ -26,6 +27,7 @@ from cells.maps.layouts import (
     METRIC_EGRESS,
     METRIC_INGRESS,
     METRIC_SERVICE,
+    NODE_EVENTS,
     NODE_TELLS_DROPS,
     NODE_TELLS_TRACES,
     NODE_TELLS_VERDICTS,
@@ -39,6 +41,7 @@ from cells.maps.layouts import (
     NodeConfig,
     PolicyEntry,
     PolicyKey,
+    flags_text,
 )
 from cells.maps.map import (
     ANY,
@@ -65,11 +68,13 @@ from cells.maps.programs import (
     program_info,
     run_syscall,
     test_run,
+    walk,
 )
 from cells.maps.sizes import MapSettings
 from cells.maps.text import row_text
-from cells.metrics import Collector, Family
-from lifecycle import Member, config, module, provide
+from cells.maps.watchdog import MapWatchdog
+from cells.observe.metrics import Collector, Family, counter
+from lifecycle import Member, config, invoke, module, provide
 
 __all__ = [
     "ANY",
@@ -78,6 +83,7 @@ __all__ = [
     "CT_RELATED",
     "CT_SERVICE",
     "ENDPOINT_ANY_SOURCE",
+    "ENDPOINT_FLAGS",
     "ENDPOINT_GUARDED",
     "ENDPOINT_PASSES_NEIGHBOURS",
     "ENDPOINT_UNROUTED",
@@ -86,6 +92,7 @@ __all__ = [
     "METRIC_EGRESS",
     "METRIC_INGRESS",
     "METRIC_SERVICE",
+    "NODE_EVENTS",
     "NODE_TELLS_DROPS",
     "NODE_TELLS_TRACES",
     "NODE_TELLS_VERDICTS",
@@ -107,6 +114,7 @@ __all__ = [
     "MapSettings",
     "MapSpec",
     "MapType",
+    "MapWatchdog",
     "Maps",
     "MetricsKey",
     "MetricsValue",
@@ -121,6 +129,7 @@ __all__ = [
     "TestRun",
     "cell",
     "create_map",
+    "flags_text",
     "map_by_id",
     "open_map",
     "open_program",
@@ -134,6 +143,8 @@ __all__ = [
     "test_run",
     "unpin",
     "unpin_unfinished",
+    "walk",
+    "watchdog_cell",
 ]
 
 
@@ -149,9 +160,33 @@ def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
     return Collector("maps", collect)
 
 
+def watchdog_metrics(watchdog: MapWatchdog) -> Member[Collector]:
+    """What the watchdog found, as a metric."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Pins and policy maps that someone else removed."
+        return [counter("hive_map_watchdog_faults_total", text, dict(watchdog.found), "what")]
+
+    return Collector("map-watchdog", collect)
+
+
 cell = module(
     "maps",
     "BPF maps and the pool of policy maps",
     config(MapSettings),
     provide(Maps, PolicyMaps, map_metrics),
 )
+
+
+def watch(watchdog: MapWatchdog) -> None:
+    """The watchdog is part of the agent though nobody waits for it."""
+    del watchdog
+
+
+watchdog_cell = module(
+    "map-watchdog",
+    "Pins of the maps, kept",
+    provide(MapWatchdog, watchdog_metrics),
+    invoke(watch),
+)
+"""For an agent with endpoints: who uses the maps alone has its own idea of policy maps."""

@@ -6,10 +6,11 @@ Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses, ports and NAT in
 
 import struct
 from ipaddress import ip_address
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import msgspec
 
+from cells.maps.abi import Layout
 from cells.maps.layouts import IPAddress
 
 CT_OUT: Final = 0
@@ -18,9 +19,35 @@ CT_RELATED: Final = 2
 CT_SERVICE: Final = 4
 
 _port = struct.Struct(">H")
-_ct_tail = struct.Struct(">HHBB")
-_ct_entry = struct.Struct("<QQQQIH2sHBBIII")
 _ports = struct.Struct(">HH")
+_ct_tail = Layout("ct_tail", dport="2s", sport="2s", protocol="B", flags="B")
+_ct4_key = Layout("ct4_key", daddr="4s", saddr="4s", tail="6s")
+_ct6_key = Layout("ct6_key", daddr="16s", saddr="16s", tail="6s")
+_ct_entry = Layout(
+    "ct_entry",
+    verdict="Q",
+    backend_id="Q",
+    packets="Q",
+    bytes="Q",
+    lifetime="I",
+    _bits="H",
+    rev_nat_index="2s",
+    ifindex="H",
+    tx_flags_seen="B",
+    rx_flags_seen="B",
+    source_identity="I",
+    last_tx_report="I",
+    last_rx_report="I",
+)
+_fragment4_key = Layout("fragment4_key", daddr="4s", saddr="4s", id="2s", protocol="B", pad="x")
+_fragment6_key = Layout("fragment6_key", daddr="16s", saddr="16s", id="4s", protocol="B", pad="3x")
+_fragment_ports = Layout("fragment_ports", sport="2s", dport="2s")
+
+CT4_KEY: Final = _ct4_key.size
+CT6_KEY: Final = _ct6_key.size
+FRAGMENT4_KEY: Final = _fragment4_key.size
+FRAGMENT6_KEY: Final = _fragment6_key.size
+"""Bytes of the keys of each family."""
 
 
 class CtKey(msgspec.Struct, frozen=True):
@@ -38,18 +65,23 @@ class CtKey(msgspec.Struct, frozen=True):
     flags: int = CT_OUT
 
     def pack(self) -> bytes:
-        tail = _ct_tail.pack(self.dport, self.sport, self.protocol, self.flags)
+        ports = _ports.pack(self.dport, self.sport)
+        tail = _ct_tail.pack(ports[:2], ports[2:], self.protocol, self.flags)
         return self.daddr.packed + self.saddr.packed + tail
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         size = (len(data) - _ct_tail.size) // 2
         daddr, saddr = ip_address(data[:size]), ip_address(data[size : 2 * size])
-        return cls(daddr, saddr, *_ct_tail.unpack(data[2 * size :]))
+        *ports, protocol, flags = _ct_tail.unpack(data[2 * size :])
+        dport, sport = _ports.unpack(b"".join(ports))
+        return cls(daddr, saddr, dport, sport, protocol, flags)
 
 
 class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Value of the conntrack maps, 56 bytes. Times are seconds since boot; ``flags`` are enum ct bits."""
+
+    SIZE: ClassVar = _ct_entry.size
 
     reserved: int = 0
     backend_id: int = 0
@@ -96,6 +128,8 @@ class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 class FragmentPorts(msgspec.Struct, frozen=True):
     """Value of cilium_ipv4_frag_datagrams and its IPv6 twin, 4 bytes: what the first fragment said."""
+
+    SIZE: ClassVar = _fragment_ports.size
 
     sport: int
     dport: int

@@ -2,16 +2,18 @@
 
 For:    every cell that reads or writes a map. Needs: nothing. Gives: records with pack() and unpack().
 Source: Cilium 1.16/1.17 map ABI for the public maps; the hive_* maps are our own and mirror
-        cells/datapath/bpf/maps.h. Little endian, but addresses, ports and NAT indexes in network order.
+        cells/datapath/bpf/lib/maps.h. Little endian, but addresses, ports and NAT indexes in network order.
 
 A MAC is 6 bytes, in memory the low 6 of a u64. struct.error on data of another size.
 """
 
-import struct
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import msgspec
+
+from cells.maps.abi import Layout
 
 IPAddress = IPv4Address | IPv6Address
 
@@ -30,25 +32,85 @@ ENDPOINT_GUARDED: Final = 4
 ENDPOINT_UNROUTED: Final = 8
 """What the pod sends goes where the stack or a bridge takes it, also to a pod of this node."""
 
+ENDPOINT_FLAGS: Final = {
+    ENDPOINT_PASSES_NEIGHBOURS: "neighbours passed to the host",
+    ENDPOINT_ANY_SOURCE: "any source",
+    ENDPOINT_GUARDED: "guarded on its link",
+    ENDPOINT_UNROUTED: "routed by the host",
+}
+"""In words, for people."""
+
 NODE_TELLS_DROPS: Final = 1
 NODE_TELLS_TRACES: Final = 2
 NODE_TELLS_VERDICTS: Final = 4
+NODE_EVENTS: Final = {
+    NODE_TELLS_DROPS: "drops",
+    NODE_TELLS_TRACES: "traces",
+    NODE_TELLS_VERDICTS: "policy verdicts",
+}
+"""In words, for people."""
+
+
+def flags_text(flags: int, words: Mapping[int, str]) -> str:
+    """The flags in words; those that have none as a number."""
+    rest = flags & ~sum(words)
+    return ", ".join([*(text for bit, text in words.items() if flags & bit), *([hex(rest)] if rest else [])])
+
 
 METRIC_INGRESS: Final = 1
 METRIC_EGRESS: Final = 2
 METRIC_SERVICE: Final = 3
 
-_lxc_key = struct.Struct("<16sBBH")
-_lxc_value = struct.Struct("<IHHI4x6s2x6s2xI12x")
-_ipcache_key = struct.Struct("<IHBB16s")
-_ipcache_value = struct.Struct("<I4s2xBB")
-_policy_key = struct.Struct("<IIBB")
-_policy_entry = struct.Struct("<BB4xQQ")
-_port = struct.Struct(">H")
-_metrics_key = struct.Struct("<BBHB3x")
-_metrics_value = struct.Struct("<QQ")
-_endpoint = struct.Struct("<4sHHI4x6s2x6s2x16sQ8x")
-_node = struct.Struct("<4sI6s2x6s2xI4s4sI16s16sII16x")
+_lxc_key = Layout("address_key", ip="16s", family="B", key="B", cluster_id="H")
+_lxc_value = Layout(
+    "address_info",
+    ifindex="I",
+    unused="H",
+    endpoint_id="H",
+    flags="I",
+    hole="4x",
+    pod_mac="6s2x",
+    host_mac="6s2x",
+    identity="I",
+    pad="12x",
+)
+_ipcache_key = Layout("ipcache_key", prefixlen="I", cluster_id="H", pad="B", family="B", ip="16s")
+_ipcache_value = Layout("ipcache_info", identity="I", tunnel_endpoint="4s", pad="2x", key="B", flags="B")
+_policy_key = Layout("policy_key", prefixlen="I", identity="I", egress="B", protocol="B", port="2s")
+_policy_entry = Layout(
+    "policy_entry", proxy_port="2s", bits="B", auth_type="B", pad="4x", packets="Q", bytes="Q"
+)
+_metrics_key = Layout("metrics_key", reason="B", direction="B", line="H", file="B", reserved="3x")
+_metrics_value = Layout("metrics_value", count="Q", bytes="Q")
+_endpoint = Layout(
+    "endpoint_config",
+    ipv4="4s",
+    id="H",
+    flags="H",
+    identity="I",
+    pad="4x",
+    host_mac="6s2x",
+    pod_mac="6s2x",
+    ipv6="16s",
+    netns_cookie="Q",
+    reserved="8x",
+)
+_node = Layout(
+    "node_config",
+    router_ip="4s",
+    host_ifindex="I",
+    host_mac="6s2x",
+    net_mac="6s2x",
+    net_ifindex="I",
+    pod_cidr="4s",
+    pod_mask="4s",
+    flags="I",
+    router_ip6="16s",
+    pod_cidr6="16s",
+    pod_prefix6="I",
+    aggregation="I",
+    pad="16x",
+)
 _NO_IPV6: Final = IPv6Address(0)
 _NO_IPV4: Final = IPv4Address(0)
 _NO_NETWORK: Final = IPv4Network("0.0.0.0/0")
@@ -66,6 +128,8 @@ def _address(data: bytes, family: int) -> IPAddress:
 class LxcKey(msgspec.Struct, frozen=True):
     """Key of cilium_lxc, 20 bytes: an address of this node."""
 
+    SIZE: ClassVar = _lxc_key.size
+
     ip: IPAddress
     cluster_id: int = 0
 
@@ -80,6 +144,8 @@ class LxcKey(msgspec.Struct, frozen=True):
 
 class LxcValue(msgspec.Struct, frozen=True):
     """Value of cilium_lxc, 48 bytes: the endpoint behind an address, or only ``flags=LXC_HOST``."""
+
+    SIZE: ClassVar = _lxc_value.size
 
     ifindex: int = 0
     """Of the host side of the pair, on which packets for the pod leave."""
@@ -109,6 +175,8 @@ class LxcValue(msgspec.Struct, frozen=True):
 
 class IpcacheKey(msgspec.Struct, frozen=True):
     """Key of cilium_ipcache, 24 bytes: a prefix. Make it with :meth:`host` or :meth:`of`."""
+
+    SIZE: ClassVar = _ipcache_key.size
 
     ip: IPAddress
     bits: int
@@ -142,6 +210,8 @@ class IpcacheKey(msgspec.Struct, frozen=True):
 class IpcacheValue(msgspec.Struct, frozen=True):
     """Value of cilium_ipcache, 12 bytes: whose a prefix is and where."""
 
+    SIZE: ClassVar = _ipcache_value.size
+
     identity: int
     tunnel_endpoint: IPv4Address = IPv4Address(0)
     """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
@@ -160,6 +230,8 @@ class IpcacheValue(msgspec.Struct, frozen=True):
 class PolicyKey(msgspec.Struct, frozen=True):
     """Key of a policy map, 12 bytes: peers and ports. As made from identity and direction: any port."""
 
+    SIZE: ClassVar = _policy_key.size
+
     identity: int
     """Of the peer; 0: any."""
     egress: bool
@@ -175,17 +247,20 @@ class PolicyKey(msgspec.Struct, frozen=True):
         if (self.port_bits and not self.protocol) or self.port & (0xFFFF >> self.port_bits):
             raise ValueError(f"{self}: a port needs a protocol and no bits beyond its port_bits")
         length = 48 + self.port_bits if self.protocol else 40
-        return _policy_key.pack(length, self.identity, self.egress, self.protocol) + _port.pack(self.port)
+        return _policy_key.pack(
+            length, self.identity, self.egress, self.protocol, self.port.to_bytes(2, "big")
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        length, identity, direction, protocol = _policy_key.unpack(data[:10])
-        (port,) = _port.unpack(data[10:])
-        return cls(identity, bool(direction & 1), protocol, port, max(length - 48, 0))
+        length, identity, direction, protocol, port = _policy_key.unpack(data)
+        return cls(identity, bool(direction & 1), protocol, int.from_bytes(port, "big"), max(length - 48, 0))
 
 
 class PolicyEntry(msgspec.Struct, frozen=True):
     """Value of a policy map, 24 bytes: the verdict, and what it was applied to so far."""
+
+    SIZE: ClassVar = _policy_entry.size
 
     deny: bool = False
     proxy_port: int = 0
@@ -196,14 +271,13 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     def pack(self, key: PolicyKey) -> bytes:
         """The value under ``key``, whose wild protocol and port it repeats."""
         flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2
-        counted = _policy_entry.pack(flags, self.auth_type, self.packets, self.octets)
-        return _port.pack(self.proxy_port) + counted
+        proxy_port = self.proxy_port.to_bytes(2, "big")
+        return _policy_entry.pack(proxy_port, flags, self.auth_type, self.packets, self.octets)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        flags, auth_type, packets, total = _policy_entry.unpack(data[2:])
-        (proxy_port,) = _port.unpack(data[:2])
-        return cls(bool(flags & 1), proxy_port, auth_type, packets, total)
+        proxy_port, flags, auth_type, packets, total = _policy_entry.unpack(data)
+        return cls(bool(flags & 1), int.from_bytes(proxy_port, "big"), auth_type, packets, total)
 
     def same_verdict(self, other: "PolicyEntry") -> bool:
         """Whether they decide alike, whatever they counted."""
@@ -212,6 +286,8 @@ class PolicyEntry(msgspec.Struct, frozen=True):
 
 class MetricsKey(msgspec.Struct, frozen=True):
     """Key of cilium_metrics, 8 bytes: why, which way, and which source line of the datapath."""
+
+    SIZE: ClassVar = _metrics_key.size
 
     reason: int
     direction: int
@@ -230,6 +306,8 @@ class MetricsKey(msgspec.Struct, frozen=True):
 class MetricsValue(msgspec.Struct, frozen=True):
     """Value of cilium_metrics: 16 bytes for each possible CPU."""
 
+    SIZE: ClassVar = _metrics_value.size
+
     packets: int
     octets: int
 
@@ -246,6 +324,8 @@ class MetricsValue(msgspec.Struct, frozen=True):
 
 class EndpointConfig(msgspec.Struct, frozen=True):
     """Value of hive_endpoints (key: host side's ifindex), 64 bytes: what the programs must know of a pod."""
+
+    SIZE: ClassVar = _endpoint.size
 
     ipv4: IPv4Address | None
     endpoint_id: int
@@ -276,6 +356,8 @@ class EndpointConfig(msgspec.Struct, frozen=True):
 
 class NodeConfig(msgspec.Struct, frozen=True):
     """The one value of hive_node, 96 bytes: what the programs must know of the node."""
+
+    SIZE: ClassVar = _node.size
 
     router_ip: IPv4Address | None
     host_ifindex: int

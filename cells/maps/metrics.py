@@ -21,7 +21,7 @@ from cells.maps.map import Map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
-from cells.metrics import Family, counter, gauge
+from cells.observe.metrics import Family, counter, gauge
 
 _PREFIX: Final = "cilium_"
 _POLICY: Final = "policy"

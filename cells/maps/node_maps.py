@@ -67,6 +67,24 @@ class Maps:
     """The policy epochs."""
     policies: Map
     """hive_policies: endpoint id to its policy map."""
+    services4: Map
+    """cilium_lb4_services_v2: frontends, and which backends they have."""
+    services6: Map
+    """cilium_lb6_services_v2: the same of IPv6."""
+    backends4: Map
+    """cilium_lb4_backends_v3: backend id to address, port and state."""
+    backends6: Map
+    """cilium_lb6_backends_v3: the same of IPv6."""
+    reverse_nat4: Map
+    """cilium_lb4_reverse_nat: reverse NAT index to the address and port of the frontend."""
+    reverse_nat6: Map
+    """cilium_lb6_reverse_nat: the same of IPv6."""
+    affinity4: Map
+    """cilium_lb4_affinity: which backend a client had, and when last; the programs' own."""
+    affinity6: Map
+    """cilium_lb6_affinity: the same of IPv6."""
+    affinity_match: Map
+    """cilium_lb_affinity_match: which backends clients of a frontend may be sent back to."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
 

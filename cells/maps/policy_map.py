@@ -31,18 +31,20 @@ class PolicyMap:
     def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         """Make the map hold exactly these verdicts: denies first, then allows, then deletions.
 
-        An entry whose verdict stays is not touched, so its counters go on. The endpoint's flows are evaluated
-        anew from the next packet on. Raises BpfError (ENOSPC: more entries than bpf-policy-map-max); what was
-        written until then stays.
+        An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
+        flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
+        bpf-policy-map-max); what was written until then stays.
         """
+        changed = True
         try:
-            self._replace(wanted)
+            changed = self._replace(wanted)
         finally:
-            self._changed(self.endpoint_id)
+            if changed:
+                self._changed(self.endpoint_id)
 
-    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
         try:
-            self._write(wanted)
+            return self._write(wanted)
         except BpfError as error:
             self.reload()
             if error.errno != errno.ENOSPC:
@@ -54,6 +56,7 @@ class PolicyMap:
             except BpfError:
                 self.reload()
                 raise
+            return True
 
     @property
     def entries(self) -> int:
@@ -78,7 +81,8 @@ class PolicyMap:
         if had:
             self._changed(self.endpoint_id)
 
-    def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+    def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+        """Whether anything had to be written."""
         present = self._present
         missing = list(wanted.items())
         if present:
@@ -89,7 +93,9 @@ class PolicyMap:
             ]
         self._put([(key, entry) for key, entry in missing if entry.deny])
         self._put([(key, entry) for key, entry in missing if not entry.deny])
-        self._drop([key for key in present if key not in wanted])
+        gone = [key for key in present if key not in wanted]
+        self._drop(gone)
+        return bool(missing or gone)
 
     def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:
         if len(entries) <= _FEW:

@@ -135,6 +135,11 @@ class PolicyMaps:
         return [*self._used.values(), *self._unclaimed.values(), *self._spare]
 
     @property
+    def used(self) -> Collection[PolicyMap]:
+        """Those of endpoints: they are pinned."""
+        return self._used.values()
+
+    @property
     def unclaimed(self) -> Collection[int]:
         """Ids whose pinned maps no restored endpoint has adopted yet."""
         return self._unclaimed.keys()

@@ -5,7 +5,10 @@ Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb).
 """
 
 import ctypes
+import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,8 +17,12 @@ from cells.maps.bpf import buffer, command, object_info, open_pin, sleeping
 
 PROG_TEST_RUN: Final = 10
 PROG_FD_BY_ID: Final = 13
+LINK_CREATE: Final = 28
+ITER_CREATE: Final = 33
+_TRACE_ITER: Final = 28  # enum bpf_attach_type
 
 _PROG_INFO = struct.Struct("<II8sIIQQQIIQ16s")
+_ITER_LINK = struct.Struct("<IIIIQII")
 _TEST_RUN = struct.Struct("<IIIIQQIIIIQQIII")
 _SKB_SIZE = 192  # struct __sk_buff
 _SKB_IFINDEX = 40
@@ -106,6 +113,26 @@ def test_run(
     retval, size, duration, context_size = fields[1], fields[3], fields[7], fields[9]
     signed = retval - (1 << 32) if retval >= 1 << 31 else retval
     return TestRun(signed, got.raw[:size], duration, got_context.raw[:context_size])
+
+
+@contextmanager
+def walk(program: int, table: int) -> Iterator[int]:
+    """A descriptor to read what an iterator program (``iter/bpf_map_elem``) writes about a map's entries.
+
+    Each read goes on where the one before ended, outside the interpreter's lock; it ends with an empty one.
+    Raises BpfError.
+    """
+    target = buffer(struct.pack("<I", table))
+    attr = buffer(_ITER_LINK.pack(program, 0, _TRACE_ITER, 0, ctypes.addressof(target), len(target), 0))
+    link = command(LINK_CREATE, attr, "walk", f"map fd {table}")
+    try:
+        reader = command(ITER_CREATE, buffer(struct.pack("<II", link, 0)), "walk", f"map fd {table}")
+    finally:
+        os.close(link)
+    try:
+        yield reader
+    finally:
+        os.close(reader)
 
 
 def run_syscall(fd: int, context: bytes) -> tuple[int, bytes]:

@@ -48,6 +48,9 @@ class MapSettings(Settings, frozen=True):
     bpf_policy_map_max: int = 16384
     """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
 
+    bpf_lb_map_max: int = 65536
+    """Entries of each map of services: frontends and their backends, reverse NAT, affinity."""
+
     bpf_fragments_map_max: int = 8192
     """Entries of the map of datagrams in fragments, for each family (256 to 65536)."""
 
@@ -76,6 +79,8 @@ class MapSettings(Settings, frozen=True):
             yield f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
         if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
             yield f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
+        if not 1 <= self.bpf_lb_map_max <= HIGHEST:
+            yield f"bpf-lb-map-max={self.bpf_lb_map_max}: expected 1 to {HIGHEST} entries"
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             yield f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}"
 
@@ -88,6 +93,7 @@ class MapSizes:
     ct_any: int
     policy: int
     fragments: int = 8192
+    lb: int = 65536
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:
@@ -106,4 +112,5 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
         ct_any=size(settings.bpf_ct_global_any_max, CT_ANY, 65536),
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
         fragments=settings.bpf_fragments_map_max,
+        lb=settings.bpf_lb_map_max,
     )

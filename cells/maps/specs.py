@@ -6,6 +6,19 @@ For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec().
 
 from typing import Final
 
+from cells.maps.conntrack import CT4_KEY, CT6_KEY, FRAGMENT4_KEY, FRAGMENT6_KEY, CtEntry, FragmentPorts
+from cells.maps.layouts import (
+    EndpointConfig,
+    IpcacheKey,
+    IpcacheValue,
+    LxcKey,
+    LxcValue,
+    MetricsKey,
+    MetricsValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+)
 from cells.maps.map import NO_PREALLOC, MapSpec, MapType
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes
 
@@ -19,7 +32,9 @@ def policy_name(endpoint_id: int) -> str:
 
 def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
     """An endpoint's policy map, the layout of Cilium 1.16 and 1.17."""
-    return MapSpec(policy_name(endpoint_id), MapType.LPM_TRIE, 12, 24, max_entries, NO_PREALLOC)
+    return MapSpec(
+        policy_name(endpoint_id), MapType.LPM_TRIE, PolicyKey.SIZE, PolicyEntry.SIZE, max_entries, NO_PREALLOC
+    )
 
 
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
@@ -29,24 +44,40 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
     """
     hashed = 0 if preallocate else NO_PREALLOC
     of_policies = policy_spec(0, sizes.policy)
+    flow, ports = CtEntry.SIZE, FragmentPorts.SIZE
+    ipcache, metrics = (IpcacheKey.SIZE, IpcacheValue.SIZE), (MetricsKey.SIZE, MetricsValue.SIZE)
+    endpoint = EndpointConfig.SIZE
     return {
-        "lxc": MapSpec("cilium_lxc", MapType.HASH, 20, 48, 65535, hashed),
-        "ipcache": MapSpec("cilium_ipcache", MapType.LPM_TRIE, 24, 12, 512000, NO_PREALLOC),
-        "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, 14, 56, sizes.ct_tcp),
-        "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, 14, 56, sizes.ct_any),
-        "ct6_tcp": MapSpec("cilium_ct6_global", MapType.LRU_HASH, 38, 56, sizes.ct_tcp),
-        "ct6_any": MapSpec("cilium_ct_any6_global", MapType.LRU_HASH, 38, 56, sizes.ct_any),
-        "fragments4": MapSpec("cilium_ipv4_frag_datagrams", MapType.LRU_HASH, 12, 4, sizes.fragments),
-        "fragments6": MapSpec("cilium_ipv6_frag_datagrams", MapType.LRU_HASH, 40, 4, sizes.fragments),
+        "lxc": MapSpec("cilium_lxc", MapType.HASH, LxcKey.SIZE, LxcValue.SIZE, 65535, hashed),
+        "ipcache": MapSpec("cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC),
+        "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_tcp),
+        "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_any),
+        "ct6_tcp": MapSpec("cilium_ct6_global", MapType.LRU_HASH, CT6_KEY, flow, sizes.ct_tcp),
+        "ct6_any": MapSpec("cilium_ct_any6_global", MapType.LRU_HASH, CT6_KEY, flow, sizes.ct_any),
+        "fragments4": MapSpec(
+            "cilium_ipv4_frag_datagrams", MapType.LRU_HASH, FRAGMENT4_KEY, ports, sizes.fragments
+        ),
+        "fragments6": MapSpec(
+            "cilium_ipv6_frag_datagrams", MapType.LRU_HASH, FRAGMENT6_KEY, ports, sizes.fragments
+        ),
         # Whatever preallocate says: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
-        "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, 8, 16, 1024, NO_PREALLOC),
+        "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, *metrics, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
-        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, 64, ENDPOINT_IDS + 1, hashed),
-        "node": MapSpec("hive_node", MapType.ARRAY, 4, 96, 1),
+        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed),
+        "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1),
         "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),
         "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
         ),
+        "services4": MapSpec("cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb, hashed),
+        "services6": MapSpec("cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb, hashed),
+        "backends4": MapSpec("cilium_lb4_backends_v3", MapType.HASH, 4, 12, sizes.lb, hashed),
+        "backends6": MapSpec("cilium_lb6_backends_v3", MapType.HASH, 4, 24, sizes.lb, hashed),
+        "reverse_nat4": MapSpec("cilium_lb4_reverse_nat", MapType.HASH, 2, 6, sizes.lb, hashed),
+        "reverse_nat6": MapSpec("cilium_lb6_reverse_nat", MapType.HASH, 2, 18, sizes.lb, hashed),
+        "affinity4": MapSpec("cilium_lb4_affinity", MapType.LRU_HASH, 16, 16, sizes.lb),
+        "affinity6": MapSpec("cilium_lb6_affinity", MapType.LRU_HASH, 24, 16, sizes.lb),
+        "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb, hashed),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
     }

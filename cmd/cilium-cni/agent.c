@@ -15,7 +15,7 @@ enum { RETRY_MS = 20, ENV_LIMIT = 64 << 10, REPLY_LIMIT = 256 << 10, WISH_IPV6 =
 
 struct request_header {
 	char magic[4];
-	uint16_t version, reserved;
+	uint16_t version, flags;
 	uint32_t env_length, stdin_length;
 };
 
@@ -108,8 +108,7 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 	return ANSWERED;
 }
 
-enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin_text, size_t stdin_length,
-			unsigned patience_ms, struct agent_reply *reply)
+enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms, struct agent_reply *reply)
 {
 	static char environment[ENV_LIMIT];
 	ssize_t env_length = collect_environment(environment);
@@ -117,9 +116,9 @@ enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin
 		close(fd);
 		return TOO_LONG;
 	}
-	struct request_header header = { "HCNI", CNI_PROTOCOL, 0, env_length, stdin_length };
+	struct request_header header = { "HCNI", CNI_PROTOCOL, request->flags, env_length, request->stdin_length };
 	struct iovec parts[] = {
-		{ &header, sizeof(header) }, { environment, env_length }, { (void *)stdin_text, stdin_length }
+		{ &header, sizeof(header) }, { environment, env_length }, { (void *)request->stdin_text, request->stdin_length }
 	};
 	union {
 		struct cmsghdr header;
@@ -128,8 +127,8 @@ enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin
 				 .cmsg_level = SOL_SOCKET,
 				 .cmsg_type = SCM_RIGHTS } };
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 3 };
-	if (netns->netlink >= 0) {
-		int fds[] = { netns->fd, netns->netlink };
+	if (request->netns->netlink >= 0) {
+		int fds[] = { request->netns->fd, request->netns->netlink };
 		memcpy(CMSG_DATA(&rights.header), fds, sizeof(fds));
 		message.msg_control = &rights;
 		message.msg_controllen = sizeof(rights);

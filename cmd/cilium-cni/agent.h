@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
 //
-// request: "HCNI" | u16 version | u16 0 | u32 env_len | u32 stdin_len | env | stdin
+// request: "HCNI" | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin
 // reply:   "HCNI" | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
 // All little endian. env is every CNI_* variable as "NAME=value\0"; with a pod namespace the request
 // carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)). Wish 1: nothing was done, because
 // IPv6 is off in the namespace; switch it on, which the agent's own container does not let it, and ask again.
+// Flag 1: an agent died over this very request. What it may have left of the attachment is to be replaced.
 #pragma once
 
 #include "netns.h"
@@ -13,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CNI_PROTOCOL = 1 };
+enum { CNI_PROTOCOL = 1, REQUEST_REPEATED = 1 };
 #define DEFAULT_AGENT_SOCKET "/var/run/cilium/cni.sock"
 
 struct agent_reply {
@@ -38,6 +39,12 @@ void pause_ms(unsigned milliseconds);
 // Connect, retrying until `deadline` (now_ms) while nobody listens. Returns a descriptor, or -1 with errno.
 int connect_agent(const char *path, int64_t deadline);
 
+struct agent_request {
+	const struct pod_netns *netns;
+	const char *stdin_text;
+	size_t stdin_length;
+	uint16_t flags;
+};
+
 // Send environment, stdin and namespace over `fd`, wait up to `patience_ms` for the reply; closes `fd`.
-enum exchange ask_agent(int fd, const struct pod_netns *netns, const char *stdin_text, size_t stdin_length,
-			unsigned patience_ms, struct agent_reply *reply);
+enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms, struct agent_reply *reply);

@@ -78,6 +78,9 @@ static int read_environment(struct invocation *call)
 		return fail(CNI_INVALID_ENVIRONMENT, "containerID is too long", "expected at most 1024 bytes");
 	if (attachment && *call->ifname && check_ifname(call->ifname))
 		return 1;
+	// The kernel takes it for a pattern, and would name the interface otherwise.
+	if (!strcmp(call->command, "ADD") && strchr(call->ifname, '%'))
+		return fail(CNI_INVALID_ENVIRONMENT, "interface name contains %", "");
 	if (missing.length) {
 		add(&missing, "] missing");
 		return fail(CNI_INVALID_ENVIRONMENT, words(&missing), "");

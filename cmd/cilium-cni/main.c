@@ -139,11 +139,12 @@ static int do_add(const struct invocation *call)
 	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
+	struct agent_request request = { &netns, call->stdin_text, call->stdin_length, 0 };
 	for (int64_t deadline = now_ms() + ADD_PATIENCE_MS;;) {
 		int fd = connect_agent(socket_path(call), deadline);
 		enum exchange result = NOT_DELIVERED;
 		if (fd >= 0)
-			result = ask_agent(fd, &netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, &reply);
+			result = ask_agent(fd, &request, ANSWER_PATIENCE_MS, &reply);
 		if (result == ANSWERED && reply.wants_ipv6 && !wish_heard) {
 			wish_heard = true;
 			if (ipv6_enabled())
@@ -151,15 +152,19 @@ static int do_add(const struct invocation *call)
 		}
 		if (result == ANSWERED)
 			return print_reply(&reply);
-		if (result != NOT_DELIVERED)
-			return fail_exchange(call, result, CNI_TRY_AGAIN,
+		if (result == NO_ANSWER) // it died over the request: the next agent finds what it left, or nothing
+			request.flags = REQUEST_REPEATED;
+		bool died = result == NO_ANSWER || result == NOT_DELIVERED;
+		bool over = fd < 0 || now_ms() >= deadline;
+		if (!died || (over && request.flags))
+			return fail_exchange(call, died ? NO_ANSWER : result, CNI_TRY_AGAIN,
 					     "the attachment is in an unknown state; delete it and add it again");
-		if (fd < 0 || now_ms() >= deadline) {
+		if (over) {
 			struct text message = { 0 };
 			explain_no_agent(&message, call, ADD_PATIENCE_MS, errno);
 			return fail(CNI_INTERNAL, words(&message), "");
 		}
-		pause_ms(20); // it died before it read the request, or lets its backlog run dry
+		pause_ms(20); // it died before it answered, or lets its backlog run dry
 	}
 }
 
@@ -201,7 +206,8 @@ static enum exchange ask_to_delete(const struct invocation *call, const struct p
 	int fd = connect_agent(socket_path(call), now_ms() + patience_ms);
 	if (fd < 0)
 		return NOT_DELIVERED;
-	return ask_agent(fd, netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, reply);
+	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0 };
+	return ask_agent(fd, &request, ANSWER_PATIENCE_MS, reply);
 }
 
 static int do_del(const struct invocation *call)
@@ -232,11 +238,12 @@ static int do_del(const struct invocation *call)
 static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms, unsigned code)
 {
 	struct agent_reply reply;
+	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0 };
 	for (int64_t deadline = now_ms() + patience_ms;;) {
 		int fd = connect_agent(socket_path(call), deadline);
 		enum exchange result = NOT_DELIVERED;
 		if (fd >= 0)
-			result = ask_agent(fd, netns, call->stdin_text, call->stdin_length, ANSWER_PATIENCE_MS, &reply);
+			result = ask_agent(fd, &request, ANSWER_PATIENCE_MS, &reply);
 		if (result == ANSWERED)
 			return print_reply(&reply);
 		if (result != NOT_DELIVERED && result != NO_ANSWER)

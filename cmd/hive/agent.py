@@ -22,6 +22,9 @@ USAGE, BROKEN = 2, 2
 YAML_NAME = "cilium-config.yaml"
 """A file of the config-dir that may hold several settings, an extension of ours."""
 
+ENV_PREFIX = "CILIUM_"
+"""Of environment variables, as Cilium's agent has it."""
+
 FILE_FLAG = "config"
 """The flag that may name a YAML file of settings."""
 
@@ -60,7 +63,7 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
         configure_logging("debug")
     import anyio
 
-    from lifecycle.loop_lag import measured_loop
+    from lifecycle.process import measured_loop
 
     return anyio.run(run_to_the_end, hive, backend_options={"loop_factory": measured_loop})
 
@@ -75,12 +78,17 @@ async def run_to_the_end(hive: "Hive") -> int:
 
 
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
-    """The hive of the agent with these flags, the environment and the config-dir. Nothing is started."""
+    """The hive of the agent with these flags, the environment and the config-dir. Nothing is started.
+
+    Its config-dir is that of the whole of Cilium: keys of others are ignored, as Cilium's agent does.
+    """
     from cells.agent import agent
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]
-    sources = Sources(argv, environment, yaml_name=YAML_NAME, file_flag=FILE_FLAG)
+    sources = Sources(
+        argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, unknown="ignore"
+    )
     return Hive(agent, settings=sources, name="hive")
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from cells.events import reason_name
 from cells.maps import (
     CT_IN,
     CT_RELATED,
     CT_SERVICE,
-    ENDPOINT_ANY_SOURCE,
-    ENDPOINT_PASSES_NEIGHBOURS,
+    ENDPOINT_FLAGS,
+    NODE_EVENTS,
     CtEntry,
     CtKey,
     EndpointConfig,
@@ -29,7 +28,9 @@ from cells.maps import (
     NodeConfig,
     PolicyEntry,
     PolicyKey,
+    flags_text,
 )
+from cells.observe.events import reason_name
 
 Row = dict[str, object]
 
@@ -40,10 +41,6 @@ _CT_FLAGS: Final = (
 )
 _DIRECTIONS: Final = {1: "ingress", 2: "egress", 3: "service"}
 _AUTH: Final = {0: "", 1: "spire"}
-_ENDPOINT_FLAGS: Final = {
-    ENDPOINT_PASSES_NEIGHBOURS: "neighbours passed to the host",
-    ENDPOINT_ANY_SOURCE: "any source",
-}
 
 
 def describe(name: str, key: bytes, value: bytes) -> Row | None:
@@ -174,7 +171,7 @@ def _endpoint(key: bytes, value: bytes) -> Row:
         "ipv6": str(row.ipv6 or ""),
         "pod mac": row.pod_mac.hex(":"),
         "host mac": row.host_mac.hex(":"),
-        "flags": ", ".join(text for bit, text in _ENDPOINT_FLAGS.items() if row.flags & bit),
+        "flags": flags_text(row.flags, ENDPOINT_FLAGS),
         "netns cookie": row.netns_cookie,
     }
 
@@ -188,7 +185,7 @@ def _node(_: bytes, value: bytes) -> Row:
         "ipv6 range": str(row.pod_cidr6 or ""),
         "cilium_host": row.host_ifindex,
         "cilium_net": row.net_ifindex,
-        "events": f"0x{row.flags:x}",
+        "events": flags_text(row.flags, NODE_EVENTS),
         "aggregation": row.aggregation,
     }
 

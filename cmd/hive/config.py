@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hive.agent import FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
+from hive.agent import ENV_PREFIX, FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
 from hive.config_get import get_setting
 from hive.config_set import set_options
@@ -41,14 +41,16 @@ def reference(form: str) -> None:
     """
     from cells.agent import agent
     from lifecycle import Sources
-    from lifecycle.reference import json_schema, markdown, sections
+    from lifecycle.graph import json_schema, markdown, sections
 
     found = sections(agent)
     if form == "schema":
         text = json_schema(found, TITLE)
     else:
         note = "Generated from the code by `hive config reference`; a test keeps it up to date."
-        text = markdown(found, TITLE, note, Sources(yaml_name=YAML_NAME, file_flag=FILE_FLAG))
+        text = markdown(
+            found, TITLE, note, Sources(prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG)
+        )
     click.echo(text, nl=False)
 
 

@@ -18,11 +18,11 @@ import msgspec
 from hive.output import BAD, GOOD, QUIET, json_text, terminal_width
 
 if TYPE_CHECKING:
-    from lifecycle.graph import ConstructorInfo, Graph, HookInfo, InvokeInfo
-    from lifecycle.graph_diff import Change
+    from lifecycle.graph import ConstructorInfo, Graph, GraphChange, HookInfo, InvokeInfo
 
 PLAIN_WIDTH = 80
 _VERBS = {"set": "yellow", "provide": "cyan", "invoke": "magenta", "hook": "green"}
+_FAULTS = re.compile(r"\b(missing|duplicate|in a cycle|cannot be used)\b(?=[,)])")
 _LINE = re.compile(r"^(\s*· )(\w+)(\s.*)$")
 
 
@@ -39,6 +39,7 @@ def tinted(tree: str) -> str:
 def _tinted_line(line: str) -> str:
     if found := _LINE.match(line):
         before, verb, after = found.groups()
+        after = _FAULTS.sub(lambda fault: click.style(fault[0], fg=BAD, bold=True), after)
         return f"{before}{click.style(verb, fg=_VERBS.get(verb))}{after}"
     indent, name, title = re.match(r"^( *)(\S*)(.*)$", line).groups()  # type: ignore[union-attr]  # matches any line
     # what a line above did not hold goes on further to the right than any module stands
@@ -47,8 +48,8 @@ def _tinted_line(line: str) -> str:
 
 def why(graph: "Graph", wanted: str, *, as_json: bool) -> list[str]:
     """For every constructor of that type: where it is, and who leads to it. Raises ValueError for none."""
-    from lifecycle.graph_query import find_type
-    from lifecycle.graph_query import why as chains_to
+    from lifecycle.graph import find_type
+    from lifecycle.graph import why as chains_to
 
     found = [(node, chains_to(graph, node.id)) for node in find_type(graph, wanted)]
     if as_json:
@@ -85,7 +86,7 @@ def place(node: "ConstructorInfo | InvokeInfo") -> str:
 
 def unused(graph: "Graph", module: str | None, *, as_json: bool) -> list[str]:
     """What nothing invoked needs, by module."""
-    from lifecycle.graph_query import unused as unneeded
+    from lifecycle.graph import unused as unneeded
 
     found = [node for node in unneeded(graph) if _inside(node.module, module)]
     if as_json:
@@ -150,7 +151,7 @@ def direct_waits(hooks: "Sequence[HookInfo]") -> dict[str, list[str]]:
     return waits
 
 
-def differences(changes: "Sequence[Change]", *, as_json: bool) -> Iterable[str]:
+def differences(changes: "Sequence[GraphChange]", *, as_json: bool) -> Iterable[str]:
     """What was added (+), removed (-) and changed (~), by kind."""
     if as_json:
         yield json_text(msgspec.to_builtins(changes))

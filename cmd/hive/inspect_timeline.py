@@ -12,8 +12,7 @@ from hive.inspect_text import width
 from hive.output import QUIET
 
 if TYPE_CHECKING:
-    from lifecycle.graph import Graph, HookInfo
-    from lifecycle.graph_timeline import Span, Timeline
+    from lifecycle.graph import Graph, HookInfo, Span, Timeline
 
 WAITS, RUNS, HOLDS = "·", "▒", "█"
 SLOWEST = 10
@@ -27,7 +26,7 @@ def chart(graph: "Graph", timeline: "Timeline", module: str | None = None) -> li
 
 
 def _hooks(graph: "Graph", timeline: "Timeline", module: str | None) -> Iterator[str]:
-    from lifecycle.graph_timeline import critical_path, held_by
+    from lifecycle.graph import critical_path, held_by
 
     started = timeline.of("start")
     if not started:

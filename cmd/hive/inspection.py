@@ -16,10 +16,10 @@ from hive.agent import pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
 
 if TYPE_CHECKING:
-    from lifecycle.graph import Graph
-    from lifecycle.graph_timeline import Timeline
+    from lifecycle.graph import Graph, Timeline
 
 DIFFERENT = 1
+FAULTY = 1
 T = TypeVar("T")
 
 FORMATS = ("tree", "dot", "mermaid", "json", "html")
@@ -63,8 +63,9 @@ def command(
 ) -> int:
     """Show the agent's modules, constructors, settings and hooks; nothing is started.
 
-    Takes the settings of hive agent, and shows their values and origins. A graph with faults is not shown:
-    all its faults are, and the exit code is 1. So it is when --diff finds differences.
+    Takes the settings of hive agent; --settings shows their values and origins. Of a graph with faults all
+    are told, it is drawn with what is wrong in red, and the exit code is 1. So it is when --diff finds
+    differences.
     """
     from lifecycle import BuildError, GraphError
 
@@ -80,24 +81,34 @@ def command(
     try:
         graph = _live_graph(socket) if live else _graph(of, settings)
     except GraphError as error:
-        return refuse(error, broken=1)
+        return refuse(error, broken=FAULTY)
     except BuildError as error:
         raise click.ClickException(str(error)) from error
     wanted_timeline = live and (chosen == "timeline" or form == "html")
     timeline = _timeline(socket) if wanted_timeline else None
     if module is not None:
-        from lifecycle.graph_query import find_module
+        from lifecycle.graph import find_module
 
         module = _usage(find_module, graph, module)
     if chosen is None or form == "html":
         _show_graph(graph, form or "tree", module, timeline)
     else:
         _show_view(chosen, graph, module, why or "", timeline, as_json=form == "json")
-    return 0
+    return _tell_faults(graph)
+
+
+def _tell_faults(graph: "Graph") -> int:
+    """Why the hive that was shown cannot be, in full; the exit code."""
+    if not graph.faults:
+        return 0
+    from lifecycle import Fault, GraphError
+
+    faults = [Fault(fault.kind, fault.text, fault.details) for fault in graph.faults]
+    return refuse(GraphError(graph.name, faults), broken=FAULTY)
 
 
 def _schema(*, timeline: bool) -> str:
-    from lifecycle.graph_schema import graph_schema, timeline_schema
+    from lifecycle.graph import graph_schema, timeline_schema
 
     return json.dumps(timeline_schema() if timeline else graph_schema(), indent=2)
 
@@ -129,7 +140,7 @@ def _refuse_what_does_not_go_together(
 def _graph(of: str | None, settings: tuple[str, ...]) -> "Graph":
     from hive.inspect_source import hive_of
 
-    return hive_of(of, settings).graph()
+    return hive_of(of, settings).graph(faulty=True)
 
 
 def _live_graph(socket: Callable[[str], Any]) -> "Graph":
@@ -139,7 +150,7 @@ def _live_graph(socket: Callable[[str], Any]) -> "Graph":
 
 
 def _timeline(socket: Callable[[str], Any]) -> "Timeline":
-    from lifecycle.graph_timeline import read_timeline
+    from lifecycle.graph import read_timeline
 
     return _answer(read_timeline, socket, "/hive/timeline")
 
@@ -187,8 +198,7 @@ def _show_view(
 
 def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
     from hive.inspect_text import differences
-    from lifecycle.graph import read_graph
-    from lifecycle.graph_diff import diff
+    from lifecycle.graph import diff, read_graph
 
     graphs = []
     for path in (before, after):

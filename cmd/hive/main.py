@@ -37,6 +37,8 @@ COMMANDS = {
     "monitor": ("hive.monitor", "Show drops, traces and verdicts while they happen."),
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
+    "shell": ("hive.shell", "Run commands in the running agent, or any hive with an admin cell."),
+    "policy": ("hive.policy", "See what network policies do, and what is wrong in them."),
     "status": ("hive.status", "Ask the running agent how it is."),
     "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from switching the reverse path filter on."),
 }

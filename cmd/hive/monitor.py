@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from cells.events import (
+from cells.observe.events import (
     Drop,
     Event,
     Lost,
@@ -27,7 +27,7 @@ from cells.events import (
     dissect,
     event_text,
 )
-from cells.monitor import SOCKET, GobError, Payloads
+from cells.observe.monitor import SOCKET, GobError, Payloads
 from hive.client import connect, socket_option
 from hive.monitor_json import json_line
 from hive.output import BAD, GOOD, QUIET

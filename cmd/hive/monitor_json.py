@@ -6,7 +6,7 @@ Needs: the records of the events cell.   Gives: json_line().   Source: the keys 
 import json
 from typing import Any
 
-from cells.events import (
+from cells.observe.events import (
     OBSERVATION_POINTS,
     TRACE_REASONS,
     Drop,

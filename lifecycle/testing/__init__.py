@@ -1,7 +1,8 @@
 """What tests of a hive need: fakes, a started hive, a clock of one's own, order, failures, leaks.
 
 Needs:  lifecycle and the standard library; no test framework. Imported by tests only.
-Gives:  fake, started, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks and their errors.
+Gives:  fake, started, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks and their errors;
+        simulate and explore, which run anything in thousands of orders, with crashes.
 """
 
 from lifecycle.testing.clock import VirtualClock
@@ -10,6 +11,8 @@ from lifecycle.testing.fakes import fake
 from lifecycle.testing.leaks import LeakError, no_leaks
 from lifecycle.testing.observed import started
 from lifecycle.testing.recorder import Event, Recorder
+from lifecycle.testing.script import ScriptError, run_script, scripts
+from lifecycle.testing.simulation import Simulation, StuckError, explore, simulate
 from lifecycle.testing.waiting import eventually
 
 __all__ = [
@@ -18,10 +21,17 @@ __all__ = [
     "InjectedError",
     "LeakError",
     "Recorder",
+    "ScriptError",
+    "Simulation",
+    "StuckError",
     "VirtualClock",
     "eventually",
+    "explore",
     "fail_each_hook",
     "fake",
     "no_leaks",
+    "run_script",
+    "scripts",
+    "simulate",
     "started",
 ]

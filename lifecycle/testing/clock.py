@@ -5,13 +5,20 @@ Gives:  VirtualClock.
 """
 
 import asyncio
+import math
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-import anyio.to_thread
+from anyio._backends._asyncio import AsyncIOBackend
 
 __all__ = ["VirtualClock"]
+
+_IN_THREAD = "run_sync_in_worker_thread"
+
+_SLACK = 1000
+"""Nanoseconds: a timer that is due so shortly after a moment is due at that moment."""
 
 _QUIET = 3
 """Turns of the loop in a row with nothing to do: it may take one to see what another wrote to a socket."""
@@ -22,44 +29,73 @@ class VirtualClock:
 
     Everything that counts by the loop follows: sleeps, deadlines, Jobs' timers and pauses, the time-outs of
     hooks. Timers run one after the other, each at its own time, with everything it sets off done before the
-    next: a run is the same every time. Calls in worker threads are waited for, in no time at all; what waits
-    for the network is not. Inside, wait with until(), not with deadlines: those would wait for the clock.
-    What is told in times of day, such as since when a module is well, goes by the real clock.
+    next: a run is the same every time. Calls in worker threads are waited for, in no time at all, unless they
+    take longer than `patience`, in real seconds; what waits for the network is not. Inside, wait with
+    until(), not with deadlines: those would wait for the clock. What is told in times of day, such as since
+    when a module is well, goes by the real clock.
     """
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        """The loop's time, in seconds."""
+    def __init__(self, patience: float = 5.0) -> None:
+        self._nanoseconds = 0
+        self._late = 0.0
+        """What the last timer's float is above that."""
         self._loop: Any = None
+        self._calls = 0
+        """In worker threads, that have not come back."""
+        self._stuck = 0
+        self._patience = patience
         self._poked = asyncio.Event()
+
+    @property
+    def now(self) -> float:
+        """The loop's time, in seconds."""
+        return self._nanoseconds / 1e9 + self._late
 
     def __enter__(self) -> Self:
         self._loop = loop = asyncio.get_running_loop()
-        self.now = loop.time()
-        call_soon_threadsafe = loop.call_soon_threadsafe
+        if not isinstance(loop, asyncio.BaseEventLoop):
+            raise RuntimeError(  # noqa: TRY004  # no argument is at fault
+                f"VirtualClock needs asyncio's own event loop; this one is of {type(loop).__module__}"
+            )
+        self._nanoseconds = round(loop.time() * 1e9)
+        call_soon_threadsafe, run_in_executor = loop.call_soon_threadsafe, loop.run_in_executor
 
         def poke(*args: Any, **kwargs: Any) -> asyncio.Handle:
             handle = call_soon_threadsafe(*args, **kwargs)
             call_soon_threadsafe(self._poked.set)
             return handle
 
+        def in_executor(*args: Any) -> asyncio.Future[Any]:
+            future = run_in_executor(*args)
+            self._calls += 1
+            future.add_done_callback(self._returned)
+            return future
+
+        self._resolution = self._loop._clock_resolution  # noqa: SLF001  # what a timer may be early by
+        self._resolve()
         self._loop.time = lambda: self.now
         self._loop.call_soon_threadsafe = poke
+        self._loop.run_in_executor = in_executor
+        self._count_anyio_calls()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._loop.time, self._loop.call_soon_threadsafe
+        del self._loop.time, self._loop.call_soon_threadsafe, self._loop.run_in_executor
+        self._loop._clock_resolution = self._resolution  # noqa: SLF001
+        setattr(AsyncIOBackend, _IN_THREAD, self._anyio)
 
     async def advance(self, seconds: float) -> None:
         """Let so much time pass, with all that falls due meanwhile, and what that sets off."""
-        end = self.now + seconds
+        end = self._nanoseconds + round(seconds * 1e9)
         await self.settle()
-        while (due := self._next()) is not None and due <= end:
-            self.now = max(self.now, due)
+        while (due := self._next()) is not None and self._is_due_by(due, end):
+            self._reach(due)
             await self.settle()
-        self.now = end
+        if self._nanoseconds < end:
+            self._nanoseconds, self._late = end, 0.0
+            self._resolve()
         await self.settle()
 
     async def until(self, condition: Callable[[], object], within: float = 3600.0) -> float:
@@ -67,37 +103,90 @@ class VirtualClock:
 
         Raises AssertionError when it does not hold within so many seconds of this clock.
         """
-        began = self.now
+        began = self._nanoseconds
+        end = began + round(within * 1e9)
         await self.settle()
         while not condition():
             due = self._next()
-            if due is None or due > began + within:
+            if due is None or not self._is_due_by(due, end):
                 name = getattr(condition, "__name__", repr(condition))
                 raise AssertionError(
                     f"{name} did not hold within {within:g} s"
                     if due
                     else f"{name} does not hold: no timer runs"
                 )
-            self.now = max(self.now, due)
+            self._reach(due)
             await self.settle()
-        return self.now - began
+        return (self._nanoseconds - began) / 1e9
 
     async def settle(self) -> None:
-        """Run whatever can run without time passing, calls in anyio's default worker threads included."""
-        limiter = anyio.to_thread.current_default_thread_limiter()
+        """Run whatever can run without time passing, calls in worker threads included.
+
+        Those that return nothing for as long as the clock has patience are left alone from then on.
+        """
         quiet = 0
         while quiet < _QUIET:
             await asyncio.sleep(0)
             if self._loop._ready:  # noqa: SLF001  # the only one who knows is the loop
                 quiet = 0
-            elif limiter.borrowed_tokens:
+            elif self._calls > self._stuck:
                 quiet = 0
-                self._poked.clear()
-                await self._poked.wait()
+                await self._wait_for_threads()
             else:
                 quiet += 1
+
+    async def _wait_for_threads(self) -> None:
+        self._poked.clear()
+        out_of_patience = threading.Timer(self._patience, self._loop.call_soon_threadsafe, (self._give_up,))
+        out_of_patience.start()
+        try:
+            await self._poked.wait()
+        finally:
+            out_of_patience.cancel()
+            out_of_patience.join()
+
+    def _give_up(self) -> None:
+        self._stuck = self._calls
 
     def _next(self) -> float | None:
         """When the next timer is due."""
         timers = (timer.when() for timer in self._loop._scheduled if not timer.cancelled())  # noqa: SLF001
-        return min(timers, default=None)
+        return min(filter(math.isfinite, timers), default=None)
+
+    def _is_due_by(self, due: float, end: int) -> bool:
+        """0.2 s five times is a second, whatever floats make of it."""
+        return due * 1e9 <= end + _SLACK
+
+    def _reach(self, due: float) -> None:
+        """Let it be so late that the timer is due, to the last bit: who asks again must not wait again."""
+        if due <= self.now:
+            return  # time never goes back
+        self._nanoseconds = max(self._nanoseconds, round(due * 1e9))
+        self._late = max(0.0, due - self._nanoseconds / 1e9)
+        while self.now < due:
+            self._late += math.ulp(due)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        """Timers run when they are due, not a bit before: anyio sets one that comes early anew, for ever."""
+        self._loop._clock_resolution = math.ulp(self.now)  # noqa: SLF001
+
+    def _count_anyio_calls(self) -> None:
+        """anyio starts its threads by itself, whatever limits them."""
+        self._anyio = before = vars(AsyncIOBackend)[_IN_THREAD]
+
+        async def counted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if asyncio.get_running_loop() is not self._loop:
+                return await before.__func__(cls, *args, **kwargs)
+            self._calls += 1
+            try:
+                return await before.__func__(cls, *args, **kwargs)
+            finally:
+                self._returned()
+
+        setattr(AsyncIOBackend, _IN_THREAD, classmethod(counted))
+
+    def _returned(self, _: object = None) -> None:
+        self._calls -= 1
+        self._stuck = min(self._stuck, self._calls)
+        self._poked.set()

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
-from lifecycle.cells import Cell
 from lifecycle.errors import ShutdownRequestedError, StartError, StopError, leaves
-from lifecycle.sources import Sources
-from lifecycle.supervisor import HookNode
+from lifecycle.hooks.nodes import HookNode
+from lifecycle.injection.cells import Cell
+from lifecycle.settings.sources import Sources
 from lifecycle.testing.leaks import no_leaks
 from lifecycle.testing.observed import Context, Observed
 from lifecycle.testing.recorder import Recorder

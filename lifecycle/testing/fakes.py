@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, overload
 
-from lifecycle.fakes import members, unlike
-from lifecycle.keys import origin_class, type_name
+from lifecycle.hints.keys import origin_class, type_name
+from lifecycle.injection.fakes import members, unlike
 
 __all__ = ["fake"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
-from lifecycle.stacks import await_stack
+from lifecycle.hooks.stacks import await_stack
 
 __all__ = ["LeakError", "no_leaks"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.build import Build
-from lifecycle.cells import Cell
-from lifecycle.hive import Hive
-from lifecycle.sources import Sources
-from lifecycle.supervisor import HookNode
+from lifecycle.hive.hive import Hive
+from lifecycle.hooks.nodes import HookNode
+from lifecycle.injection.build import Build
+from lifecycle.injection.cells import Cell
+from lifecycle.settings.sources import Sources
 from lifecycle.testing.leaks import no_leaks
 
 __all__ = ["Around", "Context", "Observed", "started"]

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
-from lifecycle.cells import Cell
-from lifecycle.hive import Hive
-from lifecycle.keys import type_name
-from lifecycle.sources import Sources
-from lifecycle.supervisor import HookNode
+from lifecycle.hints.keys import type_name
+from lifecycle.hive.hive import Hive
+from lifecycle.hooks.nodes import HookNode
+from lifecycle.injection.cells import Cell
+from lifecycle.settings.sources import Sources
 from lifecycle.testing.leaks import no_leaks
 from lifecycle.testing.observed import Context, Observed
 

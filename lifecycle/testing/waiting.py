@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from lifecycle.table import Table
+from lifecycle.tables.table import Table
 
 __all__ = ["eventually"]
 

@@ -1,6 +1,6 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
-Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework and tables need none.
+Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental: none.
 Gives: the table on standard output.
 """
 
@@ -17,6 +17,8 @@ from tests.bench import (
     bootstrap,
     clients,
     framework,
+    hostile,
+    incremental,
     lag,
     losses,
     packets,
@@ -35,6 +37,7 @@ Measure = Callable[[Path, int], Sequence[Row | Figure]]
 PARTS: dict[str, Measure] = {
     "pods": podadd.measure,
     "polling": polling.measure,
+    "hostile": hostile.measure,
     "start": startup.starts,
     "memory": startup.memories,
     "restore": restore.measure,
@@ -47,10 +50,11 @@ PARTS: dict[str, Measure] = {
     "traffic": traffic.measure,
     "framework": framework.measure,
     "tables": tables.measure,
+    "incremental": incremental.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
-UNPRIVILEGED = {"framework", "tables"}
+UNPRIVILEGED = {"framework", "tables", "incremental"}
 
 
 def main() -> int:

@@ -268,8 +268,58 @@ def imports(rounds: int) -> Iterable[Row]:
             yield Row(f"lifecycle: {what}", unit, mine, peer, theirs, None)
 
 
+RUNNING = {
+    "lifecycle": """
+from lifecycle import Hive, Hook, Lifecycle, configure_logging, invoke
+configure_logging("warning")
+def part(number):
+    def register(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook(f"hook {number}", nothing, nothing))
+    return register
+async def main():
+    async with Hive(invoke(*map(part, range(HOOKS)))).started():
+        print(held())
+""",
+    "asyncio by hand": """
+async def live(stop):
+    await nothing()
+    await stop.wait()
+    await nothing()
+async def main():
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(HOOKS):
+            group.create_task(live(stop), name=f"hook {number}")
+        await asyncio.sleep(0)
+        print(held())
+        stop.set()
+""",
+}
+HELD = f"""
+import asyncio
+HOOKS = {HOOKS}
+def held():
+    with open("/proc/self/smaps_rollup", encoding="ascii") as memory:
+        return sum(int(line.split()[1]) for line in memory if line.startswith(("Private_", "Shared_"))) / 1024
+async def nothing():
+    pass
+"""
+
+
+def running(rounds: int) -> Iterable[Row]:
+    """MB of a process that runs a hive of many hooks, and of one with as many tasks by hand."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for name, body in RUNNING.items():
+            program = [sys.executable, "-c", f"{HELD}{body}asyncio.run(main())"]
+            done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+            found[name].append(float(done.stdout))
+    mine, peer = (Sample(tuple(found[name])) for name in RUNNING)
+    yield Row(f"lifecycle: memory while {HOOKS:,} hooks run", "MB", mine, "asyncio by hand", peer, None)
+
+
 def measure(folder: Path, rounds: int) -> list[Row]:
     """Every figure of the framework."""
     del folder
     configure_logging("warning")
-    return [row for part in (graphs, hooks, tables, imports) for row in part(rounds)]
+    return [row for part in (graphs, hooks, tables, imports, running) for row in part(rounds)]

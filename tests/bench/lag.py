@@ -1,7 +1,7 @@
 """How long the agent's event loop is busy at a stretch while fifty pods are added at once.
 
 Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
-The loop measures itself, exactly: lifecycle/loop_lag.py.
+The loop measures itself, exactly: lifecycle/process/loop_lag.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hive.client import ask
 from hive.lab import agent_process
-from lifecycle.loop_lag import BOUNDS, Stretches
+from lifecycle.process.loop_lag import BOUNDS, Stretches
 from tests.bench.nodes import our_node
 from tests.bench.podadd import run
 from tests.bench.stats import Figure, Sample

@@ -128,10 +128,12 @@ def lab(name: str) -> Iterator[Lab]:
 
 
 @contextlib.contextmanager
-def our_lab(name: str) -> Iterator[tuple[Lab, int]]:
-    """A lab node whose agent serves."""
+def our_lab(name: str, *settings: str) -> Iterator[tuple[Lab, int]]:
+    """A lab node whose agent serves, with more settings."""
     with lab(name) as made:
-        pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}")
+        pid = agent_process.start(
+            made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}", *settings
+        )
         agent_process.wait_ready(made, pid)
         yield made, pid
 
@@ -147,9 +149,9 @@ def our_pair() -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def our_node(folder: Path, count: int, name: str = "bench-ours") -> Iterator[PluginNode]:
+def our_node(folder: Path, count: int, name: str = "bench-ours", *settings: str) -> Iterator[PluginNode]:
     """A node with our agent and plugin."""
-    with our_lab(name) as (made, pid), made.open() as namespaces:
+    with our_lab(name, *settings) as (made, pid), made.open() as namespaces:
         netconf = folder / f"{name}.json"
         netconf.write_bytes(pods.network_configuration(made))
         yield PluginNode("ours", made, namespaces, pods.PLUGIN, netconf, hold(made, count), "lxc", pid)

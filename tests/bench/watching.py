@@ -17,13 +17,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from cells import config, events, maps, monitor
+from cells import config, maps
 from cells.datapath.build import compile_one, find_clang
 from cells.datapath.libbpf import LoadedObject
-from cells.events import Lost
 from cells.maps import Maps
 from cells.maps import test_run as run_program
-from cells.monitor import Monitor, Payloads
+from cells.observe import events, monitor
+from cells.observe.events import Lost
+from cells.observe.monitor import Monitor, Payloads
 from hive.lab.namespaces import new_node
 from lifecycle import Hive, invoke
 from lifecycle.testing import eventually

@@ -10,8 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from lifecycle.graph import Graph
-from lifecycle.graph_timeline import Timeline
+from lifecycle.graph import Graph, Timeline
 
 
 def shown(browser: Chrome, directory: Path, graph: Graph, timeline: Timeline | None = None) -> "Page":
@@ -21,6 +20,27 @@ def shown(browser: Chrome, directory: Path, graph: Graph, timeline: Timeline | N
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
     browser.get(file.as_uri())
     return Page(browser)
+
+
+CUT_OFF = """
+const cut = [];
+for (const card of document.querySelectorAll('.cell')) {
+  const edge = card.getBoundingClientRect();
+  const walker = document.createTreeWalker(card, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const style = getComputedStyle(walker.currentNode.parentElement);
+    const range = document.createRange();
+    range.selectNodeContents(walker.currentNode);
+    for (const box of range.getClientRects()) {
+      const over = [edge.left - box.left, edge.top - box.top, box.right - edge.right,
+        box.bottom - edge.bottom];
+      if (style.visibility === 'hidden' || !box.width) continue;
+      if (Math.max(...over) > 1) cut.push(walker.currentNode.data);
+    }
+  }
+}
+return cut;
+"""
 
 
 class Page:
@@ -55,6 +75,27 @@ class Page:
         found = self.browser.find_elements(By.CSS_SELECTOR, "".join(f".{kind}" for kind in ("cell", *kinds)))
         return {cell.get_attribute("data-cell") or "" for cell in found}
 
+    @property
+    def level(self) -> str:
+        """What is shown of the cells, as the legend says."""
+        return self.browser.find_element(By.ID, "level").text
+
+    def inside(self, node: str) -> WebElement:
+        """A constructor or hook in its cell."""
+        return self.browser.find_element(By.CSS_SELECTOR, f'[data-node="{node}"], [data-hook="{node}"]')
+
+    def double_click(self, module: str) -> None:
+        ActionChains(self.browser, duration=10).double_click(self.cell(module)).perform()
+
+    def arrows(self, kind: str = "", layer: str = "arrows") -> list[WebElement]:
+        """The arrows of a kind, drawn or not; those inside cells are in the layer `fine`."""
+        return self.browser.find_elements(By.CSS_SELECTOR, f"#{layer} > path{kind and '.'}{kind}")
+
+    def cut_off(self) -> list[str]:
+        """The texts of cells that are shown and reach over an edge of their cell."""
+        found: list[str] = self.browser.execute_script(CUT_OFF)
+        return found
+
     def search(self, text: str) -> list[list[str]]:
         """Type into the search field; the lines of each result."""
         field = self.browser.find_element(By.ID, "search")
@@ -86,12 +127,16 @@ class Page:
     def wheel(self, module: str, amount: int) -> None:
         """Turn the wheel over a cell."""
         left, top, width, height = self.boxes()[module]
+        self.wheel_at(left + width / 2, top + height / 2, amount)
+
+    def wheel_at(self, x: float, y: float, amount: int) -> None:
+        """Turn the wheel over a place on the screen."""
         self.browser.execute_script(
             "document.getElementById('canvas').dispatchEvent(new WheelEvent('wheel', {deltaY: arguments[0], "
             "clientX: arguments[1], clientY: arguments[2], bubbles: true, cancelable: true}))",
             amount,
-            left + width / 2,
-            top + height / 2,
+            x,
+            y,
         )
 
     def boxes(self) -> dict[str, tuple[float, float, float, float]]:

@@ -1,6 +1,7 @@
 """The page of ``hive inspect --format html``: what a click, a search, a drag and a wheel show."""
 
 import itertools
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,7 @@ from selenium.webdriver.common.by import By
 
 from cells.agent import agent
 from lifecycle import Hive, invoke, module, provide
-from lifecycle.graph import Graph
-from lifecycle.graph_timeline import Span, Timeline
+from lifecycle.graph import Graph, Span, Timeline
 from tests.browser.big_graph import big_graph
 from tests.browser.page import Keys, Page, shown
 
@@ -213,6 +213,104 @@ def test_names_are_text_whatever_they_hold(browser: Chrome, tmp_path: Path, grap
     assert browser.find_element(By.TAG_NAME, "h1").text == nasty
 
 
+def test_titles_and_names_are_never_cut(page: Page) -> None:
+    for _ in range(14):
+        assert page.cut_off() == []
+        page.press("+")
+    page.press("0")
+    for _ in range(4):
+        page.press("-")
+        assert page.cut_off() == []
+
+
+def test_a_cell_says_what_it_is_for(page: Page) -> None:
+    for _ in range(14):  # from far away there is room for names alone
+        page.press("+")
+    assert "Gateway of this node's pods" in page.cell("agent.router").text
+
+
+def test_every_arrow_has_a_head_at_what_is_needed(page: Page) -> None:
+    page.click("agent.router")
+    heads = "return getComputedStyle(arguments[0]).markerStart"
+    drawn = page.arrows()
+    assert drawn
+    assert {page.browser.execute_script(heads, one) for one in drawn} >= {
+        'url("#head")',
+        'url("#head-needs")',
+        'url("#head-users")',
+    }
+    assert all("head" in page.browser.execute_script(heads, one) for one in drawn)
+    above = (
+        "return parseFloat(arguments[0].getAttribute('d').match(/^M[^,]+,([^C]+)C/)[1])"
+        " < CELLS.get('agent.router').y"
+    )
+    assert all(page.browser.execute_script(above, one) for one in page.arrows("needs"))
+
+
+def test_the_legend_explains_what_is_drawn(page: Page) -> None:
+    legend = page.browser.find_element(By.ID, "legend").text
+    for text in ("needed, starts first", "chosen one", "need each other", "a fault", "invokes something"):
+        assert text in legend
+
+
+def test_zooming_in_shows_constructors_and_then_hooks(page: Page) -> None:
+    assert page.level == "modules"
+    assert page.inside("agent.router/Router").text == ""
+    page.double_click("agent.router")
+    assert page.level == "constructors"
+    assert re.match(r"Router\n\S*node/router/router\.py:\d+\n", page.inside("agent.router/Router").text)
+    left, top, _, _ = page.boxes()["agent.router"]
+    page.wheel_at(left + 10, top + 10, -900)
+    assert page.level == "hooks"
+    assert page.inside("agent.router/Router:0").text == "set up the router"
+    page.press("0")
+    assert page.level == "modules"
+
+
+def test_a_constructor_that_is_clicked_shows_its_own_arrows(page: Page, graph: Graph) -> None:
+    page.double_click("agent.router")
+    page.inside("agent.router/Router").find_element(By.TAG_NAME, "b").click()
+    assert "Router" in page.browser.find_element(By.CSS_SELECTOR, "#panel .flash").text
+    needs = {edge.target for edge in graph.edges if edge.source == "agent.router/Router"}
+    assert len(page.arrows("needs", "fine")) == len(needs)
+    page.inside("agent.router/Router:0").click()
+    assert "waits for" in page.browser.find_element(By.CSS_SELECTOR, "#panel .flash").text
+
+
+def test_a_place_opens_in_the_editor_one_likes(page: Page, graph: Graph) -> None:
+    page.click("agent.router")
+    router = next(node for node in graph.constructors if node.id == "agent.router/Router")
+    place = page.browser.find_element(By.CSS_SELECTOR, "#panel a.place")
+    assert place.get_attribute("href") == f"vscode://file{router.file}:{router.line}"
+    page.browser.find_element(By.XPATH, "//aside//option[text()='this browser']").click()
+    place = page.browser.find_element(By.CSS_SELECTOR, "#panel a.place")
+    assert place.get_attribute("href") == f"file://{router.file}"
+    page.script("localStorage.clear()")
+
+
+def test_who_uses_what_the_hive_gives_is_marked_and_listed(page: Page, graph: Graph) -> None:
+    users = {node.module for node in graph.nodes if "Health" in node.injected}
+    page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Health']").click()
+    assert page.named("match") == users
+    assert f"in {len(users)} modules" in page.panel
+    page.press(Keys.ESCAPE)
+    assert page.named("match") == set()
+    page.click("agent.router")
+    page.browser.find_element(By.XPATH, "//aside//button[text()='Jobs']").click()
+    page.wait_for("given by the hive to whoever asks for it")
+    assert page.search("logg")[0][:2] == ["hive", "Logger"]
+    page.press(Keys.ENTER)
+    page.wait_for("Logger")
+
+
+def test_who_uses_a_table_is_listed_with_who_makes_it(page: Page, graph: Graph) -> None:
+    page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Table[Device]']").click()
+    made = next(node.id for node in graph.constructors if node.provides == "Table[Device]")
+    users = {edge.source.partition("/")[0] for edge in graph.edges if edge.target == made}
+    assert page.named("match") == {*users, made.partition("/")[0]}
+    assert "Is made by\nTable[Device] from device_table" in page.panel
+
+
 class A: ...
 
 
@@ -228,9 +326,51 @@ def test_modules_that_need_each_other_are_drawn(browser: Chrome, tmp_path: Path)
     one, other = module("one", "One", provide(A, C)), module("other", "Other", provide(B))
     page = shown(browser, tmp_path, Hive(one, other, invoke(C)).graph())
     assert page.named() == {"hive", "one", "other"}
-    page.click("one")
+    assert page.named("circle") == {"one", "other"}
+    assert len(page.arrows("circle")) == 2
+    assert "needs and is needed by other" in page.click("one")
     assert "other" in page.named("needs", "users")
     assert page.complaints == []
+
+
+class Gone: ...
+
+
+class Lacking:
+    def __init__(self, gone: Gone) -> None: ...
+
+
+class Left:
+    def __init__(self, right: "Right") -> None: ...
+
+
+class Right:
+    def __init__(self, left: Left) -> None: ...
+
+
+def test_a_graph_with_faults_is_drawn_with_them_in_red(browser: Chrome, tmp_path: Path) -> None:
+    cells = (
+        module("one", "One", provide(Lacking, Left)),
+        module("two", "Two", provide(Right)),
+        module("fine", "Fine", provide(A), invoke(A)),
+    )
+    page = shown(browser, tmp_path, Hive(*cells).graph(faulty=True))
+    assert page.named("fault") == {"missing Gone", "one", "two"}
+    assert page.named("missing") == {"missing Gone"}
+    assert len(page.arrows("fault")) == 3
+    assert page.cut_off() == []
+    page.open_view("faults")
+    page.wait_for("nothing provides Gone")
+    assert "Left -> Right -> Left" in page.panel
+    assert "do: add a cell that provides it" in page.panel
+    page.browser.find_element(By.XPATH, "//aside//button[text()='Lacking']").click()
+    page.wait_for("needs Gone: nothing provides it")
+    assert page.complaints == []
+
+
+def test_a_sound_graph_tells_of_no_faults(page: Page) -> None:
+    assert page.named("fault") == set()
+    assert not page.browser.find_element(By.ID, "faults").is_displayed()
 
 
 def test_a_hive_without_cells_is_an_empty_page(browser: Chrome, tmp_path: Path) -> None:
@@ -246,6 +386,7 @@ def test_five_hundred_cells_stay_usable(browser: Chrome, tmp_path: Path) -> None
         float(str(page.script("const t = performance.now(); layOut(CELLS); return performance.now() - t")))
         < 2000
     )
+    assert page.cut_off() == []
     boxes = page.boxes()
     assert overlaps(boxes) == []
     assert all(box[0] >= 0 and box[0] + box[2] <= 1400 and 0 <= box[1] <= 900 for box in boxes.values())

@@ -7,26 +7,26 @@ Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is se
 from __future__ import annotations
 
 from cells.api import Api, StartedDaemon
-from cells.cni_config import CniConfig
-from cells.cni_server import CniServer, DeleteQueue, QueueLock
+from cells.cni.config import CniConfig
+from cells.cni.server import CniServer, DeleteQueue, QueueLock
 from cells.config import AgentConfig
-from cells.conntrack import ConntrackGC
 from cells.datapath import Datapath
-from cells.devices import Device
-from cells.endpoint_restore import (
+from cells.datapath.conntrack import ConntrackGC
+from cells.endpoint.restore import (
     ExposedEndpoints,
     OldEndpoints,
     RegeneratedEndpoints,
     RestoredEndpoints,
 )
-from cells.events import Events
-from cells.health import HealthServer, Probes
-from cells.host_ip_sync import HostIPSync
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
-from cells.monitor import Monitor
-from cells.netlink import HostLinks
-from cells.router import Router
+from cells.node.devices import Device
+from cells.node.host_ip_sync import HostIPSync
+from cells.node.netlink import HostLinks
+from cells.node.router import Router
+from cells.observe.events import Events
+from cells.observe.health import HealthServer, Probes
+from cells.observe.monitor import Monitor
 from lifecycle import Table
 
 ORDER: tuple[tuple[object, object], ...] = (

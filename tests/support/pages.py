@@ -5,6 +5,7 @@ Needs: bash.   Gives: Block, blocks, commands, matches, shell, run.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -78,8 +79,13 @@ def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iter
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     ) as process:
-        yield process
+        try:
+            yield process
+        except BaseException:  # a command that never ends would be waited for: away with all of them
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         assert process.stdin is not None
         process.stdin.close()
 

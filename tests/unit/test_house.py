@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"lifecycle": ROOT / "lifecycle", "cells": ROOT / "cells", "hive": ROOT / "cmd" / "hive"}
 MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted(folder.rglob("*.py"))]
 MAY_IMPORT = {"lifecycle": set(), "cells": {"lifecycle"}, "hive": {"cells", "lifecycle"}}
+PACKAGES = {path.parent.name for path in (ROOT / "lifecycle").glob("*/__init__.py")}
 FRAMEWORK_LIBRARIES = {"anyio", "dependency_injector", "msgspec", "structlog", "yaml"}
 
 
@@ -26,6 +29,31 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def names_imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of every ``from module import name``, wherever in it; no name of ``import module``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def framework_imports() -> dict[str, set[str]]:
+    """Who imports whom inside lifecycle: at the top, in functions, and for type checkers alike."""
+    paths = {module_name(path): path for room, path in MODULES if room == "lifecycle"}
+    found = {}
+    for name, path in paths.items():
+        pairs = [(f"{module}.{one}", module) for module, one in names_imported(path)]
+        meant = {whole if whole in paths else module for whole, module in pairs}
+        found[name] = meant & paths.keys()
+    return found
+
+
 def named(case: tuple[str, Path]) -> str:
     return str(case[1].relative_to(ROOT))
 
@@ -37,22 +65,95 @@ def test_imports_go_one_way(case: tuple[str, Path]) -> None:
     assert above <= MAY_IMPORT[room]
 
 
+def cell_packages() -> set[str]:
+    """Import names of the packages that are a cell (they define ``cell``), and of each family of cells."""
+    found = set()
+    for init in ROOMS["cells"].rglob("__init__.py"):
+        package = init.parent.relative_to(ROOT)
+        defined = {
+            name
+            for node in ast.parse(init.read_text(encoding="utf-8")).body
+            for name in (
+                [alias.asname or alias.name for alias in node.names]
+                if isinstance(node, ast.ImportFrom)
+                else [target.id for target in node.targets if isinstance(target, ast.Name)]
+                if isinstance(node, ast.Assign)
+                else []
+            )
+        }
+        if "cell" in defined or len(package.parts) == 2:
+            found.add(".".join(package.parts))
+    return found
+
+
+CELLS = cell_packages()
+
+
+def cell_of(module: str) -> str:
+    """The innermost cell that a module belongs to; empty for the composition beside the cells."""
+    while module and module not in CELLS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def is_library(name: str, cell: str) -> bool:
+    """Whether it is a package beside the cell, in the same family, that says what it exports."""
+    init = ROOT / Path(*name.split(".")) / "__init__.py"
+    same_family = name.split(".")[:2] == cell.split(".")[:2]
+    return same_family and init.is_file() and "__all__" in init.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("case", [case for case in MODULES if case[0] == "cells"], ids=named)
 def test_a_cell_uses_only_what_another_cell_exports(case: tuple[str, Path]) -> None:
     _, path = case
-    cell = path.relative_to(ROOMS["cells"]).parts[0]
+    own = cell_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    names = [name for name in imported(path) if name.startswith("cells.")]
     inside = [
-        name
-        for name in imported(path)
-        if name.startswith("cells.") and name.count(".") > 1 and name.split(".")[1] != cell
+        name for name in names if cell_of(name) != own and cell_of(name) != name and not is_library(name, own)
     ]
     assert inside == []
 
 
+@pytest.mark.parametrize("case", [case for case in MODULES if case[0] != "lifecycle"], ids=named)
+def test_only_what_the_framework_exports_is_used(case: tuple[str, Path]) -> None:
+    inside = []
+    for module, name in names_imported(case[1]):
+        if module.partition(".")[0] != "lifecycle":
+            continue
+        exported = importlib.import_module(module).__all__ if module.count(".") < 2 else []
+        if name not in exported and not (module == "lifecycle" and name in PACKAGES):
+            inside.append(f"{module}.{name}")
+    assert inside == []
+
+
+def test_no_module_of_the_framework_imports_itself_by_way_of_others() -> None:
+    """CycleError shows the circle."""
+    graphlib.TopologicalSorter(framework_imports()).prepare()
+
+
+def test_no_package_of_the_framework_imports_itself_by_way_of_others() -> None:
+    packages: dict[str, set[str]] = {}
+    for name, needs in framework_imports().items():
+        package = ".".join(name.split(".")[:2])
+        packages.setdefault(package, set()).update(".".join(need.split(".")[:2]) for need in needs)
+        packages[package].discard(package)
+    graphlib.TopologicalSorter(packages).prepare()
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for room, path in MODULES if room == "lifecycle"}))
+def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
+    packaging = {"LICENSE", "README.md", "pyproject.toml"}  # of the framework as a distribution of its own
+    marks = {"__pycache__", "__init__.py", "py.typed", *packaging}
+    names = [path.name for path in folder.iterdir() if path.name not in marks]
+    assert len(names) <= 15
+
+
 @pytest.mark.parametrize("case", [case for case in MODULES if case[0] == "lifecycle"], ids=named)
 def test_the_framework_knows_nothing_of_networks(case: tuple[str, Path]) -> None:
-    outside = {name.partition(".")[0] for name in imported(case[1])} - sys.stdlib_module_names
-    assert outside <= FRAMEWORK_LIBRARIES | {"lifecycle"}
+    _, path = case
+    outside = {name.partition(".")[0] for name in imported(path)} - sys.stdlib_module_names
+    http = {"h11"} if path.is_relative_to(ROOMS["lifecycle"] / "http") else set()
+    assert outside <= FRAMEWORK_LIBRARIES | {"lifecycle"} | http
 
 
 @pytest.mark.parametrize("case", MODULES, ids=named)

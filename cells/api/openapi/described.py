@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from cells.api.access import operation_name
 from cells.api.gate import BEHIND
-from cells.api.models import Error, Problem
+from cells.api.models.v1 import Error, Problem
 from cells.api.wire import JSON, READING
 
 TEXT = "text/plain"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cells.api import models
+from cells.api.models import v1 as models
+from cells.api.models.status import StatusResponse
 from cells.api.openapi.described import Body, Described, bare, error, header, ok, path, problem, query
-from cells.api.status_models import StatusResponse
 
 ONE = "/v1/endpoint/{id}"
 ENDPOINT = path(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cells.api import hive_models as wire
+from cells.api.models import hive as wire
 from cells.api.openapi.described import Answer, Body, Described, ok, path
 
 OBJECT: Any = dict[str, object]

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from cells.api import models
-from cells.api import node_models as wire
+from cells.api.models import node as wire
+from cells.api.models import v1 as models
 from cells.api.openapi.described import (
     Body,
     Described,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cells.api.node_models import NameManager, Policy
+from cells.api.models.node import NameManager, Policy
+from cells.api.models.services import Service
 from cells.api.openapi.described import Described, bare, error, ok, path, query
 
 NONE: Any = list[dict[str, str]]
@@ -38,12 +39,22 @@ OPERATIONS = (
     Described("PUT", "/v1/policy", "Load policies", NO_POLICIES),
     Described("DELETE", "/v1/policy", "Unload policies", NO_POLICIES),
     _empty("/v1/policy/selectors", "What policies select"),
-    _empty("/v1/service", "All services"),
-    Described("GET", "/v1/service/{id}", "A service", MISSING, (SERVICE,)),
+    Described("GET", "/v1/service", "All services", (ok("By number.", list[Service]),)),
+    Described("GET", "/v1/service/{id}", "A service", (*MISSING, ok("The service.", Service)), (SERVICE,)),
     Described(
-        "PUT", "/v1/service/{id}", "Make a service", (error(501, "Services are not built yet."),), (SERVICE,)
+        "PUT",
+        "/v1/service/{id}",
+        "Make a service",
+        (error(501, "Services cannot be made by hand yet."),),
+        (SERVICE,),
     ),
-    Described("DELETE", "/v1/service/{id}", "Delete a service", MISSING, (SERVICE,)),
+    Described(
+        "DELETE",
+        "/v1/service/{id}",
+        "Delete a service",
+        (*MISSING, error(500, "It is of an object.")),
+        (SERVICE,),
+    ),
     _empty("/v1/lrp", "All local redirect policies"),
     Described("GET", "/v1/fqdn/cache", "Names that pods looked up", (ok("None.", NONE),), CACHED),
     Described(

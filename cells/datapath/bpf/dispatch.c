@@ -6,7 +6,7 @@
  */
 #include <linux/pkt_cls.h>
 
-#include "metrics.h"
+#include "lib/metrics.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);

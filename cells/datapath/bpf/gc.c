@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* Removes from the conntrack tables what has ended, or whose address is nobody's any more.
  *
- * Run by the agent with BPF_PROG_TEST_RUN, in a thread: half a million entries are walked in the kernel, none is
- * copied. An entry that is renewed while it is being removed is lost; the next packet of its flow is a new one.
+ * What has ended goes by iterators over a map: the agent reads from one, in a thread, and each read goes on where the one
+ * before ended. So half a million entries are walked in the kernel, none is copied, and no processor is held for longer
+ * than a slice takes. Forgetting addresses is one walk over everything, run with BPF_PROG_TEST_RUN, for it may miss none.
+ * An entry that is renewed while it is being removed is lost; the next packet of its flow is a new one.
  */
-#include "ct_maps.h"
+#include "ct/maps.h"
 
+#define SLICE 512 /* entries after which a read may end, and twice as many after which it does */
+#define QUIET 8	  /* entries without a deletion, more than a bucket has: to go on here is safe */
+
+/* What a read returns: the walk so far. */
 struct gc_counts {
 	__u32 seen;
 	__u32 alive;
@@ -13,18 +19,92 @@ struct gc_counts {
 	__u32 pad;
 };
 
-/* The context, filled in: tables in the order of enum gc_table. */
-enum gc_table {
-	GC_TCP4,
-	GC_ANY4,
-	GC_TCP6,
-	GC_ANY6,
-	GC_TABLES,
+_Static_assert(sizeof(struct gc_counts) == 16, "what is read from an iterator");
+
+/* The kernel's own structures, as far as they are looked into. */
+struct seq_file;
+struct bpf_map;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+	__u64 session_id;
+	__u64 seq_num;
+} __attribute__((aligned(8)));
+
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	void *key;
+	void *value;
+} __attribute__((aligned(8)));
+
+struct walk {
+	struct gc_counts counts;
+	__u32 now;
+	__u32 slice; /* entries since the last read ended */
+	__u32 quiet; /* entries since the last deletion */
 };
 
-struct gc_context {
-	struct gc_counts counts[GC_TABLES];
-};
+struct walk walk = {}; /* one at a time */
+
+static __always_inline void walk_begin(const struct bpf_iter__bpf_map_elem *context)
+{
+	if (context->meta->seq_num)
+		return;
+	__builtin_memset(&walk, 0, sizeof(walk));
+	walk.now = bpf_ktime_get_ns() / 1000000000ULL;
+}
+
+/* Hand out the counts, so that the read ends: at the end, or when the slice is over.
+ *
+ * The kernel goes on by counting the entries of a bucket it has seen; those that were deleted it counts too,
+ * and would pass over as many others; the next walk finds those.
+ */
+static __always_inline int walk_end(const struct bpf_iter__bpf_map_elem *context)
+{
+	bool safe = walk.quiet >= QUIET;
+
+	walk.slice++;
+	if (context->key && (walk.slice < SLICE || (!safe && walk.slice < 2 * SLICE)))
+		return 0;
+	walk.slice = 0;
+	bpf_seq_write(context->meta->seq, &walk.counts, sizeof(walk.counts));
+	return 0;
+}
+
+/* An entry is alive through the second of its lifetime, as for the packet walk, give or take a tick. */
+static __always_inline bool has_ended(const struct ct_entry *entry)
+{
+	return entry->lifetime < walk.now;
+}
+
+static __always_inline void judged(bool deleted)
+{
+	walk.counts.seen++;
+	walk.counts.alive += !deleted;
+	walk.counts.deleted += deleted;
+	walk.quiet = deleted ? 0 : walk.quiet + 1;
+}
+
+#define COLLECTS(name, table, key_type)                                                                            \
+	SEC("iter/bpf_map_elem")                                                                                   \
+	int hive_ct_gc_##name(struct bpf_iter__bpf_map_elem *context)                                              \
+	{                                                                                                          \
+		const struct ct_entry *entry = context->value;                                                     \
+		struct key_type *found = context->key, key;                                                        \
+                                                                                                                   \
+		walk_begin(context);                                                                               \
+		if (!found || !entry)                                                                              \
+			return walk_end(context);                                                                  \
+		key = *found;                                                                                      \
+		judged(has_ended(entry) && !bpf_map_delete_elem(&table, &key));                                    \
+		return walk_end(context);                                                                          \
+	}
+
+COLLECTS(tcp4, cilium_ct4_global, ct4_key)
+COLLECTS(any4, cilium_ct_any4_global, ct4_key)
+COLLECTS(tcp6, cilium_ct6_global, ct6_key)
+COLLECTS(any6, cilium_ct_any6_global, ct6_key)
 
 /* More at once make fewer walks; they are on the stack, which has 512 bytes. */
 #define FORGET_IPV4 48
@@ -40,44 +120,7 @@ struct forget_context {
 	struct address ipv6[FORGET_IPV6];
 };
 
-_Static_assert(sizeof(struct gc_context) == 64, "context of hive_ct_gc");
 _Static_assert(sizeof(struct forget_context) == 400, "context of hive_ct_forget");
-
-struct gc_walk {
-	struct gc_counts counts;
-	__u32 now;
-};
-
-/* An entry is alive through the second of its lifetime, as for the packet walk, give or take a tick. */
-static long collect(void *map, void *key, struct ct_entry *entry, struct gc_walk *walk)
-{
-	walk->counts.seen++;
-	if (entry->lifetime >= walk->now)
-		walk->counts.alive++;
-	else if (!bpf_map_delete_elem(map, key))
-		walk->counts.deleted++;
-	return 0;
-}
-
-#define COLLECT(table, index)                                                                                      \
-	do {                                                                                                       \
-		struct gc_walk walk = { .now = bpf_ktime_get_ns() / 1000000000ULL };                               \
-		long walked = bpf_for_each_map_elem(&table, collect, &walk, 0);                                    \
-		if (walked < 0)                                                                                    \
-			return walked;                                                                             \
-		context->counts[index] = walk.counts;                                                              \
-	} while (0)
-
-/* 0, or the negative error of a walk that could not be made. */
-SEC("syscall")
-int hive_ct_gc(struct gc_context *context)
-{
-	COLLECT(cilium_ct4_global, GC_TCP4);
-	COLLECT(cilium_ct_any4_global, GC_ANY4);
-	COLLECT(cilium_ct6_global, GC_TCP6);
-	COLLECT(cilium_ct_any6_global, GC_ANY6);
-	return 0;
-}
 
 /* By value: a walk reads its own stack, not the context. */
 struct forget4_walk {

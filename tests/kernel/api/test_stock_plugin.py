@@ -17,8 +17,8 @@ from anyio import to_thread
 from yarl import URL
 
 from cells.agent import agent
-from cells.netlink import HostLinks, PodLink, VethPair, mac_text, random_mac
-from cells.netlink.connection import open_socket
+from cells.node.netlink import HostLinks, PodLink, VethPair, mac_text, random_mac
+from cells.node.netlink.connection import open_socket
 from lifecycle import Hive
 from tests.support.namespaces import inside, new_netns
 

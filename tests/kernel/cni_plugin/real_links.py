@@ -16,13 +16,13 @@ from typing import Any
 import anyio
 import structlog
 
-from cells import netlink
-from cells.cni_server.attach import Attacher
-from cells.cni_server.check import Checker
-from cells.cni_server.departures import Departures
-from cells.cni_server.detach import Detacher
-from cells.cni_server.server import CniServer
-from cells.netlink import HostLinks, PodLink
+from cells.cni.server.attach import Attacher
+from cells.cni.server.check import Checker
+from cells.cni.server.detach import Detacher
+from cells.cni.server.link_teardown import LinkTeardown
+from cells.cni.server.server import CniServer
+from cells.node import netlink
+from cells.node.netlink import HostLinks, PodLink
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.support.namespaces import Namespaces, inside
 from tests.unit.cni_server.fakes import FakeNode
@@ -72,22 +72,22 @@ async def serving(open_pod: type[PodLink] = PodLink) -> AsyncIterator[Node]:
             structlog.get_logger(),
         )
         health = HealthTree().reporter("cni")
-        departures = Departures(links, fakes, fakes, lifecycle=lifecycle, health=health, log=log)
+        teardown = LinkTeardown(links, fakes, fakes, lifecycle=lifecycle, health=health, log=log)
         attacher = Attacher(
             links,
             fakes,
             fakes,
-            departures,
+            teardown,
             gateways=lambda: fakes.gateways,
             mtu=lambda: 1400,
             state=SOCKET.parent,
             log=log,
         )
-        detacher = Detacher(fakes, departures, log)
+        detacher = Detacher(fakes, teardown, log)
         server = CniServer(
             SOCKET, attacher, detacher, Checker(fakes), fakes, open_pod, lifecycle=lifecycle, log=log
         )
-        async with departures.running(), server.serving():
+        async with teardown.running(), server.serving():
             yield Node(fakes, links)
 
 

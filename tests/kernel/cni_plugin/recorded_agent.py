@@ -14,15 +14,15 @@ from urllib.parse import unquote
 
 import structlog
 
-from cells import netlink
-from cells.cni_server.attach import Attacher
-from cells.cni_server.check import Checker
-from cells.cni_server.departures import Departures
-from cells.cni_server.detach import Detacher
-from cells.cni_server.server import CniServer
-from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, State
+from cells.cni.server.attach import Attacher
+from cells.cni.server.check import Checker
+from cells.cni.server.detach import Detacher
+from cells.cni.server.link_teardown import LinkTeardown
+from cells.cni.server.server import CniServer
+from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.ipam import Allocation, Family, IPAddress, IpamError
-from cells.netlink import HostLinks, PodLink, mac_text
+from cells.node import netlink
+from cells.node.netlink import HostLinks, PodLink, mac_text
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.unit.cni_server.fakes import FakeNode
 
@@ -48,7 +48,7 @@ class RecordedNode(FakeNode):
         self.hidden = False
         """Whether endpoints are not to be found."""
 
-    def begin(self, step: Json) -> None:
+    def follow(self, step: Json) -> None:
         """From now on, answer the requests of this command."""
         self.exchanges = step["exchanges"]
         self.puts = []
@@ -105,13 +105,13 @@ class RecordedNode(FakeNode):
         self.addresses.update(each.ip for each in given)
         return tuple(given)
 
-    def create(self, request: EndpointRequest) -> Endpoint:
+    def begin(self, request: EndpointRequest) -> NewEndpoint:
         """Refuse as recorded, or make the endpoint."""
         self.puts.append(put_body(request))
         response = self._answer("PUT", "/v1/endpoint")
         if response["status"] != 201:
             raise EndpointError(response["status"], response.get("body", ""))
-        return super().create(request)
+        return super().begin(request)
 
     def by_attachment(self, container_id: str, container_ifname: str) -> Endpoint | None:
         """None where the recorded agent did not find it."""
@@ -160,21 +160,21 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
     async with Hive(netlink.cell, invoke(_root)).started() as hive:
         links, lifecycle, log = hive.get(HostLinks), Lifecycle("test"), structlog.get_logger()
         health = HealthTree().reporter("cni")
-        departures = Departures(links, node, node, lifecycle=lifecycle, health=health, log=log)
+        teardown = LinkTeardown(links, node, node, lifecycle=lifecycle, health=health, log=log)
         attacher = Attacher(
             links,
             node,
             node,
-            departures,
+            teardown,
             gateways=node.routers,
             mtu=lambda: node.mtu,
             state=SOCKET.parent,
             log=log,
             route_mtu_in_chains=node.route_mtu_in_chains,
         )
-        detacher = Detacher(node, departures, log)
+        detacher = Detacher(node, teardown, log)
         server = CniServer(
             SOCKET, attacher, detacher, Checker(node), node, PodLink, lifecycle=lifecycle, log=log
         )
-        async with departures.running(), server.serving():
+        async with teardown.running(), server.serving():
             yield

@@ -124,7 +124,7 @@ class Replay:
         before = await anyio.to_thread.run_sync(read_state) if difference and difference.clean else None
         if step["command"] == "ADD":  # other links, other addresses
             self.seen.clear()
-        self.node.begin(step)
+        self.node.follow(step)
         env = {name: str(value) for name, value in step["env"].items()}
         stdin = self._stdin(step)
         with locked_queue() if self.name == "del_queue_locked_client1.17" else nothing():

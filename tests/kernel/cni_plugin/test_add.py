@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.cni_server.attach import netns_cookie
-from cells.netlink.connection import open_socket
+from cells.cni.server.attach import netns_cookie
+from cells.node.netlink.connection import open_socket
 from tests.support.namespaces import Namespaces, inside, need_root, new_netns
 from tests.support.waiting import eventually
 from tests.unit.cni_server.plugin import (
@@ -128,15 +128,27 @@ def test_an_add_the_dying_agent_never_read_goes_to_the_next_one(pod: Namespaces,
     close_all(agent.requests[0])
 
 
-def test_an_add_whose_agent_dies_over_it_is_not_repeated(pod: Namespaces, sock: Path) -> None:
-    with StubAgent(sock).answering(hang_up) as agent:
+def test_an_add_whose_agent_dies_over_it_goes_to_the_next_one_as_a_repetition(
+    pod: Namespaces, sock: Path
+) -> None:
+    with StubAgent(sock).answering(hang_up, hang_up, answer(reply(0, RESULT))) as agent:
         ended = call("ADD", pod, sock)
-    assert (ended.code, ended.json["code"]) == (1, 11)
-    assert ended.json["msg"] == (
+    assert (ended.code, ended.stdout) == (0, RESULT.decode())
+    assert [seen.flags for seen in agent.requests] == [0, 1, 1]
+    for seen in agent.requests:
+        close_all(seen)
+
+
+def test_an_add_whose_agent_dies_over_it_fails_when_no_other_comes(pod: Namespaces, sock: Path) -> None:
+    thread, ended = start("ADD", pod, sock)
+    with StubAgent(sock).answering(hang_up) as agent:
+        pass
+    thread.join()
+    assert (ended[0].code, ended[0].json["code"]) == (1, 11)
+    assert ended[0].json["msg"] == (
         f"Cilium agent at {sock} went away before it answered:"
         " the attachment is in an unknown state; delete it and add it again"
     )
-    assert len(agent.requests) == 1
     close_all(agent.requests[0])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.netlink import NetlinkError, PodLink, mac_text
+from cells.node.netlink import NetlinkError, PodLink, mac_text
 from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 from tests.unit.cni_server.harness import until

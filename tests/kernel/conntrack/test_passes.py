@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cells import config, datapath, maps, netlink
+from cells import config, datapath, maps
 from cells.datapath import Collector
 from cells.maps import CtEntry, CtKey, Map, Maps
+from cells.node import netlink
 from lifecycle import Hive, invoke
 from tests.support.namespaces import in_node
 
@@ -55,8 +56,10 @@ async def test_of_a_hundred_thousand_connections_those_go_that_have_ended(in_nod
         fill(node.ct4_tcp, MANY // 2, now - 2, MANY)
         fill(node.ct6_any, 10, now - 2, protocol=17)
         found = await collector.collect()
-        assert [(one.map, one.seen, one.alive, one.deleted) for one in found] == [
-            ("cilium_ct4_global", MANY, MANY // 2, MANY // 2),
+        again = await collector.collect()  # one that moved in its bucket as others went may have been missed
+        assert (again[0].seen, again[0].deleted) == (MANY - found[0].deleted, MANY // 2 - found[0].deleted)
+        assert found[0].deleted > 0.99 * MANY // 2
+        assert [(one.map, one.seen, one.alive, one.deleted) for one in found[1:]] == [
             ("cilium_ct_any4_global", 0, 0, 0),
             ("cilium_ct6_global", 0, 0, 0),
             ("cilium_ct_any6_global", 10, 0, 10),

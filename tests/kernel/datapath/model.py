@@ -6,22 +6,31 @@ the same to any packet; test_model.py checks that.
 """
 
 import struct
+from collections import ChainMap
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
 from cells.maps import PolicyKey
 from tests.kernel.datapath.model_conntrack import Conntrack, Status
-from tests.kernel.datapath.model_icmp6 import advertisement, hops_used_up, solicited
+from tests.kernel.datapath.model_icmp6 import (
+    QUOTED,
+    QUOTED_TCP,
+    advertisement,
+    hops_used_up,
+    link_local,
+    solicited,
+)
 from tests.kernel.datapath.model_packet import (
+    ETHERNET,
     ICMPV6,
     INVALID,
     IPV4,
     IPV6,
+    TCP,
     Address,
     Direction,
     Flow,
-    Fragments,
     RefusedError,
     hop,
     read,
@@ -78,7 +87,7 @@ class Model:
         self.router6 = router6
         self.net_mac = net_mac
         self.identities: dict[IPv4Network | IPv6Network, int] = {}
-        self.fragments: Fragments = {}
+        self.fragments: dict[tuple[Address, Address, int, int], tuple[int, int]] = {}
         self.conntrack = Conntrack()
 
     def pod_sends(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
@@ -98,23 +107,29 @@ class Model:
         raise DroppedError(reason, Direction.EGRESS)
 
     def _pod_sends_ip(self, pod: ModelPod, frame: bytes, now: int) -> Walk:
+        noted: dict[tuple[Address, Address, int, int], tuple[int, int]] = {}
         try:
-            flow = read(frame, self.fragments)
+            flow = read(frame, ChainMap(noted, self.fragments))
         except RefusedError as refused:
             stranger = refused.source not in {None, pod.ip, pod.ip6}
             raise DroppedError(INVALID_SOURCE if stranger else refused.reason, Direction.EGRESS) from None
-        if (flow.protocol, flow.policy_port) == (ICMPV6, _NEIGHBOUR_SOLICITATION):
-            return self._answer_neighbour(pod, flow, frame)
-        if flow.source not in {pod.ip, pod.ip6}:
+        own = flow.source in {pod.ip, pod.ip6}
+        solicits = (flow.protocol, flow.policy_port) == (ICMPV6, _NEIGHBOUR_SOLICITATION)
+        local = flow.source.is_link_local or flow.source.is_unspecified
+        if not own and not (solicits and local and not noted):
             raise DroppedError(INVALID_SOURCE, Direction.EGRESS)
+        self.fragments |= noted
+        if solicits:
+            return self._answer_neighbour(pod, flow, frame)
         status = self.conntrack.look_up(flow, Direction.EGRESS, now)
         receiver = self.pods.get(flow.destination)
-        if receiver is not None and flow.hops <= 1:
-            if flow.source.version == 4 or len(frame) < 62:
-                raise DroppedError(HOPS_EXCEEDED, Direction.EGRESS)
-            return Walk(REDIRECT, hops_used_up(frame, pod.mac, pod.host_mac, self.router6, pod.ip6))
         peer = self._identity(flow.destination)
         self._judge(status, pod, flow, Direction.EGRESS, peer, pod.identity, now)
+        if receiver is not None and flow.hops <= 1:
+            quoted = QUOTED_TCP if flow.protocol == TCP and flow.plain else QUOTED
+            if flow.source.version == 4 or len(frame) < ETHERNET + quoted:
+                raise DroppedError(HOPS_EXCEEDED, Direction.EGRESS)
+            return Walk(REDIRECT, hops_used_up(frame, pod.host_mac, self.router6, pod.ip6, quoted))
         if receiver is None:
             return Walk(PASS, frame, (FORWARDED, int(Direction.EGRESS)))
         return self._deliver(receiver, flow, frame, pod.identity, now)
@@ -127,15 +142,18 @@ class Model:
         goes = flow.destination
         if not (goes == target or goes.is_link_local or goes.is_multicast):
             raise DroppedError(INVALID, Direction.EGRESS)
+        known = flow.source in {pod.ip6, IPv6Address("::"), link_local(pod.mac)}
         if target == pod.ip6 or target.is_link_local or target.is_multicast:
+            if not known:
+                raise DroppedError(INVALID_SOURCE, Direction.EGRESS)
             return Walk(PASS, frame)
         if target == self.router6:
-            return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, router=True))
-        if target in self.own:
+            return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, self.router6, router=True))
+        if target in self.own and known:
             return Walk(PASS, frame)
-        if target not in self.pods:
+        if target not in self.pods and target not in self.own:
             raise DroppedError(UNKNOWN_TARGET, Direction.EGRESS)
-        return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, router=False))
+        return Walk(REDIRECT, advertisement(frame, target, pod.host_mac, self.router6, router=False))
 
     def host_sends(self, frame: bytes, now: int) -> Walk:
         """The host's frame leaves through cilium_host, where its routes lead for pods."""

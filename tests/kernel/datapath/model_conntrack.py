@@ -104,7 +104,8 @@ class Conntrack:
         if entry is None or entry.until < now:
             return False
         if flow.protocol != TCP:
-            entry.until = now + OTHER_LIFETIME
+            until = now + OTHER_LIFETIME
+            entry.until = max(entry.until, until) if flow.related else until
             return True
         return self._note_tcp(entry, flow.tcp_flags, direction, now)
 
@@ -117,9 +118,7 @@ class Conntrack:
         if not entry.over:
             self._refresh_tcp(entry, flags, direction, now)
         if ends:
-            both_spoke = entry.seen[0] & entry.seen[1] & SYN
-            both = flags & RST and not both_spoke
-            entry.closed |= set(Direction) if both else {direction}
+            entry.closed |= set(Direction) if flags & RST else {direction}
             if entry.over:
                 entry.until = now + CLOSED_LIFETIME
                 entry.saw(flags, direction)
@@ -142,4 +141,4 @@ class Conntrack:
         if known and known.source_identity == source_identity:
             known.until = max(known.until, until)
         else:
-            self.entries[key.errors()] = replace(entry, seen_non_syn=True, until=until)
+            self.entries[key.errors()] = replace(entry, until=until)

@@ -23,6 +23,7 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet, Raw
 
+from tests.kernel.datapath.model_icmp6 import link_local
 from tests.kernel.datapath.world import (
     NET_MAC,
     NODE,
@@ -34,6 +35,7 @@ from tests.kernel.datapath.world import (
     A,
     B,
     Pod,
+    raw,
 )
 
 KNOWN = "203.0.113.5"
@@ -147,7 +149,7 @@ def solicitations(draw: st.DrawFn, pod: Pod) -> bytes:
     message = ICMPv6ND_NS(tgt=target)
     if draw(st.booleans()):
         message /= ICMPv6NDOptSrcLLAddr(lladdr=pod.mac)
-    source = draw(st.sampled_from((pod.ip6, "::", "fe80::2")))
+    source = draw(st.sampled_from((pod.ip6, "::", "fe80::2", str(link_local(raw(pod.mac))))))
     asked = draw(st.sampled_from(("ff02::1:ff00:1",) * 5 + (target, "2001:db8::1")))
     header = IPv6(src=source, dst=asked, hlim=draw(st.sampled_from((255, 255, 255, 64))))
     return bytes(Ether(src=pod.mac, dst="33:33:ff:00:00:01") / header / message)

@@ -10,7 +10,10 @@ from typing import Final
 
 _ALL_NODES: Final = IPv6Address("ff02::1")
 _SHORTEST: Final = 14 + 40 + 24
-_QUOTED: Final = 48  # an IPv6 header and 8 bytes
+QUOTED: Final = 48
+"""Bytes of a packet that an error about it quotes: an IPv6 header and 8 more."""
+QUOTED_TCP: Final = 60
+"""Of TCP its whole header."""
 
 
 def solicited(frame: bytes) -> IPv6Address | None:
@@ -18,7 +21,9 @@ def solicited(frame: bytes) -> IPv6Address | None:
     return IPv6Address(frame[62:78]) if len(frame) >= _SHORTEST else None
 
 
-def advertisement(frame: bytes, target: IPv6Address, mac: bytes, *, router: bool) -> bytes:
+def advertisement(
+    frame: bytes, target: IPv6Address, mac: bytes, sender: IPv6Address, *, router: bool
+) -> bytes:
     """The answer: the link's end has the address. A question without a sender is answered to everybody."""
     asker = IPv6Address(frame[22:38])
     anonymous = asker == IPv6Address("::")
@@ -26,18 +31,22 @@ def advertisement(frame: bytes, target: IPv6Address, mac: bytes, *, router: bool
     message = struct.pack(">BBHB3x16sBB6s", 136, 0, 0, flags, target.packed, 2, 1, mac)
     header = bytearray(frame[14:54])
     struct.pack_into(">HBB", header, 4, len(message), 58, 255)
-    header[8:24] = target.packed
+    header[8:24] = sender.packed
     header[24:40] = (_ALL_NODES if anonymous else asker).packed
     return frame[6:12] + mac + frame[12:14] + bytes(header) + checked(bytes(header), message)
 
 
-def hops_used_up(
-    frame: bytes, pod_mac: bytes, host_mac: bytes, router: IPv6Address, pod: IPv6Address
-) -> bytes:
-    """Time exceeded, from the gateway, with the beginning of the packet."""
-    del pod_mac
-    message = struct.pack(">BBHI", 3, 0, 0, 0) + frame[14 : 14 + _QUOTED]
-    header = struct.pack(">IHBB16s16s", 6 << 28, len(message), 58, 64, router.packed, pod.packed)
+def link_local(mac: bytes) -> IPv6Address:
+    """The address an interface gives itself (RFC 4291, appendix A)."""
+    return IPv6Address(
+        bytes.fromhex("fe80000000000000") + bytes([mac[0] ^ 2]) + mac[1:3] + b"\xff\xfe" + mac[3:]
+    )
+
+
+def hops_used_up(frame: bytes, host_mac: bytes, router: IPv6Address, pod: IPv6Address, quoted: int) -> bytes:
+    """Time exceeded, from the gateway on the link, with the beginning of the packet."""
+    message = struct.pack(">BBHI", 3, 0, 0, 0) + frame[14 : 14 + quoted]
+    header = struct.pack(">IHBB16s16s", 6 << 28, len(message), 58, 1, router.packed, pod.packed)
     return frame[6:12] + host_mac + frame[12:14] + header + checked(header, message)
 
 

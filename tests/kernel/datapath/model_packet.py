@@ -4,6 +4,7 @@ Needs: nothing.   Gives: Flow, Fragments, RefusedError, read(), hop(), protocols
 """
 
 import struct
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
@@ -64,7 +65,7 @@ class RefusedError(Exception):
         self.source = source
 
 
-Fragments = dict[tuple[Address, Address, int, int], tuple[int, int]]
+Fragments = MutableMapping[tuple[Address, Address, int, int], tuple[int, int]]
 """Of a datagram in fragments (source, destination, identifier, protocol): the ports its first one had."""
 
 

@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
-from cells import config, datapath, maps, netlink
+from cells import config, datapath, maps
 from cells.datapath import Datapath
 from cells.maps import (
     EndpointConfig,
@@ -30,13 +30,14 @@ from cells.maps import (
     create_map,
 )
 from cells.maps.specs import policy_spec
-from cells.netlink import HostLinks, PodLink, VethPair, parse_mac
-from cells.netlink.connection import open_socket
+from cells.node import netlink
+from cells.node.netlink import HostLinks, PodLink, VethPair, parse_mac
+from cells.node.netlink.connection import open_socket
 from lifecycle import Hive, invoke
 from tests.support.namespaces import Namespaces, inside, new_netns
 
-ROUTER = IPv4Address("10.1.0.1")
-PODS = IPv4Network("10.1.0.0/16")
+ROUTER, ROUTER6 = IPv4Address("10.1.0.1"), IPv6Address("fd00:10:1::1")
+PODS, PODS6 = IPv4Network("10.1.0.0/16"), IPv6Network("fd00:10:1::/64")
 STATE = Path("/run/cilium")
 
 
@@ -49,6 +50,11 @@ class LivePod:
     ifindex: int
     link: str
     policy: maps.Map
+    ip6: IPv6Address | None = None
+
+    def address(self, version: int) -> str:
+        """The one of that version of IP."""
+        return str(self.ip if version == 4 else self.ip6)
 
     def sent_by_link(self) -> int:
         """Packets that left through the host's end of its link."""
@@ -71,46 +77,72 @@ class LiveNode:
             "link set cilium_net arp off up",
             f"address add {ROUTER}/32 dev cilium_host",
             f"route add {PODS} dev cilium_host src {ROUTER}",
+            f"address add {ROUTER6}/128 dev cilium_host nodad",
+            f"route add {PODS6} dev cilium_host src {ROUTER6}",
         ):
             subprocess.run(["ip", *command.split()], check=True)
         for device in ("all", "cilium_host", "cilium_net"):
             Path(f"/proc/sys/net/ipv4/conf/{device}/rp_filter").write_text("0", encoding="ascii")
+        for forwarding in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            Path(f"/proc/sys/net/{forwarding}").write_text("1", encoding="ascii")
         host, net = self.links.find("cilium_host"), self.links.find("cilium_net")
         assert host is not None
         assert net is not None
-        self.datapath.set_node(NodeConfig(ROUTER, host.ifindex, host.mac, net.ifindex, net.mac, PODS))
+        told = NodeConfig(
+            *(ROUTER, host.ifindex, host.mac, net.ifindex, net.mac, PODS), router_ip6=ROUTER6, pod_cidr6=PODS6
+        )
+        self.datapath.set_node(told)
         self.datapath.attach_host(host.ifindex, net.ifindex)
-        self.maps.lxc.update(LxcKey(ROUTER).pack(), LxcValue(flags=maps.LXC_HOST).pack())
-        self.maps.ipcache.update(IpcacheKey.host(ROUTER).pack(), IpcacheValue(1).pack())
+        self._own(ROUTER)
+        self._own(ROUTER6)
 
-    def add_pod(self, number: int) -> LivePod:
+    def add_address(self, *addresses: str) -> None:
+        """Addresses of the node."""
+        for address in addresses:
+            length = 128 if ":" in address else 32
+            subprocess.run(["ip", "address", "add", f"{address}/{length}", "dev", "lo"], check=True)
+            self._own(ip_address(address))
+
+    def _own(self, address: IPv4Address | IPv6Address) -> None:
+        self.maps.lxc.update(LxcKey(address).pack(), LxcValue(flags=maps.LXC_HOST).pack())
+        self.maps.ipcache.update(IpcacheKey.host(address).pack(), IpcacheValue(1).pack())
+
+    def add_pod(self, number: int, *, ipv6: bool = False) -> LivePod:
         """A pod that may do everything."""
         ip, identity = PODS[number], 1000 + number
+        ip6 = PODS6[number] if ipv6 else None
+        addresses = (ip, ip6) if ip6 else (ip,)
         host_mac, pod_mac = (parse_mac(f"0a:00:00:00:{end:02x}:{number:02x}") for end in (1, 2))
         net, name = new_netns(), f"lxc{number:012x}"
         link = self.links.create_veth(VethPair(name, host_mac, "eth0", pod_mac, 1500, net.net))
         with inside(net):
             fd = open_socket()
-        PodLink(fd).configure(link.pod_ifindex, "eth0", (ip,), (ROUTER,), 1500)
+        PodLink(fd).configure(link.pod_ifindex, "eth0", addresses, (ROUTER, ROUTER6)[: len(addresses)], 1500)
         os.close(fd)
         policy = create_map(policy_spec(number, 16384))
         self.maps.policies.update(struct.pack("<I", number), struct.pack("<I", policy.fd))
         for egress in (False, True):
             key = PolicyKey(0, egress)
             policy.update(key.pack(), PolicyEntry().pack(key))
-        row = EndpointConfig(ip, number, identity, host_mac, pod_mac)
+        row = EndpointConfig(*(ip, number, identity, host_mac, pod_mac, 0), ip6 or IPv6Address(0))
         self.maps.endpoints.update(struct.pack("<I", link.host_ifindex), row.pack())
         address = LxcValue(link.host_ifindex, number, pod_mac, host_mac, identity)
-        self.maps.lxc.update(LxcKey(ip).pack(), address.pack())
-        self.maps.ipcache.update(IpcacheKey.host(ip).pack(), IpcacheValue(identity).pack())
+        for each in addresses:
+            self.maps.lxc.update(LxcKey(each).pack(), address.pack())
+            self.maps.ipcache.update(IpcacheKey.host(each).pack(), IpcacheValue(identity).pack())
         self.datapath.attach_endpoint(link.host_ifindex)
         self.links.activate(link.host_ifindex, f"hive endpoint {number}")
-        return LivePod(net, ip, link.host_ifindex, name, policy)
+        return LivePod(net, ip, link.host_ifindex, name, policy, ip6)
 
-    def drops(self) -> dict[int, int]:
+    def drops(self, *, ipv6: bool = False) -> dict[int, int]:
         """Packets dropped, by reason; IPv6 that a pod's kernel sends of itself left out."""
+        spontaneous = {132, 137} if ipv6 else set()
         rows = {MetricsKey.unpack(k): MetricsValue.unpack(v) for k, v in self.maps.metrics.items()}
-        return {key.reason: value.packets for key, value in rows.items() if key.reason not in {0, 139}}
+        return {
+            key.reason: value.packets
+            for key, value in rows.items()
+            if key.reason not in {0, 139} | spontaneous
+        }
 
 
 def root(_datapath: Datapath) -> None:

@@ -9,7 +9,7 @@ from scapy.layers.inet6 import ICMPv6MLReport2, ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet
 
-from cells.endpoint.identity import HOST
+from cells.cluster.identity import HOST
 from cells.maps import (
     ENDPOINT_GUARDED,
     ENDPOINT_PASSES_NEIGHBOURS,
@@ -113,10 +113,12 @@ def test_what_a_bridge_brings_for_others_is_no_connection_of_its_own(world: Worl
     assert world.pod_gets(chained(A), to_pod(A) / udp(source, destination)).dropped == (133, INGRESS)
 
 
+LINK_LOCAL = "fe80::800:ff:fe00:1001"
+"""The address A's interface gives itself."""
 NEIGHBOURLY = (
     IPv6(src=A.ip6, dst=B.ip6, hlim=255) / ICMPv6ND_NA(tgt=A.ip6),
-    IPv6(src="fe80::1", dst="ff02::1:ff00:11", hlim=255) / ICMPv6ND_NS(tgt=B.ip6),
-    IPv6(src="fe80::1", dst="ff02::16", hlim=1) / ICMPv6MLReport2(),
+    IPv6(src=LINK_LOCAL, dst="ff02::1:ff00:11", hlim=255) / ICMPv6ND_NS(tgt=B.ip6),
+    IPv6(src=LINK_LOCAL, dst="ff02::16", hlim=1) / ICMPv6MLReport2(),
 )
 
 

@@ -5,10 +5,11 @@ from ipaddress import IPv4Address
 
 import pytest
 from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet6 import ICMPv6DestUnreach
 from scapy.packet import Packet
 
 from cells.maps import CT_IN, CT_OUT, CT_RELATED, CtEntry, CtKey, PolicyEntry, PolicyKey
-from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
+from tests.kernel.datapath.packets import echo, from_pod, ip, tcp, udp
 from tests.kernel.datapath.world import EGRESS, INGRESS, OK, OUTSIDE, REDIRECT, ROUTER, A, B, World
 
 pytestmark = pytest.mark.kernel
@@ -36,13 +37,14 @@ def remaining(entry: CtEntry) -> int:
     return entry.lifetime - now()
 
 
-def talk(world: World, *flags: str) -> None:
+def talk(world: World, *flags: str, ends: tuple[str, str] = (A.ip, B.ip)) -> None:
     """A and B exchange segments: ``>S`` is a SYN from A to B, ``<SA`` its answer."""
+    one, other = ends
     for each in flags:
         if each[0] == ">":
-            world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, each[1:]))
+            world.pod_sends(A, from_pod(A) / tcp(one, other, each[1:]))
         else:
-            world.pod_sends(B, from_pod(B) / tcp(B.ip, A.ip, each[1:], sport=80, dport=40000))
+            world.pod_sends(B, from_pod(B) / tcp(other, one, each[1:], sport=80, dport=40000))
 
 
 OUT = key(80, 40000, TCP, CT_OUT)
@@ -183,10 +185,26 @@ def test_a_reset_before_both_sides_spoke_ends_the_flow(world: World) -> None:
         assert 8 <= remaining(entry) <= 10
 
 
-def test_a_later_reset_closes_its_direction(world: World) -> None:
-    talk(world, ">S", "<SA", ">A", "<RA")
-    assert world.connections()[OUT].flags & (TX_CLOSING | RX_CLOSING) == RX_CLOSING
-    assert world.connections()[IN].flags & (TX_CLOSING | RX_CLOSING) == TX_CLOSING
+@pytest.mark.parametrize("reset", [">R", "<RA"])
+def test_a_reset_ends_an_open_flow_from_either_side(world: World, reset: str) -> None:
+    talk(world, ">S", "<SA", ">A", reset)
+    for entry in world.connections().values():
+        assert entry.flags & (TX_CLOSING | RX_CLOSING) == TX_CLOSING | RX_CLOSING
+        assert 8 <= remaining(entry) <= 10
+
+
+@pytest.mark.parametrize("ends", [(A.ip, B.ip), (A.ip6, B.ip6)])
+def test_an_error_about_an_open_flow_does_not_shorten_the_time_for_the_next(
+    world: World, ends: tuple[str, str]
+) -> None:
+    talk(world, ">S", "<SA", ">A", ends=ends)
+    kind = ICMPv6DestUnreach(code=4) if ":" in ends[0] else ICMP(type=3, code=1)
+    error = from_pod(B) / ip(ends[1], ends[0]) / kind / tcp(*ends, "A")
+    assert world.pod_sends(B, error).action == REDIRECT
+    world.age(600)
+    world.allow(A, NOTHING)
+    world.allow(B, NOTHING)
+    assert world.pod_sends(B, error).action == REDIRECT
 
 
 def test_a_syn_after_the_end_starts_a_new_flow(world: World) -> None:

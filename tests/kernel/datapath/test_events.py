@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from scapy.layers.l2 import Ether
 
-from cells.events import Drop, Event, Trace, Verdict
-from cells.events.records import decode
-from cells.events.ring import Ring
 from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS, PolicyEntry, PolicyKey
+from cells.observe.events import Drop, Event, Trace, Verdict
+from cells.observe.events.records import decode
+from cells.observe.events.ring import Ring
 from tests.kernel.datapath.packets import from_pod, tcp, udp
 from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
 

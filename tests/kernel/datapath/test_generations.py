@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from cells.datapath import LoadError
 from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
-from cells.datapath.generation import SLOTS, in_force, read_constants, set_entry
+from cells.datapath.generation import in_force, read_constants, set_entry
+from cells.datapath.programs import ENTRIES
 from cells.maps import open_map, open_program, program_by_id, program_info
 from cells.maps import test_run as run
 from lifecycle import HiveError, StartError
@@ -125,7 +127,7 @@ async def test_a_replacement_cut_short_is_finished(in_node: None, other_build: P
     async with running() as node:
         former = program_by_id(node.datapath.programs["hive_to_host"])
     async with running(datapath_object=other_build) as node:
-        set_entry(node.maps.entry, SLOTS["hive_to_host"], former)
+        set_entry(node.maps.entry, ENTRIES["hive_to_host"], former)
     os.close(former)
     async with running(datapath_object=other_build) as node:
         found = [program_info(program_by_id(program)) for program in entries().values()]
@@ -138,7 +140,28 @@ async def test_a_missing_entry_is_made_good(in_node: None) -> None:
         node.maps.entry.delete(struct.pack("<I", 2))
     async with running() as node:
         assert node.datapath.generation == 2
-        assert entries().keys() == set(SLOTS.values())
+        assert entries().keys() == set(ENTRIES.values())
+
+
+async def test_entries_and_pins_that_somebody_removes_come_back(in_node: None) -> None:
+    async with running() as node:
+        node.add_host()
+        before, on_host = entries(), attached("cilium_host")
+        assert await node.datapath.repair() == []
+        with open_map(PINS / "tc/globals/hive_entry") as entry:
+            entry.delete(struct.pack("<I", 1))
+        (PINS / "cilium/dispatch/cil_to_host").unlink()
+        assert await node.datapath.repair() == ["cil_to_host", "hive_to_host"]
+        assert await node.datapath.repair() == []
+        assert entries().keys() == before.keys()
+        assert set(entries().values()) == {node.datapath.programs[name] for name in GENERATION}
+        assert node.datapath.generation == 2
+        assert attached("cilium_host") == on_host
+        with open_map(PINS / "tc/globals/hive_entry") as entry:
+            for slot in ENTRIES.values():
+                entry.delete(struct.pack("<I", slot))
+        assert set(await node.datapath.repair()) == GENERATION
+        assert (node.datapath.generation, entries().keys()) == (3, before.keys())
 
 
 async def test_no_packet_is_lost_while_generations_change(in_node: None, other_build: Path) -> None:
@@ -166,12 +189,12 @@ async def test_programs_of_two_generations_forward_side_by_side(in_node: None, o
     async with running() as node:
         node.add_host()
         one, two = node.add_pod(10), node.add_pod(11)
-        old = {slot: program_by_id(node.datapath.programs[name]) for name, slot in SLOTS.items()}
+        old = {slot: program_by_id(node.datapath.programs[name]) for name, slot in ENTRIES.items()}
     async with running(datapath_object=other_build) as node:
-        new = {slot: program_by_id(node.datapath.programs[name]) for name, slot in SLOTS.items()}
+        new = {slot: program_by_id(node.datapath.programs[name]) for name, slot in ENTRIES.items()}
         with flow(one, two) as pods, flow(None, one) as down, flow(two, None) as up:
             eventually(lambda: all(len(received) > 50 for _, received in (pods, down, up)))
-            for mixture in [*range(1 << len(SLOTS)), 0]:
+            for mixture in [*range(1 << len(ENTRIES)), 0]:
                 for slot in old:
                     set_entry(node.maps.entry, slot, (new if mixture >> slot & 1 else old)[slot])
                 await_more(pods, 50)
@@ -180,17 +203,20 @@ async def test_programs_of_two_generations_forward_side_by_side(in_node: None, o
             os.close(descriptor)
 
 
-def broken(path: Path, fault: tuple[str, str]) -> Path:
+def broken(path: Path, fault: tuple[str, str, str]) -> Path:
     """An object of changed source, compiled with the same flags."""
-    file = path / "broken.c"
-    text = (SOURCES / "datapath.c").read_text(encoding="ascii")
-    file.write_text(text.replace('#include "', f'#include "{SOURCES}/').replace(*fault))
-    return compile_one(find_clang(), file, path / "broken.o", "")
+    copy = path / "bpf"
+    shutil.copytree(SOURCES, copy)
+    where, before, after = fault
+    text = (copy / where).read_text(encoding="ascii")
+    assert before in text
+    (copy / where).write_text(text.replace(before, after))
+    return compile_one(find_clang(), copy / "datapath.c", path / "broken.o", "")
 
 
-UNBOUNDED = ("skb->queue_mapping = 0;", "skb->queue_mapping = *(__u32 *)packet_start(skb);")
-OPEN = ("return DROP(EGRESS, DROP_INVALID_SOURCE);", "{}")
-RENAMED = ("int hive_to_host", "int hive_elsewhere")
+UNBOUNDED = ("datapath.c", "skb->queue_mapping = 0;", "skb->queue_mapping = *(__u32 *)packet_start(skb);")
+OPEN = ("pod/egress.h", "return DROP(EGRESS, DROP_INVALID_SOURCE);", "{}")
+RENAMED = ("datapath.c", "int hive_to_host", "int hive_elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +229,7 @@ RENAMED = ("int hive_to_host", "int hive_elsewhere")
     ids=["verifier", "self-check", "missing program"],
 )
 async def test_a_build_that_fails_leaves_the_former_in_force(
-    in_node: None, tmp_path: Path, fault: tuple[str, str], complaint: str
+    in_node: None, tmp_path: Path, fault: tuple[str, str, str], complaint: str
 ) -> None:
     async with running():
         before = entries()
@@ -252,7 +278,7 @@ async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
 
 async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_host(in_node: None) -> None:
     async with running() as node:
-        for slot in SLOTS.values():
+        for slot in ENTRIES.values():
             node.maps.entry.delete(struct.pack("<I", slot))
         frame = bytes(12) + b"\x86\xdd" + bytes(60)
         verdicts = {

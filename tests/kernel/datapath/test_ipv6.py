@@ -54,7 +54,7 @@ def test_the_node_answers_for_its_gateway_and_its_pods(
     assert outcome.action == REDIRECT
     answer = outcome.packet
     assert (answer.src, answer.dst) == (A.host_mac, A.mac)
-    assert (answer[IPv6].src, answer[IPv6].dst, answer[IPv6].hlim) == (target, A.ip6, 255)
+    assert (answer[IPv6].src, answer[IPv6].dst, answer[IPv6].hlim) == (ROUTER6, A.ip6, 255)
     message = answer[ICMPv6ND_NA]
     assert (message.R, message.S, message.O, message.tgt) == (router, 1, 1, target)
     assert answer[ICMPv6NDOptDstLLAddr].lladdr == A.host_mac

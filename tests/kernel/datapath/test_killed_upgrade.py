@@ -16,7 +16,7 @@ from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
 from cells.maps import Map, PolicyKey, bpf
 from cells.maps import map as maps_map
-from cells.netlink import HostLinks
+from cells.node.netlink import HostLinks
 from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost

@@ -14,6 +14,7 @@ __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 MEGABYTES = 8
+IPV6_RECVERR = 25  # linux/in6.h: the socket hears of errors at once
 
 
 def ping(source: Namespaces | None, target: str) -> None:
@@ -91,6 +92,22 @@ async def test_pods_and_the_node_talk_to_each_other(in_node: None) -> None:
         assert transfer(pod.net, None, str(ROUTER)) == MEGABYTES << 20
         assert transfer(None, pod.net, str(pod.ip)) == MEGABYTES << 20
         assert node.drops() == {}
+
+
+async def test_a_tcp_packet_whose_hops_are_used_up_gets_its_answer(in_node: None) -> None:
+    """The kernel leaves its checksum to the device: the message may not cut that off."""
+    async with running() as node:
+        node.add_host()
+        one, two = node.add_pod(10, ipv6=True), node.add_pod(11, ipv6=True)
+        with inside(one.net):
+            client = socket.socket(socket.AF_INET6)
+        with client:
+            client.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 1)
+            client.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+            client.settimeout(10)
+            with pytest.raises(OSError, match="No route to host"):
+                client.connect((two.address(6), 8080))
+        assert node.drops(ipv6=True) == {}
 
 
 async def test_between_pods_the_hosts_end_is_passed_by(in_node: None) -> None:

@@ -213,7 +213,7 @@ class Node(RuleBasedStateMachine):
 
 def test_any_sequence_of_packets_is_treated_as_the_model_says(loaded_world: World) -> None:
     bounded = settings(
-        max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, phases=(Phase.generate,)
+        max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, phases=(Phase.generate,)
     )
     on_this_world = type("OnThisWorld", (Node,), {"world": loaded_world})
     run_state_machine_as_test(on_this_world, settings=bounded)

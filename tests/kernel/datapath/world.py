@@ -107,7 +107,7 @@ class Outcome:
 class World:
     """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: DatapathSettings | None = None) -> None:
         sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
         self.maps: dict[str, Map] = {}
         for spec in map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
@@ -117,7 +117,9 @@ class World:
             self.maps["hive_policies"].update(struct.pack("<I", pod_id), struct.pack("<I", policy.fd))
         data = (PACKAGED_OBJECTS / "datapath.o").read_bytes()
         self.loaded: LoadedObject
-        self.loaded, self.constants = load(data, "datapath.o", self.maps.values(), 7, DatapathSettings())
+        self.loaded, self.constants = load(
+            data, "datapath.o", self.maps.values(), 7, settings or DatapathSettings()
+        )
         self.programs = self.loaded.programs()
         self.reset()
 
@@ -141,6 +143,7 @@ class World:
             "cilium_metrics",
             "cilium_lxc",
             "cilium_ipcache",
+            *(name for name in self.maps if name.startswith("cilium_lb")),
         ):
             self.maps[name].clear()
         for pod in (A, B):

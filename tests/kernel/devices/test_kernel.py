@@ -7,11 +7,11 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 import anyio
 import pytest
 
-from cells import devices, netlink
 from cells.config import AgentConfig
-from cells.devices import Device
-from cells.devices.kernel import NetlinkKernel
-from cells.netlink import HostLinks, VethPair, random_mac
+from cells.node import devices, netlink
+from cells.node.devices import Device
+from cells.node.devices.kernel import NetlinkKernel
+from cells.node.netlink import HostLinks, VethPair, random_mac
 from lifecycle import Hive, Table, invoke, replace
 from tests.support.namespaces import in_node
 

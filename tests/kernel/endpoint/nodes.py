@@ -5,13 +5,19 @@ from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from cells import config, controllers, datapath, devices, endpoint, endpoint_restore, ipam, maps, netlink
+from cells import config, datapath, endpoint, ipam, maps
+from cells.cluster import identity, ipcache
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
-from cells.endpoint_restore import RegeneratedEndpoints
+from cells.endpoint import restore as endpoint_restore
+from cells.endpoint.restore import RegeneratedEndpoints
 from cells.ipam import Ipam
-from cells.netlink import HostLinks, VethPair, random_mac
+from cells.node import devices, netlink
+from cells.node.netlink import HostLinks, VethPair, random_mac
+from cells.observe import controllers
+from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke
 from tests.support.namespaces import Namespaces, new_netns
+from tests.unit.endpoint.fakes import create
 
 SETTINGS: Mapping[str, object] = {
     "ipv4-range": "10.77.0.0/24",
@@ -29,7 +35,7 @@ STATE = Path("/run/cilium/state")
 
 CELLS = (
     *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
-    *(controllers.cell, endpoint.cell, endpoint_restore.cell),
+    *(controllers.cell, policy_maps.cell, identity.cell, ipcache.cell, endpoint.cell, endpoint_restore.cell),
 )
 
 
@@ -83,7 +89,7 @@ def link_request(hive: Hive, number: int, pod: Namespaces) -> EndpointRequest:
 
 def add_pod(hive: Hive, number: int, pod: Namespaces) -> Endpoint:
     """The pod as ADD makes it: link, address, endpoint, link up."""
-    made = hive.get(Endpoints).create(link_request(hive, number, pod))
+    made = create(hive.get(Endpoints), link_request(hive, number, pod))
     hive.get(HostLinks).activate(made.ifindex, f"hive endpoint {made.id}")
     return made
 

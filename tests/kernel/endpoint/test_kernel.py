@@ -5,7 +5,7 @@ import struct
 import pytest
 from anyio import to_thread
 
-from cells.endpoint import ALLOW_ALL, EndpointError, Endpoints
+from cells.endpoint import EndpointError, Endpoints
 from cells.ipam import Ipam
 from cells.maps import (
     CtEntry,
@@ -19,13 +19,16 @@ from cells.maps import (
     Maps,
     PolicyEntry,
     PolicyKey,
+    PolicyMaps,
     open_map,
 )
-from cells.netlink import HostLinks
+from cells.node.netlink import HostLinks
+from cells.policy.maps import ALLOW_ALL
 from lifecycle import Hive
 from tests.kernel.endpoint.nodes import GLOBALS, STATE, add_pod, address_of, agent, link_request, pods
 from tests.support.namespaces import in_node
 from tests.support.waiting import eventually
+from tests.unit.endpoint.fakes import create
 
 __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
@@ -117,7 +120,7 @@ async def test_a_link_that_vanished_leaves_nothing_of_its_endpoint() -> None:
             request = link_request(hive, 1, pod)
             await hive.get(HostLinks).reap([request.ifindex])
             with pytest.raises(EndpointError, match="No such device") as caught:
-                hive.get(Endpoints).create(request)
+                create(hive.get(Endpoints), request)
             assert caught.value.status == 500
             assert request.ipv4 is not None
             hive.get(Ipam).release(request.ipv4, request.pool)
@@ -130,11 +133,11 @@ async def test_the_last_endpoint_id_gone_is_said_so() -> None:
         endpoints = hive.get(Endpoints)
         with pods(1) as [pod]:
             request = link_request(hive, 1, pod)
-            policies = endpoints._maps._policies  # type: ignore[attr-defined]
+            policies = hive.get(PolicyMaps)
             policies._spare.clear()
             policies._untouched.clear()
             with pytest.raises(EndpointError, match="no more endpoint IDs available"):
-                endpoints.create(request)
+                create(endpoints, request)
 
 
 @pytest.mark.usefixtures("in_node")
@@ -163,7 +166,7 @@ async def test_an_address_of_the_node_stays_the_nodes() -> None:
             assert request.ipv4 is not None
             key, host = LxcKey(request.ipv4).pack(), LxcValue(flags=1).pack()
             maps.lxc.update(key, host)
-            made = hive.get(Endpoints).create(request)
+            made = create(hive.get(Endpoints), request)
             assert maps.lxc.lookup(key) == host
             hive.get(Endpoints).delete(made)
             assert maps.lxc.lookup(key) == host

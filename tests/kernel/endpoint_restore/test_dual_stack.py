@@ -8,7 +8,7 @@ import pytest
 from anyio import to_thread
 
 from cells.endpoint import Endpoint, Endpoints
-from cells.endpoint_restore import RestoredEndpoints
+from cells.endpoint.restore import RestoredEndpoints
 from cells.ipam import Ipam
 from cells.maps import (
     EndpointConfig,
@@ -19,7 +19,7 @@ from cells.maps import (
     Maps,
     map_by_id,
 )
-from cells.netlink import HostLinks
+from cells.node.netlink import HostLinks
 from lifecycle import Hive
 from tests.kernel.endpoint.nodes import DUAL, STATE, add_pod, agent, pods
 from tests.support.namespaces import Namespaces, node_namespace
@@ -98,7 +98,7 @@ async def lose_the_link(before: Endpoint) -> None:
     """The next agent, in whose time the pod of unreadable state goes."""
     async with agent(**DUAL) as hive:
         restored, ipam, links = hive.get(RestoredEndpoints), hive.get(Ipam), hive.get(HostLinks)
-        assert list(restored.kept) == [before.id]
+        assert list(restored.quarantined) == [before.id]
         assert set(ipam.dump()) == set(map(str, before.addresses))
         assert rows(hive) == rows_of(before)
         await links.reap([before.ifindex])

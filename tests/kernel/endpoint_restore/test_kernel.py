@@ -11,12 +11,12 @@ from typing import Any
 import anyio
 import pytest
 
-from cells import netlink
 from cells.endpoint import Endpoint, Endpoints, State
-from cells.endpoint_restore import RestoredEndpoints
+from cells.endpoint.restore import RestoredEndpoints
 from cells.ipam import Ipam
 from cells.maps import LxcKey, LxcValue, PolicyEntry, PolicyKey, PolicyMaps, open_map
-from cells.netlink import HostLinks, VethPair, random_mac
+from cells.node import netlink
+from cells.node.netlink import HostLinks, VethPair, random_mac
 from lifecycle import Hive, invoke
 from tests.kernel.endpoint.nodes import GLOBALS, STATE, add_pod, address_of, agent, pods
 from tests.support.namespaces import ChildDiedError, Namespaces, node_namespace
@@ -206,7 +206,7 @@ def test_an_unreadable_endpoint_keeps_everything_its_pod_uses() -> None:
         assert node.run(snapshot) == before
         assert [each.id for each in found] == [made[1].id]
         assert failed == {}
-        assert owners[str(broken.ipv4)] == f"endpoint {broken.id} [kept]"
+        assert owners[str(broken.ipv4)] == f"endpoint {broken.id} [quarantined]"
 
 
 def truncate(number: int) -> None:

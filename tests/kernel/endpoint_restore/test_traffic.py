@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cells import host_ip_sync, router
 from cells.endpoint import Endpoint, Endpoints, State
-from cells.host_ip_sync import HostIPSync
-from cells.netlink import PodLink
-from cells.netlink.connection import open_socket
-from cells.router import Router
+from cells.node import host_ip_sync, router, sysctl
+from cells.node.host_ip_sync import HostIPSync
+from cells.node.netlink import PodLink
+from cells.node.netlink.connection import open_socket
+from cells.node.router import Router
 from hive.lab.flows import udp_socket
 from lifecycle import Hive, invoke
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, add_pod, address_of, needed, pods
@@ -32,7 +32,7 @@ def _synced(_: HostIPSync) -> None:
 
 def forwarding_agent() -> Hive:
     """All that a packet between two pods needs."""
-    extra = (router.cell, host_ip_sync.cell)
+    extra = (router.cell, sysctl.cell, host_ip_sync.cell)
     return Hive(*CELLS, *extra, invoke(needed, _synced), settings=SETTINGS)
 
 

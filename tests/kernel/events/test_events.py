@@ -10,13 +10,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells import config, events, maps
+from cells import config, maps
 from cells.datapath.build import compile_one, find_clang
 from cells.datapath.libbpf import LoadedObject
-from cells.events import Drop, Event, Events, Lost, Raw, Subscription, decode, event_text
-from cells.events.ring import Ring
 from cells.maps import Maps, map_by_id
 from cells.maps import test_run as run_program
+from cells.observe import events
+from cells.observe.events import Drop, Event, Events, Lost, Raw, Subscription, decode, event_text
+from cells.observe.events.ring import Ring
 from lifecycle import Hive, invoke
 from tests.support.waiting import eventually
 

@@ -6,22 +6,15 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 import anyio
 import pytest
 
-from cells import (
-    config,
-    controllers,
-    datapath,
-    devices,
-    endpoint,
-    endpoint_restore,
-    host_ip_sync,
-    ipam,
-    maps,
-    netlink,
-    router,
-)
+from cells import config, datapath, endpoint, ipam, maps
+from cells.cluster import identity, ipcache
+from cells.endpoint import restore as endpoint_restore
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps
-from cells.netlink import HostLinks
-from cells.router import Router
+from cells.node import devices, host_ip_sync, netlink, router, sysctl
+from cells.node.netlink import HostLinks
+from cells.node.router import Router
+from cells.observe import controllers
+from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke
 from tests.support.namespaces import in_node
 
@@ -39,9 +32,13 @@ CELLS = [
         endpoint_restore,
         host_ip_sync,
         ipam,
+        identity,
+        ipcache,
         maps,
         netlink,
+        policy_maps,
         router,
+        sysctl,
     )
 ]
 SETTINGS = {"ipv4-range": "10.0.1.0/24", "state-dir": "/run/cilium"}
@@ -111,7 +108,7 @@ async def test_both_families_are_in_the_maps_and_verdicts_are_void_with_every_ch
     async with Hive(*CELLS, invoke(root), settings=SETTINGS).started() as hive:
         opened, gateway = hive.get(Maps), str(hive.get(Router).gateways[0])
         assert set(local(opened)) == {gateway}
-        assert identities(opened) == {"::/0": 10, "0.0.0.0/0": 2, f"{gateway}/32": 1}
+        await eventually(lambda: identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1})
 
 
 def epoch(opened: Maps) -> int:

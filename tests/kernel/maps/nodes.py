@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from cells import config, maps
-from cells.maps import Maps, PolicyMaps
+from cells.maps import Maps, MapWatchdog, PolicyMaps
 from lifecycle import Hive, invoke
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
@@ -26,6 +26,7 @@ class Node:
 
     maps: Maps
     policies: PolicyMaps
+    watchdog: MapWatchdog
     logged: list[structlog.typing.EventDict]
 
 
@@ -38,8 +39,10 @@ async def agent(**settings: object) -> AsyncIterator[Node]:
     """The maps of an agent, until the block ends."""
     given = {**SMALL, **{name.replace("_", "-"): value for name, value in settings.items()}}
     with structlog.testing.capture_logs() as logged:
-        async with Hive(config.cell, maps.cell, invoke(use), settings=given).started() as hive:
-            yield Node(hive.get(Maps), hive.get(PolicyMaps), logged)
+        async with Hive(
+            config.cell, maps.cell, maps.watchdog_cell, invoke(use), settings=given
+        ).started() as hive:
+            yield Node(hive.get(Maps), hive.get(PolicyMaps), hive.get(MapWatchdog), logged)
 
 
 def pins() -> set[str]:

@@ -11,9 +11,9 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from cells.agent import agent
-from cells.metrics import Family, Metrics
+from cells.observe.metrics import Family, Metrics
 from lifecycle import Hive
-from lifecycle.loop_lag import measured_loop
+from lifecycle.process.loop_lag import measured_loop
 from tests.kernel.endpoint.nodes import SETTINGS as SMALL
 from tests.kernel.endpoint.nodes import add_pod
 from tests.support.metrics_table import PAGE, page

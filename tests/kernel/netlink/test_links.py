@@ -12,19 +12,22 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells import netlink
+from cells.maps import program_info
 from cells.maps.bpf import buffer, command
-from cells.netlink import (
+from cells.node import netlink
+from cells.node.netlink import (
     HostLinks,
     IPAddress,
     IPNetwork,
     LinkInfo,
+    LinkPrograms,
     NetlinkError,
     PodLink,
     VethPair,
     parse_mac,
+    programs_of,
 )
-from cells.netlink.connection import open_socket
+from cells.node.netlink.connection import open_socket
 from lifecycle import Hive, NotStartedError, invoke
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 
@@ -278,11 +281,30 @@ async def test_programs_are_attached_and_replaced(in_node: None) -> None:
         assert len(await filters(created.host_ifindex)) == 2
 
 
+async def test_the_programs_of_links_can_be_read(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        index = links.create_veth(pair(1, pod.net)).host_ifindex
+        assert links.programs(index) == LinkPrograms(0, 0)
+        first, second = program(b"first"), program(b"second")
+        links.attach_clsact(index, first, second, "cil_in", "cil_out")
+        attached = LinkPrograms(program_info(first).id, program_info(second).id)
+        assert links.programs(index) == attached
+        assert programs_of([index, 4711]) == {index: attached, 4711: LinkPrograms(0, 0)}
+        run("tc filter del dev lxc000000000001 ingress")
+        assert links.programs(index) == LinkPrograms(0, attached.egress)
+        run("tc qdisc del dev lxc000000000001 clsact")
+        assert links.programs(index) == LinkPrograms(0, 0)
+
+
 async def test_a_bad_program_is_refused_by_name(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         created = links.create_veth(pair(1, pod.net))
         with pytest.raises(NetlinkError, match=f"attach cil_x to link {created.host_ifindex}: "):
             links.attach_clsact(created.host_ifindex, 0, None, "cil_x")
+
+
+def run(command: str) -> None:
+    assert os.system(command) == 0  # noqa: S605
 
 
 def program(name: bytes) -> int:
@@ -377,16 +399,28 @@ async def test_addresses_and_routes_of_both_families_are_set_twice_and_removed(i
         for gateway, network in both:
             links.add_address(made.host_ifindex, "router", gateway)
             for _ in range(2):
-                links.set_routes(made.host_ifindex, gateway, network)
+                if gateway.version == 4:
+                    links.set_route(made.host_ifindex, IPv4Network(str(gateway)), None, None)
+                via = gateway if gateway.version == 4 else None
+                links.set_route(made.host_ifindex, network, via, gateway)
         held = links.addresses()[made.host_ifindex]
         assert [str(each) for each in held if not each.is_link_local] == ["10.0.1.5/32", "fd00::5/128"]
-        routed = [network for network in links.routes(made.host_ifindex) if not network.is_link_local]
-        assert sorted(map(str, routed)) == ["10.0.1.0/24", "10.0.1.5/32", "fd00::/112", "fd00::5/128"]
+        routed = await links.routes(made.host_ifindex)
+        assert {
+            (str(each.destination), str(each.gateway), str(each.source), each.by_kernel)
+            for each in routed
+            if not each.destination.is_link_local
+        } == {
+            ("10.0.1.0/24", "10.0.1.5", "10.0.1.5", False),
+            ("10.0.1.5/32", "None", "None", False),
+            ("fd00::/112", "None", "fd00::5", False),
+            ("fd00::5/128", "None", "None", True),
+        }
         for _ in range(2):
             links.remove_address(made.host_ifindex, "router", IPv6Interface("fd00::5"))
             links.remove_route(made.host_ifindex, IPv6Network("fd00::/112"))
-        routed = [network for network in links.routes(made.host_ifindex) if not network.is_link_local]
-        assert sorted(map(str, routed)) == ["10.0.1.0/24", "10.0.1.5/32"]
+        left = [each.destination for each in await links.routes(made.host_ifindex)]
+        assert sorted(str(each) for each in left if not each.is_link_local) == ["10.0.1.0/24", "10.0.1.5/32"]
 
 
 def test_before_its_hook_it_says_so() -> None:

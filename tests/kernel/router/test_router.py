@@ -12,23 +12,17 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import (
-    config,
-    controllers,
-    datapath,
-    devices,
-    endpoint,
-    endpoint_restore,
-    ipam,
-    maps,
-    netlink,
-    router,
-)
+from cells import config, datapath, endpoint, ipam, maps
+from cells.cluster import identity, ipcache
+from cells.endpoint import restore as endpoint_restore
 from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
-from cells.netlink import HostLinks, IPInterface, LinkInfo
-from cells.router import Router
-from cells.router.pair import lasting
+from cells.node import devices, netlink, router, sysctl
+from cells.node.netlink import HostLinks, IPInterface, LinkInfo
+from cells.node.router import Router
+from cells.node.router.pair import lasting
+from cells.observe import controllers
+from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke
 from tests.support.namespaces import in_node, inside, new_netns
 from tests.support.waiting import eventually
@@ -48,9 +42,13 @@ CELLS = [
         endpoint,
         endpoint_restore,
         ipam,
+        identity,
+        ipcache,
         maps,
         netlink,
+        policy_maps,
         router,
+        sysctl,
     )
 ]
 

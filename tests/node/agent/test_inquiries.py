@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cells.maps import EndpointConfig, LxcKey, LxcValue, open_map
-from cells.netlink import mac_text
+from cells.node.netlink import mac_text
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab

@@ -6,7 +6,9 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 import pytest
@@ -17,7 +19,7 @@ from hive.lab.kernel import machine_links
 from hive.lab.node import Lab, wait_gone
 from hive.lab.probe import ping
 from tests.support.account import agreed
-from tests.support.agents import call_environment, ended, invoke, serving, start_plugin
+from tests.support.agents import Ended, call_environment, ended, invoke, serving, start_plugin
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(90)]
 
@@ -57,24 +59,20 @@ def unanswered(addresses: list[str]) -> list[str]:
 
 
 class Runtime:
-    """Adds what it has not, deletes what it has or does not know about, as a kubelet would in the end."""
+    """Adds what it has not and deletes what it has."""
 
     def __init__(self, lab: Lab, chance: random.Random) -> None:
         self.lab = lab
         self.chance = chance
         self.attached: dict[str, str] = {}
         """Pods and their addresses, as the plugin answered."""
-        self.unsure: set[str] = set()
-        """Pods whose add failed: what became of it is unknown."""
-        self.cut_short = 0
-        """How many adds a kill has interrupted."""
 
     def burst(self) -> dict[str, tuple[str, subprocess.Popen[bytes]]]:
         """Start a call for most pods, all at once."""
         chosen = self.chance.sample(PODS, self.chance.randint(len(PODS) // 2, len(PODS)))
         calls = {}
         for pod in chosen:
-            command = "DEL" if pod in self.attached or pod in self.unsure else "ADD"
+            command = "DEL" if pod in self.attached else "ADD"
             # An add has to outlast agents that are killed one after the other.
             plugin = pods.PLUGIN if command == "ADD" else None
             environment = call_environment(self.lab, pod, command)
@@ -85,23 +83,17 @@ class Runtime:
         """Note what the calls answered."""
         for pod, (command, process) in calls.items():
             done = ended(process)
+            assert done.code == 0, done  # whatever became of the agent in the middle of it
             if command == "DEL":
-                assert done.code == 0, done
-                self.attached.pop(pod, None)
-                self.unsure.discard(pod)
-            elif done.code == 0:
-                self.attached[pod] = done.json["ips"][0]["address"].partition("/")[0]
+                del self.attached[pod]
             else:
-                assert done.json["code"] == 11, done  # CNI: try again later
-                self.unsure.add(pod)
-                self.cut_short += 1
+                self.attached[pod] = done.json["ips"][0]["address"].partition("/")[0]
 
     def compare(self) -> None:
         """What the node has is what we know of, complete; and it works."""
         listed = {link: address for address, link, _ in agreed(self.lab).listed.values()}
         known = {link_of(self.lab, pod): address for pod, address in self.attached.items()}
-        maybe = {link_of(self.lab, pod) for pod in self.unsure}
-        assert {link: address for link, address in listed.items() if link not in maybe} == known
+        assert listed == known
         with self.lab.open() as node:
             assert node.run(unanswered, list(known.values())) == []
 
@@ -138,3 +130,44 @@ def test_whole_endpoints_or_none(node: Lab, seed: int) -> None:
     for pod in PODS:
         with node.open_pod(pod) as inside:
             assert inside.run(machine_links) == {"lo"}
+
+
+ROLL_OUT = [f"web-{number}" for number in range(50)]
+
+
+def kill_every_second(lab: Lab, stop: threading.Event) -> int:
+    """Kill each agent a second after its start, or soon after it serves if that is later; how many died."""
+    killed = 0
+    while True:
+        pid, deadline = agent_process.start(lab), time.monotonic() + 1.0
+        agent_process.wait_ready(lab, pid)
+        if stop.wait(max(0.2, deadline - time.monotonic())):
+            return killed
+        agent_process.crash(lab)
+        killed += 1
+
+
+def test_a_roll_out_of_fifty_pods_does_not_notice_an_agent_killed_every_second(node: Lab) -> None:
+    for pod in ROLL_OUT:
+        node.hold_pod(pod)
+    serving(node)
+    agent_process.crash(node)
+    stop = threading.Event()
+    done: list[Ended] = []
+    with ThreadPoolExecutor() as pool:
+        killer = pool.submit(kill_every_second, node, stop)
+        try:
+            for command in ("ADD", "DEL", "ADD"):
+                calls = [
+                    start_plugin(node, call_environment(node, pod, command), plugin=pods.PLUGIN)
+                    for pod in ROLL_OUT
+                ]
+                done = [ended(call, within=40) for call in calls]
+                assert [one for one in done if one.code] == []
+        finally:
+            stop.set()
+        assert killer.result(timeout=40) > 0
+    answered = {one.json["ips"][0]["address"].partition("/")[0] for one in done}
+    assert {ip for ip, _, _ in agreed(node).listed.values()} == answered
+    with node.open() as inside:
+        assert inside.run(unanswered, sorted(answered)) == []

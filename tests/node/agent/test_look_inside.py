@@ -95,3 +95,15 @@ def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> 
 def test_what_is_not_there_is_told_in_a_line(lab: Lab, arguments: list[str], told: str) -> None:
     ended = bpf(lab, *arguments)
     assert (ended.returncode, told in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr
+
+
+def test_the_shell_looks_into_the_running_agent(lab: Lab) -> None:
+    pod = pods.add(lab, "looked-at")
+    shown = hive(lab, "shell", "db/show", "--columns=ipv4", "endpoints")
+    assert (shown.returncode, pod.ipv4 in shown.stdout) == (0, True), shown.stdout + shown.stderr
+    assert "degraded" in hive(lab, "shell", "status").stdout
+    refused = hive(lab, "shell", "db/show", "endpoint")
+    assert (refused.returncode, refused.stdout) == (
+        1,
+        "no table is named endpoint: did you mean endpoints?\n",
+    )

@@ -18,16 +18,19 @@ import pytest
 import structlog
 
 from cells.agent import agent
+from cells.cluster.ipcache import IpcacheMap
 from cells.config import AgentConfig
-from cells.datapath import Collected, Collector, Datapath
-from cells.devices import Device
-from cells.devices.source import Kernel
+from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
-from cells.endpoint_restore import LeftMaps
-from cells.host_ip_sync import HostIPSync
-from cells.maps import Maps, PolicyMaps
-from cells.netlink import HostLinks
-from cells.router import Router
+from cells.endpoint.restore import StaleMaps
+from cells.endpoint.watchdog import EndpointWatchdog
+from cells.maps import Maps, MapWatchdog, PolicyMaps
+from cells.node.devices import Device
+from cells.node.devices.source import Kernel
+from cells.node.host_ip_sync import HostIPSync
+from cells.node.netlink import HostLinks
+from cells.node.router import Router
+from cells.policy.maps import PolicyMapPool
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
@@ -37,7 +40,10 @@ from tests.unit.endpoint_restore.fakes import FakeLeft, link
 pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
-REPLACED = {AgentConfig, Datapath, HostIPSync, HostLinks, Maps, PolicyMaps, Router}
+REPLACED = {
+    *(AgentConfig, Datapath, DatapathWatchdog, EndpointWatchdog, HostIPSync, HostLinks),
+    *(Maps, MapWatchdog, PolicyMaps, Router),
+}
 
 
 class Config(AgentConfig):
@@ -84,7 +90,9 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(Collector, fake(Collector, collect=nothing_ended)),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
-        replace(LeftMaps, FakeLeft(kernel)),
+        replace(PolicyMapPool, kernel),
+        replace(StaleMaps, FakeLeft(kernel)),
+        replace(IpcacheMap, kernel.prefixes),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks}),
     ]
 
@@ -121,7 +129,7 @@ async def test_an_endpoint_of_before_is_there_when_anyone_can_ask(
 ) -> None:
     (tmp_path / "state").mkdir()
     node = Node(tmp_path / "state")
-    endpoint = node.endpoints.create(request(7))
+    endpoint = node.create(request(7))
     StateFiles(tmp_path / "state").write(endpoint)
     present = link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
     links = fake(HostLinks, links=lambda without=(): [present])
@@ -162,6 +170,7 @@ async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
                     assert not got.content.at_eof()
 
 
+@pytest.mark.timeout(300)  # the agent is started once for every hook
 async def test_whichever_hook_fails_the_agent_ends_cleanly(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cells.agent import agent
 from lifecycle import Hive
 from lifecycle.graph import Graph
-from lifecycle.keys import type_name
+from lifecycle.hints.keys import type_name
 from tests.support.agent_order import ORDER
 
 each_fact = pytest.mark.parametrize(

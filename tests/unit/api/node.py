@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,25 +18,32 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from cells import api, controllers, endpoint, ipam, metrics
+from cells import api, endpoint, ipam
 from cells.api import Api
-from cells.api.config_mapping import SILENT, NodeFacts
-from cells.api.limited import Limits
-from cells.api.limits import NAMES
-from cells.api.status_mapping import StatusFacts
-from cells.cni_server import DeleteQueue, QueueLock
+from cells.api.limiter.limited import Limits
+from cells.api.limiter.settings import NAMES
+from cells.api.node.config_mapping import SILENT, NodeFacts
+from cells.api.status.mapping import StatusFacts
+from cells.cluster import identity, ipcache
+from cells.cluster.ipcache import IpcacheMap
+from cells.cni.server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
-from cells.config_drift import ConfigDrift
+from cells.config.drift import ConfigDrift
 from cells.datapath import Datapath, Telling
-from cells.devices import Device
-from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints, PolicyEntries, PolicySlot
-from cells.endpoint_restore import ExposedEndpoints, RegeneratedEndpoints
-from cells.health import Probes, StatusCollector
-from cells.host_ip_sync import HostIPSync
+from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints
+from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.ipam import Family, IPAddress, Ipam
 from cells.maps import IpcacheKey, IpcacheValue, MapLog, PoolEmpty
-from cells.router import Addressing
+from cells.node.devices import Device
+from cells.node.host_ip_sync import HostIPSync
+from cells.node.router import Addressing
+from cells.observe import controllers, metrics
+from cells.observe.health import Probes, StatusCollector
+from cells.policy import maps as policy_maps
+from cells.policy.maps import PolicyEntries, PolicyMapPool
+from cells.services.control.served import served_frontends
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
+from tests.unit.ipcache.fakes import FakeIpcacheMap
 
 T = TypeVar("T")
 
@@ -49,13 +56,6 @@ UNLIMITED: Mapping[str, object] = {
 """Settings of an API that nobody waits at."""
 
 
-@dataclass(frozen=True)
-class Slot:
-    """An endpoint number; its policy map is nothing here."""
-
-    endpoint_id: int
-
-
 @dataclass
 class FakeKernel:
     """The maps and programs of the endpoints' edges: what is there, and what refuses."""
@@ -65,6 +65,7 @@ class FakeKernel:
     attached: set[int] = field(default_factory=set)
     fault: OSError | None = None
     policies: dict[int, PolicyEntries] = field(default_factory=dict)
+    prefixes: FakeIpcacheMap = field(default_factory=FakeIpcacheMap)
     any_source: bool = False
     policy_fault: OSError | None = None
     drop_fault: OSError | None = None
@@ -75,26 +76,26 @@ class FakeKernel:
     async def ready(self) -> None:
         self.waited += 1
 
-    def acquire_policy(self) -> PolicySlot:
+    def acquire(self) -> int:
         if self.empty_once:
             self.empty_once = False
             raise PoolEmpty
-        return Slot(self.numbers.pop(0))
+        return self.numbers.pop(0)
 
-    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
-        return Slot(endpoint_id)
+    def adopt(self, endpoint_id: int) -> None:
+        """It is there."""
 
-    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         if self.policy_fault:
             raise self.policy_fault
-        self.policies[policy.endpoint_id] = entries
+        self.policies[endpoint_id] = entries
 
-    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
-        self.policies[policy.endpoint_id] = entries
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
+        self.policies[endpoint_id] = entries
         return 0
 
-    def release_policy(self, policy: PolicySlot) -> None:
-        self.numbers.append(policy.endpoint_id)
+    def release(self, endpoint_id: int) -> None:
+        self.numbers.append(endpoint_id)
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         self.any_source = any_source
@@ -110,12 +111,6 @@ class FakeKernel:
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         self.rows.pop(("lxc", endpoint.id), None)
-
-    def put_ipcache(self, endpoint: Endpoint) -> None:
-        self.rows["ipcache", endpoint.id] = endpoint
-
-    def drop_ipcache(self, endpoint: Endpoint) -> None:
-        self.rows.pop(("ipcache", endpoint.id), None)
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         if self.may_forget is not None:
@@ -195,6 +190,7 @@ class FixedFacts:
             cluster_name="default",
             node_name="node1",
             node=self.node(),
+            node_ips={Family.IPV4: ip_address("192.0.2.10")},
             uplinks={"eth0": ("192.0.2.10",)},
             ipam_status="IPv4: 3/254 allocated from 10.0.1.0/24, ",
             allocations=self.addresses.dump() if self.addresses else {},
@@ -299,11 +295,17 @@ async def running_node(
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
+        provide(served_frontends),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
+        policy_maps.cell,
+        replace(PolicyMapPool, kernel),
+        identity.cell,
+        ipcache.cell,
+        replace(IpcacheMap, kernel.prefixes),
         replace(api.PolicyPool, kernel),
-        replace(api.Facts, facts),
+        replace(api.NodeStatus, facts),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,

@@ -6,18 +6,19 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import msgspec
 import pytest
 
-from cells.api.config_mapping import (
+from cells.api.models.v1 import DaemonConfigurationSpec
+from cells.api.node.config_mapping import (
     NodeFacts,
     configuration_model,
     event_options,
     requested_configuration,
     requested_debug,
 )
-from cells.api.models import DaemonConfigurationSpec
 from cells.datapath import Telling
-from cells.endpoint import Enforced, Enforcement
+from cells.endpoint import Enforced
 from cells.ipam import Family
-from cells.router import Addressing
+from cells.node.router import Addressing
+from cells.policy.maps import Enforcement
 
 V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
 V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))

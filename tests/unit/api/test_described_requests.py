@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from cells.api.openapi import DESCRIBED, Described
 from cells.maps import IpcacheKey, IpcacheValue
-from lifecycle.loop_lag import measured_loop
+from lifecycle.process.loop_lag import measured_loop
 from tests.unit.api.described_requests import LINKED, SCHEMA, Socket, check, example
 from tests.unit.api.node import ROUTER, UNLIMITED, running_node
 from tests.unit.fuzz.inputs import bounded

@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from cells.api.gate import Gate
-from cells.endpoint_restore import RegeneratedEndpoints
-from cells.http import Response
+from cells.endpoint.restore import RegeneratedEndpoints
 from lifecycle import Cell, HiveError, Hook, Lifecycle, provide
+from lifecycle.http import Response
 from tests.unit.api.node import Answer, Client, running_node
 from tests.unit.cni_server.harness import until
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lifecycle.graph import read_graph
-from lifecycle.graph_timeline import read_timeline
-from lifecycle.loop_lag import measured_loop
+from lifecycle.graph import read_graph, read_timeline
+from lifecycle.process.loop_lag import measured_loop
 from tests.unit.api.node import running_node
 
 pytestmark = pytest.mark.anyio

@@ -12,11 +12,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.api.bucket import Bucket
-from cells.api.limit_metrics import families
-from cells.api.limiter import Limiter, Parameters, Refused, Turn
-from cells.api.limits import LimitSettings
-from cells.metrics import Family, Histogram
+from cells.api.limiter.bucket import Bucket
+from cells.api.limiter.limiter import Limiter, Parameters, Refused, Turn
+from cells.api.limiter.metrics import families
+from cells.api.limiter.settings import LimitSettings
+from cells.observe.metrics import Family, Histogram
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

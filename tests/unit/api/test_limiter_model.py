@@ -13,7 +13,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.api.limiter import LEFT, Limiter, Parameters, Refused
+from cells.api.limiter.limiter import LEFT, Limiter, Parameters, Refused
 from lifecycle.testing import VirtualClock
 from tests.unit.fuzz.inputs import bounded
 

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from cells.api.limiter import Parameters
-from cells.api.limits import NAMES, LimitSettings, limiter_name
+from cells.api.limiter.limiter import Parameters
+from cells.api.limiter.settings import NAMES, LimitSettings, limiter_name
 from lifecycle import Hive, SettingsError, Sources, config
-from lifecycle.values import parse
+from lifecycle.settings.values import parse
 
 
 def parameters(said: str) -> Parameters:

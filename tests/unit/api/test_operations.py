@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.api.config_mapping import SILENT, event_options
-from cells.endpoint import ALLOW_ALL, ALLOW_LOCALHOST
+from cells.api.node.config_mapping import SILENT, event_options
+from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import ROUTER, ROUTER6, Node, running_node
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +69,8 @@ async def test_an_unmodified_plugin_makes_and_removes_a_pod(tmp_path: Path) -> N
         assert networking["mac"] == "02:00:00:00:00:02"
         assert networking["addressing"] == [{"ipv4": address, "ipv4-pool-name": "default"}]
         assert made.body["status"]["state"] == "ready"
-        assert {kind for kind, _ in node.kernel.rows} == {"config", "lxc", "ipcache"}
+        assert {kind for kind, _ in node.kernel.rows} == {"config", "lxc"}
+        assert len(node.kernel.prefixes.rows) == 1
         assert node.kernel.attached == {12}
 
         removed = await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})

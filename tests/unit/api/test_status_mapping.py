@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from cells.api.controller_mapping import controller
-from cells.api.status_mapping import trouble, uncontrolled
-from cells.controllers import ControllerStatus
+from cells.api.status.controllers import controller
+from cells.api.status.mapping import trouble, uncontrolled
+from cells.observe.controllers import ControllerStatus
 from lifecycle import HealthStatus
 
 

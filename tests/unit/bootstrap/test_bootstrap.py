@@ -8,14 +8,14 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells import bootstrap, metrics
 from cells.agent import agent
-from cells.bootstrap import Bootstrap
-from cells.bootstrap.metrics import families
-from cells.bootstrap.scopes import EARLY, OVERALL, SCOPES, Scopes, scopes_of
 from cells.config import AgentConfig
-from cells.health import HealthServer
-from cells.metrics.text import exposition
+from cells.observe import bootstrap, metrics
+from cells.observe.bootstrap import Bootstrap
+from cells.observe.bootstrap.metrics import families
+from cells.observe.bootstrap.scopes import EARLY, OVERALL, SCOPES, Scopes, scopes_of
+from cells.observe.health import HealthServer
+from cells.observe.metrics.text import exposition
 from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, module, provide, supply
 
 DOCUMENTED = {

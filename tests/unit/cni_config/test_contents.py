@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni_config import CniConfigSettings
-from cells.cni_config.chained import NoTargetError, find_target, splice
-from cells.cni_config.contents import Contents
-from cells.cni_config.directory import put_aside
+from cells.cni.config import CniConfigSettings
+from cells.cni.config.chained import NoTargetError, find_target, splice
+from cells.cni.config.contents import Contents
+from cells.cni.config.directory import put_aside
 
 LOG = "/var/run/cilium/cilium-cni.log"
 OURS: dict[str, object] = {"type": "cilium-cni", "chaining-mode": "generic-veth"}

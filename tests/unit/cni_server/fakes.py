@@ -12,11 +12,12 @@ from ipaddress import IPv4Address, IPv6Address
 import anyio
 import anyio.lowlevel
 
-from cells.cni_server.attach import host_link_name
-from cells.endpoint import Endpoint, EndpointError, EndpointRequest, State
+from cells.cluster.identity import Identity
+from cells.cni.server.attach import host_link_name
+from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.ipam import Allocation, Family, IPAddress, IpamError
 from cells.maps import PoolEmpty
-from cells.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
+from cells.node.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
 from lifecycle import HiveError
 
 GATEWAY = IPv4Address("10.0.1.5")
@@ -51,7 +52,7 @@ class OthersLink:
 
 @dataclass
 class FakeNode:
-    """Links, Addresses, Flows, EndpointBook and PolicyPool in one. ``refuse`` names the steps that fail."""
+    """Links, Addresses, Flows, Endpoints and PolicyPool in one. ``refuse`` names the steps that fail."""
 
     refuse: set[str] = field(default_factory=set)
     links: dict[int, FakeLink] = field(default_factory=dict)
@@ -67,9 +68,13 @@ class FakeNode:
     """Pairs another plugin has made."""
     steps: list[str] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
+    room: int | None = None
+    """How many addresses the range has; None: enough."""
     may_reap: anyio.Event | None = None
     may_forget: anyio.Event | None = None
     may_refill: anyio.Event | None = None
+    may_identify: anyio.Event | None = None
+    """Identities have to be waited for until it is set."""
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
 
@@ -150,7 +155,7 @@ class FakeNode:
     def allocate_next(
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
-        if self._step("allocate"):
+        if self._step("allocate") or len(self.addresses) == self.room:
             raise IpamError(502, "range is full")
         self.owners.append(owner)
         number = self._number()
@@ -166,17 +171,30 @@ class FakeNode:
 
     # Endpoints
 
-    def create(self, request: EndpointRequest) -> Endpoint:
-        refused = self._step("create endpoint")
+    def begin(self, request: EndpointRequest) -> NewEndpoint:
         if self.policy_maps == 0:
             raise PoolEmpty("none")
-        if refused:
-            raise EndpointError(500, "build failed")
-        self.on_create()
         self.policy_maps -= 1
         endpoint = endpoint_of(request, self._number())
         self.book[endpoint.id] = endpoint
-        return endpoint
+        known = None if self.may_identify else Identity(256, ())
+        return NewEndpoint(endpoint, request, known)
+
+    async def identify(self, new: NewEndpoint) -> None:
+        self._step("identify")
+        if self.may_identify is not None:
+            await self.may_identify.wait()
+        if new.endpoint.id not in self.book:
+            raise EndpointError(500, "the endpoint was deleted before it was made")
+        new.identity = Identity(256, ())
+
+    def complete(self, new: NewEndpoint) -> Endpoint:
+        refused = self._step("create endpoint")
+        if refused:
+            del self.book[new.endpoint.id]
+            raise EndpointError(500, "build failed")
+        self.on_create()
+        return new.endpoint
 
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
         assert not release_address

@@ -18,12 +18,12 @@ from typing import Any
 import anyio
 import structlog
 
-from cells.cni_server.attach import Attacher
-from cells.cni_server.check import Checker
-from cells.cni_server.departures import Departures
-from cells.cni_server.detach import Detacher
-from cells.cni_server.server import CniServer
-from cells.cni_server.times import CallTimes
+from cells.cni.server.attach import Attacher
+from cells.cni.server.check import Checker
+from cells.cni.server.detach import Detacher
+from cells.cni.server.link_teardown import LinkTeardown
+from cells.cni.server.server import CniServer
+from cells.cni.server.times import CallTimes
 from lifecycle import HealthTree, Lifecycle
 from tests.unit.cni_server.fakes import MTU, FakeNode
 from tests.unit.cni_server.plugin import HEADER, environment
@@ -80,10 +80,10 @@ class Client:
         self._socket.close()
 
 
-def request(env: dict[str, str], stdin: bytes, *, version: int = 1) -> bytes:
-    """A request packet."""
+def request(env: dict[str, str], stdin: bytes, *, version: int = 1, flags: int = 0) -> bytes:
+    """A request packet; flag 1 says that an agent died over it."""
     text = "".join(f"{name}={value}\0" for name, value in env.items()).encode()
-    return HEADER.pack(b"HCNI", version, 0, len(text), len(stdin)) + text + stdin
+    return HEADER.pack(b"HCNI", version, flags, len(text), len(stdin)) + text + stdin
 
 
 class Harness:
@@ -96,15 +96,15 @@ class Harness:
         self.health = HealthTree()
         log = structlog.get_logger()
         lifecycle = Lifecycle("test")
-        self.departures = Departures(
+        self.teardown = LinkTeardown(
             self.node, self.node, self.node, lifecycle=lifecycle, health=self.health.reporter("cni"), log=log
         )
-        self.detacher = Detacher(self.node, self.departures, log)
+        self.detacher = Detacher(self.node, self.teardown, log)
         attacher = Attacher(
             self.node,
             self.node,
             self.node,
-            self.departures,
+            self.teardown,
             gateways=lambda: self.node.gateways,
             mtu=lambda: MTU,
             state=folder,
@@ -137,6 +137,7 @@ class Harness:
         *,
         pod: str | None = "pod1",
         conf: dict[str, object] | None = None,
+        flags: int = 0,
         **env: str,
     ) -> Client:
         """Send a request and do not wait; ``pod`` None sends no namespace."""
@@ -150,7 +151,7 @@ class Harness:
         if pod is not None:
             self.pod(pod)
             fds = [os.open(self.folder / pod, os.O_RDONLY) for _ in range(2)]
-        client.send(request(variables, json.dumps(stdin).encode()), fds)
+        client.send(request(variables, json.dumps(stdin).encode(), flags=flags), fds)
         for fd in fds:
             os.close(fd)
         return client
@@ -162,10 +163,11 @@ class Harness:
         *,
         pod: str | None = "pod1",
         conf: dict[str, object] | None = None,
+        flags: int = 0,
         **env: str,
     ) -> Reply:
         """Send a request and wait for the answer."""
-        return await (await self.begin(command, cid, pod=pod, conf=conf, **env)).reply()
+        return await (await self.begin(command, cid, pod=pod, conf=conf, flags=flags, **env)).reply()
 
 
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
@@ -179,5 +181,5 @@ async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
 async def harness(folder: Path) -> AsyncIterator[Harness]:
     """A serving harness."""
     made = Harness(folder)
-    async with made.departures.running(), made.server.serving():
+    async with made.teardown.running(), made.server.serving():
         yield made

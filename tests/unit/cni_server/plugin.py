@@ -24,7 +24,7 @@ PATIENCE = (
     "-DADD_PATIENCE_MS=2000",
     "-DDEL_PATIENCE_MS=100",
     "-DLOCK_PATIENCE_MS=400",
-    "-DANSWER_PATIENCE_MS=400",
+    "-DANSWER_PATIENCE_MS=1500",
 )
 ADD_PATIENCE_SECONDS = 2
 HEADER = struct.Struct("<4sHHII")
@@ -85,6 +85,7 @@ class Seen:
     environment: dict[str, str]
     stdin: bytes
     fds: list[int]
+    flags: int
 
 
 Answer = Callable[[socket.socket, Seen], None]
@@ -138,7 +139,7 @@ class StubAgent:
 
 
 def _parse(packet: bytes, ancillary: list[tuple[int, int, bytes]]) -> Seen:
-    magic, version, _, env_length, stdin_length = HEADER.unpack_from(packet)
+    magic, version, flags, env_length, stdin_length = HEADER.unpack_from(packet)
     assert magic == b"HCNI"
     assert len(packet) == HEADER.size + env_length + stdin_length
     text = packet[HEADER.size : HEADER.size + env_length].decode()
@@ -147,7 +148,7 @@ def _parse(packet: bytes, ancillary: list[tuple[int, int, bytes]]) -> Seen:
     for _, _, data in ancillary:
         fds.frombytes(data)
     variables = dict(entry.split("=", 1) for entry in text[:-1].split("\0"))
-    return Seen(version, variables, packet[HEADER.size + env_length :], fds.tolist())
+    return Seen(version, variables, packet[HEADER.size + env_length :], fds.tolist(), flags)
 
 
 def close_all(seen: Seen) -> None:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from cells.cni_server.attach import host_link_name
+from cells.cni.server.attach import host_link_name
 from tests.unit.cni_server.fakes import GATEWAY, MTU, leftover
 from tests.unit.cni_server.harness import Harness, until
 
@@ -102,15 +102,15 @@ async def test_the_address_is_given_back_only_after_the_link_is_gone(served: Har
 async def test_an_address_whose_link_cannot_be_deleted_stays_taken_until_it_can(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni_server.departures._FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cells.cni.server.link_teardown._FIRST_RETRY_SECONDS", 0.01)
     served.node.refuse |= {"configure", "reap"}
     assert (await served.call("ADD")).code == 1
     assert len(served.node.addresses) == 1
-    assert [s.level for s in served.health.snapshot() if s.module == "cni.departures"] == ["degraded"]
+    assert [s.level for s in served.health.snapshot() if s.module == "cni.link-teardown"] == ["degraded"]
     served.node.refuse.clear()
     await until(served.node.clean)
     await wait_all_tasks_blocked()
-    assert [s.level for s in served.health.snapshot() if s.module == "cni.departures"] == ["ok"]
+    assert [s.level for s in served.health.snapshot() if s.module == "cni.link-teardown"] == ["ok"]
 
 
 async def test_a_second_add_of_a_live_attachment_fails_and_harms_nothing(served: Harness) -> None:
@@ -122,6 +122,25 @@ async def test_a_second_add_of_a_live_attachment_fails_and_harms_nothing(served:
         "unable to create endpoint: endpoint for CNI attachment ID cid1:eth0 already exists"
     )
     assert (served.node.links, served.node.book, served.node.addresses) == before
+
+
+async def test_an_add_an_agent_died_over_replaces_what_it_left(served: Harness) -> None:
+    await served.call("ADD")
+    ((index, _),) = served.node.links.items()
+    served.node.may_reap = anyio.Event()
+    client = await served.begin("ADD", flags=1)
+    await until(lambda: not served.node.book)
+    assert index in served.node.links, "the new link must wait for its name"
+    served.node.may_reap.set()
+    assert (await client.reply()).code == 0
+    assert index not in served.node.links
+    assert len(served.node.links) == len(served.node.addresses) == len(served.node.book) == 1
+
+
+async def test_an_add_an_agent_died_over_is_a_plain_one_when_it_left_nothing(served: Harness) -> None:
+    await served.call("ADD", "cid2")
+    assert (await served.call("ADD", "cid1", pod="pod1b", flags=1)).code == 0
+    assert {each.container_id for each in served.node.all()} == {"cid1", "cid2"}
 
 
 async def test_a_leftover_interface_in_the_pod_is_replaced(served: Harness) -> None:
@@ -306,3 +325,38 @@ async def test_a_command_nobody_knows_is_refused(served: Harness) -> None:
 
 async def test_an_add_without_a_namespace_is_refused(served: Harness) -> None:
     assert "without a network namespace" in (await served.call("ADD", pod=None)).message
+
+
+async def test_a_pod_whose_identity_is_waited_for_comes_up_when_it_is_there(served: Harness) -> None:
+    node = served.node
+    node.may_identify = anyio.Event()
+    call = await served.begin("ADD")
+    await until(lambda: "identify" in node.steps)
+    ((index, link),) = node.links.items()
+    assert not link.up
+    assert [endpoint.ifindex for endpoint in node.book.values()] == [index]
+    node.may_identify.set()
+    assert (await call.reply()).code == 0
+    assert link.up
+    assert node.steps[2:] == ["identify", "create endpoint", "activate", "configure", "sync carrier"]
+
+
+async def test_an_identity_that_does_not_come_in_time_fails_the_add_and_leaves_nothing(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.cni.server.attach.IDENTITY_SECONDS", 0.01)
+    served.node.may_identify = anyio.Event()
+    reply = await served.call("ADD")
+    assert (reply.code, reply.json["code"]) == (1, 11)
+    assert reply.message == "unable to create endpoint: no identity for its labels within 0.01 s"
+    assert served.node.clean()
+
+
+async def test_a_plugin_that_goes_while_an_identity_is_waited_for_leaves_nothing(served: Harness) -> None:
+    node = served.node
+    node.may_identify = anyio.Event()
+    call = await served.begin("ADD")
+    await until(lambda: "identify" in node.steps)
+    call.close()
+    node.may_identify.set()
+    await until(node.clean)

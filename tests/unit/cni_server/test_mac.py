@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni_server.errors import CniError
-from cells.cni_server.mac import ANNOTATION, MacPair, macs_of
-from cells.cni_server.request import NetConf, Pod
-from cells.netlink import mac_text, parse_mac
+from cells.cni.server.errors import CniError
+from cells.cni.server.mac import ANNOTATION, MacPair, macs_of
+from cells.cni.server.request import NetConf, Pod
+from cells.node.netlink import mac_text, parse_mac
 
 Conf = dict[str, object]
 WEB = Pod("web-0", "default", "")

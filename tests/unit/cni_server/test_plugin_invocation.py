@@ -107,6 +107,11 @@ def test_without_a_command_it_says_what_it_is() -> None:
             {"code": 4, "msg": "interface name contains / or : or whitespace characters"},
         ),
         (
+            environment("ADD", CNI_IFNAME="eth%d"),
+            CONF,
+            {"code": 4, "msg": "interface name contains %"},
+        ),
+        (
             environment("CHECK", CNI_NETNS="/x"),
             {**CONF, "cniVersion": "0.3.1"},
             {"code": 1, "msg": "config version does not allow CHECK"},

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
+from msgspec.structs import replace
 
-from cells.cni_server.request import SERVED_VERSIONS
-from cells.cni_server.result import Attached, result_json
-from cells.netlink import parse_mac
+from cells.cni.server.request import SERVED_VERSIONS
+from cells.cni.server.result import Attached, result_json
+from cells.node.netlink import parse_mac
 
 ATTACHED = Attached(
     "lxc8b2f74ca7061",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.config import AgentConfig
-from cells.config_drift import Change, ConfigDrift
+from cells.config.drift import Change, ConfigDrift
 from lifecycle import Hive, Settings, Sources, config, invoke, provide, supply
 from lifecycle.testing import eventually
 

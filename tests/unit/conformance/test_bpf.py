@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from cells.events import reason_name
 from cells.maps import (
     CT_IN,
     CT_RELATED,
@@ -27,6 +26,7 @@ from cells.maps import (
 )
 from cells.maps.sizes import MapSizes
 from cells.maps.specs import map_specs, policy_spec
+from cells.observe.events import reason_name
 from tests.unit.conformance.bpf_recordings import EXCLUDED, OURS, REPLAYED, entries, load, maps, printed
 from tests.unit.conformance.recordings import DATA
 

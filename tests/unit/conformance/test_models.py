@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.api import models, status_models
+from cells.api.models import status as status_models
+from cells.api.models import v1 as models
 from cells.api.wire import decode
 from tests.unit.conformance.recordings import BROKEN, COPIED, EXCLUDED, exchanges, numbered
 from tests.unit.conformance.shape import same_json

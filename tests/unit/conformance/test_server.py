@@ -17,12 +17,13 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.api.limits import NAMES
+from cells.api.limiter.settings import NAMES
 from cells.endpoint import EndpointRequest
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue
 from tests.unit.api.node import Answer, Node, running_node
 from tests.unit.conformance.recordings import DATA, EXCLUDED, REPLAYED, exchanges, numbered
 from tests.unit.conformance.shape import differences
+from tests.unit.endpoint.fakes import create
 
 pytestmark = pytest.mark.anyio
 
@@ -279,7 +280,8 @@ def present(node: Node, container: str, number: int | None = None) -> None:
     if number is not None:
         node.kernel.numbers.insert(0, number)
     addresses = {each.ip.version: each.ip for each in node.ipam.allocate_next("default/web-0")}
-    node.endpoints.create(
+    create(
+        node.endpoints,
         EndpointRequest(
             container_id=container,
             container_ifname="eth0",
@@ -294,7 +296,7 @@ def present(node: Node, container: str, number: int | None = None) -> None:
             pod_name="web-0",
             pod_namespace="default",
             labels=("k8s:app=web", "k8s:pod-template-hash=1"),
-        )
+        ),
     )
 
 

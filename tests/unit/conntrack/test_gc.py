@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from cells import conntrack
-from cells.conntrack import ConntrackMap, Passes
-from cells.conntrack.metrics import families
-from cells.conntrack.settings import ConntrackSettings
-from cells.datapath import Collected, Collector
-from cells.endpoint_restore import ExposedEndpoints
+from cells.datapath import Collected, Collector, conntrack
+from cells.datapath.conntrack import ConntrackMap, Passes
+from cells.datapath.conntrack.metrics import families
+from cells.datapath.conntrack.settings import ConntrackSettings
+from cells.endpoint.restore import ExposedEndpoints
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock
 

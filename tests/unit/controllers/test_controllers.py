@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cells.controllers import Controllers, ControllerStatus, Rules
+from cells.observe.controllers import Controllers, ControllerStatus, Rules
 from lifecycle import HealthTree, Hive, Jobs, invoke, module, provide
 from lifecycle.testing import VirtualClock
 

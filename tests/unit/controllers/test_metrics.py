@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cells.controllers import Rules
-from cells.controllers.metrics import families
+from cells.observe.controllers import Rules
+from cells.observe.controllers.metrics import families
 from lifecycle.testing import VirtualClock
 from tests.unit.controllers.test_controllers import Work, running
 

@@ -3,17 +3,23 @@
 import os
 import struct
 from dataclasses import replace
+from ipaddress import IPv4Address
 from typing import cast
 
 import pytest
 
 from cells.datapath import generation
-from cells.datapath.generation import SLOTS, Constants, build_of, publish
+from cells.datapath.generation import Constants, build_of, publish
+from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import DatapathSettings
 from cells.maps import Map
 from lifecycle import Duration
 
-CONSTANTS = Constants(7, 8000, 60, 61, 10, "0123456789ab", "next")
+CONSTANTS = Constants(
+    *(7, 8000, 60, 61, 10, 8000, 60, 60),
+    *(IPv4Address("169.254.42.1"), 2),
+    *("0123456789ab", "next"),
+)
 
 
 def test_constants_survive_the_kernel() -> None:
@@ -21,7 +27,7 @@ def test_constants_survive_the_kernel() -> None:
 
 
 def test_other_programs_constants_are_not_ours() -> None:
-    assert Constants.unpack(bytes(72)) is None
+    assert Constants.unpack(bytes(96)) is None
     assert Constants.unpack(CONSTANTS.pack() + bytes(8)) is None
 
 
@@ -74,7 +80,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return gone
 
 
-NEW = {name: 1000 + slot for name, slot in SLOTS.items()}
+NEW = {name: 1000 + slot for name, slot in ENTRIES.items()}
 
 
 def test_publishing_replaces_every_entry(closed: list[int]) -> None:

@@ -8,9 +8,9 @@ from ipaddress import IPv4Interface
 import anyio
 import pytest
 
-from cells.devices import Device, addressed, uplinks
-from cells.devices.settings import DeviceSettings
-from cells.devices.source import DeviceSource, Kernel, device_table
+from cells.node.devices import Device, addressed, uplinks
+from cells.node.devices.settings import DeviceSettings
+from cells.node.devices.source import DeviceSource, Kernel, device_table
 from lifecycle import HealthTree, Hive, SettingsError, Sources, Table, config, invoke, module, provide
 
 pytestmark = pytest.mark.anyio

@@ -24,7 +24,7 @@ def test_the_examples_pass_their_own_tests() -> None:
 
 def test_the_finder_shows_itself(tmp_path: Path) -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "finder", "--graph", "--look-every=5s"],
+        [sys.executable, "-m", "finder", "inspect", "--look-every=5s"],
         cwd=tmp_path,
         env=ENVIRONMENT,
         capture_output=True,
@@ -32,6 +32,6 @@ def test_the_finder_shows_itself(tmp_path: Path) -> None:
         timeout=20,
         check=True,
     ).stdout
-    assert "· set     look-every = 5s  (flag --look-every)" in shown
+    assert ", 1 given" in shown
     assert "· provide Table[Note] from notes <- FolderSettings, Files" in shown
     assert "· hook    serve the socket" in shown

@@ -9,25 +9,29 @@ from tests.support.pages import ROOT, blocks, play, shell
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("page", "only_shown"),
+    ("page", "others"),
     [
         ("tutorial.md", set[str]()),
+        ("settings.md", set[str]()),
+        ("shell.md", {"text"}),
         ("wiring.md", set[str]()),
         ("running.md", set[str]()),
         ("testing.md", set[str]()),
+        ("tables.md", set[str]()),
         ("comparison.md", {"go"}),
     ],
-    ids=["tutorial", "wiring", "running", "testing", "comparison"],
+    ids=["tutorial", "settings", "shell", "wiring", "running", "testing", "tables", "comparison"],
 )
-def test_everything_runs_and_prints_what_it_shows(page: str, only_shown: set[str], tmp_path: Path) -> None:
+def test_everything_runs_and_prints_what_it_shows(page: str, others: set[str], tmp_path: Path) -> None:
     path = ROOT / "docs" / page
     found = list(blocks(path.read_text(encoding="utf-8")))
-    assert {block.language for block in found} == {"python", "console"} | only_shown
-    found = [block for block in found if block.language not in only_shown]
+    assert {block.language for block in found} == {"python", "console"} | others
+    found = [block for block in found if block.language != "go"]  # only shown
     with shell(tmp_path) as process:
         for block in found:
-            if block.language == "python":
+            if block.language in {"python", "text"}:
                 assert block.file is not None, f"line {block.line}: say which file this is"
+                (tmp_path / block.file).parent.mkdir(exist_ok=True)
                 (tmp_path / block.file).write_text(block.text, encoding="utf-8")
             else:
                 play(path, block, process)

@@ -8,22 +8,22 @@ from typing import Any
 
 import structlog
 
+from cells.cluster.identity import CLUSTER, Identities, IdentityAllocator, NodeAllocator, identity_table
 from cells.endpoint import (
+    ConntrackScrub,
     Endpoint,
     EndpointRequest,
     Endpoints,
-    Identities,
     Level,
-    PolicyEntries,
-    PolicySettings,
-    PolicySlot,
+    RegenerationRecovery,
     StateFiles,
 )
-from cells.endpoint.aftercare import Aftercare
-from cells.endpoint.policy import NodePolicy
+from cells.endpoint.cell import endpoint_table
 from cells.ipam import Family, IPAddress, IpamError, IPNetwork
-from cells.maps import PoolEmpty
-from lifecycle import Table
+from cells.maps import IpcacheValue, PoolEmpty
+from cells.policy.maps import EndpointPolicies, NodePolicy, PolicyEntries, PolicySettings
+from cells.policy.maps.cell import policy_table, realized_table
+from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 
 @dataclass
@@ -39,9 +39,25 @@ class Slot:
         return self.entries is not None
 
 
+class SteppingMap(FakeIpcacheMap):
+    """cilium_ipcache, whose writes are steps."""
+
+    def __init__(self, step: Callable[[str], None]) -> None:
+        super().__init__()
+        self._step = step
+
+    def update(self, prefix: IPNetwork, value: IpcacheValue) -> None:
+        self._step("put_ipcache")
+        super().update(prefix, value)
+
+    def delete(self, prefix: IPNetwork) -> None:
+        self._step("drop_ipcache")
+        super().delete(prefix)
+
+
 @dataclass
 class FakeKernel:
-    """EndpointMaps and EndpointPrograms. ``refuse`` names the step that fails with OSError."""
+    """EndpointMaps, EndpointPrograms and PolicyMapPool. ``refuse`` names the step that fails with OSError."""
 
     refuse: str = ""
     pool: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -50,42 +66,51 @@ class FakeKernel:
     """ifindex to endpoint id."""
     any_source: dict[int, bool] = field(default_factory=dict)
     lxc: dict[IPAddress, int] = field(default_factory=dict)
-    ipcache: dict[IPAddress, int] = field(default_factory=dict)
     attached: list[int] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     forgotten: list[IPAddress] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.prefixes = SteppingMap(self._step)
+        """cilium_ipcache."""
+
+    @property
+    def ipcache(self) -> dict[IPAddress, int]:
+        """The identity of every address."""
+        return {prefix.network_address: row.identity for prefix, row in self.prefixes.rows.items()}
 
     def _step(self, name: str) -> None:
         self.steps.append(name)
         if self.refuse == name:
             raise OSError(12, f"no {name} today")
 
-    def acquire_policy(self) -> PolicySlot:
+    def acquire(self) -> int:
         self._step("acquire")
         if not self.pool:
             raise PoolEmpty("none")
-        return self.adopt_policy(self.pool.pop(0))
+        number = self.pool.pop(0)
+        self.adopt(number)
+        return number
 
-    def adopt_policy(self, endpoint_id: int) -> PolicySlot:
+    def adopt(self, endpoint_id: int) -> None:
         self._step("adopt")
-        slot = self.policies[endpoint_id] = Slot(endpoint_id)
-        return slot
+        self.policies[endpoint_id] = Slot(endpoint_id)
 
-    def fill_policy(self, policy: PolicySlot, entries: PolicyEntries) -> None:
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         self._step("fill")
-        self.policies[policy.endpoint_id].entries = entries
+        self.policies[endpoint_id].entries = entries
 
-    def reconcile_policy(self, policy: PolicySlot, entries: PolicyEntries) -> int:
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         self._step("reconcile")
-        slot = self.policies[policy.endpoint_id]
+        slot = self.policies[endpoint_id]
         wrong = len((slot.entries or {}).keys() ^ entries.keys())
         slot.entries = entries
         return wrong
 
-    def release_policy(self, policy: PolicySlot) -> None:
+    def release(self, endpoint_id: int) -> None:
         self._step("release")
-        del self.policies[policy.endpoint_id]
-        self.pool.append(policy.endpoint_id)
+        del self.policies[endpoint_id]
+        self.pool.append(endpoint_id)
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         self._step("put_config")
@@ -104,15 +129,6 @@ class FakeKernel:
         self._step("drop_lxc")
         for address in endpoint.addresses:
             self.lxc.pop(address, None)
-
-    def put_ipcache(self, endpoint: Endpoint) -> None:
-        self._step("put_ipcache")
-        self.ipcache.update(dict.fromkeys(endpoint.addresses, endpoint.identity))
-
-    def drop_ipcache(self, endpoint: Endpoint) -> None:
-        self._step("drop_ipcache")
-        for address in endpoint.addresses:
-            self.ipcache.pop(address, None)
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         self._step("forget_flows")
@@ -168,11 +184,23 @@ class FakeAddresses:
         del self.timers[ip]
 
 
-class RecordingAftercare(Aftercare):
+class RecordingScrub(ConntrackScrub):
     """Notes what it is asked for instead of doing it."""
 
     def __init__(self) -> None:
         self.flows: list[IPAddress] = []
+
+    def forget_flows(self, address: IPAddress) -> None:
+        self.flows.append(address)
+
+    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
+        """They are."""
+
+
+class RecordingRecovery(RegenerationRecovery):
+    """Notes what it is asked for instead of doing it."""
+
+    def __init__(self) -> None:
         self.recoveries: list[int] = []
         self.stopped: list[int] = []
 
@@ -182,36 +210,42 @@ class RecordingAftercare(Aftercare):
     def gone(self, endpoint_id: int) -> None:
         self.stopped.append(endpoint_id)
 
-    def forget_flows(self, address: IPAddress) -> None:
-        self.flows.append(address)
-
-    async def forgotten(self, addresses: Collection[IPAddress]) -> None:
-        """They are."""
-
 
 class Node:
     """Endpoints over fakes, and the fakes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cluster: IdentityAllocator | None = None) -> None:
         self.kernel = FakeKernel()
         self.addresses = FakeAddresses()
-        self.aftercare = RecordingAftercare()
-        self.identities = Identities()
+        self.scrub = RecordingScrub()
+        self.recovery = RecordingRecovery()
+        self.identities = Identities(identity_table(), cluster or NodeAllocator(CLUSTER))
         self.policy = NodePolicy(PolicySettings())
+        self.policies = EndpointPolicies(
+            policy_table(), realized_table(), self.policy, self.kernel, structlog.get_logger()
+        )
         self.files = StateFiles(directory)
-        self.table: Table[Endpoint] = Table("endpoints", key=lambda endpoint: endpoint.id)
+        self.table = endpoint_table()
+        self.ipcache = IpcacheOver(self.kernel.prefixes)
         self.endpoints = Endpoints(
             table=self.table,
             identities=self.identities,
+            ipcache=self.ipcache,
             maps=self.kernel,
             programs=self.kernel,
             addresses=self.addresses,
             files=self.files,
-            aftercare=self.aftercare,
-            policy=self.policy,
+            scrub=self.scrub,
+            recovery=self.recovery,
+            policies=self.policies,
+            verify_source=True,
             cluster_name="default",
             log=structlog.get_logger(),
         )
+
+    def create(self, wanted: EndpointRequest) -> Endpoint:
+        """Make an endpoint whose identity needs no waiting."""
+        return create(self.endpoints, wanted)
 
     def build(self, endpoint_id: int, level: Level = Level.DATAPATH) -> str:
         """Build an endpoint in its turn; what went wrong."""
@@ -241,3 +275,8 @@ def request(number: int = 1, **changes: Any) -> EndpointRequest:
         "netns_cookie": 4000 + number,
     }
     return EndpointRequest(**(values | changes))
+
+
+def create(endpoints: Endpoints, wanted: EndpointRequest) -> Endpoint:
+    """Make an endpoint whose identity needs no waiting."""
+    return endpoints.complete(endpoints.begin(wanted))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from cells.endpoint import (
-    Aftercare,
     Endpoint,
     EndpointChanges,
     EndpointError,
     Endpoints,
+    RegenerationRecovery,
     Regenerations,
     State,
 )
@@ -33,7 +33,7 @@ async def changes(node: Node) -> AsyncIterator[EndpointChanges]:
         "endpoint",
         "changes over fakes",
         supply(node.endpoints, Endpoints),
-        supply(node.aftercare, Aftercare),
+        supply(node.recovery, RegenerationRecovery),
         provide(Regenerations, EndpointChanges),
         invoke(needed),
     )
@@ -47,7 +47,7 @@ def only(node: Node) -> Endpoint:
 
 
 async def test_a_users_labels_change_the_identity_everywhere(node: Node, changes: EndpointChanges) -> None:
-    before = node.endpoints.create(request(1))
+    before = node.create(request(1))
     assert await changes.relabel(before, ["k8s:tier=front"]) == ""
     after = only(node)
     assert after.labels == (*before.labels[:2], "k8s:tier=front") == tuple(sorted(after.labels))
@@ -68,7 +68,7 @@ async def test_a_users_labels_change_the_identity_everywhere(node: Node, changes
 
 
 async def test_labels_of_the_pod_stay_its_own(node: Node, changes: EndpointChanges) -> None:
-    before = node.endpoints.create(request(1))
+    before = node.create(request(1))
     steps = len(node.kernel.steps)
     own = "io.kubernetes.pod.namespace=mine"
     assert await changes.relabel(before, [f"k8s:{own}", "k8s:pod-template-hash=1", ""]) == ""
@@ -77,7 +77,7 @@ async def test_labels_of_the_pod_stay_its_own(node: Node, changes: EndpointChang
 
 
 async def test_reserved_labels_are_refused(node: Node, changes: EndpointChanges) -> None:
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     with pytest.raises(EndpointError, match="Not allowed to add reserved labels: reserved:host") as refused:
         await changes.relabel(endpoint, ["reserved:host", "k8s:a=b"])
     assert refused.value.status == 500
@@ -85,7 +85,7 @@ async def test_reserved_labels_are_refused(node: Node, changes: EndpointChanges)
 
 
 async def test_an_endpoint_may_be_let_off_source_verification(node: Node, changes: EndpointChanges) -> None:
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     assert await changes.verify_source(endpoint, verify=True) == ""
     assert await changes.verify_source(endpoint, verify=False) == ""
     assert node.kernel.any_source[101] is True
@@ -95,16 +95,16 @@ async def test_an_endpoint_may_be_let_off_source_verification(node: Node, change
 
 
 async def test_a_change_that_cannot_follow_says_so(node: Node, changes: EndpointChanges) -> None:
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     node.kernel.refuse = "put_config"
     assert await changes.verify_source(endpoint, verify=False) == "[Errno 12] no put_config today"
-    assert node.aftercare.recoveries == [1]
+    assert node.recovery.recoveries == [1]
 
 
 async def test_labels_that_the_kernel_does_not_take_change_nothing(
     node: Node, changes: EndpointChanges
 ) -> None:
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     known = len(node.identities.all())
     node.kernel.refuse = "put_ipcache"
     with pytest.raises(EndpointError, match="no put_ipcache today") as refused:

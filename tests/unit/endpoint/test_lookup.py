@@ -11,7 +11,7 @@ from tests.unit.endpoint.fakes import Node, request
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
-    node.endpoints.create(request(container_name="pause"))
+    node.create(request(container_name="pause"))
     return node
 
 
@@ -64,7 +64,7 @@ def test_ids_that_cannot_be_understood_are_refused(node: Node, id_text: str, tex
 
 def test_ambiguous_names_are_not_registered_where_the_requester_says_so(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    node.endpoints.create(request(disable_legacy_identifiers=True))
+    node.create(request(disable_legacy_identifiers=True))
     assert node.endpoints.lookup("container-id:cid1") is None
     assert node.endpoints.lookup("pod-name:default/web-1") is None
     assert node.endpoints.lookup("cep-name:default/web-1-eth0") is not None
@@ -72,11 +72,10 @@ def test_ambiguous_names_are_not_registered_where_the_requester_says_so(tmp_path
 
 
 def test_a_container_may_have_several_endpoints(node: Node) -> None:
-    node.endpoints.create(request(2, container_id="cid1", container_ifname="net1"))
+    node.create(request(2, container_id="cid1", container_ifname="net1"))
     assert [endpoint.id for endpoint in node.endpoints.by_container("cid1")] == [1, 2]
     assert node.endpoints.by_attachment("cid1", "net1") is not None
     for endpoint in node.endpoints.by_container("cid1"):
         node.endpoints.delete(endpoint)
     assert node.endpoints.by_container("cid1") == []
-    assert node.endpoints._registry._by_name == {}
-    assert node.endpoints._registry._by_container == {}
+    assert node.table.by("name").values() == node.table.by("container").values() == []

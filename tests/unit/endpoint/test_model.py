@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cells.endpoint import ALLOW_ALL, EndpointError, EndpointRequest, Enforcement, Level, State
+from cells.cluster.ipcache import prefix_of
+from cells.endpoint import EndpointError, EndpointRequest, Level, State
 from cells.endpoint.states import STATUS_LOG_SIZE
+from cells.policy.maps import ALLOW_ALL, Enforcement
 from tests.unit.endpoint.fakes import Node, request
 
 NUMBERS = st.integers(1, 4)
@@ -62,7 +64,7 @@ class Endpoints(RuleBasedStateMachine):
         """Ask for the endpoint; the status of the answer, as the API would give it."""
         self.node.kernel.refuse = refuse
         try:
-            made = self.node.endpoints.create(wanted)
+            made = self.node.create(wanted)
         except EndpointError as error:
             return error.status
         finally:
@@ -85,29 +87,27 @@ class Endpoints(RuleBasedStateMachine):
     def sweep(self, number: int, ifindex: int) -> None:
         """What a refusing kernel kept goes with the next start."""
         kernel = self.node.kernel
-        for rows in (kernel.lxc, kernel.ipcache):
-            for address in [a for a in rows if a in self.known[number].addresses]:
-                del rows[address]
+        for address in self.known[number].addresses:
+            kernel.lxc.pop(address, None)
+            kernel.prefixes.rows.pop(prefix_of(address), None)
         kernel.configs.pop(ifindex, None)
 
     @rule(number=NUMBERS, refuse=st.sampled_from(["", "fill", "put_config"]))
     def enforce(self, number: int, refuse: str) -> None:
         """The policy of one endpoint is applied anew, the node's having changed or not."""
-        self.node.policy.enforcement = Enforcement.ALWAYS if self.enforced else Enforcement.DEFAULT
         self.node.kernel.refuse = refuse
         for each, known in self.known.items():
             if known.request == number:
                 known.healthy = not self.node.build(each, Level.POLICY)
                 assert known.healthy == (not refuse)
-                if known.healthy:
+                if refuse != "fill":  # then its map has it, whatever else went wrong
                     known.enforced = self.enforced
         self.node.kernel.refuse = ""
 
     @rule()
     def change_policy(self) -> None:
         self.enforced = not self.enforced
-        self.node.policy.enforcement = Enforcement.ALWAYS if self.enforced else Enforcement.DEFAULT
-        self.node.policy.revision += 1
+        self.node.policy.enforce(Enforcement.ALWAYS if self.enforced else Enforcement.DEFAULT)
 
     @invariant()
     def the_list_is_the_models(self) -> None:
@@ -119,7 +119,7 @@ class Endpoints(RuleBasedStateMachine):
             known = self.known[each]
             assert one.state is State.READY
             assert (self.node.endpoints.shown_state(one) is State.READY) == known.healthy
-            assert one.enforced == known.enforced
+            assert self.node.policies.status(each).ingress_enforced == known.enforced
             assert 0 < len(self.node.endpoints.status(each).entries()) <= STATUS_LOG_SIZE
 
     @invariant()

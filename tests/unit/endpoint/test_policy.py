@@ -1,28 +1,21 @@
 """What is enforced while the agent runs, and what endpoints make of it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-import structlog
 
 from cells.endpoint import (
-    ALLOW_ALL,
-    ALLOW_LOCALHOST,
-    Aftercare,
     Endpoint,
     Endpoints,
     Enforced,
-    Enforcement,
     PolicyEnforcement,
-    PolicySettings,
+    RegenerationRecovery,
     Regenerations,
     State,
 )
-from cells.endpoint.policy import Localhost, NodePolicy
-from cells.maps import PolicyEntry, PolicyKey
-from lifecycle import Duration, Hive, Jobs, config, invoke, module, provide, supply
+from cells.policy.maps import ALLOW_ALL, Enforcement, NodePolicy, PolicyEntries
+from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
 pytestmark = pytest.mark.anyio
@@ -30,17 +23,6 @@ pytestmark = pytest.mark.anyio
 DEFAULT = Enforced(Enforcement.DEFAULT, source_ip_verification=True)
 ALWAYS = Enforced(Enforcement.ALWAYS, source_ip_verification=True)
 NEVER = Enforced(Enforcement.NEVER, source_ip_verification=True)
-BY_HAND = PolicyKey(identity=256, egress=True)
-
-
-class Timers:
-    """Jobs that keep the timer instead of running it."""
-
-    def __init__(self) -> None:
-        self.work: dict[str, tuple[Callable[[], Awaitable[object]], float]] = {}
-
-    def timer(self, name: str, work: Callable[[], Awaitable[object]], interval: float) -> None:
-        self.work[name] = work, interval
 
 
 @pytest.fixture
@@ -57,13 +39,19 @@ async def changes(node: Node) -> AsyncIterator[PolicyEnforcement]:
         "enforcement over fakes",
         supply(node.policy, NodePolicy),
         supply(node.endpoints, Endpoints),
-        supply(node.aftercare, Aftercare),
-        config(PolicySettings),
+        supply(node.recovery, RegenerationRecovery),
         provide(Regenerations, PolicyEnforcement),
         invoke(needed),
     )
     async with Hive(cell).started() as hive:
         yield hive.get(PolicyEnforcement)
+
+
+def realized(node: Node, endpoint: Endpoint) -> tuple[int, bool]:
+    """Revision and enforcement that the endpoint's map has."""
+    status = node.policies.status(endpoint.id)
+    assert status.ingress_enforced == status.egress_enforced
+    return status.revision, status.ingress_enforced
 
 
 def rules(node: Node) -> list[object]:
@@ -73,28 +61,26 @@ def rules(node: Node) -> list[object]:
 async def test_always_denies_all_in_every_endpoint_and_default_allows_it_again(
     node: Node, changes: PolicyEnforcement
 ) -> None:
-    made = [node.endpoints.create(request(number)) for number in (1, 2)]
+    made = [node.create(request(number)) for number in (1, 2)]
     assert rules(node) == [ALLOW_ALL, ALLOW_ALL]
     assert await changes.change(ALWAYS) == []
     assert rules(node) == [{}, {}]
     found = node.endpoints.all()
-    assert [(e.state, e.policy_revision, e.enforced) for e in found] == [(State.READY, 2, True)] * 2
+    assert [(e.state, *realized(node, e)) for e in found] == [(State.READY, 2, True)] * 2
     assert await changes.change(NEVER) == await changes.change(DEFAULT) == []
     assert rules(node) == [ALLOW_ALL, ALLOW_ALL]
-    assert [(e.id, e.enforced, e.policy_revision) for e in node.endpoints.all()] == [
-        (e.id, False, 4) for e in made
-    ]
+    assert [realized(node, e) for e in made] == [(4, False)] * 2
 
 
 async def test_a_new_endpoint_is_made_as_is_enforced_now(node: Node, changes: PolicyEnforcement) -> None:
     await changes.change(ALWAYS)
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     assert rules(node) == [{}]
-    assert (endpoint.enforced, endpoint.policy_revision) == (True, 2)
+    assert realized(node, endpoint) == (2, True)
 
 
 async def test_what_is_enforced_already_changes_nothing(node: Node, changes: PolicyEnforcement) -> None:
-    node.endpoints.create(request(1))
+    node.create(request(1))
     before, log = list(node.kernel.steps), node.endpoints.status(1).entries()
     assert await changes.change(DEFAULT) == []
     assert node.kernel.steps == before
@@ -103,7 +89,7 @@ async def test_what_is_enforced_already_changes_nothing(node: Node, changes: Pol
 
 
 async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node, changes: PolicyEnforcement) -> None:
-    node.endpoints.create(request(1))
+    node.create(request(1))
     await changes.change(ALWAYS)
     newest = [(entry.state, entry.message) for entry in node.endpoints.status(1).entries()[:4]]
     reason = "agent configuration update"
@@ -118,14 +104,15 @@ async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node, changes: P
 async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(
     node: Node, changes: PolicyEnforcement
 ) -> None:
-    node.endpoints.create(request(1))
+    node.create(request(1))
     node.kernel.refuse = "fill"
     assert await changes.change(ALWAYS) == [1]
     (endpoint,) = node.endpoints.all()
     assert node.endpoints.shown_state(endpoint) is State.NOT_READY
-    assert (endpoint.enforced, endpoint.policy_revision) == (False, 1)
+    assert realized(node, endpoint) == (1, False)
+    assert node.policies.status(1).error == "[Errno 12] no fill today"
     node.kernel.refuse = ""
-    assert node.aftercare.recoveries == [1]
+    assert node.recovery.recoveries == [1]
     assert node.build(1) == ""
     assert rules(node) == [{}]
 
@@ -133,8 +120,8 @@ async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(
 async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_says_otherwise(
     node: Node, changes: PolicyEnforcement
 ) -> None:
-    node.endpoints.create(request(1))
-    exempt = node.endpoints.create(request(2))
+    node.create(request(1))
+    exempt = node.create(request(2))
     node.endpoints.delete(exempt)
     assert node.kernel.any_source[101] is False
     await changes.change(Enforced(Enforcement.DEFAULT, source_ip_verification=False))
@@ -142,46 +129,16 @@ async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_say
     assert rules(node) == [ALLOW_ALL]
 
 
-async def test_whole_maps_are_compared_now_and_then_and_put_right(node: Node) -> None:
-    timers = Timers()
-    settings = PolicySettings(policy_map_full_reconciliation_interval=Duration(0))
-    jobs = cast("Jobs", timers)
-    unasked = Regenerations.__new__(Regenerations)
-    PolicyEnforcement(settings, node.policy, node.endpoints, unasked, jobs, structlog.get_logger())
-    ((work, interval),) = timers.work.values()
-    assert interval == float("inf")
-    node.endpoints.create(request(1))
-    slot = node.kernel.policies[1]
-    slot.entries = {**ALLOW_ALL, BY_HAND: PolicyEntry()}
-    await work()
-    assert slot.entries == ALLOW_ALL
-
-
-@pytest.mark.parametrize(
-    ("mode", "localhost", "entries"),
-    [
-        (Enforcement.ALWAYS, Localhost.ALWAYS, ALLOW_LOCALHOST),
-        (Enforcement.ALWAYS, Localhost.AUTO, {}),
-        (Enforcement.ALWAYS, Localhost.POLICY, {}),
-        (Enforcement.DEFAULT, Localhost.POLICY, ALLOW_ALL),
-        (Enforcement.NEVER, Localhost.ALWAYS, ALLOW_ALL),
-    ],
-)
-def test_what_belongs_in_a_policy_map(mode: Enforcement, localhost: Localhost, entries: object) -> None:
-    policy = NodePolicy(PolicySettings(enable_policy=mode, allow_localhost=localhost))
-    assert policy.entries() == entries
-
-
 async def test_an_endpoint_deleted_in_the_middle_of_a_change_is_no_failure(
     node: Node, changes: PolicyEnforcement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Endpoint] = [node.endpoints.create(request(number)) for number in (1, 2)]
-    fill = node.kernel.fill_policy
+    made: list[Endpoint] = [node.create(request(number)) for number in (1, 2)]
+    write = node.kernel.write
 
-    def deleting(policy: Any, entries: Any) -> None:
-        fill(policy, entries)
-        if policy.endpoint_id == 1:
+    def deleting(endpoint_id: int, entries: PolicyEntries) -> None:
+        write(endpoint_id, entries)
+        if endpoint_id == 1:
             node.endpoints.delete(made[1])
 
-    monkeypatch.setattr(node.kernel, "fill_policy", deleting)
+    monkeypatch.setattr(node.kernel, "write", deleting)
     assert await changes.change(ALWAYS) == []

@@ -6,8 +6,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.controllers import Controllers
-from cells.endpoint import Aftercare, Endpoint, EndpointMaps, Endpoints, Level, Regenerations, State
+from cells.endpoint import (
+    Endpoint,
+    EndpointMaps,
+    Endpoints,
+    Level,
+    RegenerationRecovery,
+    Regenerations,
+    State,
+)
+from cells.observe.controllers import Controllers
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
@@ -21,7 +29,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 async def hive(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hive]:
-    monkeypatch.setattr("cells.endpoint.aftercare.BACKOFF", 0.001)
+    monkeypatch.setattr("cells.endpoint.regeneration.recovery.BACKOFF", 0.001)
 
     def needed(_: Regenerations) -> None: ...
 
@@ -30,7 +38,7 @@ async def hive(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hiv
         "regeneration over fakes",
         supply(node.kernel, EndpointMaps),
         supply(node.endpoints, Endpoints),
-        provide(Controllers, Aftercare, Regenerations),
+        provide(Controllers, RegenerationRecovery, Regenerations),
         invoke(needed),
     )
     async with Hive(cell).started() as hive:
@@ -43,7 +51,7 @@ def messages(node: Node, endpoint_id: int) -> list[str]:
 
 async def test_an_endpoint_waits_and_is_built_in_its_turn(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
-    made = [node.endpoints.create(request(number)) for number in (1, 2)]
+    made = [node.create(request(number)) for number in (1, 2)]
     asked = [queue.request(each.id, Level.DATAPATH, "a reason") for each in reversed(made)]
     assert queue.waiting == (2, 1)
     assert [each.state for each in node.endpoints.all()] == [State.WAITING_TO_REGENERATE] * 2
@@ -55,7 +63,7 @@ async def test_an_endpoint_waits_and_is_built_in_its_turn(node: Node, hive: Hive
 
 async def test_wishes_that_wait_are_one_with_all_reasons_and_the_higher_level(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
-    node.endpoints.create(request(1))
+    node.create(request(1))
     one = queue.request(1, Level.POLICY, "one")
     assert queue.request(1, Level.DATAPATH, "two") is one
     assert queue.request(1, Level.POLICY, "one") is one
@@ -65,13 +73,13 @@ async def test_wishes_that_wait_are_one_with_all_reasons_and_the_higher_level(no
 
 
 async def test_policy_alone_leaves_the_program_as_it_is(node: Node, hive: Hive) -> None:
-    node.endpoints.create(request(1))
+    node.create(request(1))
     assert await hive.get(Regenerations).request(1, Level.POLICY, "policy").result() == ""
     assert node.kernel.attached == [101]
 
 
 async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) -> None:
-    node.endpoints.create(request(1))
+    node.create(request(1))
     node.kernel.refuse = "put_lxc"
     assert await hive.get(Regenerations).request(1, Level.DATAPATH, "a reason").result() != ""
     tries = node.endpoints.builds.failed
@@ -96,7 +104,7 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
 ) -> None:
     queue = hive.get(Regenerations)
     for number in (1, 2):
-        node.endpoints.create(request(number))
+        node.create(request(number))
     put = node.kernel.put_config
 
     def crash(endpoint: Endpoint, *, any_source: bool) -> None:
@@ -118,11 +126,11 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
 
 async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
-    endpoint = node.endpoints.create(request(1))
+    endpoint = node.create(request(1))
     waiting = queue.request(1, Level.DATAPATH, "a reason")
     node.endpoints.delete(endpoint)
     node.kernel.pool = [1]
-    node.endpoints.create(request(2))
+    node.create(request(2))
     steps = len(node.kernel.steps)
     assert await waiting.result() == "the endpoint is gone"
     assert len(node.kernel.steps) == steps, "the endpoint that has the number now is not built in its stead"
@@ -131,7 +139,7 @@ async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hiv
 
 async def test_others_get_their_turn_between_builds(node: Node, hive: Hive) -> None:
     node.kernel.pool = list(range(1, 60))
-    made = [node.endpoints.create(request(number)) for number in range(1, 50)]
+    made = [node.create(request(number)) for number in range(1, 50)]
     asked = [hive.get(Regenerations).request(each.id, Level.POLICY, "policy") for each in made]
     turns = 0
     while hive.get(Regenerations).waiting:

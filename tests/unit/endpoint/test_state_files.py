@@ -3,17 +3,17 @@
 import json
 import os
 from base64 import b64encode
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cells.endpoint import DatapathConfiguration, Endpoint, State, StateFiles
-from cells.endpoint.header import json_in_header
-from cells.endpoint.saved import UnreadableError, decode, encode
+from cells.endpoint.state.header import json_in_header
+from cells.endpoint.state.saved import UnreadableError, decode, encode
 from tests.unit.endpoint.fakes import Node, request
 
 KEYS = {
@@ -29,7 +29,7 @@ KEYS = {
 def endpoint(tmp_path: Path) -> Endpoint:
     made = tmp_path / "elsewhere"
     made.mkdir()
-    return Node(made).endpoints.create(request())
+    return Node(made).create(request())
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_again(files: StateFiles, endpoint: Endpoint) ->
     files.write(full)
     found = files.scan().endpoints[1].endpoint
     assert found.state is State.RESTORING
-    restored = replace(full, state=found.state, created=found.created, policy_revision=0)
+    restored = replace(full, state=found.state, created=found.created)
     assert found == restored
 
 
@@ -155,7 +155,7 @@ def test_a_failed_write_leaves_the_former_state(
     def refuse(*_: object) -> None:
         raise OSError(5, "broken")
 
-    monkeypatch.setattr("cells.endpoint.state_files._exchange", refuse)
+    monkeypatch.setattr("cells.endpoint.state.files._exchange", refuse)
     with pytest.raises(OSError, match="broken"):
         files.write(replace(endpoint, identity=300))
     assert names(files) == ["1"]

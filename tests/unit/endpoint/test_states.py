@@ -54,7 +54,7 @@ def test_nothing_leads_out_of_an_end(path: list[tuple[State, bool]]) -> None:
 
 def test_what_is_under_way_already_is_refused_without_a_word(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    endpoint = node.endpoints.create(request())
+    endpoint = node.create(request())
     registry = node.endpoints._registry
     assert registry.set_state(endpoint.id, State.WAITING_TO_REGENERATE, "first")
     before = len(node.endpoints.status(endpoint.id).entries())
@@ -64,7 +64,7 @@ def test_what_is_under_way_already_is_refused_without_a_word(tmp_path: Path) -> 
 
 def test_a_skipped_transition_is_in_the_log_and_changes_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    endpoint = node.endpoints.create(request())
+    endpoint = node.create(request())
     assert not node.endpoints._registry.set_state(endpoint.id, State.INVALID, "just so")
     newest = node.endpoints.status(endpoint.id).newest
     assert newest is not None

@@ -7,29 +7,31 @@ from pathlib import Path
 
 import anyio
 
+from cells.cluster.identity import Identities
+from cells.cluster.ipcache import Ipcache
 from cells.endpoint import (
-    Aftercare,
     Endpoint,
     EndpointMaps,
     Endpoints,
-    Identities,
     IPAddress,
+    RegenerationRecovery,
     Regenerations,
     StateFiles,
 )
-from cells.endpoint_restore import (
+from cells.endpoint.restore import (
     ExposedEndpoints,
-    KeptEndpoints,
-    LeftAddress,
-    LeftMaps,
     LinkEvents,
+    LxcRow,
     OldEndpoints,
+    QuarantinedEndpoints,
     RegeneratedEndpoints,
     RestoreAddresses,
     RestoredEndpoints,
     RestoreLinks,
+    StaleMaps,
 )
-from cells.netlink import LinkInfo
+from cells.node.netlink import LinkInfo
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, HiveError, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
 
@@ -79,11 +81,11 @@ class FakeLinks:
 
 @dataclass
 class FakeLeft:
-    """LeftMaps over the dicts of a FakeKernel, plus host rows."""
+    """StaleMaps over the dicts of a FakeKernel, plus host rows."""
 
     kernel: FakeKernel
-    rows: dict[IPAddress, LeftAddress] = field(default_factory=dict)
-    hosts: list[LeftAddress] = field(default_factory=list)
+    rows: dict[IPAddress, LxcRow] = field(default_factory=dict)
+    hosts: list[LxcRow] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
     swept: bool = False
     refuse: str = ""
@@ -92,7 +94,7 @@ class FakeLeft:
         if name == self.refuse:
             raise OSError(5, f"no {name} today")
 
-    def addresses(self) -> list[LeftAddress]:
+    def addresses(self) -> list[LxcRow]:
         return [*self.rows.values(), *self.hosts]
 
     def drop_address(self, ip: IPAddress) -> None:
@@ -105,12 +107,6 @@ class FakeLeft:
 
     def drop_config(self, ifindex: int) -> None:
         del self.kernel.configs[ifindex]
-
-    def local_identities(self) -> dict[IPAddress, int]:
-        return dict(self.kernel.ipcache)
-
-    def drop_identity(self, ip: IPAddress) -> None:
-        del self.kernel.ipcache[ip]
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
         self.prepared.extend(endpoint_ids)
@@ -140,8 +136,8 @@ class Left:
         self.kernel.configs[endpoint.ifindex] = endpoint.id
         for address in endpoint.addresses:
             self.kernel.lxc[address] = endpoint.id
-            self.kernel.ipcache[address] = endpoint.identity
-            row = LeftAddress(address, endpoint.id, endpoint.ifindex, endpoint.identity, is_host=False)
+            self.kernel.prefixes.put({str(address): endpoint.identity})
+            row = LxcRow(address, endpoint.id, endpoint.ifindex, endpoint.identity, is_host=False)
             self.left.rows[address] = row
         self.links.present.append(
             link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
@@ -156,26 +152,29 @@ class Left:
 
     def hive(self) -> Hive:
         """A new agent's hive, as far as restore goes."""
+        self.node.ipcache.read()
         cell = module(
             "agent",
             "restore over fakes",
             supply(self.kernel, EndpointMaps),
-            supply(self.left, LeftMaps),
+            supply(self.node.policies, EndpointPolicies),
+            supply(self.left, StaleMaps),
             supply(self.links, RestoreLinks),
             supply(self.links, LinkEvents),
             supply(self.addresses, RestoreAddresses),
             supply(self.node.identities, Identities),
             supply(self.node.files, StateFiles),
+            supply(self.node.ipcache, Ipcache),
             supply(self.endpoints, Endpoints),
-            supply(self.node.aftercare, Aftercare),
-            provide(Regenerations, OldEndpoints, RestoredEndpoints, KeptEndpoints),
+            supply(self.node.recovery, RegenerationRecovery),
+            provide(Regenerations, OldEndpoints, RestoredEndpoints, QuarantinedEndpoints),
             provide(ExposedEndpoints, RegeneratedEndpoints),
             invoke(_needed),
         )
         return Hive(cell)
 
 
-def _needed(_: RegeneratedEndpoints, __: KeptEndpoints) -> None:
+def _needed(_: RegeneratedEndpoints, __: QuarantinedEndpoints) -> None:
     """Ask for the last steps, and so for all."""
 
 

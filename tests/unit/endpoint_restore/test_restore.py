@@ -1,14 +1,14 @@
 """What becomes of the endpoints of before a restart, and of what is left of others."""
 
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
 from anyio import to_thread
+from msgspec.structs import replace
 
 from cells.endpoint import DatapathConfiguration, Endpoint, State
-from cells.endpoint_restore import LeftAddress, RestoredEndpoints
+from cells.endpoint.restore import LxcRow, RestoredEndpoints
 from cells.ipam import Family
 from lifecycle import HealthTree
 from tests.support.waiting import eventually
@@ -31,7 +31,7 @@ def endpoints(tmp_path: Path) -> list[Endpoint]:
     directory = tmp_path / "before"
     directory.mkdir()
     node = Node(directory)
-    return [node.endpoints.create(request(number)) for number in (1, 2, 3)]
+    return [node.create(request(number)) for number in (1, 2, 3)]
 
 
 async def restart(left: Left) -> RestoredEndpoints:
@@ -84,7 +84,7 @@ async def test_new_endpoints_get_numbers_and_identities_nobody_has(
     left.running(replace(endpoints[0], identity=300))
     await restart(left)
     left.kernel.pool = [2]
-    new = left.endpoints.create(request(9, pod_namespace="other"))
+    new = left.node.create(request(9, pod_namespace="other"))
     assert (new.id, new.identity) == (2, 301)
 
 
@@ -118,6 +118,41 @@ async def test_a_link_that_is_another_one_is_not_the_endpoints(left: Left, endpo
     assert sorted(left.links.reaped) == [102, 103, 555]
     assert left.kernel.is_clean
     assert names(left) == []
+
+
+async def health(left: Left) -> tuple[str, str]:
+    """What the agent says of itself after the restart: level and message."""
+    async with left.hive().started() as hive:
+        (status,) = hive.get(HealthTree).snapshot("agent.restore")
+    return status.level, status.message.rpartition(" ms")[2]
+
+
+async def test_an_add_that_was_interrupted_leaves_a_healthy_agent(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    one, two, three = endpoints
+    for endpoint in endpoints:
+        left.running(endpoint)
+    left.change_link(two, link(two.ifindex, two.ifname, up=False))
+    left.remove_link(three)
+    level, message = await health(left)
+    assert (level, message.split("; cleared away: ")[1].split(", ")) == (
+        "ok",
+        [
+            "endpoint 2 (interface lxc000000000002 was never brought up: adding the pod was interrupted)",
+            "endpoint 3 (interface lxc000000000003 could not be found)",
+        ],
+    )
+    assert names(left) == [str(one.id)]
+
+
+async def test_a_pod_that_runs_and_cannot_be_restored_leaves_it_degraded(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    left.running(endpoints[0])
+    left.addresses.excluded.add(IPv4Address("10.0.1.1"))
+    level, message = await health(left)
+    assert (level, message.partition(" (")[0]) == ("degraded", "; failed: endpoint 1")
 
 
 async def test_a_pod_of_ciliums_own_plugin_comes_back_too(left: Left, endpoints: list[Endpoint]) -> None:
@@ -157,7 +192,7 @@ async def test_an_address_that_two_claim_stays_with_one(left: Left, endpoints: l
     one, two, _ = endpoints
     left.running(one)
     left.running(replace(two, ipv4=one.ipv4))
-    left.left.rows[IPv4Address("10.0.1.1")] = LeftAddress(IPv4Address("10.0.1.1"), 1, 101, 256, is_host=False)
+    left.left.rows[IPv4Address("10.0.1.1")] = LxcRow(IPv4Address("10.0.1.1"), 1, 101, 256, is_host=False)
     restored = await restart(left)
     assert list(restored.failed) == [2]
     assert left.kernel.lxc == {IPv4Address("10.0.1.1"): 1}
@@ -170,9 +205,9 @@ async def test_a_running_pod_outlives_a_kernel_that_refuses_its_policy_map(
     left.running(endpoints[0])
     left.kernel.refuse = "adopt"
     restored = await restart(left)
-    assert (restored.failed, list(restored.kept)) == ({}, [1])
+    assert (restored.failed, list(restored.quarantined)) == ({}, [1])
     assert left.links.reaped == []
-    assert left.addresses.taken == {IPv4Address("10.0.1.1"): "endpoint 1 [kept]"}
+    assert left.addresses.taken == {IPv4Address("10.0.1.1"): "endpoint 1 [quarantined]"}
     assert left.kernel.configs == {101: 1}
     assert names(left) == ["1"]  # the next start tries again
 
@@ -185,8 +220,8 @@ async def test_an_endpoint_that_cannot_be_read_is_left_alone_while_its_link_exis
     (left.node.files.directory / "1" / "ep_config.json").write_text('{"ID": 1, "IPv')
     restored = await restart(left)
     assert restored.failed == {}
-    assert {number: one.ifindex for number, one in restored.kept.items()} == {1: 101}
-    assert left.addresses.taken[IPv4Address("10.0.1.1")] == "endpoint 1 [kept]"
+    assert {number: one.ifindex for number, one in restored.quarantined.items()} == {1: 101}
+    assert left.addresses.taken[IPv4Address("10.0.1.1")] == "endpoint 1 [quarantined]"
     assert left.kernel.configs == {101: 1, 102: 2}
     assert left.kernel.lxc[IPv4Address("10.0.1.1")] == 1
     assert left.kernel.ipcache[IPv4Address("10.0.1.1")] == 256
@@ -292,7 +327,7 @@ async def test_half_written_state_is_removed_and_half_switched_state_restored(
     (directory / "2_next").mkdir()
     (directory / "3_next").mkdir()
     restored = await restart(left)
-    assert [endpoint.id for endpoint, _ in restored.endpoints] == [1, 2]
+    assert [endpoint.id for endpoint in restored.endpoints] == [1, 2]
     assert names(left) == ["1", "2"]
 
 
@@ -301,11 +336,11 @@ async def test_rows_without_endpoint_go_and_rows_of_the_node_stay(
 ) -> None:
     left.running(endpoints[0])
     stale, host = IPv4Address("10.0.1.50"), IPv4Address("10.0.1.60")
-    left.left.rows[stale] = LeftAddress(stale, 50, 150, 256, is_host=False)
+    left.left.rows[stale] = LxcRow(stale, 50, 150, 256, is_host=False)
     left.kernel.lxc[stale] = 50
-    left.kernel.ipcache[stale] = 256
+    left.kernel.prefixes.put({str(stale): 256})
     left.kernel.configs[150] = 50
-    left.left.hosts.append(LeftAddress(host, 0, 0, 0, is_host=True))
+    left.left.hosts.append(LxcRow(host, 0, 0, 0, is_host=True))
     await restart(left)
     assert list(left.left.rows) == [IPv4Address("10.0.1.1")]
     assert left.kernel.configs == {101: 1}
@@ -386,7 +421,7 @@ async def test_a_regeneration_that_fails_concerns_its_endpoint_alone(
     await restart(left)
     shown = {endpoint.id: left.endpoints.shown_state(endpoint) for endpoint in left.endpoints.all()}
     assert shown == {1: State.READY, 2: State.NOT_READY, 3: State.READY}
-    assert left.node.aftercare.recoveries == [2]
+    assert left.node.recovery.recoveries == [2]
 
 
 async def test_lost_policy_maps_that_cannot_be_prepared_do_not_stop_the_start(
@@ -399,4 +434,4 @@ async def test_lost_policy_maps_that_cannot_be_prepared_do_not_stop_the_start(
 
 async def test_an_empty_node_restores_to_nothing(left: Left) -> None:
     restored = await restart(left)
-    assert (restored.endpoints, restored.failed, restored.kept) == ([], {}, {})
+    assert (restored.endpoints, restored.failed, restored.quarantined) == ([], {}, {})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cells.events.metrics import counted
 from cells.maps import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
+from cells.observe.events.metrics import counted
 
 
 def test_drops_are_told_by_reason_and_what_goes_on_by_direction() -> None:

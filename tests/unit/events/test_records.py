@@ -10,7 +10,17 @@ from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import ARP, Ether
 
-from cells.events import DROP_REASONS, Drop, Lost, Raw, Trace, Verdict, decode, event_text, reason_name
+from cells.observe.events import (
+    DROP_REASONS,
+    Drop,
+    Lost,
+    Raw,
+    Trace,
+    Verdict,
+    decode,
+    event_text,
+    reason_name,
+)
 
 SYN = bytes(Ether() / IP(src="10.0.0.1", dst="10.0.0.2") / TCP(sport=40000, dport=80, flags="S"))
 

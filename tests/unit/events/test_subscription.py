@@ -2,7 +2,7 @@
 
 import pytest
 
-from cells.events import EventsSettings, Lost, Sample, Subscription
+from cells.observe.events import EventsSettings, Lost, Sample, Subscription
 
 ONE, TWO, THREE = (Sample(0, bytes([n])) for n in (1, 2, 3))
 

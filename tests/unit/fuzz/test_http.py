@@ -10,7 +10,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.http import HttpServer, Request, Response
+from lifecycle.http import HttpServer, Request, Response
 from tests.unit.fuzz.inputs import bounded, odd_bytes
 
 lines = st.sampled_from(

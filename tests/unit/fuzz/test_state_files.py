@@ -16,16 +16,17 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.cni_config.chained import NoTargetError, find_target, splice
-from cells.cni_server import DeleteQueue, QueueLock
+from cells.cni.config.chained import NoTargetError, find_target, splice
+from cells.cni.server import DeleteQueue, QueueLock
 from cells.config.node import read_pidfile
-from cells.endpoint.rows import config_row, ipcache_row, lxc_row
-from cells.endpoint.saved import encode
-from cells.endpoint.state_files import StateFiles
+from cells.endpoint.kernel.ipcache import claims_of
+from cells.endpoint.kernel.rows import config_row, lxc_row
+from cells.endpoint.state.files import StateFiles
+from cells.endpoint.state.saved import encode
 from cells.ipam.kept import keep_ranges, kept_ranges
-from cells.router.past import remembered
+from cells.node.router.past import remembered
 from lifecycle import Lifecycle
-from lifecycle.regular import LARGEST
+from lifecycle.settings.regular import LARGEST
 from tests.unit.cni_server.harness import Harness, harness
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
@@ -124,9 +125,10 @@ def test_endpoints_are_read_or_told(tree: dict[str, dict[str, Put]]) -> None:
             endpoint = saved.endpoint
             assert endpoint.id == number
             config_row(endpoint, any_source=False)
+            for claim in claims_of(endpoint):
+                claim.value.pack()
             for address in endpoint.addresses:
                 lxc_row(endpoint, address)
-                ipcache_row(endpoint, address)
             StateFiles(state).write(endpoint)
             assert encode(StateFiles(state).scan().endpoints[number].endpoint) == encode(endpoint)
 
@@ -162,7 +164,7 @@ header_lines = st.lists(
 def test_the_routers_past_is_read_or_left(make: Put) -> None:
     with directory() as state:
         make(state / "node_config.h")
-        assert len(remembered([], state / "node_config.h", structlog.get_logger())) <= 2
+        assert len(remembered(None, [], state / "node_config.h", structlog.get_logger())) <= 2
 
 
 @bounded(40)

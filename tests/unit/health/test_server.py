@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cells import controllers, health
 from cells.config import AgentConfig
+from cells.observe import controllers, health
 from lifecycle import Hive, StartError, supply
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,7 @@
 """The verdict over the agent, from what its modules say."""
 
-from cells.controllers import ControllerStatus
-from cells.health import agent_status, agent_version
+from cells.observe.controllers import ControllerStatus
+from cells.observe.health import agent_status, agent_version
 from lifecycle import HealthTree
 
 

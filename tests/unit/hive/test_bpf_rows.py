@@ -52,9 +52,14 @@ def test_our_own_maps_are_read() -> None:
         "flags": "any source",
         "netns cookie": 9,
     }
+    chained = EndpointConfig(None, 8, 256, MAC, MAC, 0b11101)
+    row = describe("hive_endpoints", (6).to_bytes(4, "little"), chained.pack())
+    assert row is not None
+    assert row["flags"] == "neighbours passed to the host, guarded on its link, routed by the host, 0x10"
     node = NodeConfig(IPv4Address("10.0.0.9"), 4, MAC, 3, MAC, IPv4Network("10.0.0.0/24"), 7)
     told = describe("hive_node", bytes(4), node.pack())
     assert told is not None
+    assert told["events"] == "drops, traces, policy verdicts"
     assert (told["router ipv4"], told["ipv4 range"], told["router ipv6"]) == ("10.0.0.9", "10.0.0.0/24", "")
     assert describe("hive_policies", bytes(4), bytes(4)) is None
     assert describe("hive_policies", b"\7\0\0\0", b"\2\1\0\0") == {"endpoint": 7, "map id": 258}

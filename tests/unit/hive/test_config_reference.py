@@ -37,7 +37,7 @@ def test_the_schema_takes_what_the_agent_takes() -> None:
 def test_the_old_names_of_conntrack_sizes_still_count(tmp_path: Path) -> None:
     from cells.maps import MapSettings
     from lifecycle import Sources
-    from lifecycle.sources import load
+    from lifecycle.settings.sources import load
 
     (tmp_path / "ct-global-max-entries-tcp").write_text("2000\n")
     (tmp_path / "ct-global-max-entries-other").write_text("3000\n")

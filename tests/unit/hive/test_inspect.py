@@ -9,7 +9,7 @@ import pytest
 
 from hive import inspect_text
 from lifecycle import Hive, Hook, Lifecycle, Settings, config, invoke, module, provide, provide_private
-from lifecycle.graph_schema import graph_schema, timeline_schema
+from lifecycle.graph import graph_schema, timeline_schema
 from tests.unit.hive.test_command_line import hive
 
 HERE = "tests.unit.hive.test_inspect"
@@ -52,6 +52,12 @@ finished = Hive(honey)
 nothing = 5
 
 
+def needs_jars(jars: bytes) -> None: ...
+
+
+faulty = module("faulty", "Lacks jars", invoke(needs_jars))
+
+
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     result = hive(capsys, "inspect", "--of", f"{HERE}:honey", *arguments)
     assert (result.code, result.err) == (0, "")
@@ -78,7 +84,7 @@ def test_the_page_asks_the_network_for_nothing(capsys: pytest.CaptureFixture[str
 def test_a_module_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, "--module", "cellar").splitlines() == [
         "honey.cellar  Where jars stand",
-        "  · set     jars = 12",
+        "  · set     1 setting",
         "  · provide Cellar <- HoneySettings",
         "  · hook    open the cellar",
     ]
@@ -197,6 +203,20 @@ def test_what_is_no_hive_is_one_line_and_exit_2(
     result = hive(capsys, "inspect", "--of", source)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"hive: {line} (see: hive inspect --help)\n"
+
+
+def test_a_graph_with_faults_is_drawn_and_all_of_them_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for form, shown in {
+        "tree": "  · invoke  needs_jars <- bytes (missing)",
+        "dot": '"missing bytes" [label="bytes\\nmissing"',
+        "mermaid": '[/"bytes<br>missing"/]:::fault',
+        "html": '"lacks":"bytes"',
+        "json": '"lacks": "bytes"',
+    }.items():
+        result = hive(capsys, "inspect", "--of", f"{HERE}:faulty", "--format", form)
+        assert result.code == 1
+        assert shown in result.out
+        assert "missing: nothing provides bytes\n    needed by needs_jars (faulty) at" in result.err
 
 
 def test_a_hive_that_has_its_settings_takes_no_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ import pytest
 from msgspec import structs
 
 from hive.inspect_timeline import chart
-from lifecycle.graph import Graph
-from lifecycle.graph_timeline import Span, Timeline
+from lifecycle.graph import Graph, Span, Timeline
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive
 from tests.unit.hive.test_inspect import finished

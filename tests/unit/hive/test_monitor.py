@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cells.events import Lost, Sample, decode
-from cells.monitor import SOCKET
-from cells.monitor.payload import PREFACE, encode
+from cells.observe.events import Lost, Sample, decode
+from cells.observe.monitor import SOCKET
+from cells.observe.monitor.payload import PREFACE, encode
 from hive.monitor import Wanted
 from tests.unit.hive.test_command_line import Result, hive
 

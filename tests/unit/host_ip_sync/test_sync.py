@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 from types import MappingProxyType
 
@@ -9,12 +10,15 @@ import anyio
 import pytest
 import structlog
 
-from cells.devices import Device
-from cells.host_ip_sync import HostIPSync, HostMaps
-from cells.host_ip_sync.settings import HostIPSettings
-from cells.host_ip_sync.sync import HOST, WORLD, HostEntries, wanted, worlds
-from cells.ipam import IPAddress, IPNetwork
-from cells.router import Router
+from cells.cluster.identity import HOST, WORLD
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
+from cells.cluster.ipcache.cell import ipcache, ipcache_table
+from cells.ipam import IPAddress
+from cells.node.devices import Device
+from cells.node.host_ip_sync import HostIPSync, HostMaps
+from cells.node.host_ip_sync.settings import HostIPSettings
+from cells.node.host_ip_sync.sync import HostEntries, wanted
+from cells.node.router import Router
 from lifecycle import (
     HealthTree,
     Hive,
@@ -27,7 +31,9 @@ from lifecycle import (
     invoke,
     module,
     provide,
+    replace,
 )
+from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::5")
 EVERYWHERE, EVERYWHERE6 = IPv4Network("0.0.0.0/0"), IPv6Network("::/0")
@@ -48,16 +54,28 @@ def device(ifindex: int, *addresses: str) -> Device:
 
 
 class FakeMaps:
-    """Both maps as dicts; ``broken`` makes every write fail."""
+    """cilium_lxc as a dict, and cilium_ipcache; ``broken`` makes every write fail."""
 
     def __init__(self, local: Mapping[str, bool] = NONE, identities: Mapping[str, int] = NONE) -> None:
         self.lxc = {ip_address(ip): host for ip, host in local.items()}
-        self.ipcache = {ip_network(prefix): number for prefix, number in identities.items()}
-        self.writes = 0
-        self.broken = False
+        self.prefixes = FakeIpcacheMap()
+        self.prefixes.put(identities)
+        self.written = 0
+
+    @property
+    def writes(self) -> int:
+        return self.written + len(self.prefixes.writes)
+
+    @property
+    def broken(self) -> bool:
+        return self.prefixes.broken
+
+    @broken.setter
+    def broken(self, broken: bool) -> None:
+        self.prefixes.broken = broken
 
     def _write(self) -> None:
-        self.writes += 1
+        self.written += 1
         if self.broken:
             raise OSError(12, "update map cilium_lxc: Cannot allocate memory")
 
@@ -72,30 +90,26 @@ class FakeMaps:
         self._write()
         self.lxc.pop(ip, None)
 
-    def identity(self, prefix: IPNetwork) -> int | None:
-        return self.ipcache.get(prefix)
-
-    def put_identity(self, prefix: IPNetwork, identity: int) -> None:
-        self._write()
-        self.ipcache[prefix] = identity
-
-    def drop_identity(self, prefix: IPNetwork) -> None:
-        self._write()
-        self.ipcache.pop(prefix, None)
-
     def seen(self) -> tuple[dict[str, bool], dict[str, int]]:
-        return (
-            {str(ip): host for ip, host in self.lxc.items()},
-            {str(prefix): number for prefix, number in self.ipcache.items()},
-        )
+        return {str(ip): host for ip, host in self.lxc.items()}, self.prefixes.identities
+
+
+async def sweep(maps: FakeMaps, *addresses: str) -> None:
+    """The start of an agent on a node with these addresses, the first of each family its router's.
+
+    Other claims than the node's are none, so the ipcache keeps nothing else.
+    """
+    routers = {ip.version: ip for ip in map(ip_address, reversed(addresses))}.values()
+    rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, tuple(routers)))
+    known = IpcacheOver(maps.prefixes)
+    target = HostEntries(maps, known, structlog.get_logger())
+    await Reconciler(rows, target, full_every=math.inf, name="hosts").sweep()
+    known.discard(list(known.leftovers))
 
 
 def run(maps: FakeMaps, *addresses: str) -> None:
-    """One sweep for a node with these addresses, the first of each family its router's."""
-    routers = {ip.version: ip for ip in map(ip_address, reversed(addresses))}.values()
-    rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, tuple(routers)))
-    target = HostEntries(maps, lambda: worlds(routers), structlog.get_logger())
-    anyio.run(Reconciler(rows, target, full_every=math.inf, name="hosts").sweep)
+    """The same, from outside of an event loop."""
+    anyio.run(partial(sweep, maps, *addresses))
 
 
 def test_wanted_is_every_address_of_the_node_but_loopback() -> None:
@@ -178,22 +192,36 @@ def test_both_families_are_written_and_leave() -> None:
     assert "2001:db8::1" not in maps.seen()[0]
 
 
-def test_a_family_that_is_switched_off_leaves_but_for_its_world() -> None:
+def test_a_family_that_is_switched_off_leaves_with_its_world() -> None:
     maps = FakeMaps()
     run(maps, "10.0.1.5", "fd00:1::5")
     run(maps, "10.0.1.5")
-    assert maps.seen() == ({"10.0.1.5": True}, {"::/0": 10, "0.0.0.0/0": 2, "10.0.1.5/32": 1})
+    assert maps.seen() == ({"10.0.1.5": True}, {"0.0.0.0/0": 2, "10.0.1.5/32": 1})
     run(maps, "10.0.1.5", "fd00:1::5")
     assert maps.seen()[1] == {"::/0": 10, "0.0.0.0/0": 9, "10.0.1.5/32": 1, "fd00:1::5/128": 1}
 
 
 def test_endpoints_are_left_alone() -> None:
-    maps = FakeMaps({"10.0.1.7": False, "10.0.1.8": True}, {"10.0.1.7/32": 300, "10.0.1.8/32": 301})
+    maps = FakeMaps({"10.0.1.7": False, "10.0.1.8": True})
     run(maps, "192.0.2.1")
-    lxc, ipcache = maps.seen()
-    assert lxc == {"10.0.1.7": False, "192.0.2.1": True}
-    assert ipcache["10.0.1.7/32"] == 300
-    assert ipcache["10.0.1.8/32"] == 301  # an endpoint's identity by now, though its row was ours
+    assert maps.seen()[0] == {"10.0.1.7": False, "192.0.2.1": True}
+
+
+@pytest.mark.anyio
+async def test_an_endpoint_has_its_identity_again_when_its_address_is_the_nodes_no_more() -> None:
+    maps = FakeMaps()
+    table = devices(device(1, "192.0.2.1/24"))
+    async with hive(table, maps).started() as started:
+        pod = IpcacheEntry(
+            prefix=ip_network("192.0.2.1/32"), identity=300, source=Source.LOCAL, resource="ep//7"
+        )
+        started.get(Ipcache).upsert(pod)
+        assert maps.seen()[1]["192.0.2.1/32"] == HOST
+        with table.txn() as txn:
+            txn.put(device(1))
+        with anyio.fail_after(5):
+            while maps.seen()[1].get("192.0.2.1/32") != 300:
+                await anyio.lowlevel.checkpoint()
 
 
 def test_an_address_of_the_node_beats_an_endpoint() -> None:
@@ -213,28 +241,33 @@ def test_a_run_that_breaks_off_is_made_up_for() -> None:
     assert maps.seen() == ({"192.0.2.3": True}, {"0.0.0.0/0": 2, "192.0.2.3/32": 1})
 
 
-class FakeRouter:
+class FakeRouter(Router):
     """A router that has its address."""
 
-    gateways = (ROUTER,)
+    def __init__(self) -> None: ...
+
+    @property
+    def gateways(self) -> tuple[IPv4Address, ...]:
+        return (ROUTER,)
 
 
 def hive(table: Table[Device], maps: FakeMaps) -> Hive:
     def device_table() -> Table[Device]:
         return table
 
-    def router() -> Router:
-        return FakeRouter()  # type: ignore[return-value]
-
     def root(_health: HealthTree, _tables: Tables, _sync: HostIPSync) -> None: ...
 
     def kernel() -> HostMaps:
         return maps
 
+    def prefixes() -> IpcacheMap:
+        return maps.prefixes
+
     parts = (
+        provide(ipcache_table, prefixes, ipcache),
         config(HostIPSettings),
         provide(device_table),
-        provide(router),
+        replace(Router, FakeRouter()),
         provide(HostIPSync),
         provide(kernel),
         invoke(root),
@@ -282,7 +315,7 @@ async def test_a_failing_first_run_fails_the_start() -> None:
     with pytest.raises(StartError) as caught:
         async with hive(devices(device(1, "192.0.2.1/24")), maps).started():
             pass
-    assert "Failed to sync host IPs: [Errno 12] update map cilium_lxc" in str(caught.value.exceptions[0])
+    assert "Failed to sync host IPs: [Errno 12] update map cilium_" in str(caught.value.exceptions[0])
 
 
 @pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cells.http import Routes
+from lifecycle.http import Routes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.http import MAX_BODY, Handler, HttpServer, Request, Response
+from lifecycle.http import MAX_BODY, Handler, HttpServer, Request, Response
 
 pytestmark = pytest.mark.anyio
 

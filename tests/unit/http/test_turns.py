@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from cells.http.turns import Turns
+from lifecycle.http.turns import Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ async def test_requests_come_in_order_each_with_a_round_for_others_before_it() -
     turns, seen = Turns(), list[str]()
 
     async def request(name: str) -> None:
-        await turns.take()
+        await turns.take(None)
         seen.append(name)
 
     def other(rounds: int) -> None:
@@ -35,7 +35,7 @@ async def test_who_goes_away_is_passed_over() -> None:
     turns, seen = Turns(), list[int]()
 
     async def request(number: int) -> None:
-        await turns.take()
+        await turns.take(None)
         seen.append(number)
 
     tasks = [asyncio.create_task(request(number)) for number in range(4)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.http import listen
 from lifecycle import HiveError
+from lifecycle.http import listen
 
 
 def test_root_and_the_group_may_connect_and_nobody_else(tmp_path: Path) -> None:

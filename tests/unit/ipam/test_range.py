@@ -8,8 +8,8 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from cells.config import AgentConfig
-from cells.devices import Device
 from cells.ipam import EXPIRATION, Clock, Family, Ipam, automatic_range, cell
+from cells.node.devices import Device
 from lifecycle import Hive, SettingsError, Table, UsageError, explain, invoke, replace, supply
 from tests.unit.ipam.clock import FakeClock
 
@@ -57,6 +57,7 @@ LO = device(1, "lo", "127.0.0.1/8")
     ("rows", "network"),
     [
         ((LO, device(2, "eth0", "192.168.7.21/24")), "10.21.0.0/16"),
+        ((device(1, "lo", "10.0.0.9/32"), device(2, "eth0", "192.168.7.21/24")), "10.21.0.0/16"),
         ((device(3, "eth1", "192.168.7.9/24"), device(2, "eth0", "169.254.1.1/16")), "10.9.0.0/16"),
         ((device(2, "eth0", "192.168.7.21/24"), device(3, "eth1", "198.51.100.4/24")), "10.4.0.0/16"),
         ((device(2, "cilium_host", "10.21.0.1/32"), device(3, "eth0", "172.16.0.5/12")), "10.5.0.0/16"),

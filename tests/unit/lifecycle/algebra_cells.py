@@ -357,7 +357,7 @@ class HalfNetlink:
 def fakes_unlike_their_type() -> Hive:
     """A fake is checked against what it stands in for; one for nothing is a typing mistake."""
     return Hive(
-        supply(1, Ipam),
+        supply(Ipam(Table("devices", key=id)), Ipam),
         provide(Server, links, device),
         invoke(Server, Device),
         replace(Kernel, HalfNetlink()),

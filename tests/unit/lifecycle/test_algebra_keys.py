@@ -25,7 +25,7 @@ from lifecycle import (
     replace,
     supply,
 )
-from lifecycle.signatures import _arguments
+from lifecycle.injection.signatures import _arguments
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Cell, GraphError, Hive, Member, decorate, group, invoke, module, provide, supply
-from lifecycle.constructors import Constructor, Scope
-from lifecycle.cycles import cycles, order
-from lifecycle.places import Place
+from lifecycle.hints.places import Place
+from lifecycle.injection.constructors import Constructor, Scope
+from lifecycle.injection.cycles import cycles, order
 
 MANY = 10_000
 
@@ -37,10 +37,10 @@ def kinds(number: int) -> list[type]:
     return [type(f"Kind{at}", (), {}) for at in range(number)]
 
 
-def constructor(result: Any, *needs: Any, make: Callable[[], object] = Thing) -> Callable[..., object]:
+def constructor(result: Any, *needs: Any, make: Callable[[], object] | None = None) -> Callable[..., object]:
     """A function of its own with these hints."""
     names = [f"need{at}" for at in range(len(needs))]
-    space: dict[str, Any] = {"make": make}
+    space: dict[str, Any] = {"make": make or (result if isinstance(result, type) else Thing)}
     exec(f"def constructor({', '.join(names)}): return make()", space)  # noqa: S102  # of our own words
     function: Callable[..., object] = space["constructor"]
     function.__annotations__ = dict(zip(names, needs, strict=True)) | {"return": result}

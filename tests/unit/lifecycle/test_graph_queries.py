@@ -6,11 +6,11 @@ import jsonschema_rs
 import pytest
 
 from lifecycle import Cell, Hive, Hook, Lifecycle, Settings, config, invoke, module, provide, provide_private
-from lifecycle.graph import Graph, read_graph
-from lifecycle.graph_diff import diff
-from lifecycle.graph_query import find_module, find_type, only, unused, why
-from lifecycle.graph_schema import graph_schema, timeline_schema
-from lifecycle.graph_timeline import critical_path, held_by, read_timeline, timeline_of
+from lifecycle.graph.diff import diff
+from lifecycle.graph.query import find_module, find_type, only, unused, why
+from lifecycle.graph.schema import graph_schema, timeline_schema
+from lifecycle.graph.timeline import critical_path, held_by, read_timeline, timeline_of
+from lifecycle.graph.value import Graph, read_graph
 
 
 class Sizes(Settings, frozen=True):

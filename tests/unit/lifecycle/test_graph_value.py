@@ -57,8 +57,7 @@ def test_the_tree_shows_what_each_module_sets_provides_invokes_and_runs() -> Non
         hive
           agent  The agent
             store  Keeps things
-              · set     mtu = 1500  (flag --mtu)
-              · set     name = (nothing)
+              · set     2 settings, 1 given
               · provide Unused (private, not needed)
               · provide Store <- Sizes
             server  Serves them

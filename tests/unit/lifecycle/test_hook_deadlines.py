@@ -90,7 +90,7 @@ async def test_an_overdue_start_is_told_as_a_tree_of_who_waits_for_whom() -> Non
             lifecycle.append(Hook("top"))
 
     cells = module("m", "M", provide(Base, Slow, Other, User, Both, Top), invoke(Top, Both))
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         error, took = await outcome(clock, Hive(cells).start())
     assert isinstance(error, StartError)
     assert took == 7
@@ -115,7 +115,7 @@ async def test_an_overdue_start_is_told_as_a_tree_of_who_waits_for_whom() -> Non
 async def test_each_hook_has_its_own_deadline_or_that_of_the_hive() -> None:
     for limits, expected in (({}, 50), ({"start_timeout": 3.0}, 3)):
         hive = Hive(provide(Base), above_base("slow", anyio.sleep_forever, None, **limits), start_timeout=50)
-        with VirtualClock() as clock:
+        with VirtualClock(patience=0.1) as clock:
             error, took = await outcome(clock, hive.start())
         assert f"hook 'slow' (hive) did not start within {expected} s" in str(error)
         assert took == expected
@@ -123,7 +123,7 @@ async def test_each_hook_has_its_own_deadline_or_that_of_the_hive() -> None:
 
 async def test_an_overdue_stop_is_cancelled_and_told_and_the_rest_stops() -> None:
     hive = Hive(provide(Base), above_base("stuck", None, anyio.sleep_forever, stop_timeout=4))
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         await hive.start()
         error, took = await outcome(clock, hive.stop())
     assert isinstance(error, StopError)
@@ -138,7 +138,6 @@ async def test_an_overdue_stop_is_cancelled_and_told_and_the_rest_stops() -> Non
 @pytest.fixture
 def thread() -> Callable[[], Awaitable[object]]:
     """Something that waits in a worker thread and cannot be cancelled."""
-    limiter = anyio.CapacityLimiter(1)  # its own: the virtual clock waits for calls in the default one
     began, over = threading.Event(), threading.Event()
 
     def stubborn_syscall() -> None:
@@ -147,7 +146,7 @@ def thread() -> Callable[[], Awaitable[object]]:
 
     async def wait_in_thread() -> None:
         try:
-            await anyio.to_thread.run_sync(stubborn_syscall, limiter=limiter)
+            await anyio.to_thread.run_sync(stubborn_syscall)
         finally:
             log.append("thread over")
 
@@ -165,7 +164,7 @@ async def let_end(thread: Act) -> None:
 
 async def test_a_stop_stuck_in_a_thread_is_named_left_behind_and_the_rest_stops(thread: Act) -> None:
     hive = Hive(provide(Base), above_base("stuck", None, thread, stop_timeout=4))
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         await hive.start()
         stopping = asyncio.ensure_future(hive.stop())
         await clock.settle()
@@ -188,7 +187,7 @@ async def test_a_start_stuck_in_a_thread_does_not_hold_up_the_roll_back(thread: 
         raise OSError("boom")
 
     hive = Hive(provide(Base), above_base("stuck", thread, stop_timeout=2), above_base("failing", boom))
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         error, took = await outcome(clock, hive.start())
     assert isinstance(error, StartError)
     assert took == 2
@@ -229,7 +228,7 @@ def tower(stops: dict[str, Act]) -> Cell:
 async def test_when_the_stop_budget_is_spent_every_hook_is_still_reached_in_order() -> None:
     cells = tower({"4": anyio.sleep_forever, "2": anyio.sleep_forever})
     hive = Hive(cells, stop_timeout=40, stop_budget=50)
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         await hive.start()
         error, took = await outcome(clock, hive.stop())
     assert took == 50
@@ -244,7 +243,7 @@ async def test_when_the_stop_budget_is_spent_every_hook_is_still_reached_in_orde
 
 async def test_a_thread_cannot_outlast_the_stop_budget(thread: Act) -> None:
     hive = Hive(tower({"3": thread}), stop_timeout=1000, stop_budget=50)
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         await hive.start()
         error, took = await outcome(clock, hive.stop())
     assert took == pytest.approx(51.1, abs=0.2)
@@ -257,7 +256,7 @@ async def test_the_budget_bounds_a_roll_back_too(thread: Act) -> None:
     hive = Hive(
         provide(Base), above_base("stuck", thread, start_timeout=3, stop_timeout=1000), stop_budget=20
     )
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         error, took = await outcome(clock, hive.start())
     assert isinstance(error, StartError)
     assert took == pytest.approx(24.1, abs=0.2)
@@ -270,7 +269,7 @@ async def test_a_deep_chain_of_waiting_hooks_is_told_in_short() -> None:
     for number in range(3000):
         kinds.append(above(kinds[-1], str(number), None if number else anyio.sleep_forever))
     hive = Hive(provide(*kinds), invoke(kinds[-1]), start_timeout=5)
-    with VirtualClock() as clock:
+    with VirtualClock(patience=0.1) as clock:
         error, _ = await outcome(clock, hive.start())
     lines = told(error)
     assert lines[-1] == "    and 2940 more"

@@ -20,9 +20,9 @@ from lifecycle import (
     module,
     provide,
 )
-from lifecycle.jobs import Backoff
-from lifecycle.logs import logger_for
-from lifecycle.shutdown import Shutdown
+from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.jobs.jobs import Backoff
+from lifecycle.process.logs import logger_for
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lifecycle.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
+from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
 
 
 def lag_of(*stretches: float) -> LoopLag:

@@ -29,8 +29,8 @@ from lifecycle import (
     provide,
     set_log_level,
 )
-from lifecycle.logs import logger_for, trouble_logged
-from lifecycle.loop_lag import LoopLag, measured_loop
+from lifecycle.process.logs import logger_for, trouble_logged
+from lifecycle.process.loop_lag import LoopLag, measured_loop
 from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio

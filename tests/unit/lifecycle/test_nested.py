@@ -338,8 +338,15 @@ def test_the_graph_shows_it_as_a_part() -> None:
     assert log == []
 
 
+async def test_it_runs_after_its_graph_was_drawn() -> None:
+    hive = Hive(*cells(ByHook))
+    hive.graph()
+    async with hive.started():
+        assert log
+
+
 async def test_the_timeline_shows_what_ran_inside() -> None:
-    from lifecycle.graph_timeline import timeline_of
+    from lifecycle.graph.timeline import timeline_of
 
     async with Hive(*cells(ByHook)).started() as hive:
         timeline = timeline_of(hive.graph(), hive.profile)

@@ -21,7 +21,7 @@ from lifecycle import (
     invoke,
     module,
 )
-from lifecycle.jobs import Backoff
+from lifecycle.jobs.jobs import Backoff
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lifecycle import BatchError, HealthTree, Promise, Reconciler, Table
-from lifecycle.jobs import Backoff
+from lifecycle import BatchError, HealthTree, Promise, RateLimit, Reconciler, Table
+from lifecycle.jobs.jobs import Backoff
 from lifecycle.testing import VirtualClock
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class Target:
         self.dump_fails = False
         self.takes = 0.0
         self.calls: list[str] = []
+        self.written_at: list[float] = []
 
     async def dump(self) -> Mapping[str, Row]:
         self.calls.append("dump")
@@ -57,6 +58,7 @@ class Target:
         await self._do(batch, {})
 
     async def _do(self, keys: Collection[str], new: Mapping[str, Row]) -> None:
+        self.written_at.append(anyio.current_time())
         bad = self.bad & set(keys)
         if self.way == "before" and bad:
             raise OSError("refused")
@@ -80,8 +82,17 @@ class Reconciled(RuleBasedStateMachine):
     keys = st.sampled_from(KEYS)
     writes = st.lists(st.tuples(keys, st.none() | st.integers(0, 2)), max_size=4)
 
-    @initialize(held=st.sets(keys), put_early=st.booleans(), batch=st.integers(1, 4), sweeps=st.booleans())
-    def begin(self, held: set[str], put_early: bool, batch: int, sweeps: bool) -> None:
+    @initialize(
+        held=st.sets(keys),
+        put_early=st.booleans(),
+        batch=st.integers(1, 4),
+        sweeps=st.booleans(),
+        limit=st.sampled_from((None, RateLimit(1), RateLimit(1, burst=3))),
+    )
+    def begin(
+        self, held: set[str], put_early: bool, batch: int, sweeps: bool, limit: RateLimit | None
+    ) -> None:
+        self.limit = limit
         self.loop = asyncio.new_event_loop()
         self.table: Table[Row] = Table("rows", key=lambda row: row[0])
         self.source = self.table.initializer("source")
@@ -100,6 +111,7 @@ class Reconciled(RuleBasedStateMachine):
             put_early=put_early,
             batch=batch,
             backoff=Backoff(first=1, maximum=10),
+            rate_limit=limit,
         )
         self.clock = VirtualClock()
         self.run(self.enter())
@@ -212,6 +224,14 @@ class Reconciled(RuleBasedStateMachine):
             assert self.untouched <= set(self.target.rows)
             if not self.put_early:
                 assert self.target.calls == []
+
+    @invariant()
+    def it_keeps_to_the_rate_limit(self) -> None:
+        if (limit := getattr(self, "limit", None)) is not None:
+            times = self.target.written_at
+            for at, first in enumerate(times):
+                for count, last in enumerate(times[at:], 1):
+                    assert count <= limit.burst + (last - first) * limit.calls + 1e-6
 
     @invariant()
     def no_waiter_has_failed(self) -> None:

@@ -34,6 +34,7 @@ class Port(Settings, frozen=True):
 class Server:
     def __init__(self, port: Port, lifecycle: Lifecycle, shutdown: Shutdown, jobs: Jobs) -> None:
         self.shutdown, self.jobs = shutdown, jobs
+        DO_CONSTRUCT
         lifecycle.append(Hook("listen", self.start, self.stop))
     async def start(self):
         DO_START
@@ -50,9 +51,15 @@ sys.exit(anyio.run(Hive(cell, settings=Sources(sys.argv[1:]), name="daemon", OPT
 
 
 def daemon(
-    *argv: str, start: str = "pass", stop: str = "pass", job: str = "pass", options: str = ""
+    *argv: str,
+    start: str = "pass",
+    stop: str = "pass",
+    job: str = "pass",
+    construct: str = "pass",
+    options: str = "",
 ) -> "subprocess.Popen[str]":
     source = DAEMON.replace("DO_START", start).replace("DO_STOP", stop).replace("DO_JOB", job)
+    source = source.replace("DO_CONSTRUCT", construct)
     source = source.replace(", OPTIONS", f", {options}" if options else "")
     return subprocess.Popen(
         [sys.executable, "-c", source, *argv],
@@ -88,6 +95,135 @@ def test_a_second_signal_ends_at_once() -> None:
         out, err = process.communicate(timeout=20)
     assert (out, process.returncode) == ("", 1)
     assert "daemon: second signal, leaving at once" in err
+
+
+def test_a_request_and_one_signal_are_not_two_signals() -> None:
+    """The hive was asked to end from inside, and takes its time; the first signal is the first."""
+    with daemon(
+        start="self.shutdown.request()",
+        stop="print('stopping', flush=True); await anyio.sleep(0.5)",
+    ) as process:
+        assert line(process) == "up"
+        assert line(process) == "stopping"
+        process.terminate()
+        out, err = process.communicate(timeout=20)
+    assert (out.strip(), process.returncode) == ("down", 0)
+    assert "once more to leave at once" in err
+
+
+@pytest.mark.parametrize("blocking", ["__import__('time').sleep(60)", "[None for _ in iter(int, 1)]"])
+@pytest.mark.parametrize("where", ["start", "stop", "constructor"])
+def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: str) -> None:
+    block = f"print('blocked', flush=True); {blocking}"
+    with daemon(
+        start=block if where == "start" else "pass",
+        stop=block if where == "stop" else "pass",
+        construct=block if where == "constructor" else "pass",
+    ) as process:
+        if where == "stop":
+            assert line(process) == "up"
+            process.terminate()
+        assert line(process) == "blocked"
+        process.terminate()
+        if where != "stop":
+            with pytest.raises(subprocess.TimeoutExpired):  # one asks it to end, which it cannot yet
+                process.wait(0.2)
+            process.terminate()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == "daemon: second signal, leaving at once"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "told"),
+    [
+        ("sys.exit(3)", 3, "daemon: hook 'listen' (server) called sys.exit(3)"),
+        ("sys.exit('no licence')", 1, "daemon: no licence"),
+        ("raise KeyboardInterrupt", 130, "daemon: hook 'listen' (server) was interrupted"),
+    ],
+)
+def test_a_hook_that_exits_ends_the_process_so(call: str, code: int, told: str) -> None:
+    with daemon(start=call) as process:
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", code)
+    assert err.splitlines()[-1] == told
+
+
+def test_a_job_that_exits_well_ends_the_process_in_order() -> None:
+    with daemon(start="self.jobs.one_shot('job', self.job)", job="sys.exit()") as process:
+        out, err = process.communicate(timeout=20)
+    assert (out.split(), process.returncode) == (["up", "down"], 0)
+    assert "job 'job' called sys.exit(0)" in err
+
+
+TWO = """
+import anyio
+from lifecycle import *
+from lifecycle import Hive
+
+def hive(name):
+    def build(lifecycle: Lifecycle):
+        async def start(): print("up", flush=True)
+        async def stop(): print("down", name, flush=True)
+        lifecycle.append(Hook("hook", start, stop))
+    return Hive(invoke(build), name=name)
+
+async def main():
+    codes = []
+    async def run(one): codes.append(await one.run())
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, hive("a"))
+        group.start_soon(run, hive("b"))
+    print(codes, flush=True)
+
+LAST_LINE
+"""
+
+
+def program(source: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_two_hives_in_one_process_both_get_the_signal() -> None:
+    with program(TWO.replace("LAST_LINE", "anyio.run(main)")) as process:
+        assert [line(process), line(process)] == ["up", "up"]
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+    assert sorted(out.splitlines()) == ["[0, 0]", "down a", "down b"]
+
+
+def test_a_run_outside_the_main_thread_is_refused() -> None:
+    last = "import threading; threading.Thread(target=lambda: anyio.run(hive('a').run)).start()"
+    with program(TWO.replace("LAST_LINE", last)) as process:
+        _, err = process.communicate(timeout=20)
+    assert err.splitlines()[-1] == (
+        "RuntimeError: a: run() handles signals, which only the main thread can; "
+        "in another one use `async with hive.started()`"
+    )
+
+
+def test_uvloop_runs_a_hive() -> None:
+    last = "anyio.run(main, backend_options={'use_uvloop': True})"
+    with program(TWO.replace("LAST_LINE", last)) as process:
+        assert [line(process), line(process)] == ["up", "up"]
+        process.terminate()
+        out, _ = process.communicate(timeout=20)
+    assert sorted(out.splitlines()) == ["[0, 0]", "down a", "down b"]
+
+
+def test_trio_is_refused_in_one_line() -> None:
+    with program(TWO.replace("LAST_LINE", "anyio.run(hive('a').run, backend='trio')")) as process:
+        _, err = process.communicate(timeout=20)
+    assert (
+        err.splitlines()[-1] == "RuntimeError: a: a hive runs on asyncio: anyio.run(..., backend='asyncio')"
+    )
 
 
 def test_a_stop_stuck_in_a_thread_ends_with_the_budget_by_name() -> None:

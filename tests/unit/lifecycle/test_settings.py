@@ -149,7 +149,7 @@ def test_flags_are_written_the_usual_ways() -> None:
 def test_a_flag_wins_over_the_environment_over_the_config_dir_over_the_default(tmp_path: Path) -> None:
     for name in ("count", "name", "ratio"):
         (tmp_path / name).write_text(" 1 \n")
-    found = from_sources("--count=3", env={"CILIUM_COUNT": "2", "CILIUM_NAME": "2"}, config_dir=tmp_path)
+    found = from_sources("--count=3", env={"HIVE_COUNT": "2", "HIVE_NAME": "2"}, config_dir=tmp_path)
     assert (found.count, found.name, found.ratio, found.mode) == (3, "2", 1.0, "none")
 
 
@@ -163,26 +163,26 @@ def test_the_origin_of_a_value_is_the_highest_place_that_has_one(places: list[st
             path.write_text("10")
         sources = Sources(
             ["--count=30"] if "flag" in places else [],
-            {"CILIUM_COUNT": "20"} if "env" in places else {},
+            {"HIVE_COUNT": "20"} if "env" in places else {},
             directory,
         )
         settings = {
             setting.option.name: setting for setting in Hive(config(All), settings=sources).settings()
         }
-        expected = {"flag": (30, "flag --count"), "env": (20, "CILIUM_COUNT"), "file": (10, f"file {path}")}
+        expected = {"flag": (30, "flag --count"), "env": (20, "HIVE_COUNT"), "file": (10, f"file {path}")}
         winner = next((place for place in expected if place in places), None)
         found = settings["count"]
         assert (found.value, found.origin) == (expected[winner] if winner else (1, "default"))
 
 
 def test_empty_variables_count_as_unset_and_unknown_ones_are_nobodys_business() -> None:
-    assert from_sources(env={"CILIUM_COUNT": "", "CILIUM_NO_SUCH_THING": "1", "COUNT": "7"}).count == 1
+    assert from_sources(env={"HIVE_COUNT": "", "HIVE_NO_SUCH_THING": "1", "COUNT": "7"}).count == 1
 
 
 def test_the_config_dir_may_be_named_by_flag_or_variable(tmp_path: Path) -> None:
     (tmp_path / "count").write_text("7")
     assert from_sources(f"--config-dir={tmp_path}").count == 7
-    assert from_sources(env={"CILIUM_CONFIG_DIR": str(tmp_path)}).count == 7
+    assert from_sources(env={"HIVE_CONFIG_DIR": str(tmp_path)}).count == 7
 
 
 def test_a_config_map_as_it_is_mounted_is_read(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ def test_a_config_map_as_it_is_mounted_is_read(tmp_path: Path) -> None:
 def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "ratio").write_text("half")
     assert faults(
-        "--cuont=1", "--flag=maybe", "stray", "--name", env={"CILIUM_MODE": "x"}, config_dir=tmp_path
+        "--cuont=1", "--flag=maybe", "stray", "--name", env={"HIVE_MODE": "x"}, config_dir=tmp_path
     ) == [
         "--cuont: no such setting; did you mean --count?",
         "stray: not expected here; settings are --name=value",
         "--name: needs a value, as in --name=VALUE",
         "--flag=maybe: expected true or false",
         f"{tmp_path / 'ratio'}: 'half': expected a number",
-        "CILIUM_MODE=x: expected one of none, full",
+        "HIVE_MODE=x: expected one of none, full",
     ]
 
 
@@ -247,14 +247,14 @@ class Judged(Settings, frozen=True):
 @pytest.mark.parametrize("place", ["flag", "env", "file", "code"])
 def test_a_value_that_is_refused_is_told_with_its_place(tmp_path: Path, place: str) -> None:
     (tmp_path / "level").write_text("10" if place == "file" else "1")
-    env = {"CILIUM_LEVEL": "10"} if place == "env" else {}
+    env = {"HIVE_LEVEL": "10"} if place == "env" else {}
     argv = ["--level=10"] if place == "flag" else []
     source = Sources(argv, env, tmp_path)
     with pytest.raises(SettingsError) as caught:
         Hive(config(Judged), settings={"level": 10} if place == "code" else source).check()
     shown = {
         "flag": "--level=10",
-        "env": "CILIUM_LEVEL=10",
+        "env": "HIVE_LEVEL=10",
         "file": f"{tmp_path / 'level'}: '10'",
         "code": "level=10",
     }
@@ -266,9 +266,7 @@ class Needed(Settings, frozen=True):
 
 
 def test_a_field_without_default_is_required() -> None:
-    with pytest.raises(
-        SettingsError, match="node-name is required: give --node-name, CILIUM_NODE_NAME or its"
-    ):
+    with pytest.raises(SettingsError, match="node-name is required: give --node-name, HIVE_NODE_NAME or its"):
         Hive(config(Needed)).check()
     Hive(config(Needed), settings={"node-name": "n"}).check()
 

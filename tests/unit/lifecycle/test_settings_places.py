@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Duration, Formerly, GraphError, Hive, Settings, SettingsError, Sources, config, module
-from lifecycle.sources import Loaded, load
+from lifecycle.settings.sources import Loaded, load
 
 
 class Maps(Settings, frozen=True):
@@ -67,18 +67,18 @@ def test_each_option_has_the_value_of_the_first_place_and_there_of_its_newest_na
         (directory / name).write_text(f"{value}\n")
     loaded = read(
         *(f"--{name}={value}" for name, value in flags.items()),
-        env={f"CILIUM_{name.upper().replace('-', '_')}": str(value) for name, value in env.items()},
+        env={f"HIVE_{name.upper().replace('-', '_')}": str(value) for name, value in env.items()},
         config_dir=directory,
     )
     found = {setting.option.name: (setting.value, setting.origin) for setting in loaded.settings}
     for option, names, default in (("tcp-max", NAMES[:3], 1), ("any-max", NAMES[3:], 2)):
-        places = [(flags, "flag --{}"), (env, "CILIUM_{}"), (files, f"file {directory}/{{}}")]
+        places = [(flags, "flag --{}"), (env, "HIVE_{}"), (files, f"file {directory}/{{}}")]
         given_in = [(layer, origin, name) for layer, origin in places for name in names if name in layer]
         if not given_in:
             assert found[option] == (default, "default")
             continue
         layer, origin, name = given_in[0]
-        spelled = name.upper().replace("-", "_") if origin.startswith("CILIUM") else name
+        spelled = name.upper().replace("-", "_") if origin.startswith("HIVE_") else name
         assert found[option] == (layer[name], origin.format(spelled))
         warned = [warning for warning in loaded.warnings if f"called {option} now" in warning]
         assert len(warned) == (name != option)
@@ -113,8 +113,8 @@ def test_an_option_with_an_old_name_of_another_is_a_duplicate() -> None:
 
 def test_every_refusal_of_a_struct_is_told_with_where_its_values_come_from(tmp_path: Path) -> None:
     (tmp_path / "any-max").write_text("0")
-    assert faults(env={"CILIUM_TCP_MAX": "-1"}, config_dir=tmp_path) == [
-        "CILIUM_TCP_MAX=-1: expected more than 0",
+    assert faults(env={"HIVE_TCP_MAX": "-1"}, config_dir=tmp_path) == [
+        "HIVE_TCP_MAX=-1: expected more than 0",
         f"{tmp_path}/any-max: '0': expected more than 0",
     ]
     (tmp_path / "any-max").write_text("10")
@@ -148,9 +148,9 @@ def test_a_mistaken_flag_is_told_with_what_was_meant(argument: str, told: str) -
 def test_optional_booleans_and_durations_are_written_as_plain_ones() -> None:
     assert maps("--verbose", "--tcp-max=9").verbose is True
     assert maps("--verbose=").verbose is None
-    loaded = read(env={"CILIUM_WAIT": "1000000000"})
+    loaded = read(env={"HIVE_WAIT": "1000000000"})
     assert loaded.structs[Maps] == Maps(wait=Duration(1))
-    assert loaded.warnings == ["CILIUM_WAIT=1000000000: a duration without a unit is read as nanoseconds"]
+    assert loaded.warnings == ["HIVE_WAIT=1000000000: a duration without a unit is read as nanoseconds"]
 
 
 def test_variables_may_have_another_prefix(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_variables_may_have_another_prefix(tmp_path: Path) -> None:
         count: int
 
     (tmp_path / "count").write_text("2")
-    env = {"BEES_COUNT": "1", "CILIUM_COUNT": "3"}
+    env = {"BEES_COUNT": "1", "HIVE_COUNT": "3"}
     assert load([Needs], Sources(env=env, prefix="BEES_")).structs[Needs] == Needs(count=1)
     env = {"BEES_CONFIG_DIR": str(tmp_path)}
     assert load([Needs], Sources(env=env, prefix="BEES_")).structs[Needs] == Needs(count=2)
@@ -168,7 +168,7 @@ def test_variables_may_have_another_prefix(tmp_path: Path) -> None:
 
 def test_a_map_flag_may_be_given_several_times() -> None:
     assert maps("--opt=a=1,b=2", '--opt={"b": "3"}').opt == {"a": "1", "b": "3"}
-    assert maps(env={"CILIUM_OPT": "etcd.config=/x"}).opt == {"etcd.config": "/x"}
+    assert maps(env={"HIVE_OPT": "etcd.config=/x"}).opt == {"etcd.config": "/x"}
 
 
 def test_an_empty_config_dir_flag_means_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,8 @@ def test_a_yaml_file_that_is_empty_or_not_asked_for_changes_nothing(tmp_path: Pa
 def test_a_named_file_goes_before_the_config_dir_setting_by_setting(tmp_path: Path) -> None:
     (tmp_path / "tcp-max").write_text("10")
     (tmp_path / "any-max").write_text("10")
-    file = tmp_path / "named"
+    (tmp_path / "below").mkdir()
+    file = tmp_path / "below" / "named"
     file.write_text("tcp-max: 20")
 
     def find(*argv: str, **env: str) -> Loaded:
@@ -249,8 +250,8 @@ def test_a_named_file_goes_before_the_config_dir_setting_by_setting(tmp_path: Pa
     assert loaded.structs[Maps] == Maps(tcp_max=20, any_max=10)
     (warning,) = loaded.warnings
     assert warning.startswith(f"--config {file} and --config-dir {tmp_path} are both given: ")
-    assert find(CILIUM_CONFIG=str(file), CILIUM_ANY_MAX="7").structs[Maps] == Maps(tcp_max=20, any_max=7)
-    assert find("--config=", CILIUM_CONFIG=str(file)).structs[Maps] == Maps(tcp_max=10, any_max=10)
+    assert find(HIVE_CONFIG=str(file), HIVE_ANY_MAX="7").structs[Maps] == Maps(tcp_max=20, any_max=7)
+    assert find("--config=", HIVE_CONFIG=str(file)).structs[Maps] == Maps(tcp_max=10, any_max=10)
     assert [fault.text for fault in find(f"--config={file}s").faults] == [
         f"--config {file}s: no such file or directory; expected a YAML file of settings"
     ]

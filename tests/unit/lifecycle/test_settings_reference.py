@@ -27,11 +27,11 @@ from lifecycle import (
     module,
     seconds,
 )
-from lifecycle.reference import json_schema, markdown, sections
-from lifecycle.schema import plain, schema
-from lifecycle.settings import options_of
-from lifecycle.sources import load
-from lifecycle.values import accept
+from lifecycle.graph.reference import json_schema, markdown, sections
+from lifecycle.settings.options import options_of
+from lifecycle.settings.schema import plain, schema
+from lifecycle.settings.sources import load
+from lifecycle.settings.values import accept
 
 
 class Level(enum.Enum):

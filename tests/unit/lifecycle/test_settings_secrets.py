@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Formerly, Hive, Secret, Settings, SettingsError, Sources, config, module
-from lifecycle.durations import Duration
-from lifecycle.settings import options_of
-from lifecycle.sources import load
-from lifecycle.values import show
+from lifecycle.settings.durations import Duration
+from lifecycle.settings.options import options_of
+from lifecycle.settings.sources import load
+from lifecycle.settings.values import show
 
 
 class Login(Settings, frozen=True):
@@ -45,7 +45,7 @@ def told(*argv: str, env: dict[str, str] | None = None) -> list[str]:
 def test_a_secret_is_given_as_any_setting(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t3\n")
     assert login("--token=t1").token.reveal() == "t1"
-    assert login(env={"CILIUM_TOKEN": "t2"}).token.reveal() == "t2"
+    assert login(env={"HIVE_TOKEN": "t2"}).token.reveal() == "t2"
     assert login(config_dir=tmp_path).token.reveal() == "t3"
     assert login("--keys=a=1,b=2").keys == {"a": Secret("1"), "b": Secret("2")}
     assert login("--spare=").spare is None
@@ -58,7 +58,7 @@ def test_a_secret_may_be_in_a_file_that_flag_variable_or_config_dir_name(tmp_pat
     (tmp_path / "config" / "token-file").write_text(f"{file}\n")
     for found in (
         login(f"--token-file={file}"),
-        login(env={"CILIUM_TOKEN_FILE": str(file)}),
+        login(env={"HIVE_TOKEN_FILE": str(file)}),
         login(config_dir=tmp_path / "config"),
     ):
         assert found.token == Secret(" s p a c e d ")
@@ -73,8 +73,8 @@ def test_a_secret_may_be_in_a_file_that_flag_variable_or_config_dir_name(tmp_pat
 def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mounted"
     file.write_text("in the file")
-    assert login(f"--token-file={file}", env={"CILIUM_TOKEN": "t"}).token.reveal() == "in the file"
-    assert login("--token=t", env={"CILIUM_TOKEN_FILE": str(file)}).token.reveal() == "t"
+    assert login(f"--token-file={file}", env={"HIVE_TOKEN": "t"}).token.reveal() == "in the file"
+    assert login("--token=t", env={"HIVE_TOKEN_FILE": str(file)}).token.reveal() == "t"
     assert told("--token=t", f"--token-file={file}") == [
         f"--token=(hidden) and --token-file={file}: give one of them"
     ]
@@ -97,7 +97,7 @@ SECRETS = st.text("QZXJV", min_size=5)
 def test_a_secret_is_in_no_error_warning_graph_or_text(secret: str) -> None:
     written: list[Sources | dict[str, object]] = [
         Sources(["--user=u", f"--token={secret}", f"--spare={secret}", f"--keys=a={secret}"]),
-        Sources(env={"CILIUM_TOKEN": secret, "CILIUM_KEYS": secret, "CILIUM_CODES": secret}),
+        Sources(env={"HIVE_TOKEN": secret, "HIVE_KEYS": secret, "HIVE_CODES": secret}),
         Sources([f"--password={secret}", f"--keys={{{secret}", f"--codes={secret}", "--limit=x"]),
         Sources([f"--tokne={secret}", "--tokne", secret, f"-token={secret}", f"token={secret}"]),
         {"token": secret, "keys": [secret], "codes": {secret: secret}, "spare": 5, "unknown": secret},

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import MAC, Duration, GraphError, Hive, Quantity, Secret, Settings, config
-from lifecycle.values import accept, known, parse, parse_all, show, type_text
+from lifecycle.settings.values import accept, known, parse, parse_all, show, type_text
 
 
 class Level(enum.Enum):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Change, Promise, Table
-from lifecycle import table as table_module
+from lifecycle.tables import core as table_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +326,19 @@ async def test_a_failed_promise_raises_for_everyone_who_waits() -> None:
         with pytest.raises(OSError, match="no socket"):
             await promise.wait()
     assert not promise.resolved
+
+
+def test_an_index_by_a_text_is_refused() -> None:
+    """A text is many values, one for each letter: never what is meant."""
+
+    def name(row: Row) -> str:
+        return row.key
+
+    with pytest.raises(
+        TypeError, match=r"index 'name' is by every letter of a text.* at .*test_table.py:\d+"
+    ):
+        Table("rows", key=lambda row: row.key, indexes={"name": name})
+    table: Table[Row] = Table("rows", key=lambda row: row.key, indexes={"name": lambda row: row.key})
+    with pytest.raises(TypeError, match=r"table rows: index 'name' .* its function gave 'eth0'"):
+        put(table, Row("eth0"))
+    assert table.all() == []

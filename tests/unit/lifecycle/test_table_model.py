@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from lifecycle import Derived, ReadTable, Snapshot, Table
-from lifecycle.changes import Changes
+from lifecycle.tables.changes import Changes
 
 R = TypeVar("R")
 

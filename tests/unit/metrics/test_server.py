@@ -12,9 +12,9 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells import metrics
 from cells.config import AgentConfig
-from cells.metrics import Collector, Family, counter, gauge
+from cells.observe import metrics
+from cells.observe.metrics import Collector, Family, counter, gauge
 from lifecycle import Hive, Hook, Lifecycle, Member, StartError, provide, supply
 from lifecycle.testing import eventually
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.events import Drop, Lost, Sample, Trace, decode
-from cells.monitor import GobError, Payloads
-from cells.monitor.payload import PREFACE, encode
+from cells.observe.events import Drop, Lost, Sample, Trace, decode
+from cells.observe.monitor import GobError, Payloads
+from cells.observe.monitor.payload import PREFACE, encode
 
 RECORDED = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
 """Frames a server sent, which ``cilium-dbg monitor -j`` of Cilium 1.17 printed."""

@@ -11,10 +11,10 @@ import pytest
 from anyio import connect_unix
 from anyio.abc import SocketStream
 
-from cells.events import Events, Lost, Sample, Subscription
-from cells.monitor import SOCKET, Monitor, MonitorSettings, Payloads
-from cells.monitor.payload import PREFACE
-from lifecycle import Hive, HiveError, config, invoke, provide, supply
+from cells.observe.events import Events, Lost, Sample, Subscription
+from cells.observe.monitor import SOCKET, Monitor, MonitorSettings, Payloads
+from cells.observe.monitor.payload import PREFACE
+from lifecycle import Hive, HiveError, config, invoke, provide, replace, supply
 from lifecycle.testing import eventually, fake
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def serving(directory: Path, events: FakeEvents, **settings: object) -> As
         provide(Monitor),
         invoke(Monitor),
         supply(directory / SOCKET, Path),
-        supply(fake(Events, subscribe=events.subscribe), Events),
+        replace(Events, fake(Events, subscribe=events.subscribe)),
         settings=settings,
     )
     async with hive.started():

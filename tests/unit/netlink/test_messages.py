@@ -11,8 +11,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from cells.netlink import VethPair, messages
-from cells.netlink.wire import Request, encode
+from cells.node.netlink import VethPair, messages
+from cells.node.netlink.wire import Request, encode
 
 MAC_A = bytes.fromhex("02aabbccdd01")
 MAC_B = bytes.fromhex("02aabbccdd02")
@@ -233,6 +233,10 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
             ],
         ),
     ),
+    "list the routes of a link": (
+        messages.dump_routes(0, 3),
+        lambda: filled(rtmsg(), 26, REQUEST | ACK | DUMP, {"family": 0}, [("RTA_OIF", 3)]),
+    ),
     "remove a route": (
         messages.delete_route(3, IPv4Network("10.0.1.5/32")),
         lambda: filled(
@@ -250,6 +254,10 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     "ingress filter": (
         messages.replace_filter(12, messages.TC_H_INGRESS, 33, "cil_from_container"),
         lambda: bpf_filter(0xFFFFFFF2),
+    ),
+    "list filters": (
+        messages.dump_filters(12, messages.TC_H_INGRESS),
+        lambda: tc(46, DUMP, {"parent": 0xFFFFFFF2}, []),
     ),
     "egress filter": (
         messages.replace_filter(12, messages.TC_H_EGRESS, 33, "cil_from_container"),
@@ -275,6 +283,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
+        "dump_filters",
     }  # fmt: skip
     assert packers == compared
 

@@ -7,7 +7,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from cells.ipam import Allocation, Family, IPAddress, IpamError, IPNetwork
-from cells.router.address import choose_address
+from cells.node.router.address import choose_address
 from lifecycle import HiveError
 
 

@@ -7,7 +7,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.router.past import addresses_in, remembered
+from cells.maps import NodeConfig
+from cells.node.router.past import addresses_in, remembered
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::a:5")
 V6 = "0xfd, 0x0, 0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0xa, 0x0, 0x5"
@@ -50,19 +51,24 @@ def test_lines_that_make_no_sense_are_passed_over(line: str) -> None:
     assert addresses_in(line) == []
 
 
-def test_the_devices_addresses_come_first_and_the_file_is_left_alone(tmp_path: Path) -> None:
+def test_what_the_programs_know_comes_before_the_device_and_the_file_is_left_alone(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "node_config.h"
     path.write_text(WRITTEN, encoding="ascii")
-    now = IPv4Address("10.0.1.9")
-    assert remembered([now, ROUTER6], path, structlog.get_logger()) == [now, ROUTER6, ROUTER]
+    pinned, now = IPv4Address("10.0.1.8"), IPv4Address("10.0.1.9")
+    node = NodeConfig(pinned, 2, bytes(6), 3, bytes(6), None)
+    log = structlog.get_logger()
+    assert remembered(node, [now, ROUTER6], path, log) == [pinned, now, ROUTER6, ROUTER]
+    assert remembered(None, [now, ROUTER6], path, log) == [now, ROUTER6, ROUTER]
     assert path.read_text(encoding="ascii") == WRITTEN
 
 
 def test_no_file_is_no_fault_and_one_that_cannot_be_read_is_logged(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        assert remembered([ROUTER], tmp_path / "none", structlog.get_logger()) == [ROUTER]
+        assert remembered(None, [ROUTER], tmp_path / "none", structlog.get_logger()) == [ROUTER]
         assert logs == []
-        assert remembered([ROUTER], tmp_path, structlog.get_logger()) == [ROUTER]
+        assert remembered(None, [ROUTER], tmp_path, structlog.get_logger()) == [ROUTER]
     assert [(entry["log_level"], entry["error"]) for entry in logs] == [
         ("warning", f"[Errno 21] Is a directory: '{tmp_path}'")
     ]

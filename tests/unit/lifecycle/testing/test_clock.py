@@ -2,8 +2,11 @@
 
 import asyncio
 import threading
+import time
+from functools import partial
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from lifecycle import Hook, HookTimeoutError, Jobs, Lifecycle, StartError, Timer, invoke, module, provide
@@ -128,3 +131,65 @@ async def test_a_condition_is_not_waited_for_beyond_its_deadline() -> None:
         with pytest.raises(AssertionError, match="did not hold within 60 s"):
             await clock.until(task.done, within=60)
         task.cancel()
+
+
+async def test_a_clock_ticks_in_whole_nanoseconds() -> None:
+    """0.2 s five times is one second, whatever floats make of it, and however long the machine is up."""
+    for up in (0.0, 3e5, 1e8):
+        loop = asyncio.get_running_loop()
+        before, loop.time = loop.time, lambda up=up: up  # type: ignore[method-assign,misc]
+        ticks = 0
+        try:
+            with VirtualClock() as clock:
+
+                async def tick() -> None:
+                    nonlocal ticks
+                    while True:
+                        await anyio.sleep(0.2)
+                        ticks += 1
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(tick)
+                    for second in range(1, 4):
+                        await clock.advance(1)
+                        assert ticks == 5 * second
+                    if up < 1e6:  # after years of it, a float has no nanoseconds left
+                        await clock.advance(1000)
+                        assert ticks == 5015
+                    group.cancel_scope.cancel()
+        finally:
+            loop.time = before  # type: ignore[method-assign]
+
+
+async def test_calls_in_threads_of_every_kind_are_waited_for() -> None:
+    done: list[str] = []
+
+    def work(name: str) -> None:
+        time.sleep(0.05)
+        done.append(name)
+
+    async def start() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, work, "default")
+            own = anyio.CapacityLimiter(1)
+            group.start_soon(partial(anyio.to_thread.run_sync, work, "own", limiter=own))
+            group.start_soon(asyncio.to_thread, work, "asyncio")
+            group.start_soon(in_executor)
+
+    async def in_executor() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, work, "executor")
+
+    with VirtualClock() as clock:
+        task = asyncio.ensure_future(start())
+        await clock.settle()
+        assert sorted(done) == ["asyncio", "default", "executor", "own"]
+        assert task.done()
+
+
+def test_another_event_loop_is_refused_in_one_line() -> None:
+    async def enter() -> None:
+        with VirtualClock():
+            raise AssertionError
+
+    with pytest.raises(RuntimeError, match="needs asyncio's own event loop; this one is of uvloop"):
+        anyio.run(enter, backend_options={"use_uvloop": True})

@@ -1,0 +1,5 @@
+"""The part of the API that speaks for the endpoint cell.
+
+Needs:  Endpoints, EndpointChanges, Controllers.
+Gives:  EndpointOperations.
+"""

@@ -1,0 +1,109 @@
+"""The wire types of what the API has beside Cilium's document: the agent's tables, settings and event loop.
+
+Needs: Model.   Gives: one Struct per answer of /hive and /statedb, and Query, the question of the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import field
+
+from cells.api.models.v1 import Model
+from cells.config.drift import Change
+from lifecycle.admin import TableChange, TableInfo, TableRow
+
+__all__ = [
+    "Failure",
+    "HealthID",
+    "HealthRow",
+    "HealthStatusRow",
+    "LoopLoad",
+    "Query",
+    "Setting",
+    "Settings",
+    "TableChange",
+    "TableInfo",
+    "TableRow",
+]
+
+
+class Failure(Model, frozen=True):
+    """Why there is no other answer."""
+
+    err: str
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+class Query(msgspec.Struct, frozen=True):
+    """What is asked of a table: the rows of one key, or all from it on."""
+
+    table: str
+    index: str
+    key: str = ""
+    """In base64."""
+    lowerbound: bool = False
+
+
+class HealthID(Model, frozen=True, rename="pascal"):
+    """Which part of which module."""
+
+    module: Sequence[str]
+    component: Sequence[str]
+
+
+class HealthStatusRow(Model, frozen=True, rename="pascal"):
+    """What a module told of itself last, in the names of Go's fields; times are of the year 1 for never."""
+
+    id: HealthID = field(name="ID")
+    level: str
+    message: str
+    error: str
+    last_ok: str = field(name="LastOK")
+    updated: str
+    stopped: str
+    final: str
+    count: int
+
+
+class HealthRow(Model, frozen=True):
+    """A row of the table ``health``."""
+
+    rev: int
+    obj: HealthStatusRow
+
+
+# --- the hive --------------------------------------------------------------------------------------
+
+
+class LoopLoad(Model, frozen=True):
+    """How long the event loop was busy at a stretch, in seconds, since the agent started.
+
+    ``counts[i]`` stretches took at most ``bounds[i]``, the last of them longer than every bound; a
+    share that is null is among these.
+    """
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    longest: float
+    p99: float | None
+    p99_9: float | None = field(name="p99.9")
+
+
+class Setting(Model, frozen=True):
+    """A setting in force, its value as text, and where that is from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+class Settings(Model, frozen=True):
+    """Every setting, where they are read from, and what a restart would change."""
+
+    places: str
+    settings: Sequence[Setting]
+    changes: Sequence[Change]

@@ -1,0 +1,165 @@
+"""The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
+
+Needs: Model.   Gives: StatusResponse and its parts.
+What the agent does not have at all (Hubble, cluster mesh, proxy) has no field: clients print such lines as
+disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
+cilium-dbg reads each unchecked.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from cells.api.models.v1 import ControllerStatus, Model, NodeAddressing, NodeAddressingElement, Time
+
+
+class Status(Model, frozen=True):
+    """State of one part: Ok, Warning, Failure or Disabled, and a text for a person."""
+
+    state: str = ""
+    msg: str = ""
+
+
+class Mode(Model, frozen=True):
+    """A part that is only in a mode: host firewall, encryption, chaining, clock source."""
+
+    mode: str = ""
+
+
+class Switch(Model, frozen=True):
+    """A part that is only on or off."""
+
+    enabled: bool = False
+
+
+class NodeElement(Model, frozen=True):
+    """A node of the cluster as this agent sees it; the name is ``cluster/node``."""
+
+    name: str = ""
+    primary_address: NodeAddressing | None = None
+    secondary_addresses: list[NodeAddressingElement] | None = None
+    source: str = ""
+
+
+class ClusterStatus(Model, frozen=True):
+    """This node and its cluster."""
+
+    self_name: str = field(default="", name="self")
+    cilium_health: Status | None = field(default=None, name="ciliumHealth")
+    nodes: list[NodeElement] = field(default_factory=list)
+
+
+class IPAMStatus(Model, frozen=True):
+    """Allocated addresses and their owners."""
+
+    status: str = ""
+    allocations: dict[str, str] = field(default_factory=dict)
+    ipv4: list[str] = field(default_factory=list)
+    ipv6: list[str] = field(default_factory=list)
+
+
+class ModuleHealth(Model, frozen=True):
+    """How one module of the agent is: OK, Degraded, Stopped or Unknown."""
+
+    module_id: str = ""
+    level: str = ""
+    message: str = ""
+    last_updated: Time = ""
+
+
+class MonitorStatus(Model, frozen=True):
+    """Where the monitor's events come from: a ring of ``npages`` for each CPU."""
+
+    cpus: int = 0
+    npages: int = 0
+    pagesize: int = 0
+    lost: int = 0
+    unknown: int = 0
+
+
+class BPFMapProperties(Model, frozen=True):
+    """Name and capacity of one kind of BPF map."""
+
+    name: str = ""
+    size: int = 0
+
+
+class BPFMapStatus(Model, frozen=True):
+    """The BPF maps the agent keeps."""
+
+    maps: list[BPFMapProperties] = field(default_factory=list)
+    dynamic_size_ratio: float = 0.0
+
+
+class IdentityRange(Model, frozen=True):
+    """Identities this agent may allocate."""
+
+    min_identity: int = 0
+    max_identity: int = 0
+
+
+class Routing(Model, frozen=True):
+    """How packets travel between nodes and inside one."""
+
+    inter_host_routing_mode: str = ""
+    intra_host_routing_mode: str = ""
+
+
+class ProxyReplacementDevice(Model, frozen=True):
+    """An uplink and its addresses."""
+
+    name: str = ""
+    ip: list[str] = field(default_factory=list)
+
+
+class ProxyReplacementFeatures(Model, frozen=True):
+    """Service features; cilium-dbg dereferences every one of them, on or off."""
+
+    node_port: Switch = field(name="nodePort")
+    host_port: Switch = field(name="hostPort")
+    external_ips: Switch = field(name="externalIPs")
+    socket_lb: Switch = field(name="socketLB")
+    socket_lb_tracing: Switch = field(name="socketLBTracing")
+    session_affinity: Switch = field(name="sessionAffinity")
+    graceful_termination: Switch = field(name="gracefulTermination")
+    nat46x64: Switch = field(name="nat46X64")
+
+
+class ProxyReplacement(Model, frozen=True):
+    """State of the kube-proxy replacement; ``devices`` and ``deviceList`` are equally long."""
+
+    mode: str
+    features: ProxyReplacementFeatures
+    devices: list[str] = field(default_factory=list)
+    device_list: list[ProxyReplacementDevice] = field(default_factory=list, name="deviceList")
+
+
+class StatusResponse(Model, frozen=True):
+    """The answer to GET /healthz."""
+
+    cilium: Status
+    cluster: ClusterStatus | None = None
+    stale: dict[str, Time] | None = None
+    controllers: list[ControllerStatus] | None = None
+    modules: list[ModuleHealth] | None = None
+    node_monitor: MonitorStatus | None = field(default=None, name="nodeMonitor")
+    cni_file: Status | None = None
+    kvstore: Status | None = None
+    kubernetes: Status | None = None
+    kube_proxy_replacement: ProxyReplacement | None = None
+    host_firewall: Mode | None = None
+    encryption: Mode | None = None
+    cni_chaining: Mode | None = None
+    clock_source: Mode | None = None
+    srv6: Switch | None = None
+    ipv4_big_tcp: Switch | None = None
+    ipv6_big_tcp: Switch | None = None
+    bandwidth_manager: Switch | None = None
+    masquerading: Switch | None = None
+    routing: Routing | None = None
+    datapath_mode: str = ""
+    attach_mode: str = ""
+    ipam: IPAMStatus | None = None
+    identity_range: IdentityRange | None = None
+    bpf_maps: BPFMapStatus | None = None
+    auth_certificate_provider: Status | None = None

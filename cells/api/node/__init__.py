@@ -1,0 +1,5 @@
+"""The parts of the API that tell of the node: configuration, identities, prefixes, maps, nodes.
+
+Needs:  Maps, Router, Device and what the node is made of.
+Gives:  NodeStatus, ConfigOperations, NodeOperations.
+"""

@@ -1,0 +1,115 @@
+"""The operations on services: those of the cluster's objects can be looked at, none can be made by hand.
+
+Needs: Table[ServedFrontend].   Gives: ServiceOperations, part.
+"""
+
+from __future__ import annotations
+
+from cells.api.models.services import (
+    BackendAddress,
+    FrontendAddress,
+    Service,
+    ServiceFlags,
+    ServiceSpec,
+    ServiceStatus,
+)
+from cells.api.part import ApiPart, Route
+from cells.api.wire import answer, empty
+from cells.services.control import INTERNAL, PROTOCOLS, Address, Backend, ServedFrontend
+from lifecycle import Member, Table
+from lifecycle.http import Request, Response
+
+_PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
+
+
+class ServiceOperations:
+    """The handlers."""
+
+    def __init__(self, served: Table[ServedFrontend]) -> None:
+        self._served = served
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/service", self.get_services),
+            Route("GET", "/v1/service/{id}", self.get_service),
+            Route("PUT", "/v1/service/{id}", self.put_service),
+            Route("DELETE", "/v1/service/{id}", self.delete_service),
+        ]
+
+    async def get_services(self, request: Request) -> Response:
+        """GET /service: all of them, by number."""
+        del request
+        return answer(200, [service_model(one) for one in sorted(self._served.all(), key=lambda one: one.id)])
+
+    async def get_service(self, request: Request) -> Response:
+        """GET /service/{id}: one, by its number; 404 without a body."""
+        found = self._find(request)
+        return answer(200, service_model(found)) if found is not None else empty(404)
+
+    async def put_service(self, request: Request) -> Response:
+        """PUT /service/{id}: refused, since only objects of the cluster make services."""
+        del request
+        return answer(501, "services cannot be made by hand yet: apply a Service and its EndpointSlice")
+
+    async def delete_service(self, request: Request) -> Response:
+        """DELETE /service/{id}: one of an object cannot be deleted here, an unknown one is 404."""
+        if self._find(request) is None:
+            return empty(404)
+        return answer(500, "the service is of an object of the cluster: delete that")
+
+    def _find(self, request: Request) -> ServedFrontend | None:
+        text = request.match_info["id"]
+        number = int(text) if text.isascii() and text.isdigit() else 0
+        return next((one for one in self._served.all() if one.id == number), None)
+
+
+def service_model(served: ServedFrontend) -> Service:
+    """A frontend in Cilium's words."""
+    frontend = served.frontend
+    spec = ServiceSpec(
+        id=served.id,
+        frontend_address=FrontendAddress(
+            ip=str(frontend.key.address.ip),
+            port=frontend.key.address.port,
+            protocol=_protocol(frontend.key.address),
+            scope="internal" if frontend.key.scope == INTERNAL else "external",
+        ),
+        backend_addresses=tuple(_backend(one) for one in frontend.backends),
+        flags=ServiceFlags(
+            ext_traffic_policy=_policy(local=frontend.ext_local),
+            int_traffic_policy=_policy(local=frontend.int_local),
+            traffic_policy=_policy(local=frontend.ext_local),
+            health_check_node_port=frontend.health_check_node_port,
+            name=frontend.service.name,
+            namespace=frontend.service.namespace,
+            type=frontend.type.text,
+        ),
+    )
+    return Service(spec=spec, status=ServiceStatus(realized=spec))
+
+
+def _backend(backend: Backend) -> BackendAddress:
+    return BackendAddress(
+        ip=str(backend.address.ip),
+        port=backend.address.port,
+        protocol=_protocol(backend.address),
+        node_name=backend.node,
+        preferred=backend.preferred,
+        state=backend.state.name.lower(),
+        weight=backend.weight,
+        zone=backend.zone,
+    )
+
+
+def _protocol(address: Address) -> str:
+    return _PROTOCOLS[address.protocol]
+
+
+def _policy(*, local: bool) -> str:
+    return "Local" if local else "Cluster"
+
+
+def part(operations: ServiceOperations) -> Member[ApiPart]:
+    """Services, as a part of the API."""
+    return ApiPart("services", operations.routes())

@@ -1,0 +1,91 @@
+"""Security identities: a number for each set of labels, by which the datapath knows whose packets are whose.
+
+Controller: label sets in, the table ``identities`` out.
+Needs:  nothing.   Gives: Identities, Table[Identity], IdentityAllocator; the reserved numbers, and labels.
+Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: IdentityAllocator.
+        Without a cluster this node gives the numbers.
+"""
+
+from collections.abc import Iterable
+
+from cells.cluster.identity.allocator import IdentityAllocator, NodeAllocator, NoIdentityError
+from cells.cluster.identity.identities import Identities, Identity, identity_table
+from cells.cluster.identity.labels import (
+    RESERVED,
+    Label,
+    is_identity_label,
+    labels_sha256,
+    parse,
+    split_identity_labels,
+    texts,
+)
+from cells.cluster.identity.numbers import (
+    CLUSTER,
+    HEALTH,
+    HOST,
+    INIT,
+    INIT_LABELS,
+    RESERVED_IDENTITIES,
+    UNKNOWN,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+    Scope,
+    scope_for,
+    scope_of,
+)
+from cells.observe.metrics import Collector, Family
+from lifecycle import Member, module, provide
+
+__all__ = [
+    "CLUSTER",
+    "HEALTH",
+    "HOST",
+    "INIT",
+    "INIT_LABELS",
+    "RESERVED",
+    "RESERVED_IDENTITIES",
+    "UNKNOWN",
+    "WORLD",
+    "WORLD_IPV4",
+    "WORLD_IPV6",
+    "Identities",
+    "Identity",
+    "IdentityAllocator",
+    "Label",
+    "NoIdentityError",
+    "NodeAllocator",
+    "Scope",
+    "cell",
+    "identity_table",
+    "is_identity_label",
+    "labels_sha256",
+    "parse",
+    "scope_for",
+    "scope_of",
+    "split_identity_labels",
+    "texts",
+]
+
+
+def node_allocator() -> IdentityAllocator:
+    """Pods' identities by the count of this node."""
+    return NodeAllocator(CLUSTER)
+
+
+def identity_metrics(identities: Identities) -> Member[Collector]:
+    """Identities as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.cluster.identity.metrics import families
+
+        return families(identities)
+
+    return Collector("identity", collect)
+
+
+cell = module(
+    "identity",
+    "Numbers for sets of labels",
+    provide(identity_table, node_allocator, Identities, identity_metrics),
+)

@@ -1,0 +1,67 @@
+"""How the ipcache cell is put together.
+
+Needs: Maps.   Gives: cell.
+"""
+
+from typing import Final
+
+from cells.cluster.ipcache.entry import IpcacheEntry
+from cells.cluster.ipcache.ipcache import Ipcache
+from cells.cluster.ipcache.kernel import KernelIpcache
+from cells.cluster.ipcache.rows import IpcacheMap, IpcacheRows
+from cells.maps import Maps
+from lifecycle import (
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Reconciler,
+    Table,
+    Tables,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+
+SWEEP: Final = minutes(1)
+
+
+def ipcache_table() -> Table[IpcacheEntry]:
+    """The ``ipcache`` table, by prefix."""
+    return Table("ipcache", key=lambda entry: entry.prefix)
+
+
+def ipcache_map(maps: Maps) -> IpcacheMap:
+    """The map cilium_ipcache."""
+    return KernelIpcache(maps)
+
+
+def ipcache(
+    table: Table[IpcacheEntry],
+    kernel: IpcacheMap,
+    *,
+    lifecycle: Lifecycle,
+    jobs: Jobs,
+    tables: Tables,
+    log: Logger,
+) -> Ipcache:
+    """Whose every prefix is, once its hook has read what a former agent left.
+
+    The map is swept when all sources are known, every minute, and when the kernel refused a row.
+    """
+    rows = IpcacheRows(table, kernel, log)
+    reconciler = Reconciler(table, rows, full_every=SWEEP)
+    tables.add(reconciler.statuses)
+    lifecycle.append(Hook("read the ipcache", rows.read))
+    sweep = jobs.timer("sweep", reconciler.sweep, SWEEP)
+    sweep.trigger()
+    return Ipcache(table, rows, sweep.trigger)
+
+
+def run(kept: Ipcache) -> None:
+    """The map is kept right whether or not someone asks for it."""
+    del kept
+
+
+cell = module("ipcache", "Whose every prefix is", provide(ipcache_table, ipcache_map, ipcache), invoke(run))

@@ -1,0 +1,91 @@
+"""What somebody knows of a prefix, and which of several claims counts.
+
+For:    Ipcache and its sources. Needs: nothing. Gives: Source, IpcacheEntry, prefix_of().
+Source: Cilium 1.17, the sources of ipcache entries and their order.
+"""
+
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from typing import Final
+
+import msgspec
+
+from cells.cluster.identity import HOST
+from cells.ipam import IPAddress, IPNetwork
+from cells.maps import IpcacheValue
+
+
+class Source(StrEnum):
+    """Where a claim comes from, the strongest first."""
+
+    KUBE_APISERVER = "kube-apiserver"
+    LOCAL = "local"
+    """This agent: addresses of the node, and of its endpoints."""
+    KVSTORE = "kvstore"
+    CUSTOM_RESOURCE = "custom-resource"
+    KUBERNETES = "k8s"
+    CLUSTERMESH = "clustermesh"
+    DIRECTORY = "directory"
+    API = "api"
+    GENERATED = "generated"
+    """Made for policies that name prefixes."""
+    RESTORED = "restored"
+    """What a former agent left, of an endpoint that is not back yet."""
+    UNSPEC = "unspec"
+
+
+_STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
+
+
+class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim; and a row of the table: the claim that counts, with the others in ``shadowed``."""
+
+    prefix: IPNetwork
+    identity: int
+    source: Source
+    resource: str
+    """Whose claim it is: ``<kind>/<namespace>/<name>``, ``ep//12`` for one. It has one claim of a prefix."""
+    tunnel_endpoint: IPv4Address = IPv4Address(0)
+    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    encrypt_key: int = 0
+    skip_tunnel: bool = False
+    shadowed: "tuple[IpcacheEntry, ...]" = ()
+    """Other claims of the prefix, the strongest first."""
+
+    @property
+    def value(self) -> IpcacheValue:
+        """What the prefix has in cilium_ipcache."""
+        return IpcacheValue(self.identity, self.tunnel_endpoint, self.encrypt_key, int(self.skip_tunnel))
+
+    @property
+    def claims(self) -> "list[IpcacheEntry]":
+        """All claims of the prefix, the strongest first."""
+        return [msgspec.structs.replace(self, shadowed=()), *self.shadowed]
+
+
+def prefix_of(address: IPAddress) -> IPNetwork:
+    """The prefix that is this address alone."""
+    if isinstance(address, IPv4Address):
+        return IPv4Network((int(address), 32))
+    return IPv6Network((int(address), 128))
+
+
+def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
+    """The prefix's row once ``claim`` is made, instead of what its resource claimed before.
+
+    The strongest source counts; of claims of one source that of reserved:host, else the latest.
+    """
+    if row is None:
+        return claim
+    return _row([claim, *(each for each in row.claims if each.resource != claim.resource)])
+
+
+def withdrawn(row: IpcacheEntry, resource: str) -> IpcacheEntry | None:
+    """The prefix's row without the claim of ``resource``; None when no other is left."""
+    others = [each for each in row.claims if each.resource != resource]
+    return _row(others) if others else None
+
+
+def _row(claims: list[IpcacheEntry]) -> IpcacheEntry:
+    first, *others = sorted(claims, key=lambda claim: (_STRENGTH[claim.source], claim.identity != HOST))
+    return msgspec.structs.replace(first, shadowed=tuple(others)) if others else first

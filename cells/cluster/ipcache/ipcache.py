@@ -1,0 +1,87 @@
+"""Claims of prefixes: made and withdrawn by resource, in the map at once.
+
+For:    whoever knows whose a prefix is. Needs: Table[IpcacheEntry], IpcacheRows. Gives: Ipcache.
+
+A claim is in the map when upsert() returns: that of a pod's address must be, before its link comes up. The
+sweep is for what others changed, what the kernel refused, and what a former agent left.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from cells.cluster.ipcache.entry import IpcacheEntry, claimed, withdrawn
+from cells.cluster.ipcache.rows import IpcacheRows
+from cells.ipam import IPNetwork
+from cells.maps import IpcacheValue
+from lifecycle import Table
+
+
+class Ipcache:
+    """Whose every prefix is.
+
+    A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
+    Until all of them are done, no row of the map goes for want of a claim.
+    """
+
+    def __init__(
+        self,
+        table: Table[IpcacheEntry],
+        rows: IpcacheRows,
+        refused: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``refused`` is called when the kernel refused a row: a sweep is due."""
+        self.table = table
+        """The claims that count, by prefix."""
+        self._rows = rows
+        self._refused = refused
+
+    @property
+    def leftovers(self) -> Mapping[IPNetwork, IpcacheValue]:
+        """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
+        return self._rows.leftovers
+
+    def upsert(self, *claims: IpcacheEntry) -> None:
+        """Make these claims, each instead of what its resource claimed of the prefix before.
+
+        Raises OSError when the kernel refuses a row: then none is claimed, and rows written until then go
+        with the next sweep.
+        """
+        rows: dict[IPNetwork, IpcacheEntry] = {}
+        for claim in claims:
+            rows[claim.prefix] = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
+        self._write({prefix: row.value for prefix, row in rows.items() if not self._rows.holds(row)})
+        with self.table.txn() as table:
+            for row in rows.values():
+                table.put(row)
+        self._rows.settled(rows)
+
+    def withdraw(self, resource: str, prefixes: Iterable[IPNetwork]) -> None:
+        """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
+
+        Raises OSError when the kernel refuses: the claims are gone, the rows follow with the next sweep.
+        """
+        before = {prefix: row for prefix in prefixes if (row := self.table.get(prefix)) is not None}
+        after = {prefix: withdrawn(row, resource) for prefix, row in before.items()}
+        with self.table.txn() as table:
+            for prefix, row in after.items():
+                if row is None:
+                    table.delete(prefix)
+                else:
+                    table.put(row)
+        values = {prefix: None if row is None else row.value for prefix, row in after.items()}
+        self._write({prefix: each for prefix, each in values.items() if each != before[prefix].value})
+
+    def discard(self, prefixes: Collection[IPNetwork]) -> None:
+        """Remove leftovers before all sources are known: these mean nothing any more. Raises OSError.
+
+        What is claimed stays.
+        """
+        gone = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
+        self._write(dict.fromkeys(gone))
+        self._rows.settled(gone)
+
+    def _write(self, values: Mapping[IPNetwork, IpcacheValue | None]) -> None:
+        try:
+            self._rows.write(values)
+        except OSError:
+            self._refused()
+            raise

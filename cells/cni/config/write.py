@@ -1,0 +1,122 @@
+"""Keeping the CNI configuration file written.
+
+Needs: CniConfigSettings, AgentConfig, QueueLock, CniServer, Api.   Gives: CniConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import anyio
+from anyio import to_thread
+
+from cells.api import Api
+from cells.cni.config.chained import NoTargetError
+from cells.cni.config.contents import Contents
+from cells.cni.config.directory import put_aside, write_file
+from cells.cni.config.settings import CniConfigSettings
+from cells.cni.server import CniServer, QueueLock
+from cells.config import AgentConfig
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger
+
+SETTLE: Final = 0.05
+"""Seconds in which several changes of the directory are one."""
+
+
+class CniConfig:
+    """Announces the node: its hook lets plugins at the delete queue again, its job writes the file.
+
+    It depends on both servers, so it starts once they accept. A file that cannot be written degrades the
+    module's health and is tried again. When it is to be the only one, the directory is watched: what others
+    put there is renamed, and ours is put back. It stays when the agent stops.
+    """
+
+    def __init__(
+        self,
+        settings: CniConfigSettings,
+        config: AgentConfig,
+        queue: QueueLock,
+        server: CniServer,
+        api: Api,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        del server, api  # they serve by now: that is why this waits for them
+        self._settings = settings
+        self._contents = Contents(settings, config.cni_socket, debug=config.debug)
+        self._path = Path(settings.write_cni_conf_when_ready)
+        self._queue = queue
+        self._health = health
+        self._log = log
+        lifecycle.append(Hook("open the delete queue", self._announce))
+        if settings.write_cni_conf_when_ready:
+            jobs.one_shot("write", self._keep if settings.cni_exclusive else self.write)
+
+    async def _announce(self) -> None:
+        self._queue.release()
+        if not self._settings.write_cni_conf_when_ready:
+            self._health.ok("CNI configuration management disabled")
+
+    async def write(self) -> None:
+        """Write the file unless it is right already; raises what went wrong, health having been told."""
+        try:
+            written, aside = await to_thread.run_sync(self._write)
+        except (OSError, NoTargetError) as error:
+            self._health.degraded(f"failed to write CNI configuration file {self._path}: {error}", error)
+            raise
+        self._health.ok(f"successfully wrote CNI configuration file to {self._path}")
+        for name in aside:
+            self._log.info("renaming non-Cilium CNI configuration file", file=name, to=f"{name}.cilium_bak")
+        if written:
+            self._log.info("CNI configuration file written", path=str(self._path))
+
+    def _write(self) -> tuple[bool, list[str]]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        written = write_file(self._path, self._contents.read(self._path, self._skipped))
+        return written, put_aside(self._path, exclusive=self._settings.cni_exclusive)
+
+    def _skipped(self, what: str) -> None:
+        self._log.warning("CNI configuration cannot be read", file=what)
+
+    async def _keep(self) -> None:
+        """Write, and again after every change of the directory, for ever; raises as :meth:`write` does."""
+        while True:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            async for what in self._changes():
+                if what:
+                    self._log.info("activity in the CNI directory, writing again", change=what)
+                await self.write()
+
+    async def _changes(self) -> AsyncIterator[str]:
+        """An empty text once the directory is watched, then what changed, until the directory itself goes."""
+        from asyncinotify import Inotify, Mask
+
+        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+        try:
+            inotify = Inotify()
+            inotify.add_watch(self._path.parent, gone | changed | Mask.ATTRIB | Mask.ONLYDIR)
+        except OSError as error:  # too many watches on this machine, say: pods need the file all the same
+            await self.write()
+            reason = error.strerror or str(error)
+            self._health.ok(
+                f"successfully wrote CNI configuration file to {self._path}; not watched: {reason}"
+            )
+            raise  # the job tells of it, and tries again
+        with inotify:
+            yield ""
+            while True:
+                events = [await inotify.get()]
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        events.append(await inotify.get())
+                if any(event.mask & (gone | Mask.IGNORED) for event in events):
+                    return
+                names = {str(event.name) for event in events if event.name is not None}
+                if shown := sorted(name for name in names if not name.startswith(".")):
+                    yield ", ".join(shown)  # a name with a dot is our own file on its way

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The conntrack maps, and the keys by which flows of either family are in them. */
+#pragma once
+
+#include "lib/maps.h"
+#include "lib/packet.h"
+
+#define CT_MAP(name, key_type, entries)                                                                            \
+	struct {                                                                                                   \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                               \
+		__type(key, struct key_type);                                                                      \
+		__type(value, struct ct_entry);                                                                    \
+		__uint(max_entries, entries);                                                                      \
+	} name SEC(".maps")
+
+CT_MAP(cilium_ct4_global, ct4_key, 524288);
+CT_MAP(cilium_ct_any4_global, ct4_key, 262144);
+CT_MAP(cilium_ct6_global, ct6_key, 524288);
+CT_MAP(cilium_ct_any6_global, ct6_key, 262144);
+
+/* Ports and direction of the flow this packet would have started, or with `reply` of the one it answers. */
+static __always_inline void ct_fill_tail(struct ct_tail *tail, const struct flow *flow, enum direction direction,
+					 bool reply)
+{
+	bool in = (direction == INGRESS) != reply;
+
+	tail->dport = reply ? flow->sport : flow->dport;
+	tail->sport = reply ? flow->dport : flow->sport;
+	tail->protocol = flow->protocol;
+	tail->flags = (in ? CT_KEY_IN : CT_KEY_OUT) | (flow->related ? CT_KEY_RELATED : 0);
+}
+
+static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow *flow, enum direction direction,
+					 bool reply)
+{
+	/* Loaded before choosing: the verifier refuses a load from an address that depends. */
+	__be32 source = *(volatile const __be32 *)&flow->saddr.words[0];
+	__be32 destination = *(volatile const __be32 *)&flow->daddr.words[0];
+
+	key->daddr = reply ? destination : source;
+	key->saddr = reply ? source : destination;
+	ct_fill_tail(&key->tail, flow, direction, reply);
+}
+
+static __always_inline void ct_fill_key6(struct ct6_key *key, const struct flow *flow, enum direction direction,
+					 bool reply)
+{
+	/* Apart: merged, the two would be one copy from an address that depends, which the verifier refuses. */
+	if (reply) {
+		key->daddr = flow->daddr;
+		key->saddr = flow->saddr;
+		barrier();
+	} else {
+		key->daddr = flow->saddr;
+		key->saddr = flow->daddr;
+	}
+	ct_fill_tail(&key->tail, flow, direction, reply);
+}
+
+/* The entry of that flow, or NULL. One map for each call: only then the kernel inlines the lookup. */
+static __always_inline struct ct_entry *ct_entry_of(const struct flow *flow, enum direction direction, bool reply,
+						    __u8 family)
+{
+	struct ct_entry *entry;
+
+	if (family == FAMILY_IPV4) {
+		struct ct4_key key __attribute__((aligned(8)));
+
+		ct_fill_key4(&key, flow, direction, reply);
+		if (flow->protocol == IPPROTO_TCP) {
+			entry = bpf_map_lookup_elem(&cilium_ct4_global, &key);
+			barrier();
+		} else {
+			entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key);
+		}
+	} else {
+		struct ct6_key key __attribute__((aligned(8)));
+
+		ct_fill_key6(&key, flow, direction, reply);
+		if (flow->protocol == IPPROTO_TCP) {
+			entry = bpf_map_lookup_elem(&cilium_ct6_global, &key);
+			barrier();
+		} else {
+			entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key);
+		}
+	}
+	return entry;
+}
+
+/* Turn the key of a flow into that of the ICMP errors about it. */
+static __always_inline void ct_relate_tail(struct ct_tail *tail, __u8 family)
+{
+	tail->dport = 0;
+	tail->sport = 0;
+	tail->protocol = family == FAMILY_IPV4 ? IPPROTO_ICMP : IPPROTO_ICMPV6;
+	tail->flags |= CT_KEY_RELATED;
+}
+
+/* Let ICMP errors between the two addresses in for as long as the flow may live: one entry serves all flows. */
+static __always_inline long ct_relate(void *map, const void *key, struct ct_entry *entry, __u32 until)
+{
+	struct ct_entry *known = bpf_map_lookup_elem(map, key);
+
+	if (known && known->source_identity == entry->source_identity) {
+		if (known->through_stack != entry->through_stack)
+			known->through_stack = entry->through_stack;
+		if (known->rev_nat_index != entry->rev_nat_index) {
+			known->rev_nat_index = entry->rev_nat_index;
+			known->lb_loopback = entry->lb_loopback;
+		}
+		if (known->lifetime < until)
+			known->lifetime = until;
+		return 0;
+	}
+	entry->lifetime = until;
+	return bpf_map_update_elem(map, key, entry, BPF_ANY);
+}
+
+/* Enter a flow and its ICMP errors; 0, or the kernel's error. */
+static __always_inline long ct_insert(const struct flow *flow, enum direction direction, struct ct_entry *entry,
+				      __u32 until, __u8 family)
+{
+	bool tcp = flow->protocol == IPPROTO_TCP;
+	long failed;
+
+	if (family == FAMILY_IPV4) {
+		struct ct4_key key __attribute__((aligned(8)));
+
+		ct_fill_key4(&key, flow, direction, false);
+		if (tcp) {
+			failed = bpf_map_update_elem(&cilium_ct4_global, &key, entry, BPF_ANY);
+			barrier();
+		} else {
+			failed = bpf_map_update_elem(&cilium_ct_any4_global, &key, entry, BPF_ANY);
+		}
+		ct_relate_tail(&key.tail, family);
+		return failed ? failed : ct_relate(&cilium_ct_any4_global, &key, entry, until);
+	} else {
+		struct ct6_key key __attribute__((aligned(8)));
+
+		ct_fill_key6(&key, flow, direction, false);
+		if (tcp) {
+			failed = bpf_map_update_elem(&cilium_ct6_global, &key, entry, BPF_ANY);
+			barrier();
+		} else {
+			failed = bpf_map_update_elem(&cilium_ct_any6_global, &key, entry, BPF_ANY);
+		}
+		ct_relate_tail(&key.tail, family);
+		return failed ? failed : ct_relate(&cilium_ct_any6_global, &key, entry, until);
+	}
+}

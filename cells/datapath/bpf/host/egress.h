@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What leaves through cilium_host: the host's own packets to pods, and those its stack forwards to them. */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "lib/identity.h"
+#include "lib/mark.h"
+#include "lib/network.h"
+#include "pod/deliver.h"
+
+/* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
+ * its destination. Our mark says so, unless somebody has put another in its place; the host's own packets have none.
+ */
+static __always_inline void learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	const struct address_info *source;
+	__u32 mark = mark_read(skb);
+
+	if ((mark & MARK_KIND) == MARK_IDENTITY) {
+		mark_write(skb, 0); /* routing rules would match it twice */
+		flow->source_identity = marked_identity(mark);
+		flow->through_stack = true;
+		return;
+	}
+	flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
+	if (likely(!mark))
+		return;
+	source = address_lookup(&flow->saddr, family);
+	flow->through_stack = source && !(source->flags & ADDRESS_IS_HOST);
+}
+
+static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct address_info *local;
+	int refused = parse(skb, flow, family);
+	enum ct_status status;
+
+	if (family == FAMILY_IPV6 && refused != DROP_INVALID && link_scoped(&flow->daddr))
+		return TC_ACT_OK;
+	if (refused)
+		return DROP(INGRESS, refused);
+	local = address_lookup(&flow->daddr, family);
+	if (!local)
+		return DROP(INGRESS, DROP_UNROUTABLE); /* handed back, the stack would send it here again */
+	if (local->flags & ADDRESS_IS_HOST)
+		return TC_ACT_OK;
+	flow->destination = local->endpoint_id;
+	flow->destination_identity = local->identity;
+	learn_sender(skb, flow, family);
+	if (flow->ttl <= 1)
+		return DROP(INGRESS, DROP_TTL_EXCEEDED);
+	refused = ingress_check(skb, flow, use, ct_now(), family, &status);
+	if (refused)
+		return DROP(INGRESS, refused);
+	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
+			 family);
+}
+
+/* What passes cilium_host reaches the host again through cilium_net: address it so. */
+static __always_inline int pass_to_net(struct __sk_buff *skb)
+{
+	const struct node_config *node = node_facts();
+	struct ethernet *eth = packet_eth(skb);
+
+	if (node && eth)
+		mac_write(eth->destination, node->net_mac);
+	return TC_ACT_OK;
+}
+
+static __always_inline int host_sends(struct __sk_buff *skb, struct flow *flow)
+{
+	struct ethernet *eth = packet_eth(skb);
+	int verdict = TC_ACT_OK;
+
+	if (!eth)
+		return DROP(INGRESS, DROP_INVALID);
+	if (eth->protocol == bpf_htons(ETH_P_IP))
+		verdict = host_sends_ip(skb, flow, FAMILY_IPV4);
+	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		verdict = host_sends_ip(skb, flow, FAMILY_IPV6);
+	return verdict == TC_ACT_OK ? pass_to_net(skb) : verdict;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Session affinity: a client goes back to the backend it had, for as long as it keeps coming. */
+#pragma once
+
+#include "lb/services.h"
+
+static __always_inline bool lb_has_affinity(const struct lb_service *service)
+{
+	return service->flags & LB_AFFINITY && !(service->flags2 & LB_L7);
+}
+
+static __always_inline void lb4_affinity_key(struct lb4_affinity_key *key, const struct flow *flow, __be16 index)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->client = flow->saddr.words[0];
+	key->rev_nat_index = index;
+}
+
+static __always_inline void lb6_affinity_key(struct lb6_affinity_key *key, const struct flow *flow, __be16 index)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->client = flow->saddr;
+	key->rev_nat_index = index;
+}
+
+/* The number of the backend this client had, 0 if it is too long ago or that one no longer serves. */
+static __always_inline __u32 lb_affine(const struct lb_service *service, const struct flow *flow, __u32 now,
+				       __u8 family)
+{
+	struct lb_affinity_match match = { .rev_nat_index = service->rev_nat_index };
+	const struct lb_affinity *known;
+
+	if (!lb_has_affinity(service))
+		return 0;
+	if (family == FAMILY_IPV4) {
+		struct lb4_affinity_key key;
+
+		lb4_affinity_key(&key, flow, service->rev_nat_index);
+		known = bpf_map_lookup_elem(&cilium_lb4_affinity, &key);
+	} else {
+		struct lb6_affinity_key key;
+
+		lb6_affinity_key(&key, flow, service->rev_nat_index);
+		known = bpf_map_lookup_elem(&cilium_lb6_affinity, &key);
+	}
+	if (!known || known->last_used + (service->backend & LB_AFFINITY_TIME) <= now)
+		return 0;
+	match.backend = known->backend;
+	return bpf_map_lookup_elem(&cilium_lb_affinity_match, &match) ? match.backend : 0;
+}
+
+/* The client has come again. */
+static __always_inline void lb_affinity_note(const struct lb_service *service, const struct flow *flow, __u32 backend,
+					     __u32 now, __u8 family)
+{
+	struct lb_affinity value = { .last_used = now, .backend = backend };
+
+	if (!lb_has_affinity(service))
+		return;
+	if (family == FAMILY_IPV4) {
+		struct lb4_affinity_key key;
+
+		lb4_affinity_key(&key, flow, service->rev_nat_index);
+		bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
+	} else {
+		struct lb6_affinity_key key;
+
+		lb6_affinity_key(&key, flow, service->rev_nat_index);
+		bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
+	}
+}

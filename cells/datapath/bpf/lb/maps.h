@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Services: frontends, their slots, backends, and what is remembered of clients. Layouts are Cilium 1.17's.
+ *
+ * Addresses, ports and reverse NAT indexes in network order, the rest in the host's. The agent writes all of them but
+ * the affinity of clients.
+ */
+#pragma once
+
+#include "lib/maps.h"
+
+struct lb4_key {
+	__be32 address;
+	__be16 port;
+	__u16 slot; /* 0: the service itself; from 1 on its backends */
+	__u8 protocol; /* 0: any */
+	__u8 scope;
+	__u8 pad[2];
+};
+
+struct lb6_key {
+	struct address address;
+	__be16 port;
+	__u16 slot;
+	__u8 protocol;
+	__u8 scope;
+	__u8 pad[2];
+};
+
+#define LB_SCOPE_INTERNAL 1 /* for clients of the cluster, where that makes a difference */
+
+struct lb_service {
+	__u32 backend; /* of slot 0: the time-out of session affinity, in seconds */
+	__u16 count;
+	__be16 rev_nat_index;
+	__u8 flags;
+	__u8 flags2;
+	__u16 quarantined;
+};
+
+#define LB_AFFINITY 0x10	  /* of flags */
+#define LB_L7 0x04		  /* of flags2 */
+#define LB_TWO_SCOPES 0x20	  /* of flags2 */
+#define LB_AFFINITY_TIME 0xffffff /* the rest of the word says how a backend is chosen for clients outside */
+
+struct lb4_backend {
+	__be32 address;
+	__be16 port;
+	__u8 protocol;
+	__u8 state;
+	__u16 cluster;
+	__u8 zone;
+	__u8 pad;
+};
+
+struct lb6_backend {
+	struct address address;
+	__be16 port;
+	__u8 protocol;
+	__u8 state;
+	__u16 cluster;
+	__u8 zone;
+	__u8 pad;
+};
+
+#define LB_BACKEND_ACTIVE 0
+
+struct lb4_reverse_nat {
+	__be32 address;
+	__be16 port;
+} __attribute__((packed, aligned(2)));
+
+struct lb6_reverse_nat {
+	struct address address;
+	__be16 port;
+} __attribute__((packed, aligned(2)));
+
+/* The client is an address: in the low bytes of its field, if it is an IPv4 one. */
+struct lb4_affinity_key {
+	__u64 client;
+	__be16 rev_nat_index;
+	__u8 netns_cookie;
+	__u8 pad;
+	__u32 pad2;
+};
+
+struct lb6_affinity_key {
+	struct address client;
+	__be16 rev_nat_index;
+	__u8 netns_cookie;
+	__u8 pad;
+	__u32 pad2;
+};
+
+struct lb_affinity {
+	__u64 last_used; /* seconds of CLOCK_MONOTONIC */
+	__u32 backend;
+	__u32 pad;
+};
+
+struct lb_affinity_match {
+	__u32 backend;
+	__be16 rev_nat_index;
+	__u16 pad;
+};
+
+#define LB_MAP(name, kind, map_flags_, key_type, value_type)                                                       \
+	struct {                                                                                                   \
+		__uint(type, kind);                                                                                \
+		__type(key, key_type);                                                                             \
+		__type(value, value_type);                                                                         \
+		__uint(max_entries, 65536);                                                                        \
+		__uint(map_flags, map_flags_);                                                                     \
+	} name SEC(".maps")
+
+LB_MAP(cilium_lb4_services_v2, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb4_key, struct lb_service);
+LB_MAP(cilium_lb6_services_v2, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb6_key, struct lb_service);
+LB_MAP(cilium_lb4_backends_v3, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct lb4_backend);
+LB_MAP(cilium_lb6_backends_v3, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __u32, struct lb6_backend);
+LB_MAP(cilium_lb4_reverse_nat, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __be16, struct lb4_reverse_nat);
+LB_MAP(cilium_lb6_reverse_nat, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __be16, struct lb6_reverse_nat);
+LB_MAP(cilium_lb4_affinity, BPF_MAP_TYPE_LRU_HASH, 0, struct lb4_affinity_key, struct lb_affinity);
+LB_MAP(cilium_lb6_affinity, BPF_MAP_TYPE_LRU_HASH, 0, struct lb6_affinity_key, struct lb_affinity);
+LB_MAP(cilium_lb_affinity_match, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb_affinity_match, __u8);
+
+_Static_assert(sizeof(struct lb4_key) == 12, "cilium_lb4_services_v2");
+_Static_assert(sizeof(struct lb6_key) == 24, "cilium_lb6_services_v2");
+_Static_assert(sizeof(struct lb_service) == 12, "cilium_lb4_services_v2");
+_Static_assert(sizeof(struct lb4_backend) == 12, "cilium_lb4_backends_v3");
+_Static_assert(sizeof(struct lb6_backend) == 24, "cilium_lb6_backends_v3");
+_Static_assert(sizeof(struct lb4_reverse_nat) == 6, "cilium_lb4_reverse_nat");
+_Static_assert(sizeof(struct lb6_reverse_nat) == 18, "cilium_lb6_reverse_nat");
+_Static_assert(sizeof(struct lb4_affinity_key) == 16, "cilium_lb4_affinity");
+_Static_assert(sizeof(struct lb6_affinity_key) == 24, "cilium_lb6_affinity");
+_Static_assert(sizeof(struct lb_affinity) == 16, "cilium_lb4_affinity");
+_Static_assert(sizeof(struct lb_affinity_match) == 8, "cilium_lb_affinity_match");

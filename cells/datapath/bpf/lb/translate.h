@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Puts another address and port in a packet, with its checksums kept true. */
+#pragma once
+
+#include "lib/packet.h"
+#include "lib/reasons.h"
+
+/* Which end of the packet. */
+enum end {
+	SOURCE,
+	DESTINATION,
+};
+
+#define TCP_CHECKSUM 16 /* where headers have it */
+#define UDP_CHECKSUM 6
+#define ICMP6_CHECKSUM 2
+
+/* Where the transport's checksum is that counts the addresses, 0 if it has none. */
+static __always_inline __u32 checksum_of(const struct flow *flow)
+{
+	if (flow->later_fragment)
+		return 0;
+	switch (flow->protocol) {
+	case IPPROTO_TCP:
+		return flow->l4 + TCP_CHECKSUM;
+	case IPPROTO_UDP:
+		return flow->l4 + UDP_CHECKSUM;
+	case IPPROTO_ICMPV6:
+		return flow->l4 + ICMP6_CHECKSUM;
+	}
+	return 0;
+}
+
+static __always_inline __u64 checksum_flags(const struct flow *flow)
+{
+	return flow->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+}
+
+static __always_inline int translate_address(struct __sk_buff *skb, const struct flow *flow, enum end end,
+					     const struct address *from, const struct address *to, __u8 family)
+{
+	__u32 sum_at = checksum_of(flow), at, size = family == FAMILY_IPV4 ? 4 : 16;
+	__u64 flags = checksum_flags(flow) | BPF_F_PSEUDO_HDR;
+	struct address old = *from, new = *to;
+	__s64 difference;
+
+	if (family == FAMILY_IPV4) {
+		at = ETH_HLEN + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+		if (bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
+			return DROP_WRITE_ERROR;
+	} else {
+		at = ETH_HLEN + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+	}
+	if (bpf_skb_store_bytes(skb, at, &new, size, 0))
+		return DROP_WRITE_ERROR;
+	if (!sum_at)
+		return 0;
+	difference = bpf_csum_diff(old.words, size, new.words, size, 0);
+	return bpf_l4_csum_replace(skb, sum_at, 0, difference, flags) ? DROP_L4_CHECKSUM : 0;
+}
+
+static __always_inline int translate_port(struct __sk_buff *skb, const struct flow *flow, enum end end, __be16 from,
+					  __be16 to)
+{
+	__u32 at = flow->l4 + (end == SOURCE ? 0 : 2), sum_at = checksum_of(flow);
+
+	if (from == to || flow->later_fragment)
+		return 0;
+	if (!sum_at)
+		return DROP_L4_CHECKSUM; /* SCTP's is over the whole packet */
+	if (bpf_l4_csum_replace(skb, sum_at, from, to, checksum_flags(flow) | 2))
+		return DROP_L4_CHECKSUM;
+	return bpf_skb_store_bytes(skb, at, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+}

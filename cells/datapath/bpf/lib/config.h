@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Constants of one generation, written by the loader before the verifier sees the programs.
+ *
+ * The agent finds the generation in force by reading this back from the programs in hive_entry.
+ */
+#pragma once
+
+#include "lib/bpf.h"
+
+#ifndef BUILD_TAG
+#define BUILD_TAG ""
+#endif
+
+#define CONFIG_MAGIC 0x48495645 /* "HIVE" */
+
+#define FEATURE_SCTP 1
+#define FEATURE_UNREACHABLE 2 /* services without a backend answer */
+
+struct config {
+	__u32 magic;
+	__u32 generation;
+	__u32 ct_lifetime_tcp; /* seconds, as all of these */
+	__u32 ct_lifetime_syn; /* TCP before anything but a SYN was seen */
+	__u32 ct_lifetime_any;
+	__u32 ct_lifetime_closed;
+	__u32 ct_lifetime_service_tcp; /* of the entry that tells who serves a connection */
+	__u32 ct_lifetime_service_any;
+	__u32 ct_service_grace; /* after its end, until another backend may serve the same ports */
+	__be32 service_loopback; /* what a pod that is its own backend is reached from */
+	__u32 features;
+	__u32 pad;
+	char build[16]; /* digest of the object, text */
+	char tag[32];   /* of the compilation: tells two builds of one source apart */
+};
+
+_Static_assert(sizeof(struct config) == 96, ".rodata.cfg");
+_Static_assert(sizeof(BUILD_TAG) <= 32, "BUILD_TAG is at most 31 characters");
+
+volatile const struct config config SEC(".rodata.cfg") = {
+	.magic = CONFIG_MAGIC,
+	.ct_lifetime_tcp = 8000,
+	.ct_lifetime_syn = 60,
+	.ct_lifetime_any = 60,
+	.ct_lifetime_closed = 10,
+	.ct_lifetime_service_tcp = 8000,
+	.ct_lifetime_service_any = 60,
+	.ct_service_grace = 60,
+	.tag = BUILD_TAG,
+};

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Who is behind an address: a pod of this node, the node itself, an identity. */
+#pragma once
+
+#include "lib/maps.h"
+#include "lib/packet.h"
+
+#define IDENTITY_HOST 1
+#define IDENTITY_WORLD 2
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct ipcache_key);
+	__type(value, struct ipcache_info);
+	__uint(max_entries, 512000);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_ipcache SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct address_key);
+	__type(value, struct address_info);
+	__uint(max_entries, 65535);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_lxc SEC(".maps");
+
+/* Where the address lives on this node, or NULL. */
+static __always_inline struct address_info *address_lookup(const struct address *ip, __u8 family)
+{
+	struct address_key key = { .ip = *ip, .family = family };
+
+	return bpf_map_lookup_elem(&cilium_lxc, &key);
+}
+
+/* What the ipcache has of an address, or NULL: then it belongs to the world. */
+static __always_inline const struct ipcache_info *ipcache_lookup(const struct address *ip, __u8 family)
+{
+	struct ipcache_key key = {
+		.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6,
+		.family = family,
+		.ip = *ip,
+	};
+
+	return bpf_map_lookup_elem(&cilium_ipcache, &key);
+}
+
+static __always_inline __u32 identity_of(const struct ipcache_info *info)
+{
+	return info ? info->identity : IDENTITY_WORLD;
+}
+
+/* The same for an address of this node, from the entry at hand: its own record saves the search. */
+static __always_inline __u32 identity_of_local(const struct address_info *local)
+{
+	return local->flags & ADDRESS_IS_HOST ? IDENTITY_HOST : local->identity;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The packet's mark: who sent it, for the programs that see it again behind the host's stack.
+ *
+ * Bits 8 to 11 say what the mark means, 16 to 31 and 0 to 7 hold an identity. A pod cannot set it: it does not
+ * leave a network namespace. Whoever reads an identity from it clears it.
+ */
+#pragma once
+
+#include "lib/bpf.h"
+
+#define MARK_KIND 0x0f00
+#define MARK_INGRESS_PROXY 0x0a00 /* a layer 7 proxy has let it in */
+#define MARK_EGRESS_PROXY 0x0b00
+#define MARK_IDENTITY 0x0f00
+#define MARK_IDENTITY_BITS 24 /* larger ones, which only this node knows, do not fit */
+
+/* In assembly, so that the compiler does not keep the field's address: the verifier allows none within the context. */
+static __always_inline __u32 mark_read(const struct __sk_buff *skb)
+{
+	__u32 mark;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(mark) : "r"(skb), "i"(offsetof(struct __sk_buff, mark)));
+	return mark;
+}
+
+static __always_inline void mark_write(struct __sk_buff *skb, __u32 mark)
+{
+	asm volatile("*(u32 *)(%0 + %2) = %1"
+		     :
+		     : "r"(skb), "r"(mark), "i"(offsetof(struct __sk_buff, mark))
+		     : "memory");
+}
+
+static __always_inline void mark_identity(struct __sk_buff *skb, __u32 identity)
+{
+	if (likely(!(identity >> MARK_IDENTITY_BITS)))
+		mark_write(skb, MARK_IDENTITY | identity << 16 | identity >> 16);
+}
+
+static __always_inline __u32 marked_identity(__u32 mark)
+{
+	return (mark & 0xff) << 16 | mark >> 16;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Counts packets by reason and direction: once for each packet.
+ *
+ * File and line, which tools print as source lines of another program, are left at zero.
+ */
+#pragma once
+
+#include "lib/maps.h"
+#include "lib/reasons.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__type(key, struct metrics_key);
+	__type(value, struct metrics_value);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_metrics SEC(".maps");
+
+static __always_inline void count(struct __sk_buff *skb, __u8 reason, enum direction direction)
+{
+	struct metrics_key key = { .reason = reason, .direction = direction };
+	struct metrics_value *value = bpf_map_lookup_elem(&cilium_metrics, &key);
+
+	if (likely(value)) { /* of this CPU, and programs are not preempted by their like */
+		value->count++;
+		value->bytes += skb->len;
+	} else {
+		struct metrics_value first = { .count = 1, .bytes = skb->len };
+
+		bpf_map_update_elem(&cilium_metrics, &key, &first, BPF_NOEXIST);
+	}
+}

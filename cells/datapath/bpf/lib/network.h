@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reads the network header, IPv4 or IPv6, and what follows it. */
+#pragma once
+
+#include "lib/fragments.h"
+#include "lib/packet.h"
+#include "lib/transport.h"
+
+#define IP_MORE_FRAGMENTS 0x2000
+#define IP_FRAGMENT_OFFSET 0x1fff
+#define IP6_FRAGMENT_OFFSET 0xfff8
+#define MAX_EXTENSIONS 6 /* IPv6 extension headers before the transport's */
+
+/* Whether the header's own lengths fit the packet. A total of 0 marks a GSO packet over 64 KiB. */
+static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __u32 packet)
+{
+	__u32 total = bpf_ntohs(ip->tot_len);
+
+	if (unlikely(!total))
+		return packet > 0xffff;
+	return total >= header && total + ETH_HLEN <= packet;
+}
+
+static __always_inline int parse_ipv4(struct __sk_buff *skb, struct flow *flow)
+{
+	struct iphdr *ip;
+	__be16 fragment;
+	__u32 header;
+
+	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+		return DROP_INVALID;
+	ip = packet_ipv4(skb);
+	if (!ip)
+		return DROP_INVALID;
+	header = ip->ihl * 4;
+	if (ip->version != 4 || header < sizeof(*ip) || !lengths_fit(ip, header, skb->len))
+		return DROP_INVALID;
+	flow->saddr.words[0] = ip->saddr;
+	flow->daddr.words[0] = ip->daddr;
+	flow->protocol = ip->protocol;
+	flow->ttl = ip->ttl;
+	flow->l4 = ETH_HLEN + header;
+	fragment = ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET);
+	if (unlikely(fragment)) {
+		flow->fragmented = true;
+		flow->later_fragment = !!(fragment & bpf_htons(IP_FRAGMENT_OFFSET));
+		flow->fragment_id = ip->id;
+	}
+	return 0;
+}
+
+/* An extension header's first bytes, see RFC 8200. */
+struct extension {
+	__u8 next;
+	__u8 length; /* in 8 bytes, the first not counted */
+	__be16 fragment;
+	__be32 id;
+};
+
+/* Where the extension headers lead: in, the first of them; out, what follows the last. */
+struct extensions {
+	__u32 at;
+	__u32 protocol;
+	__u32 fragmented;
+	__u32 later; /* not the first fragment: what follows is not in this packet */
+	__be32 id;
+};
+
+static __always_inline bool is_extension(__u32 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_AH || protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_NONE;
+}
+
+/* Follow the extension headers; 0, or the reason to drop. */
+VERIFIED_ALONE follow_extensions(struct __sk_buff *skb, struct extensions *found)
+{
+	struct extension header;
+
+	if (!found)
+		return DROP_INVALID;
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		__u32 kind = found->protocol;
+
+		if (!is_extension(kind))
+			return 0;
+		if (kind == IPPROTO_NONE || bpf_skb_load_bytes(skb, found->at, &header, sizeof(header)))
+			return DROP_INVALID_EXTENSION;
+		if (kind == IPPROTO_FRAGMENT) {
+			if (found->fragmented)
+				return DROP_INVALID_EXTENSION;
+			found->fragmented = true;
+			found->later = !!(header.fragment & bpf_htons(IP6_FRAGMENT_OFFSET));
+			found->id = header.id;
+			found->at += sizeof(header);
+		} else if (kind == IPPROTO_AH) {
+			found->at += (header.length + 2) * 4; /* RFC 4302 */
+		} else {
+			found->at += (header.length + 1) * 8;
+		}
+		found->protocol = header.next;
+		if (found->later)
+			return 0;
+	}
+	return is_extension(found->protocol) ? DROP_INVALID_EXTENSION : 0;
+}
+
+static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
+{
+	struct ipv6hdr *ip;
+
+	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+		return DROP_INVALID;
+	ip = packet_ipv6(skb);
+	if (!ip || ip->version != 6)
+		return DROP_INVALID;
+	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
+	if (bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > skb->len)
+		return DROP_INVALID;
+	address_load(&flow->saddr, &ip->saddr);
+	address_load(&flow->daddr, &ip->daddr);
+	flow->ttl = ip->hop_limit;
+	flow->protocol = ip->nexthdr;
+	flow->l4 = ETH_HLEN + sizeof(*ip);
+	return 0;
+}
+
+/* Fill `flow` with what the network header says; 0, or the reason to drop. Leaves nothing behind in maps. */
+static __always_inline int parse_network(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	return family == FAMILY_IPV4 ? parse_ipv4(skb, flow) : parse_ipv6(skb, flow);
+}
+
+static __always_inline int skip_extensions(struct __sk_buff *skb, struct flow *flow)
+{
+	struct extensions extensions = { .at = flow->l4, .protocol = flow->protocol };
+	int refused = follow_extensions(skb, &extensions);
+
+	if (refused)
+		return refused;
+	flow->l4 = extensions.at;
+	flow->protocol = extensions.protocol;
+	flow->fragmented = extensions.fragmented;
+	flow->later_fragment = extensions.later;
+	flow->fragment_id = extensions.id;
+	return 0;
+}
+
+/* Then with what follows the network header; 0, or the reason to drop. A first fragment leaves its ports for
+ * the later ones: not if its source is not `trusted`. Pulls: earlier pointers become stale.
+ */
+static __always_inline int parse_payload(struct __sk_buff *skb, struct flow *flow, bool trusted, __u8 family)
+{
+	int refused;
+
+	if (family == FAMILY_IPV6 && unlikely(is_extension(flow->protocol))) {
+		refused = skip_extensions(skb, flow);
+		if (refused)
+			return refused;
+	}
+	if (likely(!flow->fragmented))
+		return parse_transport(skb, flow, family);
+	if (!trusted)
+		return DROP_INVALID_SOURCE;
+	return family == FAMILY_IPV4 ? fragment4_transport(skb, flow) : fragment6_transport(skb, flow);
+}
+
+/* Both. */
+static __always_inline int parse(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	int refused = parse_network(skb, flow, family);
+
+	return refused ? refused : parse_payload(skb, flow, true, family);
+}

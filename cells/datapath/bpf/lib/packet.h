@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reads a packet's headers, once, into what conntrack and policy need to know. */
+#pragma once
+
+#include <linux/icmpv6.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "lib/bpf.h"
+#include "lib/maps.h"
+#include "lib/reasons.h"
+
+#define ETH_TYPE_MIN 0x0600 /* below, the field is an 802.3 length */
+/* As linux/if_ether.h has it, but not declared packed: that means access byte by byte. */
+struct ethernet {
+	__be16 destination[3];
+	__be16 source[3];
+	__be16 protocol;
+};
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+#define ICMP_ECHOREPLY 0 /* RFC 792; linux/icmp.h needs the C library */
+#define ICMP_DEST_UNREACH 3
+#define ICMP_ECHO 8
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETERPROB 12
+#define ICMP_FRAG_NEEDED 4
+
+struct icmphdr {
+	__u8 type;
+	__u8 code;
+	__be16 checksum;
+	__be16 id; /* of an echo */
+	__be16 sequence;
+};
+
+/* One packet: what its headers say, and who is known to send and to get it. */
+struct flow {
+	struct address saddr;
+	struct address daddr;
+	__be16 sport; /* ports as conntrack keys them: an ICMP echo has its id on the asking side */
+	__be16 dport;
+	__be16 policy_port; /* port as policy keys it: for ICMP the type */
+	__u8 protocol;
+	__u8 tcp_flags;
+	__u8 ttl; /* or the hop limit */
+	bool related;	   /* an ICMP error */
+	bool frag_needed;  /* the ICMP error no policy may stop */
+	bool reply_likely; /* which direction conntrack should try first: a guess, never a verdict */
+	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
+	bool translated;   /* it was addressed to a service, or answers what was */
+	bool loopback;	   /* from a pod to a service that it serves itself */
+	__be16 rev_nat_index; /* of the service it was addressed to */
+	bool fragmented;
+	bool later_fragment; /* not the first: its ports are in another packet */
+	__be32 fragment_id;
+	__u16 l4;	   /* where the transport header begins */
+	__u16 source;	   /* endpoint, 0 if it is none of ours */
+	__u16 destination; /* the same */
+	__u32 source_identity;
+	__u32 destination_identity;
+	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
+};
+
+/* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
+ * keeps them over a pull: the verifier would no longer know them as pointers.
+ */
+static __always_inline void *packet_start(const struct __sk_buff *skb)
+{
+	void *start;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(start) : "r"(skb), "i"(offsetof(struct __sk_buff, data)));
+	return start;
+}
+
+static __always_inline void *packet_end(const struct __sk_buff *skb)
+{
+	void *end;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(end) : "r"(skb), "i"(offsetof(struct __sk_buff, data_end)));
+	return end;
+}
+
+/* Make the first `length` bytes readable through packet_start(). Earlier pointers may become stale. */
+static __always_inline bool packet_pull(struct __sk_buff *skb, __u32 length)
+{
+	if (likely(packet_start(skb) + length <= packet_end(skb)))
+		return true;
+	return skb->len >= length && !bpf_skb_pull_data(skb, length);
+}
+
+/* The Ethernet header, or NULL. */
+static __always_inline struct ethernet *packet_eth(const struct __sk_buff *skb)
+{
+	struct ethernet *eth = packet_start(skb);
+
+	return (void *)(eth + 1) <= packet_end(skb) ? eth : NULL;
+}
+
+/* The IPv4 header without its options, or NULL. */
+static __always_inline struct iphdr *packet_ipv4(const struct __sk_buff *skb)
+{
+	struct iphdr *ip = packet_start(skb) + ETH_HLEN;
+
+	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
+}
+
+/* The IPv6 header without extensions, or NULL. */
+static __always_inline struct ipv6hdr *packet_ipv6(const struct __sk_buff *skb)
+{
+	struct ipv6hdr *ip = packet_start(skb) + ETH_HLEN;
+
+	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
+}
+
+static __always_inline bool address_equals(const struct address *a, const struct address *b)
+{
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] &&
+	       a->words[3] == b->words[3];
+}
+
+static __always_inline bool address_is_zero(const struct address *ip)
+{
+	return !(ip->words[0] | ip->words[1] | ip->words[2] | ip->words[3]);
+}
+
+/* By words: to the compiler an address in a packet may lie anywhere, and it would copy byte by byte. */
+static __always_inline void address_load(struct address *to, const void *from)
+{
+	const __be32 *words = from;
+
+	to->words[0] = words[0];
+	to->words[1] = words[1];
+	to->words[2] = words[2];
+	to->words[3] = words[3];
+}
+
+/* Whether an IPv6 address is one that only neighbours of a link use, or a group. */
+static __always_inline bool link_scoped(const struct address *ip)
+{
+	__u32 first = bpf_ntohl(ip->words[0]);
+
+	return first >> 24 == 0xff || first >> 22 == 0xfe80 >> 6;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Why a packet is dropped. The numbers are public: metrics, events and tools print them as text. */
+#pragma once
+
+#define REASON_FORWARDED 0
+#define DROP_INVALID_SOURCE 132
+#define DROP_POLICY 133 /* nothing allows it */
+#define DROP_INVALID 134
+#define DROP_CT_INVALID_HEADER 135
+#define DROP_CT_UNKNOWN_PROTOCOL 137
+#define DROP_UNKNOWN_L3 139
+#define DROP_MISSED_TAIL_CALL 140
+#define DROP_WRITE_ERROR 141
+#define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address nobody has */
+#define DROP_UNROUTABLE 151	/* stale or unroutable address */
+#define DROP_L4_CHECKSUM 154
+#define DROP_CT_CREATE_FAILED 155
+#define DROP_INVALID_EXTENSION 156
+#define DROP_NO_SERVICE 158 /* a service without a backend */
+#define DROP_NO_CONFIG 165
+#define DROP_UNSUPPORTED_L2 166
+#define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
+#define DROP_POLICY_DENY 181
+#define DROP_VLAN 182
+#define DROP_AUTH_REQUIRED 189
+#define DROP_TTL_EXCEEDED 196
+#define DROP_ENDPOINT_NOT_READY 203
+
+/* Which way a packet was going, seen from the pod. */
+enum direction {
+	INGRESS = 1,
+	EGRESS = 2,
+};
+
+/* A verdict is a TC_ACT_* (not negative), or one of these: a reason and where it was found. */
+#define DROP(direction, reason) (-(((direction) << 8) | (reason)))
+#define DROPPED(verdict) ((verdict) < 0)
+#define DROP_REASON(verdict) ((__u8)(-(verdict)))
+#define DROP_DIRECTION(verdict) ((enum direction)(-(verdict) >> 8))

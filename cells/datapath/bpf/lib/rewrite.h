@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* MACs, and the hop: what changes in a packet that is passed on. */
+#pragma once
+
+#include "lib/maps.h"
+#include "lib/packet.h"
+
+static __always_inline void mac_write(__be16 field[3], mac_t mac)
+{
+	field[0] = mac;
+	field[1] = mac >> 16;
+	field[2] = mac >> 32;
+}
+
+static __always_inline mac_t mac_read(const __be16 field[3])
+{
+	return field[0] | (mac_t)field[1] << 16 | (mac_t)field[2] << 32;
+}
+
+static __always_inline bool mac_equals(const __be16 field[3], mac_t mac)
+{
+	return field[0] == (__u16)mac && field[1] == (__u16)(mac >> 16) && field[2] == (__u16)(mac >> 32);
+}
+
+static __always_inline bool mac_is_broadcast(const __be16 field[3])
+{
+	return mac_equals(field, 0xffffffffffffULL);
+}
+
+/* One hop less to live, with the checksum kept true (RFC 1141). */
+static __always_inline void ttl_decrement(struct iphdr *ip)
+{
+	__u32 check = ip->check + bpf_htons(0x0100);
+
+	ip->check = check + (check >= 0xffff);
+	ip->ttl--;
+}
+
+/* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
+static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination, __u8 family)
+{
+	struct ethernet *eth = packet_eth(skb);
+
+	if (!eth)
+		return false;
+	if (family == FAMILY_IPV4) {
+		struct iphdr *ip = packet_ipv4(skb);
+
+		if (!ip)
+			return false;
+		ttl_decrement(ip);
+	} else {
+		struct ipv6hdr *ip = packet_ipv6(skb);
+
+		if (!ip)
+			return false;
+		ip->hop_limit--;
+	}
+	mac_write(eth->destination, destination);
+	mac_write(eth->source, source);
+	return true;
+}

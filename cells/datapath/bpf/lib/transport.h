@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Reads the transport header: ports, or what stands for them. */
+#pragma once
+
+#include "lib/config.h"
+#include "lib/packet.h"
+
+#define MAX_HEADERS 16384 /* bytes before the transport header: more than any extensions need, and few enough */
+
+static __always_inline int parse_tcp(const void *l4, const void *end, struct flow *flow)
+{
+	const struct tcphdr *tcp = l4;
+
+	if ((void *)(tcp + 1) > end)
+		return DROP_CT_INVALID_HEADER;
+	flow->sport = tcp->source;
+	flow->dport = tcp->dest;
+	flow->policy_port = tcp->dest;
+	flow->tcp_flags = ((const __u8 *)tcp)[13];
+	flow->reply_likely = bpf_ntohs(tcp->source) < bpf_ntohs(tcp->dest);
+	return 0;
+}
+
+static __always_inline int parse_udp(const void *l4, const void *end, struct flow *flow)
+{
+	const struct udphdr *udp = l4;
+
+	if ((void *)(udp + 1) > end)
+		return DROP_CT_INVALID_HEADER;
+	flow->sport = udp->source;
+	flow->dport = udp->dest;
+	flow->policy_port = udp->dest;
+	flow->reply_likely = bpf_ntohs(udp->source) < bpf_ntohs(udp->dest);
+	return 0;
+}
+
+/* RFC 9260, section 3.1: ports lie where UDP's do. */
+struct sctphdr {
+	__be16 source;
+	__be16 dest;
+	__be32 verification_tag;
+	__be32 checksum;
+};
+
+static __always_inline int parse_sctp(const void *l4, const void *end, struct flow *flow)
+{
+	const struct sctphdr *sctp = l4;
+
+	if ((void *)(sctp + 1) > end)
+		return DROP_CT_INVALID_HEADER;
+	flow->sport = sctp->source;
+	flow->dport = sctp->dest;
+	flow->policy_port = sctp->dest;
+	flow->reply_likely = bpf_ntohs(sctp->source) < bpf_ntohs(sctp->dest);
+	return 0;
+}
+
+static __always_inline int parse_icmp(const void *l4, const void *end, struct flow *flow)
+{
+	const struct icmphdr *icmp = l4;
+
+	if ((void *)(icmp + 1) > end)
+		return DROP_CT_INVALID_HEADER;
+	flow->policy_port = bpf_htons(icmp->type);
+	switch (icmp->type) {
+	case ICMP_ECHO:
+		flow->sport = icmp->id;
+		break;
+	case ICMP_ECHOREPLY:
+		flow->dport = icmp->id;
+		flow->reply_likely = true;
+		break;
+	case ICMP_DEST_UNREACH:
+		flow->frag_needed = icmp->code == ICMP_FRAG_NEEDED;
+		/* fall through */
+	case ICMP_TIME_EXCEEDED:
+	case ICMP_PARAMETERPROB:
+		flow->related = true;
+		flow->reply_likely = true;
+		break;
+	}
+	return 0;
+}
+
+static __always_inline int parse_icmp6(const void *l4, const void *end, struct flow *flow)
+{
+	const struct icmphdr *icmp = l4;
+
+	if ((void *)(icmp + 1) > end)
+		return DROP_CT_INVALID_HEADER;
+	flow->policy_port = bpf_htons(icmp->type);
+	switch (icmp->type) {
+	case ICMPV6_ECHO_REQUEST:
+		flow->sport = icmp->id;
+		break;
+	case ICMPV6_ECHO_REPLY:
+		flow->dport = icmp->id;
+		flow->reply_likely = true;
+		break;
+	case ICMPV6_PKT_TOOBIG:
+		flow->frag_needed = true;
+		/* fall through */
+	case ICMPV6_DEST_UNREACH:
+	case ICMPV6_TIME_EXCEED:
+	case ICMPV6_PARAMPROB:
+		flow->related = true;
+		flow->reply_likely = true;
+		break;
+	}
+	return 0;
+}
+
+/* Fill what the transport header says; 0, or the reason to drop. Pulls: earlier pointers become stale. */
+VERIFIED_ALONE parse_transport(struct __sk_buff *skb, struct flow *flow, __u32 family)
+{
+	const void *l4, *end;
+	__u32 offset;
+
+	if (!flow)
+		return DROP_INVALID;
+	offset = flow->l4;
+	if (offset > MAX_HEADERS)
+		return DROP_INVALID;
+	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
+	if (skb->len >= offset + sizeof(struct tcphdr))
+		packet_pull(skb, offset + sizeof(struct tcphdr));
+	else
+		packet_pull(skb, skb->len);
+	l4 = packet_start(skb) + offset;
+	end = packet_end(skb);
+	switch (flow->protocol) {
+	case IPPROTO_TCP:
+		return parse_tcp(l4, end, flow);
+	case IPPROTO_UDP:
+		return parse_udp(l4, end, flow);
+	case IPPROTO_SCTP:
+		if (config.features & FEATURE_SCTP)
+			return parse_sctp(l4, end, flow);
+		break;
+	case IPPROTO_ICMP:
+		if (family == FAMILY_IPV4)
+			return parse_icmp(l4, end, flow);
+		break;
+	case IPPROTO_ICMPV6:
+		if (family == FAMILY_IPV6)
+			return parse_icmp6(l4, end, flow);
+		break;
+	}
+	return DROP_CT_UNKNOWN_PROTOCOL;
+}

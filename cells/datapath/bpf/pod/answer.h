@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Answers a pod with a message made of its own packet: errors of ICMPv6 (RFC 4443), and how any answer goes back. */
+#pragma once
+
+#include <linux/if_packet.h>
+#include <linux/pkt_cls.h>
+
+#include "lib/packet.h"
+#include "lib/reasons.h"
+#include "lib/rewrite.h"
+
+/* The Internet checksum (RFC 1071) of what was summed up. */
+static __always_inline __be16 fold(__s64 sum)
+{
+	__u64 folded = (__u32)sum;
+
+	folded = (folded >> 16) + (folded & 0xffff);
+	folded += folded >> 16;
+	return (__be16)~folded;
+}
+
+/* The checksum of an ICMPv6 message of `length` bytes behind an IPv6 header: RFC 4443, section 2.3. */
+static __always_inline __be16 icmp6_checksum(struct ipv6hdr *ip, void *message, __u32 length)
+{
+	struct {
+		__be32 length;
+		__u8 zero[3];
+		__u8 next;
+	} pseudo = { .length = bpf_htonl(length), .next = IPPROTO_ICMPV6 };
+	__s64 sum;
+
+	sum = bpf_csum_diff(NULL, 0, (void *)&ip->saddr, 32, 0);
+	sum = bpf_csum_diff(NULL, 0, (void *)&pseudo, sizeof(pseudo), sum);
+	sum = bpf_csum_diff(NULL, 0, message, length, sum);
+	return fold(sum);
+}
+
+/* Send a frame made of the pod's own back into the pod; the first of a link that has only just come up, too. */
+static __always_inline int answer_pod(struct __sk_buff *skb)
+{
+	bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect_peer(skb->ifindex, 0);
+}
+
+/* How much of the packet an error quotes: what its sender knows it by, and of TCP the whole header. To the kernel a
+ * header whose checksum the device was to fill in may not be cut off before that.
+ */
+#define QUOTED (sizeof(struct ipv6hdr) + 8)
+#define QUOTED_TCP (sizeof(struct ipv6hdr) + sizeof(struct tcphdr))
+
+struct icmp6_error {
+	struct address from;
+	struct address to;
+	__u8 type;
+	__u8 code;
+	__u8 hop_limit;
+	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
+};
+
+/* Make the packet an error about itself, and send it back. */
+static __always_inline int icmp6_error_send(struct __sk_buff *skb, const struct icmp6_error *error, mac_t host_mac,
+					    __u32 quoted)
+{
+	const __u32 inserted = sizeof(struct ipv6hdr) + sizeof(struct icmphdr);
+	const __u32 length = ETH_HLEN + inserted + quoted;
+	struct icmphdr *message;
+	struct ethernet *eth;
+	struct ipv6hdr *ip;
+
+	if (skb->len < ETH_HLEN + quoted)
+		return DROP(EGRESS, error->too_short);
+	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
+	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	eth = packet_start(skb);
+	if ((void *)eth + length > packet_end(skb))
+		return DROP(EGRESS, DROP_INVALID);
+	ip = (void *)(eth + 1);
+	message = (void *)(ip + 1);
+	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
+	mac_write(eth->source, host_mac);
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 6;
+	ip->payload_len = bpf_htons(sizeof(*message) + quoted);
+	ip->nexthdr = IPPROTO_ICMPV6;
+	ip->hop_limit = error->hop_limit;
+	__builtin_memcpy(&ip->saddr, &error->from, sizeof(ip->saddr));
+	__builtin_memcpy(&ip->daddr, &error->to, sizeof(ip->daddr));
+	__builtin_memset(message, 0, sizeof(*message));
+	message->type = error->type;
+	message->code = error->code;
+	message->checksum = icmp6_checksum(ip, message, sizeof(*message) + quoted);
+	return answer_pod(skb);
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The last part of every way to a local pod: its ingress policy, then its link. */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "ct/conntrack.h"
+#include "lb/error.h"
+#include "lb/pod.h"
+#include "lib/events.h"
+#include "lib/metrics.h"
+#include "lib/rewrite.h"
+#include "policy/policy.h"
+
+/* Whether the packet is a pod's to itself, by way of a service: policy has no say in that. */
+static __always_inline bool own_service(struct flow *flow, const struct ct_entry *entry, enum ct_status status,
+					__u8 family)
+{
+	if (family != FAMILY_IPV4)
+		return false;
+	if (status == CT_ESTABLISHED)
+		return entry->lb_loopback;
+	if (likely(flow->saddr.words[0] != config.service_loopback))
+		return false;
+	entry = ct_entry_of(flow, EGRESS, false, family);
+	flow->loopback = entry && entry->lb_loopback;
+	return flow->loopback;
+}
+
+/* 0 if the pod accepts the packet, else the reason to drop it. `*status` is its conntrack's word on it. */
+static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flow, struct use use, __u32 now,
+					 __u8 family, enum ct_status *status)
+{
+	struct ct_entry *entry;
+	int refused;
+
+	*status = ct_lookup(flow, INGRESS, now, family, &entry);
+	if (*status == CT_RELATED)
+		return family == FAMILY_IPV4 ? lb4_error(skb, flow) : lb6_error(skb, flow);
+	if (*status == CT_REPLY) {
+		if (likely(!entry->rev_nat_index))
+			return 0;
+		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)
+					     : lb6_answer(skb, flow, entry->rev_nat_index);
+	}
+	if (!own_service(flow, entry, *status, family)) {
+		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
+		if (refused)
+			return refused;
+	}
+	if (*status == CT_NEW)
+		return ct_create(flow, INGRESS, now, family);
+	if (unlikely(entry->through_stack != flow->through_stack)) {
+		entry->through_stack = flow->through_stack; /* the answers go the way the last packet came */
+		entry->verdict = 0;
+	}
+	return 0;
+}
+
+/* How the packet enters the pod. */
+enum entrance {
+	BY_PEER, /* straight to the pod's end of the link: from a program at ingress only */
+	BY_LINK, /* through the host's end */
+};
+
+/* Put the packet, which the pod accepts, on the pod's link; the verdict. */
+static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, __u32 ifindex, mac_t host_mac,
+				     mac_t pod_mac, __u8 status, enum entrance entrance, __u8 family)
+{
+	if (!hop(skb, host_mac, pod_mac, family))
+		return DROP(INGRESS, DROP_INVALID);
+	count(skb, REASON_FORWARDED, INGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_POD, ifindex, TRACED(status, family));
+	return entrance == BY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a pod sends: may it, and where does it go? */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "lib/identity.h"
+#include "lib/mark.h"
+#include "lib/network.h"
+#include "pod/arp.h"
+#include "pod/deliver.h"
+#include "pod/icmp6.h"
+#include "pod/links.h"
+#include "pod/neighbours.h"
+
+static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
+{
+	mark_identity(skb, flow->source_identity);
+	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
+	return TC_ACT_OK;
+}
+
+/* 0 if the pod may send the packet, else the reason to drop it. `status` is conntrack's word on it. */
+static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
+					const struct use *use, __u32 now, __u8 family)
+{
+	int refused;
+
+	if (status == CT_REPLY || status == CT_RELATED)
+		return 0;
+	refused = flow->loopback ? 0 : policy_check(skb, flow, EGRESS, status == CT_NEW, use, family);
+	if (refused)
+		return refused;
+	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
+}
+
+/* On a node without a family it is a protocol nobody speaks, whatever the pods' stacks say by themselves. */
+static __always_inline bool has_ipv6(const struct endpoint_config *self)
+{
+	return !address_is_zero(&self->ipv6);
+}
+
+static __always_inline bool has_ipv4(const struct endpoint_config *self)
+{
+	return self->ipv4;
+}
+
+static __always_inline bool own_source(const struct flow *flow, const struct endpoint_config *self, __u8 family)
+{
+	if (unlikely(self->flags & ENDPOINT_ANY_SOURCE))
+		return true;
+	if (family == FAMILY_IPV4)
+		return flow->saddr.words[0] == self->ipv4;
+	return address_equals(&flow->saddr, &self->ipv6);
+}
+
+#define UNDECIDED 0x10000 /* neither an action nor a drop */
+
+/* Pass on a packet of a flow that was let through just now, or leave it UNDECIDED. `entry` is the flow's. */
+static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry,
+					     bool reply, __u32 epochs, __u32 now, __u8 family)
+{
+	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
+	const struct known_link *link = NULL;
+
+	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, tells which they are. */
+	if (entry->lifetime != now + ct_lifetime(entry, flow) || entry->rev_nat_index != flow->rev_nat_index)
+		return UNDECIDED;
+	if (entry->ifindex) {
+		link = link_to(entry->ifindex, &flow->daddr, family);
+		if (!link || flow->ttl <= 1)
+			return UNDECIDED;
+		flow->destination = link->endpoint.id;
+		flow->destination_identity = link->endpoint.identity;
+		epochs += link->epoch;
+	}
+	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
+		return UNDECIDED;
+	if (!link)
+		return to_stack(skb, flow, status, family);
+	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, status, BY_PEER,
+			 family);
+}
+
+/* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached. */
+static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch, __u32 now,
+					 __u8 family)
+{
+	struct ct_entry *entry = ct_entry_of(flow, EGRESS, reply, family);
+
+	return entry ? verdict_fast_path(skb, flow, entry, reply, epoch, now, family) : UNDECIDED;
+}
+
+static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *flow, __u32 epoch, __u32 now,
+					  __u8 family)
+{
+	if (unlikely(flow->related))
+		return UNDECIDED;
+	return flow->reply_likely ? verdict_known(skb, flow, true, epoch, now, family)
+				  : verdict_known(skb, flow, false, epoch, now, family);
+}
+
+/* Whether the packet is for a pod of this node, and on the short cut: not through the host's stack. */
+static __always_inline bool for_local_pod(const struct endpoint_config *self, const struct address_info *local,
+					  enum ct_status status, const struct ct_entry *entry)
+{
+	if (!local || local->flags & ADDRESS_IS_HOST || self->flags & ENDPOINT_UNROUTED)
+		return false;
+	/* What the stack has translated on its way here it has to translate back (kube-proxy, portmap). */
+	return !((status == CT_REPLY || status == CT_RELATED) && entry && entry->through_stack);
+}
+
+/* Send what is for a service on to a backend: LB_TRANSLATED, 0 if it is for none, else the verdict. */
+static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+{
+	if (!lb_balances(flow))
+		return 0;
+	return family == FAMILY_IPV4 ? lb4_pod(skb, flow, now) : lb6_pod(skb, flow, now);
+}
+
+/* Conntrack's word on a packet that is on its way to its last destination. */
+static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family, struct ct_entry **entry)
+{
+	enum ct_status status = flow->translated ? ct_lookup_own(flow, EGRESS, now, family, entry)
+						 : ct_lookup(flow, EGRESS, now, family, entry);
+
+	/* The same ports, once to the backend and once to the service: another flow, whose answers are others. */
+	if (status == CT_ESTABLISHED && unlikely((*entry)->rev_nat_index != flow->rev_nat_index))
+		return CT_NEW;
+	return status;
+}
+
+/* Where a pod's packet goes, and whether it may. `flow` is read already; `epoch` is the pod's. */
+static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+					  __u32 epoch, __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct address_info *local;
+	enum ct_status status, received;
+	struct ct_entry *entry;
+	__u32 now = ct_now();
+	int verdict;
+	bool to_pod;
+	__u64 tag;
+
+	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
+	verdict = verdict_cached(skb, flow, epoch, now, family);
+	if (likely(verdict != UNDECIDED))
+		return verdict;
+	verdict = balance(skb, flow, now, family);
+	if (verdict == LB_TRANSLATED)
+		verdict = verdict_known(skb, flow, false, epoch, now, family);
+	else if (!verdict)
+		verdict = UNDECIDED;
+	if (verdict != UNDECIDED)
+		return verdict;
+	status = egress_lookup(flow, now, family, &entry);
+	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely && !flow->related) { /* the guess was wrong */
+		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, family);
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
+	if (status == CT_ESTABLISHED)
+		verdict_take(entry, &use);
+
+	/* An answer to itself, by way of a service, is for an address that nobody has. */
+	local = address_lookup(status == CT_REPLY && entry->lb_loopback ? &flow->saddr : &flow->daddr, family);
+	to_pod = for_local_pod(self, local, status, entry);
+	flow->destination = to_pod ? local->endpoint_id : 0;
+	tag = verdict_tag(epoch + (to_pod ? epoch_of(flow->destination) : 0), now);
+	flow->destination_identity = local ? identity_of_local(local)
+					   : identity_of(ipcache_lookup(&flow->daddr, family));
+	verdict = egress_check(skb, flow, status, &use, now, family);
+	if (verdict)
+		return DROP(EGRESS, verdict);
+	if (to_pod && unlikely(flow->ttl <= 1))
+		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
+	received = status;
+	if (to_pod) {
+		verdict = ingress_check(skb, flow, use, now, family, &received);
+		if (verdict)
+			return DROP(INGRESS, verdict);
+	}
+	/* Of replies only what is one to both sides: nobody's policy counts those. */
+	if (status == CT_ESTABLISHED ? !flow->loopback : status == CT_REPLY && received == CT_REPLY && !flow->translated)
+		verdict_remember(entry, tag, to_pod ? local->ifindex : 0, flow);
+	if (!to_pod)
+		return to_stack(skb, flow, status, family);
+	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */
+	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+}
+
+static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+					__u32 epoch, __u8 family)
+{
+	int refused = parse_network(skb, flow, family);
+	bool own;
+
+	if (refused)
+		return DROP(EGRESS, refused);
+	own = own_source(flow, self, family);
+	if (unlikely(!own) && !(family == FAMILY_IPV6 && neighbours_source(&flow->saddr)))
+		return DROP(EGRESS, DROP_INVALID_SOURCE);
+	refused = parse_payload(skb, flow, own, family);
+	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6) {
+		if (flow->policy_port == bpf_htons(ND_SOLICIT))
+			return neighbour_respond(skb, flow, self);
+		if (unlikely(self->flags & ENDPOINT_PASSES_NEIGHBOURS) && pod_finds_neighbours(flow) &&
+		    neighbours_own_source(&flow->saddr, self))
+			return TC_ACT_OK;
+	}
+	if (unlikely(!own))
+		return DROP(EGRESS, DROP_INVALID_SOURCE);
+	if (refused)
+		return DROP(EGRESS, refused);
+	return pod_sends_flow(skb, flow, self, epoch, family);
+}
+
+static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
+{
+	__u32 epoch;
+	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
+	struct ethernet *eth;
+
+	if (!self)
+		return DROP(EGRESS, DROP_NO_CONFIG);
+	flow->source = self->id;
+	flow->source_identity = self->identity;
+	if (unlikely(tells_all())) {
+		flow->report = CT_CAPTURE;
+		tell_trace(skb, flow, TRACE_FROM_POD, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
+	}
+	if (skb->vlan_present)
+		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
+	eth = packet_eth(skb);
+	if (!eth)
+		return DROP(EGRESS, DROP_INVALID);
+	if (likely(eth->protocol == bpf_htons(ETH_P_IP) && has_ipv4(self)))
+		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV4);
+	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
+		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV6);
+	if (eth->protocol == bpf_htons(ETH_P_ARP))
+		return arp_respond(skb, self);
+	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
+		return DROP(EGRESS, DROP_UNSUPPORTED_L2);
+	return DROP(EGRESS, DROP_UNKNOWN_L3);
+}

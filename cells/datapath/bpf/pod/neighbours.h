@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* How the hosts of one link find each other in IPv6: what passes a pod's link whatever policy says.
+ *
+ * Neighbour discovery (RFC 4861), which by its hop limit no router has touched, and what is for neighbours
+ * only by where it goes: routers (the same), multicast listeners (RFC 2710, 3810), whose hop limit of 1 what
+ * comes from afar may have too. In IPv4 that is ARP, which is no IP at all.
+ */
+#pragma once
+
+#include <linux/in.h>
+
+#include "lib/packet.h"
+
+#define MLD_QUERY 130
+#define MLD_DONE 132
+#define ND_ROUTER_SOLICIT 133
+#define ND_ROUTER_ADVERT 134
+#define ND_SOLICIT 135
+#define ND_ADVERT 136
+#define MLD_REPORT_2 143
+#define ND_HOP_LIMIT 255
+#define MLD_HOP_LIMIT 1
+
+static __always_inline bool finds_neighbours(const struct flow *flow)
+{
+	__u16 type = bpf_ntohs(flow->policy_port);
+
+	if (flow->protocol != IPPROTO_ICMPV6)
+		return false;
+	if (type == ND_SOLICIT || type == ND_ADVERT)
+		return flow->ttl == ND_HOP_LIMIT;
+	if (!link_scoped(&flow->daddr))
+		return false;
+	if (type == ND_ROUTER_SOLICIT || type == ND_ROUTER_ADVERT)
+		return flow->ttl == ND_HOP_LIMIT;
+	return ((type >= MLD_QUERY && type <= MLD_DONE) || type == MLD_REPORT_2) && flow->ttl == MLD_HOP_LIMIT;
+}
+
+/* Whether an address may ask for a pod's neighbours though it is not the pod's: none (RFC 4862), or a link-local one. */
+static __always_inline bool neighbours_source(const struct address *ip)
+{
+	return bpf_ntohl(ip->words[0]) >> 22 == 0xfe80 >> 6 || address_is_zero(ip);
+}
+
+/* Whether a question from there may reach the host's stack, which remembers who asked: the pod's own address, none,
+ * or the link-local one of its MAC (RFC 4291, appendix A). Any other could fill the stack's table of neighbours.
+ */
+static __always_inline bool neighbours_own_source(const struct address *ip, const struct endpoint_config *self)
+{
+	mac_t mac = self->pod_mac;
+
+	if (self->flags & ENDPOINT_ANY_SOURCE || address_is_zero(ip) || address_equals(ip, &self->ipv6))
+		return true;
+	if (ip->words[0] != bpf_htonl(0xfe800000) || ip->words[1])
+		return false;
+	return !mac || (ip->words[2] == (((__u32)mac & 0xffffff) ^ 0xff000002) &&
+			ip->words[3] == (0xfe | (__u32)(mac >> 24) << 8));
+}
+
+/* Likewise, from a pod: it is no router, and answers only for what is its own. */
+static __always_inline bool pod_finds_neighbours(const struct flow *flow)
+{
+	__u16 type = bpf_ntohs(flow->policy_port);
+
+	return finds_neighbours(flow) && type != ND_ROUTER_ADVERT && type != MLD_QUERY;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Policy: may this endpoint talk to that identity, on this protocol and port?
+ *
+ * Two lookups, by the peer's identity and by any identity. The more specific of the two entries
+ * decides, allow or deny: identity+port, port, identity+protocol, protocol, identity, all.
+ */
+#pragma once
+
+#include "lib/events.h"
+#include "lib/maps.h"
+#include "lib/packet.h"
+#include "policy/verdict.h"
+
+struct policy_map {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(key_size, sizeof(struct policy_key)); /* sizes: clang leaves the types of an inner map out */
+	__uint(value_size, sizeof(struct policy_entry));
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 4096);
+	__array(values, struct policy_map);
+} hive_policies SEC(".maps");
+
+/* How closely an entry names the port: 2 by number, 1 by protocol, 0 not at all. */
+static __always_inline int port_specificity(const struct policy_entry *entry)
+{
+	if (!(entry->bits & POLICY_ANY_PORT))
+		return 2;
+	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
+}
+
+/* The entry that decides, or NULL; `*match` tells how it matched, as events count it. */
+static __always_inline struct policy_entry *policy_choose(void *map, const struct flow *flow,
+							  enum direction direction, __u32 identity,
+							  enum policy_match *match)
+{
+	struct policy_key key __attribute__((aligned(8))) = {
+		.prefixlen = POLICY_PREFIX_FULL,
+		.identity = identity,
+		.egress = direction == EGRESS,
+		.protocol = flow->protocol,
+		.port = flow->policy_port,
+	};
+	struct policy_entry *peer = bpf_map_lookup_elem(map, &key), *any = NULL, *chosen;
+
+	if (!peer || port_specificity(peer) != 2) {
+		key.identity = 0;
+		any = bpf_map_lookup_elem(map, &key);
+	}
+	chosen = !peer || (any && port_specificity(any) > port_specificity(peer)) ? any : peer;
+	if (!chosen)
+		return NULL;
+	switch (port_specificity(chosen)) {
+	case 2:
+		*match = chosen == peer ? MATCH_L3_L4 : MATCH_L4;
+		break;
+	case 1:
+		*match = chosen == peer ? MATCH_L3_PROTOCOL : MATCH_PROTOCOL;
+		break;
+	default:
+		*match = chosen == peer ? MATCH_L3 : MATCH_ALL;
+	}
+	return chosen;
+}
+
+/* What policy said: the reason to drop or 0, and how the entry matched that said so. */
+#define REFUSED(answer) ((answer) & 0xff)
+#define MATCH_OF(answer) ((answer) >> 8)
+
+/* Ask the policy of the flow's endpoint on this side. Counts the entry's use. */
+VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use)
+{
+	enum policy_match match = MATCH_NONE;
+	struct policy_entry *entry;
+	__u32 endpoint, identity;
+	void *map;
+
+	if (!flow || !use)
+		return DROP_POLICY;
+	endpoint = direction == EGRESS ? flow->source : flow->destination;
+	identity = direction == EGRESS ? flow->destination_identity : flow->source_identity;
+	map = bpf_map_lookup_elem(&hive_policies, &endpoint);
+	if (!map)
+		return DROP_ENDPOINT_NOT_READY;
+	if (flow->frag_needed)
+		return 0; /* path MTU discovery is not for policy to break */
+	entry = policy_choose(map, flow, direction, identity, &match);
+	if (!entry)
+		return DROP_POLICY;
+	__sync_fetch_and_add(&entry->packets, use->packets);
+	__sync_fetch_and_add(&entry->bytes, use->bytes);
+	if (entry->bits & POLICY_DENY)
+		return DROP_POLICY_DENY | match << 8;
+	/* Nobody has authenticated: that is for a later version. */
+	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8;
+}
+
+/* 0 if policy lets the packet pass, else the reason to drop it; tells of what is new. */
+static __always_inline int policy_check(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+					bool new, const struct use *use, __u8 family)
+{
+	int answer = policy_ask(flow, direction, use);
+
+	if (unlikely(REFUSED(answer) || new))
+		tell_verdict(skb, flow, direction, REFUSED(answer), MATCHED(MATCH_OF(answer), family));
+	return REFUSED(answer);
+}

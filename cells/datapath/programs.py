@@ -1,0 +1,83 @@
+"""The programs: what each is called, where it is attached, and where it is entered.
+
+For:    the loader, which enters and attaches them. Needs: nothing. Gives: PROGRAMS, at().
+The numbers of entries are those of bpf/lib/maps.h; a test compares them.
+
+A *dispatcher* (bpf/dispatch.c) is attached and stays; it jumps to the *program* of the generation in force
+(bpf/datapath.c), which stands in an entry of ``hive_entry``. A program without a dispatcher is reached from
+another one only: it is a tail call.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+
+class Place(Enum):
+    """A kind of network device, seen from the host."""
+
+    POD_LINK = "the host's end of a pod's link"
+    GUARDED_POD_LINK = "the host's end of a pod's link that another plugin made"
+    HOST_LINK = "cilium_host"
+    NET_LINK = "cilium_net"
+
+
+class Side(Enum):
+    """Which way packets pass the device where the program sees them."""
+
+    INGRESS = "ingress"
+    EGRESS = "egress"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPoint:
+    """Where a dispatcher is attached; there is one at most for each."""
+
+    place: Place
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program of a generation."""
+
+    name: str
+    """In the object."""
+    entry: int
+    """Its index in hive_entry."""
+    dispatcher: str = ""
+    """What jumps to it from a device, under the name that tools look for."""
+    attached: tuple[AttachPoint, ...] = ()
+
+
+def _at(side: Side, *places: Place) -> tuple[AttachPoint, ...]:
+    return tuple(AttachPoint(place, side) for place in places)
+
+
+PROGRAMS: Final = (
+    Program(
+        *("hive_from_pod", 0, "cil_from_container"),
+        _at(Side.INGRESS, Place.POD_LINK, Place.GUARDED_POD_LINK),
+    ),
+    Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, Place.HOST_LINK, Place.NET_LINK)),
+    Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, Place.HOST_LINK)),
+    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.GUARDED_POD_LINK)),
+)
+ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
+"""Programs of an object and their entries."""
+DISPATCHERS: Final = tuple(program.dispatcher for program in PROGRAMS if program.dispatcher)
+"""What is attached to devices."""
+
+_ATTACHED: Final = {point: program.dispatcher for program in PROGRAMS for point in program.attached}
+
+
+def at(place: Place) -> tuple[str, str]:
+    """The dispatchers at ingress and at egress of a device; empty where there is none."""
+    ingress, egress = (_ATTACHED.get(AttachPoint(place, side), "") for side in Side)
+    return ingress, egress
+
+
+def pod_link(*, guarded: bool) -> Place:
+    """Which kind a pod's link is. ``guarded``: what comes to it by the link is seen there, not before."""
+    return Place.GUARDED_POD_LINK if guarded else Place.POD_LINK

@@ -1,0 +1,94 @@
+"""Marks endpoints without links, and removes those it finds marked at the next look.
+
+For:   the agent.   Needs: Table[Endpoint], Endpoints, EndpointAddresses, Jobs.   Gives: EndpointGC.
+Source: Cilium 1.17, endpoint garbage collection: mark and sweep, every endpoint-gc-interval.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import anyio.to_thread
+
+from cells.endpoint import Endpoint, EndpointAddresses, Endpoints
+from cells.endpoint.gc.settings import EndpointGCSettings
+from cells.ipam import IpamError
+from cells.node.netlink import is_present
+from lifecycle import Health, Jobs, Logger, Table
+
+
+class LinkPresence:
+    """Which endpoints' links are there."""
+
+    def __init__(self, is_there: Callable[[int, str], bool] = is_present) -> None:
+        self._is_there = is_there
+
+    def missing(self, endpoints: Sequence[Endpoint]) -> set[int]:
+        """Ids of those whose links are not: 2 us each."""
+        return {each.id for each in endpoints if not self._is_there(each.ifindex, each.ifname)}
+
+
+def link_presence() -> LinkPresence:
+    """This node's."""
+    return LinkPresence()
+
+
+class EndpointGC:
+    """A job that looks every so often. A pod that goes the usual way is never seen here."""
+
+    def __init__(
+        self,
+        settings: EndpointGCSettings,
+        table: Table[Endpoint],
+        endpoints: Endpoints,
+        addresses: EndpointAddresses,
+        links: LinkPresence,
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._table = table
+        self._endpoints = endpoints
+        self._addresses = addresses
+        self._links = links
+        self._health = health.child("gc")
+        self._log = log
+        self._marked: dict[int, float] = {}
+        """Endpoints without links when it looked last: id to time of creation."""
+        jobs.timer("collect", self.collect, float(settings.endpoint_gc_interval) or math.inf)
+
+    async def collect(self) -> None:
+        """Remove what was without its link last time too, and mark what is so now."""
+        endpoints = {each.id: each for each in self._table.all()}
+        missing = await anyio.to_thread.run_sync(self._links.missing, list(endpoints.values()))
+        marked: dict[int, float] = {}
+        for endpoint in (endpoints[number] for number in sorted(missing)):
+            if self._marked.get(endpoint.id) == endpoint.created:
+                await self._remove(endpoint)
+            else:
+                marked[endpoint.id] = endpoint.created
+        self._marked = marked
+        if marked:
+            self._health.ok(
+                f"links of endpoints {', '.join(map(str, marked))} are gone; removed the next time"
+            )
+        else:
+            self._health.ok("every endpoint has its link")
+
+    async def _remove(self, endpoint: Endpoint) -> None:
+        problems = self._endpoints.delete(endpoint, release_address=False)
+        self._log.warning(
+            "endpoint removed: its link is gone, and nobody deleted it",
+            endpoint=endpoint.id,
+            pod=endpoint.title,
+            interface=endpoint.ifname,
+            **({"problems": list(problems)} if problems else {}),
+        )
+        if endpoint.datapath.external_ipam:
+            return
+        await self._endpoints.forgotten(endpoint.addresses)
+        for address in endpoint.addresses:
+            try:
+                self._addresses.release(address, endpoint.pool_of(address))
+            except IpamError as error:
+                self._log.error("address not released", address=str(address), error=error.text)

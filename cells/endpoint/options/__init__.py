@@ -1,0 +1,1 @@
+"""What of endpoints can be set, and changed while the agent runs."""

@@ -1,0 +1,53 @@
+"""How the endpoint restore cell is put together.
+
+Needs: Ipam, HostLinks, Maps, PolicyMaps and the endpoint cell.   Gives: cell.
+"""
+
+from cells.endpoint.restore.edges import LinkEvents, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.exposed import ExposedEndpoints, RegeneratedEndpoints
+from cells.endpoint.restore.link_events import KernelLinkEvents
+from cells.endpoint.restore.old import OldEndpoints
+from cells.endpoint.restore.quarantined import QuarantinedEndpoints
+from cells.endpoint.restore.restored import RestoredEndpoints
+from cells.endpoint.restore.stale_maps import KernelStaleMaps
+from cells.ipam import Ipam
+from cells.maps import Maps, PolicyMaps
+from cells.node.netlink import HostLinks
+from lifecycle import invoke, module, provide, provide_private
+
+
+def stale_maps(maps: Maps, policies: PolicyMaps) -> StaleMaps:
+    """The node's maps, as restore looks at them."""
+    return KernelStaleMaps(maps, policies)
+
+
+def restore_links(links: HostLinks) -> RestoreLinks:
+    """The node's links, as restore looks at them."""
+    return links
+
+
+def link_events() -> LinkEvents:
+    """News from the kernel."""
+    return KernelLinkEvents()
+
+
+def restore_addresses(ipam: Ipam) -> RestoreAddresses:
+    """The node's address allocator, as restore uses it."""
+    return ipam
+
+
+cell = module(
+    "endpoint-restore",
+    "Endpoints of before the restart",
+    provide(
+        stale_maps,
+        restore_links,
+        restore_addresses,
+        OldEndpoints,
+        RestoredEndpoints,
+        ExposedEndpoints,
+        RegeneratedEndpoints,
+    ),
+    provide_private(link_events, QuarantinedEndpoints),
+    invoke(QuarantinedEndpoints, RegeneratedEndpoints),
+)

@@ -1,0 +1,95 @@
+"""What restore touches outside, in its own words, so that a fake takes a line.
+
+For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, StaleMaps.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from cells.endpoint import IPAddress
+from cells.node.netlink import LinkInfo
+
+
+class RestoreLinks(Protocol):
+    """The links of the node."""
+
+    def links(self) -> Sequence[LinkInfo]:
+        """Every link; raises OSError."""
+        ...
+
+    async def reap(self, ifindexes: Iterable[int]) -> None:
+        """Delete these links; raises OSError."""
+        ...
+
+
+class LinkEvents(Protocol):
+    """News of links that go."""
+
+    def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        """While it is open, the callable waits until a link was removed since its last call.
+
+        It raises OSError when news may have been missed: open it again and look.
+        """
+        ...
+
+
+class RestoreAddresses(Protocol):
+    """The address allocator."""
+
+    def covers(self, ip: IPAddress) -> bool:
+        """Whether the address could be handed out: its family is on, and it is in the node's range."""
+        ...
+
+    @property
+    def default_pool(self) -> str:
+        """The pool of addresses whose saved state names none."""
+        ...
+
+    def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
+        """Claim exactly this address; raises IpamError."""
+        ...
+
+    def release(self, ip: IPAddress, pool: str) -> None:
+        """Give it back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LxcRow:
+    """A row of cilium_lxc: an address and where the datapath delivers it."""
+
+    ip: IPAddress
+    endpoint_id: int
+    ifindex: int
+    identity: int
+    is_host: bool
+
+
+class StaleMaps(Protocol):
+    """The maps as the last agent left them. Calls raise OSError; removing what is not there does nothing."""
+
+    def addresses(self) -> list[LxcRow]:
+        """The rows of cilium_lxc."""
+        ...
+
+    def drop_address(self, ip: IPAddress) -> None:
+        """Remove the address from cilium_lxc."""
+        ...
+
+    def configs(self) -> list[int]:
+        """The link indexes in hive_endpoints."""
+        ...
+
+    def drop_config(self, ifindex: int) -> None:
+        """Remove a link index from hive_endpoints."""
+        ...
+
+    async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
+        """Make sure the policy maps of these endpoints can be taken over without waiting."""
+        ...
+
+    async def sweep_policies(self) -> None:
+        """Remove the policy maps nobody has taken over."""
+        ...

@@ -1,0 +1,71 @@
+"""Brings the restored endpoints back: visible all at once, then each made right where it is not.
+
+For:   whoever serves requests about endpoints takes ExposedEndpoints to start afterwards.
+Needs: RestoredEndpoints, Endpoints, Regenerations.   Gives: ExposedEndpoints, RegeneratedEndpoints.
+Source: Cilium 1.17, regeneration of restored endpoints.
+"""
+
+import time
+
+from cells.endpoint import Endpoints, Level, Regenerations
+from cells.endpoint.restore.restored import RestoredEndpoints
+from lifecycle import Health, Hook, Lifecycle, Logger
+
+
+class ExposedEndpoints:
+    """The restored endpoints in the list of all, in state restoring, once its hook has run."""
+
+    def __init__(self, restored: RestoredEndpoints, endpoints: Endpoints, lifecycle: Lifecycle) -> None:
+        self._restored = restored
+        self._endpoints = endpoints
+        lifecycle.append(Hook("expose endpoints", self._expose))
+
+    async def _expose(self) -> None:
+        self._endpoints.expose(self._restored.endpoints)
+
+
+class RegeneratedEndpoints:
+    """The restored endpoints at work again, once its hook has run; one that fails is tried again later."""
+
+    def __init__(
+        self,
+        exposed: ExposedEndpoints,
+        restored: RestoredEndpoints,
+        endpoints: Endpoints,
+        regenerations: Regenerations,
+        *,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        del exposed  # all of them are, before any is regenerated
+        self._restored = restored
+        self._endpoints = endpoints
+        self._regenerations = regenerations
+        self._health = health.child("regenerate")
+        self._log = log
+        lifecycle.append(Hook("regenerate endpoints", self._regenerate))
+
+    async def _regenerate(self) -> None:
+        started = time.perf_counter()
+        restored = self._restored.endpoints
+        asked = [
+            self._regenerations.request(endpoint.id, Level.DATAPATH, "syncing state to host")
+            for endpoint in restored
+        ]
+        wrong = [one.endpoint_id for one in asked if await one.result()]
+        failed = [number for number in wrong if self._endpoints.get(number) is not None]
+        took = round((time.perf_counter() - started) * 1000, 1)
+        self._log.info(
+            "Finished regenerating restored endpoints",
+            regenerated=len(restored) - len(wrong),
+            total=len(restored),
+            milliseconds=took,
+        )
+        summary = f"{len(restored) - len(wrong)} of {len(restored)} regenerated in {took} ms"
+        if gone := len(wrong) - len(failed):
+            summary += f", {gone} removed meanwhile"
+        if failed:
+            self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
+        else:
+            self._health.ok(summary)

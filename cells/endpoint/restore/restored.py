@@ -1,0 +1,282 @@
+"""Decides which old endpoints live on, claims what is theirs, and clears away the rest.
+
+For:   ExposedEndpoints; whoever hands out addresses takes it to start afterwards.
+Needs: OldEndpoints, the edges.   Gives: RestoredEndpoints.
+Source: Cilium 1.17, restoring old endpoints before any address is given.
+
+Nothing of an endpoint that lives on is written here: its pod goes on using it.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import anyio.lowlevel
+from msgspec.structs import replace
+
+from cells.cluster.identity import INIT_LABELS, Identities
+from cells.cluster.ipcache import Ipcache, prefix_of
+from cells.endpoint import (
+    Endpoint,
+    IPAddress,
+    SavedEndpoint,
+    StateFiles,
+    restored_claims,
+)
+from cells.endpoint.restore.clear import Clearing, Live
+from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.old import OldEndpoints
+from cells.endpoint.restore.validate import alias_owner, fault_of
+from cells.ipam import IpamError, IPNetwork
+from cells.node.netlink import LinkInfo
+from cells.policy.maps import EndpointPolicies
+from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
+
+STRETCH = 100
+"""Endpoints taken on before others get their turn on the event loop: about 5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedEndpoint:
+    """An endpoint that could not be restored through no fault of its pod's, which runs."""
+
+    number: int
+    ifindex: int
+    """Of its link: while that exists, nothing of the endpoint is touched."""
+    identity: int
+    addresses: tuple[IPAddress, ...]
+    """Those reserved for it."""
+    has_policy_map: bool
+    """Whether its number and policy map could be taken over."""
+    prefixes: tuple[IPNetwork, ...]
+    """Those claimed for it in the ipcache."""
+
+
+class RestoredEndpoints:
+    """The endpoints that live on; its hook claims their addresses, ids, policy maps and identities."""
+
+    def __init__(
+        self,
+        old: OldEndpoints,
+        ipcache: Ipcache,
+        *,
+        policies: EndpointPolicies,
+        left: StaleMaps,
+        links: RestoreLinks,
+        addresses: RestoreAddresses,
+        identities: Identities,
+        files: StateFiles,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._old = old
+        self._ipcache = ipcache
+        self._claimed = ipcache.table.initializer("endpoint-restore")
+        self._policies = policies
+        self._left = left
+        self._links = links
+        self._addresses = addresses
+        self._identities = identities
+        self._files = files
+        self._health = health.child("restore")
+        self._log = log
+        self.endpoints: list[Endpoint] = []
+        """Those that live on; empty before the hook has run."""
+        self.quarantined: dict[int, QuarantinedEndpoint] = {}
+        """Those that run but could not be restored; QuarantinedEndpoints frees them once their links go."""
+        self.failed: dict[int, str] = {}
+        """Why the others could not be restored."""
+        self._over: set[int] = set()
+        """Those of them whose pods no longer run: adding was interrupted, or the pod went meanwhile."""
+        self._refused: dict[int, str] = {}
+        """What the kernel said where it would not give an endpoint its policy map: no fault of the pod's."""
+        self._dropped: list[int] = []
+        """Those that are made anew by who needs them, never restored."""
+        lifecycle.append(Hook("restore endpoints", self._restore))
+
+    def strays(self) -> list[IPAddress]:
+        """Addresses of restored pods that this node's ranges do not cover, and no other IPAM gave them."""
+        ours = (endpoint for endpoint in self.endpoints if not endpoint.datapath.external_ipam)
+        return [ip for endpoint in ours for ip in endpoint.addresses if not self._addresses.covers(ip)]
+
+    async def _restore(self) -> None:
+        started = time.perf_counter()
+        scan = self._old.scan
+        left = self._left.addresses()
+        links = self._links.links()
+        await self._prepare([*scan.endpoints, *scan.unreadable])
+        by_name = {link.name: link for link in links}
+        for position, (number, saved) in enumerate(sorted(scan.endpoints.items())):
+            await self._take(number, saved, by_name)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
+        by_index = {link.ifindex: link for link in links}
+        reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
+        for number, reason in reasons.items():
+            self._keep(number, [row for row in left if row.endpoint_id == number], by_index, reason)
+        if strays := self.strays():
+            self._log.warning(
+                "pods have addresses outside of the node's range; they keep them until they are removed",
+                addresses=", ".join(map(str, strays)),
+            )
+        self._claimed.done()
+        clearing = Clearing(self._ipcache, self._left, self._links, self._files, self._live(left), self._log)
+        await clearing.run(left, links, [*self.failed, *self._dropped])
+        self._report(started, clearing.troubles)
+
+    async def _prepare(self, numbers: list[int]) -> None:
+        """Have lost policy maps made anew beforehand; what fails here fails for its endpoint alone, later."""
+        try:
+            await self._left.prepare_policies(numbers)
+        except (HiveError, OSError) as error:
+            self._log.warning("policy maps of old endpoints not prepared", error=str(error))
+
+    def _report(self, started: float, troubles: list[str]) -> None:
+        took = round((time.perf_counter() - started) * 1000, 1)
+        self._log.info(
+            "Endpoints restored", restored=len(self.endpoints), failed=len(self.failed), milliseconds=took
+        )
+        over = {number: self.failed[number] for number in sorted(self._over)}
+        failed = {number: why for number, why in sorted(self.failed.items()) if number not in over}
+        summary = f"{len(self.endpoints)} restored, {len(failed)} failed, {took} ms"
+        if failed:
+            summary += f"; failed: {_reasons(failed)}"
+        if over:
+            summary += f"; cleared away: {_reasons(over)}"
+        if self.quarantined:
+            summary += f"; not restored, left alone: {sorted(self.quarantined)}"
+        if troubles:
+            summary += f"; not cleared away: {'; '.join(troubles)}"
+        if failed or self.quarantined or troubles:
+            self._health.degraded(summary)
+        else:
+            self._health.ok(summary)
+
+    def _live(self, left: list[LxcRow]) -> Live:
+        kept = {one.ifindex for one in self.quarantined.values()}
+        return Live(
+            addresses=frozenset(
+                [address for endpoint in self.endpoints for address in endpoint.addresses]
+                + [row.ip for row in left if row.ifindex in kept and row.endpoint_id in self.quarantined]
+            ),
+            links=frozenset([endpoint.ifindex for endpoint in self.endpoints] + list(kept)),
+            unsure=frozenset([*self._old.scan.unreadable, *self._refused]),
+        )
+
+    async def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
+        """Let one endpoint live on, or note why it cannot."""
+        endpoint = saved.endpoint
+        if saved.is_fake or any(_is_reserved(label) for label in endpoint.labels):
+            self._dropped.append(number)
+            return
+        fault = fault_of(endpoint, links)
+        if fault is not None:
+            self._over.add(number)
+        else:
+            try:
+                self._claim(endpoint)
+                self._claim_prefixes(number, endpoint.identity, endpoint.addresses)
+            except IpamError as error:
+                fault = str(error)
+            except (HiveError, OSError) as error:  # it may be willing next time; a pod without link is lost
+                self._refused[number] = str(error)
+                return
+            else:
+                identity = await self._identities.acquire(
+                    endpoint.labels or INIT_LABELS, former=endpoint.identity
+                )
+                if identity.id != endpoint.identity:
+                    was, now = endpoint.identity, identity.id
+                    self._log.info("identity of restored endpoint changed", endpoint=number, old=was, new=now)
+                live = replace(endpoint, identity=identity.id, labels=identity.labels)
+                self.endpoints.append(live)
+                return
+        self._log.warning(
+            "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
+        )
+        self.failed[number] = fault
+
+    def _claim(self, endpoint: Endpoint) -> None:
+        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
+
+        An address of a family that is off now, or out of the node's range, is nobody's to take: it stays the
+        endpoint's.
+        """
+        addresses = self._addresses
+        on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
+        with ExitStack() as undo:
+            for owned in () if endpoint.datapath.external_ipam else on:
+                pool = endpoint.pool_of(owned) or addresses.default_pool
+                try:
+                    addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
+                except IpamError as error:
+                    raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
+                undo.callback(addresses.release, owned, pool)
+            self._policies.adopt(endpoint.id)
+            undo.pop_all()
+
+    def _keep(self, number: int, rows: list[LxcRow], links: dict[int, LinkInfo], reason: str) -> None:
+        """Let the pod of an endpoint that is not restored run on as it is, if the kernel shows it runs."""
+        live = [row for row in rows if not row.is_host and row.ifindex in links]
+        if not live:
+            if rows:
+                self.failed[number] = f"{reason}, and its interface is gone"
+            return
+        link, identity = links[live[0].ifindex], live[0].identity
+        if alias_owner(link.alias) not in {None, number}:
+            return
+        adopted = False
+        try:
+            self._policies.adopt(number)
+            adopted = True
+        except (HiveError, OSError) as error:
+            self._log.warning(
+                "policy map of a quarantined endpoint not taken over", endpoint=number, error=str(error)
+            )
+        ips = [row.ip for row in live]
+        self._claim_prefixes(number, identity, ips)
+        addresses = tuple(row.ip for row in live if self._reserved(number, row.ip))
+        self._identities.hold(identity)
+        self.quarantined[number] = QuarantinedEndpoint(
+            number, link.ifindex, identity, addresses, adopted, tuple(map(prefix_of, ips))
+        )
+        self._log.warning(
+            "endpoint not restored, it goes on as it is until its pod is removed",
+            endpoint=number,
+            reason=reason,
+            addresses=", ".join(map(str, ips)),
+            interface=link.name,
+        )
+
+    def _claim_prefixes(self, number: int, identity: int, addresses: Iterable[IPAddress]) -> None:
+        """Keep the addresses' rows in the ipcache; they are not written, if they are as they were."""
+        try:
+            self._ipcache.upsert(*restored_claims(number, identity, addresses))
+        except OSError as error:  # it is tried again when the endpoint is regenerated
+            self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
+
+    def _reserved(self, number: int, address: IPAddress) -> bool:
+        """Whether the address is kept for its endpoint; a warning, if it cannot be."""
+        if not self._addresses.covers(address):
+            return True
+        try:
+            self._addresses.allocate(
+                address, f"endpoint {number} [quarantined]", self._addresses.default_pool
+            )
+        except IpamError as error:
+            self._log.warning(
+                "address of a quarantined endpoint not reserved", endpoint=number, error=str(error)
+            )
+            return False
+        return True
+
+
+def _reasons(why: Mapping[int, str]) -> str:
+    return ", ".join(f"endpoint {number} ({reason})" for number, reason in why.items())
+
+
+def _is_reserved(label: str) -> bool:
+    """Whether the label marks the node's own endpoints (host, health, ingress): not pods."""
+    return label.startswith("reserved:") and label not in INIT_LABELS

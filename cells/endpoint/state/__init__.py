@@ -1,0 +1,1 @@
+"""Endpoints on disk: the state directory, and what is in its files."""

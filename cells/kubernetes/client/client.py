@@ -1,0 +1,288 @@
+"""The API of Kubernetes, as far as it is used here: read, watch, write.
+
+Needs: Transport, Credentials, Bucket.   Gives: Client, Page, WatchLine.
+Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-concepts).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+import anyio
+import msgspec
+
+from cells.kubernetes.client.calls import Calls
+from cells.kubernetes.client.credentials import Credentials
+from cells.kubernetes.client.errors import (
+    ApiError,
+    ConflictError,
+    MalformedError,
+    NotFoundError,
+    UnreachableError,
+    api_error,
+)
+from cells.kubernetes.client.rate import Bucket
+from cells.kubernetes.client.transport import Answer, Headers, Transport
+from cells.kubernetes.objects import Kind, Object
+
+T = TypeVar("T", bound=Object)
+Body = Mapping[str, Any]
+Change = Literal["json", "merge", "apply"]
+
+MEDIA: Final[Mapping[Change, bytes]] = {
+    "json": b"application/json-patch+json",
+    "merge": b"application/merge-patch+json",
+    "apply": b"application/apply-patch+yaml",
+}
+TRIES: Final = 5
+"""How often a request that may be repeated is sent."""
+LONGEST_LINE: Final = 16 * 1024 * 1024
+"""Bytes of one event: the store takes objects of 1.5 MiB."""
+
+
+class WatchEvent(msgspec.Struct, frozen=True, gc=False):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_EVENT = msgspec.json.Decoder(WatchEvent)
+
+
+class Client:
+    """Requests to the API servers: at most so many a second, repeated where that is safe."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        credentials: Credentials,
+        bucket: Bucket,
+        *,
+        agent: str,
+        timeout: float = 30.0,
+        calls: Calls | None = None,
+    ) -> None:
+        self._transport = transport
+        self._credentials = credentials
+        self._bucket = bucket
+        self._agent = agent
+        self._timeout = timeout
+        self.calls = calls or Calls()
+
+    @property
+    def server(self) -> str:
+        """The server in use."""
+        return self._transport.server
+
+    @property
+    def manager(self) -> str:
+        """The name under which fields are owned."""
+        return self._agent.partition("/")[0]
+
+    async def reset(self) -> None:
+        """Break every connection: watches are made again."""
+        await self._transport.reset()
+
+    # ---- reading
+
+    async def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
+        """One object. Raises NotFoundError, ApiError, UnreachableError."""
+        return _decoded(kind, await self.raw("GET", kind.path(namespace, name)))
+
+    async def page(self, kind: Kind[T], query: Mapping[str, str], namespace: str = "") -> bytes:
+        """One page of a list, as it came. Raises GoneError, ApiError, UnreachableError."""
+        return await self.raw("GET", kind.path(namespace), query)
+
+    @asynccontextmanager
+    async def watch(
+        self, kind: Kind[T], query: Mapping[str, str], namespace: str = "", *, silence: float
+    ) -> AsyncIterator[AsyncIterator[list[WatchEvent]]]:
+        """A watch that has begun: batches of events, as they come. It breaks off after a silence (seconds).
+
+        Raises ApiError, UnreachableError, and while it runs MalformedError.
+        """
+        target = _target(kind.path(namespace), {"watch": "1", **query})
+        async with self._sent("GET", target, None, b"", quiet=silence) as answer:
+            if answer.status != 200:
+                raise api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
+            batches = _batches(answer)
+            async with aclosing(batches):
+                yield batches
+
+    # ---- writing
+
+    async def create(self, kind: Kind[T], obj: Body, namespace: str = "", *, dry_run: bool = False) -> T:
+        """A new object. Raises ConflictError (``exists``), ApiError, UnreachableError."""
+        query = self._query(dry_run=dry_run)
+        return _decoded(kind, await self.raw("POST", kind.path(namespace), query, _json(obj)))
+
+    async def update(
+        self,
+        kind: Kind[T],
+        name: str,
+        change: Callable[[dict[str, Any]], Body | None],
+        namespace: str = "",
+        *,
+        subresource: str = "",
+    ) -> T | None:
+        """Read, change, write, and again after each conflict. ``change`` gives None to leave it as it is.
+
+        Raises NotFoundError, ConflictError after too many tries, ApiError, UnreachableError.
+        """
+        path = kind.path(namespace, name)
+        for left in reversed(range(TRIES)):
+            live: dict[str, Any] = json.loads(await self.raw("GET", path))
+            wanted = change(live)
+            if wanted is None:
+                return None
+            try:
+                where = kind.path(namespace, name, subresource)
+                return _decoded(kind, await self.raw("PUT", where, self._query(), _json(wanted)))
+            except ConflictError:
+                if not left:
+                    raise
+        raise AssertionError  # pragma: no cover
+
+    async def patch(
+        self,
+        kind: Kind[T],
+        name: str,
+        body: Body | Sequence[Body],
+        namespace: str = "",
+        *,
+        how: Change = "merge",
+        subresource: str = "",
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> T:
+        """Change an object; ``apply`` creates a missing one. A merge patch may hold a resourceVersion.
+
+        Raises NotFoundError, ConflictError, ApiError, UnreachableError.
+        """
+        query = self._query(dry_run=dry_run)
+        if how == "apply" and force:
+            query["force"] = "true"
+        path = kind.path(namespace, name, subresource)
+        return _decoded(kind, await self.raw("PATCH", path, query, _json(body), MEDIA[how]))
+
+    async def delete(
+        self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
+    ) -> bool:
+        """Whether there was one. Only that with this uid and this resourceVersion, if they are given.
+
+        Raises ConflictError when it is another, ApiError, UnreachableError.
+        """
+        wanted = {key: value for key, value in (("uid", uid), ("resourceVersion", version)) if value}
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if wanted:
+            options["preconditions"] = wanted
+        try:
+            await self.raw("DELETE", kind.path(namespace, name), None, _json(options))
+        except NotFoundError:
+            return False
+        return True
+
+    def _query(self, *, dry_run: bool = False) -> dict[str, str]:
+        return {"fieldManager": self.manager, **({"dryRun": "All"} if dry_run else {})}
+
+    # ---- requests
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        media: bytes = b"application/json",
+    ) -> bytes:
+        """The body of an answer. Repeats what was refused for a moment, and reads that got no answer.
+
+        Raises ApiError and its kinds, UnreachableError, CredentialsError.
+        """
+        target = _target(path, query)
+        renewed = False
+        for number in range(1, TRIES + 1):
+            last = number == TRIES
+            try:
+                return await self._once(method, target, body, media)
+            except ApiError as error:
+                if error.code == 401 and not renewed and self._credentials.refused():
+                    renewed = True
+                elif last or not _repeatable(error, method):
+                    raise
+                else:
+                    await anyio.sleep(min(error.retry_after or 0.1 * 2**number, 10.0))
+            except UnreachableError:
+                if last or method != "GET":  # a write may have happened
+                    raise
+                await anyio.sleep(0.05 * 2**number)
+        raise AssertionError  # pragma: no cover
+
+    async def _once(self, method: str, target: str, body: bytes | None, media: bytes) -> bytes:
+        async with self._sent(method, target, body, media, quiet=self._timeout) as answer:
+            content = await answer.body()
+            if answer.status >= 400:
+                raise api_error(answer.status, content, answer.header(b"retry-after"))
+            return content
+
+    @asynccontextmanager
+    async def _sent(
+        self, method: str, target: str, body: bytes | None, media: bytes, *, quiet: float
+    ) -> AsyncIterator[Answer]:
+        waited = await self._bucket.take()
+        headers: Headers = [
+            (b"User-Agent", self._agent.encode()),
+            (b"Accept", b"application/json"),
+            *await self._credentials.headers(),
+        ]
+        if body is not None:
+            headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
+        with self.calls.timed(method, waited) as call:
+            async with self._transport.send(method, target, headers, body, quiet=quiet) as answer:
+                call.answered(answer.status)
+                if answer.status in {502, 503, 504}:
+                    self._transport.failed(self._transport.server)
+                yield answer
+
+
+def _repeatable(error: ApiError, method: str) -> bool:
+    if error.code == 429:
+        return True  # refused before anything happened
+    return method == "GET" and (error.code >= 500 or error.retry_after is not None)
+
+
+def _json(body: object) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    plain = quote(path, safe="/:.-_~")
+    return f"{plain}?{urlencode(query)}" if query else plain
+
+
+def _decoded(kind: Kind[T], body: bytes) -> T:
+    try:
+        return kind.decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"{kind.qualified}: {error}") from error
+
+
+async def _batches(answer: Answer) -> AsyncGenerator[list[WatchEvent]]:
+    """The events of a watch, all that came together as one; half a line waits for its end."""
+    held = b""
+    async for part in answer.parts():
+        held += part
+        *lines, held = held.split(b"\n")
+        if len(held) > LONGEST_LINE:
+            raise MalformedError(f"watch: an event of more than {LONGEST_LINE} bytes")
+        try:
+            events = [_EVENT.decode(line) for line in lines if line.strip()]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedError(f"watch: {error}") from error
+        if events:
+            yield events

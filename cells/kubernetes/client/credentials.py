@@ -1,0 +1,195 @@
+"""Headers and certificates that say who asks, kept fresh.
+
+Needs: Access.   Gives: Credentials.
+Source: client-go/plugin/pkg/client/auth/exec; client.authentication.k8s.io/v1 ExecCredential.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from cells.kubernetes.client.access import Access, Exec
+from cells.kubernetes.client.errors import CredentialsError
+
+TOKEN_AGE = 60.0
+"""Seconds after which a token file is read again: the kubelet renews it long before it expires."""
+PLUGIN_DEADLINE = 30.0
+EARLY = 30.0
+"""Seconds before its expiry that a plugin's answer counts as expired."""
+
+
+class ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What a plugin gives."""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: str = ""
+
+
+class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
+    """What a plugin prints."""
+
+    status: ExecStatus
+
+
+class Credentials:
+    """Who asks, by token, password, certificate or a plugin's answer."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._token = access.token
+        self._read_at = -TOKEN_AGE
+        self._given: ExecStatus | None = None
+        self._expires = 0.0
+        self._fresh = anyio.Lock()
+
+    async def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of a request. Raises CredentialsError."""
+        access = self._access
+        found: list[tuple[bytes, bytes]] = []
+        if token := await self._bearer():
+            found.append((b"Authorization", b"Bearer " + token.encode()))
+        elif access.username:
+            pair = base64.b64encode(f"{access.username}:{access.password}".encode())
+            found.append((b"Authorization", b"Basic " + pair))
+        if access.impersonate_user:
+            found.append((b"Impersonate-User", access.impersonate_user.encode()))
+        if access.impersonate_uid:
+            found.append((b"Impersonate-Uid", access.impersonate_uid.encode()))
+        found += [(b"Impersonate-Group", one.encode()) for one in access.impersonate_groups]
+        found += [
+            (b"Impersonate-Extra-" + key.encode(), value.encode()) for key, value in access.impersonate_extra
+        ]
+        return found
+
+    def refused(self) -> bool:
+        """The server answered 401: what is held counts as stale. Whether there is anything to renew."""
+        self._read_at, self._expires = -TOKEN_AGE, 0.0
+        return self._access.token_file is not None or self._access.exec is not None
+
+    async def _bearer(self) -> str:
+        if self._access.exec is not None:
+            return (await self._plugin(self._access.exec)).token
+        if self._access.token_file is None:
+            return self._token
+        if time.monotonic() - self._read_at >= TOKEN_AGE:
+            self._token = await self._read_token(self._access.token_file)
+        return self._token
+
+    async def _read_token(self, path: Path) -> str:
+        try:
+            text = (await anyio.Path(path).read_text()).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._token:  # the one that is held may still do
+                return self._token
+            raise CredentialsError(f"{path}: {error}; expected a token") from error
+        self._read_at = time.monotonic()
+        return text or self._token
+
+    async def _plugin(self, plugin: Exec) -> ExecStatus:
+        async with self._fresh:
+            if self._given is None or time.time() >= self._expires:
+                self._given = await self._asked(plugin)
+                self._expires = _expiry(self._given.expiration_timestamp)
+            return self._given
+
+    async def _asked(self, plugin: Exec) -> ExecStatus:
+        info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        if plugin.provide_cluster_info:
+            info["spec"] = {"interactive": False, "cluster": {"server": self._access.servers[0]}}
+        env = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
+        command = plugin.command
+        if os.sep in command and not os.path.isabs(command):  # noqa: PTH117
+            command = os.path.join(plugin.folder, command)  # noqa: PTH118
+        try:
+            with anyio.fail_after(PLUGIN_DEADLINE):
+                done = await anyio.run_process([command, *plugin.args], env=env, check=False)
+        except (OSError, TimeoutError) as error:
+            raise CredentialsError(f"exec {command}: {str(error) or 'no answer'}") from error
+        if done.returncode:
+            told = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise CredentialsError(
+                f"exec {command}: exit {done.returncode}: {told[-1] if told else 'no reason given'}"
+            )
+        try:
+            return msgspec.json.decode(done.stdout, type=ExecCredential).status
+        except msgspec.DecodeError as error:
+            raise CredentialsError(f"exec {command}: {error}; expected an ExecCredential") from error
+
+    # ---- TLS
+
+    async def context(self) -> ssl.SSLContext:
+        """For connections, with the certificates as they are now. Raises CredentialsError."""
+        if self._access.exec is not None:
+            await self._plugin(self._access.exec)
+        return await to_thread.run_sync(self._context)
+
+    def stamps(self) -> tuple[object, ...]:
+        """What changes when a certificate does: then connections are made anew."""
+        files = (self._access.ca_file, self._access.certificate_file, self._access.key_file)
+        found: list[object] = [_stamp(one) for one in files]
+        given = self._given
+        return (*found, given.client_certificate_data if given else "")
+
+    def _context(self) -> ssl.SSLContext:
+        access = self._access
+        try:
+            context = ssl.create_default_context(cafile=str(access.ca_file) if access.ca_file else None)
+            if access.ca_data:
+                context.load_verify_locations(cadata=access.ca_data.decode())
+            if access.insecure:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._load_certificate(context)
+        except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
+            names = [str(one) for one in (access.ca_file, access.certificate_file, access.key_file) if one]
+            raise CredentialsError(f"TLS: {', '.join(names) or 'kubeconfig data'}: {error}") from error
+        return context
+
+    def _load_certificate(self, context: ssl.SSLContext) -> None:
+        access, given = self._access, self._given
+        certificate, key = access.certificate_data, access.key_data
+        if given is not None and given.client_certificate_data:
+            certificate, key = given.client_certificate_data.encode(), given.client_key_data.encode()
+        if certificate is None and access.certificate_file is None:
+            return
+        with TemporaryDirectory() as folder:  # ssl loads from files only
+            paths = []
+            for name, data, file in (
+                ("certificate", certificate, access.certificate_file),
+                ("key", key, access.key_file),
+            ):
+                path = file or access.certificate_file
+                if data is not None:
+                    path = Path(folder, name)
+                    path.touch(mode=0o600)
+                    path.write_bytes(data)
+                paths.append(str(path))
+            context.load_cert_chain(paths[0], paths[1])
+
+
+def _stamp(path: Path | None) -> object:
+    try:
+        return path.stat().st_mtime_ns if path else None
+    except OSError:
+        return None
+
+
+def _expiry(text: str) -> float:
+    if not text:
+        return float("inf")
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).timestamp() - EARLY
+    except ValueError:
+        return 0.0

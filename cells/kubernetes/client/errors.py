@@ -1,0 +1,122 @@
+"""What a request to an API server can come back with.
+
+Needs: nothing.   Gives: KubernetesError and its kinds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class KubernetesError(Exception):
+    """A request failed; the base of all errors of this client."""
+
+
+class UnreachableError(KubernetesError):
+    """No server answered: refused, timed out, broken off, or not TLS as expected."""
+
+
+class CredentialsError(KubernetesError):
+    """The credentials cannot be had: a file that cannot be read, a plugin that failed."""
+
+
+class MalformedError(KubernetesError):
+    """A server answered with what is no answer of an API server."""
+
+
+class Cause(msgspec.Struct, frozen=True, gc=False):
+    """One reason of a refusal."""
+
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class StatusDetails(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Of a Status."""
+
+    name: str = ""
+    kind: str = ""
+    causes: tuple[Cause, ...] | None = None
+    retry_after_seconds: int = 0
+
+
+class StatusMeta(msgspec.Struct, frozen=True, gc=False, rename={"continue_": "continue"}):
+    """Of a Status: where an expired list may go on."""
+
+    continue_: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, gc=False):
+    """What a server says of a failure (metav1.Status)."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: StatusDetails | None = None
+    metadata: StatusMeta = StatusMeta()
+
+
+class ApiError(KubernetesError):
+    """A server refused: the HTTP status, the reason and the text of its Status."""
+
+    def __init__(self, status: Status, retry_after: float | None = None) -> None:
+        super().__init__(f"{status.code} {status.reason or 'Error'}: {status.message}")
+        self.status = status
+        self.code = status.code
+        self.reason = status.reason
+        self.retry_after = retry_after
+        """Seconds to wait before it is tried again, when the server said so."""
+
+
+class NotFoundError(ApiError):
+    """404: no such object, or nobody serves the resource."""
+
+    @property
+    def served(self) -> bool:
+        """Whether the resource is there, and only the object is not."""
+        return bool(self.status.details and self.status.details.name)
+
+
+class ConflictError(ApiError):
+    """409: somebody else was faster, or owns the field, or the name is taken."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether an object of this name is there already."""
+        return self.reason == "AlreadyExists"
+
+
+class GoneError(ApiError):
+    """410: the version is too old; list again."""
+
+
+_KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410: GoneError}
+_DECODER = msgspec.json.Decoder(Status)
+
+
+def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
+    """The error of an answer. Bodies that are no Status are told as text."""
+    try:
+        status = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = body[:200].decode("utf-8", "replace").strip()
+        status = Status(code=code, message=text or "no reason given")
+    if not status.code:
+        status = msgspec.structs.replace(status, code=code)
+    return status_error(status, seconds(retry_after))
+
+
+def status_error(status: Status, retry_after: float | None = None) -> ApiError:
+    """The error of a Status, such as a watch ends with."""
+    return _KINDS.get(status.code, ApiError)(status, retry_after)
+
+
+def seconds(text: Any) -> float | None:
+    """Of a Retry-After header; dates are not understood, none is None."""
+    try:
+        return max(0.0, float(text))
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,182 @@
+"""CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, CiliumCIDRGroup and CiliumLocalRedirectPolicy.
+
+Needs: nothing.   Gives: the kinds and their parts, CILIUM_NETWORK_POLICIES,
+CILIUM_CLUSTERWIDE_NETWORK_POLICIES, CILIUM_CIDR_GROUPS, CILIUM_LOCAL_REDIRECT_POLICIES,
+CILIUM_EGRESS_GATEWAYS.
+Source: Cilium 1.17, custom resources of group cilium.io.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import field
+
+from cells.kubernetes.objects.kind import AGE, Column, Kind
+from cells.kubernetes.objects.meta import Condition, Object, Selector, Wire
+
+_VALID = Column("Valid", ".status.conditions[?(@.type=='Valid')].status")
+
+
+class PolicyStatus(Wire, frozen=True, gc=False):
+    """Whether a policy is valid."""
+
+    conditions: tuple[Condition, ...] | None = None
+
+
+class CiliumNetworkPolicy(Object, frozen=True, gc=False):
+    """A policy. Its rules stay as they were written: the policy engine reads and checks them."""
+
+    spec: dict[str, Any] | None = None
+    specs: tuple[dict[str, Any], ...] | None = None
+    status: PolicyStatus = PolicyStatus()
+
+    @property
+    def rules(self) -> tuple[dict[str, Any], ...]:
+        """``spec`` and ``specs`` as one."""
+        return (*((self.spec,) if self.spec is not None else ()), *(self.specs or ()))
+
+
+class CiliumClusterwideNetworkPolicy(CiliumNetworkPolicy, frozen=True, gc=False):
+    """A policy of the whole cluster, which may select nodes."""
+
+
+class CIDRGroupSpec(Wire, frozen=True, gc=False):
+    """Of a group."""
+
+    external_cidrs: tuple[str, ...] | None = field(name="externalCIDRs", default=None)
+
+
+class CiliumCIDRGroup(Object, frozen=True, gc=False):
+    """Networks that policies name by their group."""
+
+    spec: CIDRGroupSpec
+
+
+class RedirectPort(Wire, frozen=True, gc=False):
+    """A port that is redirected."""
+
+    port: str
+    protocol: str
+    name: str = ""
+
+
+class AddressMatcher(Wire, frozen=True, gc=False):
+    """A frontend by its address."""
+
+    ip: str
+    to_ports: tuple[RedirectPort, ...]
+
+
+class ServiceMatcher(Wire, frozen=True, gc=False):
+    """A frontend by its service."""
+
+    namespace: str
+    service_name: str
+    to_ports: tuple[RedirectPort, ...] | None = None
+
+
+class RedirectFrontend(Wire, frozen=True, gc=False):
+    """What is redirected."""
+
+    address_matcher: AddressMatcher | None = None
+    service_matcher: ServiceMatcher | None = None
+
+
+class RedirectBackend(Wire, frozen=True, gc=False):
+    """Where to: pods of the node."""
+
+    local_endpoint_selector: Selector
+    to_ports: tuple[RedirectPort, ...]
+
+
+class LocalRedirectSpec(Wire, frozen=True, gc=False):
+    """Of a redirection."""
+
+    redirect_frontend: RedirectFrontend
+    redirect_backend: RedirectBackend
+    description: str = ""
+    skip_redirect_from_backend: bool = False
+
+
+class CiliumLocalRedirectPolicy(Object, frozen=True, gc=False):
+    """Traffic to a service or an address that goes to pods of the node."""
+
+    spec: LocalRedirectSpec | None = None
+
+
+class EgressGateway(Wire, frozen=True, gc=False):
+    """The node traffic leaves by, and its address."""
+
+    node_selector: Selector
+    interface: str = ""
+    egress_ip: str = field(name="egressIP", default="")
+
+
+class EgressSelector(Wire, frozen=True, gc=False):
+    """Whose traffic."""
+
+    pod_selector: Selector | None = None
+    namespace_selector: Selector | None = None
+    node_selector: Selector | None = None
+
+
+class EgressGatewaySpec(Wire, frozen=True, gc=False):
+    """Of an egress gateway."""
+
+    destination_cidrs: tuple[str, ...] = field(name="destinationCIDRs")
+    egress_gateway: EgressGateway
+    selectors: tuple[EgressSelector, ...]
+    excluded_cidrs: tuple[str, ...] | None = field(name="excludedCIDRs", default=None)
+
+
+class CiliumEgressGatewayPolicy(Object, frozen=True, gc=False):
+    """Which traffic leaves the cluster by which node."""
+
+    spec: EgressGatewaySpec | None = None
+
+
+CILIUM_NETWORK_POLICIES = Kind(
+    CiliumNetworkPolicy,
+    "cilium.io/v2",
+    "ciliumnetworkpolicies",
+    short=("cnp", "ciliumnp"),
+    categories=("cilium", "ciliumpolicy"),
+    columns=(AGE, _VALID),
+    status=True,
+)
+CILIUM_CLUSTERWIDE_NETWORK_POLICIES = Kind(
+    CiliumClusterwideNetworkPolicy,
+    "cilium.io/v2",
+    "ciliumclusterwidenetworkpolicies",
+    namespaced=False,
+    short=("ccnp",),
+    categories=("cilium", "ciliumpolicy"),
+    columns=(_VALID,),
+    status=True,
+)
+CILIUM_CIDR_GROUPS = Kind(
+    CiliumCIDRGroup,
+    "cilium.io/v2alpha1",
+    "ciliumcidrgroups",
+    namespaced=False,
+    short=("ccg",),
+    categories=("cilium",),
+)
+CILIUM_LOCAL_REDIRECT_POLICIES = Kind(
+    CiliumLocalRedirectPolicy,
+    "cilium.io/v2",
+    "ciliumlocalredirectpolicies",
+    short=("clrp",),
+    categories=("cilium", "ciliumpolicy"),
+    columns=(AGE,),
+)
+CILIUM_EGRESS_GATEWAYS = Kind(
+    CiliumEgressGatewayPolicy,
+    "cilium.io/v2",
+    "ciliumegressgatewaypolicies",
+    namespaced=False,
+    short=("cegp",),
+    categories=("cilium", "ciliumpolicy"),
+    columns=(AGE,),
+)

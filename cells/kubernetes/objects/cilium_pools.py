@@ -1,0 +1,144 @@
+"""CiliumPodIPPool, CiliumLoadBalancerIPPool, CiliumL2AnnouncementPolicy and CiliumNodeConfig.
+
+Needs: nothing.   Gives: the kinds and their parts, CILIUM_POD_IP_POOLS, CILIUM_LOAD_BALANCER_IP_POOLS,
+CILIUM_L2_ANNOUNCEMENTS, CILIUM_NODE_CONFIGS.
+Source: Cilium 1.17, custom resources of group cilium.io.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta as Limits
+from msgspec import field
+
+from cells.kubernetes.objects.kind import AGE, Column, Kind
+from cells.kubernetes.objects.meta import Condition, Object, Selector, Wire
+
+
+class PoolIPv4(Wire, frozen=True, gc=False):
+    """The IPv4 ranges of a pool."""
+
+    cidrs: Annotated[tuple[str, ...], Limits(min_length=1)]
+    mask_size: Annotated[int, Limits(ge=1, le=32)]
+
+
+class PoolIPv6(Wire, frozen=True, gc=False):
+    """The IPv6 ranges of a pool."""
+
+    cidrs: Annotated[tuple[str, ...], Limits(min_length=1)]
+    mask_size: Annotated[int, Limits(ge=1, le=128)]
+
+
+class PodIPPoolSpec(Wire, frozen=True, gc=False):
+    """Of a pool."""
+
+    ipv4: PoolIPv4 | None = None
+    ipv6: PoolIPv6 | None = None
+
+
+class CiliumPodIPPool(Object, frozen=True, gc=False):
+    """Addresses for pods."""
+
+    spec: PodIPPoolSpec
+
+
+class Block(Wire, frozen=True, gc=False):
+    """A network, or a range from ``start`` to ``stop``."""
+
+    cidr: str = ""
+    start: str = ""
+    stop: str = ""
+
+
+class LoadBalancerIPPoolSpec(Wire, frozen=True, gc=False):
+    """Of a pool."""
+
+    blocks: tuple[Block, ...] | None = None
+    service_selector: Selector | None = None
+    disabled: bool = False
+    allow_first_last_ips: Literal["Yes", "No"] | None = field(name="allowFirstLastIPs", default=None)
+
+
+class LoadBalancerIPPoolStatus(Wire, frozen=True, gc=False):
+    """Of a pool."""
+
+    conditions: tuple[Condition, ...] | None = None
+
+
+class CiliumLoadBalancerIPPool(Object, frozen=True, gc=False):
+    """Addresses for services."""
+
+    spec: LoadBalancerIPPoolSpec
+    status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
+
+
+class L2AnnouncementSpec(Wire, frozen=True, gc=False):
+    """What is announced, where, by whom; interfaces are regular expressions."""
+
+    interfaces: tuple[str, ...] | None = None
+    node_selector: Selector | None = None
+    service_selector: Selector | None = None
+    external_ips: bool = field(name="externalIPs", default=False)
+    load_balancer_ips: bool = field(name="loadBalancerIPs", default=False)
+
+
+class CiliumL2AnnouncementPolicy(Object, frozen=True, gc=False):
+    """Which addresses of services are answered for on the local network."""
+
+    spec: L2AnnouncementSpec = L2AnnouncementSpec()
+    status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
+
+
+class NodeConfigSpec(Wire, frozen=True, gc=False):
+    """Settings, and the nodes they are for."""
+
+    defaults: dict[str, str]
+    node_selector: Selector | None = None
+
+
+class CiliumNodeConfig(Object, frozen=True, gc=False):
+    """Settings of some nodes."""
+
+    spec: NodeConfigSpec
+
+
+CILIUM_POD_IP_POOLS = Kind(
+    CiliumPodIPPool,
+    "cilium.io/v2alpha1",
+    "ciliumpodippools",
+    namespaced=False,
+    short=("cpip",),
+    categories=("cilium",),
+)
+CILIUM_LOAD_BALANCER_IP_POOLS = Kind(
+    CiliumLoadBalancerIPPool,
+    "cilium.io/v2alpha1",
+    "ciliumloadbalancerippools",
+    namespaced=False,
+    short=("ippools", "ippool", "lbippool", "lbippools"),
+    categories=("cilium",),
+    columns=(
+        Column("Disabled", ".spec.disabled", "boolean"),
+        Column("Conflicting", '.status.conditions[?(@.type=="cilium.io/PoolConflict")].status'),
+        Column("IPs Available", '.status.conditions[?(@.type=="cilium.io/IPsAvailable")].message'),
+        AGE,
+    ),
+    status=True,
+)
+CILIUM_L2_ANNOUNCEMENTS = Kind(
+    CiliumL2AnnouncementPolicy,
+    "cilium.io/v2alpha1",
+    "ciliuml2announcementpolicies",
+    namespaced=False,
+    short=("l2announcement",),
+    categories=("cilium",),
+    columns=(AGE,),
+    status=True,
+)
+CILIUM_NODE_CONFIGS = Kind(
+    CiliumNodeConfig,
+    "cilium.io/v2",
+    "ciliumnodeconfigs",
+    categories=("cilium",),
+)

@@ -1,0 +1,105 @@
+"""A kind of object: where it is served, how it is decoded, what its definition says.
+
+Needs: nothing.   Gives: Kind, Column.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from cells.kubernetes.objects.meta import Object
+
+T = TypeVar("T", bound=Object)
+
+
+class Column(NamedTuple):
+    """A printer column of a custom resource definition."""
+
+    name: str
+    path: str
+    type: str = "string"
+    priority: int = 0
+
+
+AGE = Column("Age", ".metadata.creationTimestamp", "date")
+
+
+class ListMeta(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={"resource_version": "resourceVersion", "continue_": "continue"},
+):
+    """Of a list: its version, and where it goes on."""
+
+    resource_version: str = ""
+    continue_: str = ""
+
+
+class Kind(Generic[T]):
+    """One kind in the version that is read and written.
+
+    `struct` is its only definition; the schema of a custom kind is made from it too.
+    """
+
+    def __init__(
+        self,
+        struct: type[T],
+        api_version: str,
+        plural: str,
+        *,
+        kind: str = "",
+        namespaced: bool = True,
+        short: tuple[str, ...] = (),
+        categories: tuple[str, ...] = (),
+        columns: tuple[Column, ...] = (),
+        status: bool = False,
+    ) -> None:
+        self.struct = struct
+        self.kind = kind or struct.__name__
+        self.group, _, self.version = api_version.rpartition("/")
+        self.api_version = api_version
+        self.plural = plural
+        self.namespaced = namespaced
+        self.short = short
+        self.categories = categories
+        self.columns = columns
+        self.status = status
+        """Whether the status is written on a path of its own."""
+
+    @property
+    def table(self) -> str:
+        """The name of its table."""
+        return f"k8s-{self.plural}"
+
+    @property
+    def qualified(self) -> str:
+        """``pods``, ``ciliumnodes.cilium.io``."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of one object or of a collection."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        where = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        parts = [root + where, self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+    @cached_property
+    def decoder(self) -> msgspec.json.Decoder[T]:
+        """Of one object. Raises msgspec.ValidationError."""
+        return msgspec.json.Decoder(self.struct)
+
+    @cached_property
+    def page_decoder(self) -> msgspec.json.Decoder[Any]:
+        """Of a list: ``metadata`` and ``items``. Raises msgspec.ValidationError."""
+        items: Any = list[self.struct] | None  # type: ignore[name-defined]  # a type made when it runs
+        made = msgspec.defstruct(
+            f"{self.kind}List", [("metadata", ListMeta), ("items", items, None)], frozen=True, gc=False
+        )
+        return msgspec.json.Decoder(made)
+
+    def __repr__(self) -> str:
+        return f"<{self.qualified}>"

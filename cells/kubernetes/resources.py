@@ -1,0 +1,97 @@
+"""The tables of objects, one per kind, with their one writer.
+
+Needs: Tables, Health, Logger.   Gives: Resources, source_statuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from cells.kubernetes.objects import (
+    CILIUM_ENDPOINTS,
+    CILIUM_IDENTITIES,
+    ENDPOINT_SLICES,
+    KINDS,
+    PODS,
+    CiliumEndpoint,
+    CiliumIdentity,
+    EndpointSlice,
+    Kind,
+    Object,
+    Pod,
+)
+from cells.kubernetes.source.sink import Sink, SourceStatus
+from lifecycle import Health, Logger, Table, Tables
+
+T = TypeVar("T", bound=Object)
+
+
+def source_statuses() -> Table[SourceStatus]:
+    """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
+    return Table("k8s-sources", key=lambda one: one.kind)
+
+
+def _pod_addresses(pod: Pod) -> tuple[str, ...]:
+    return () if pod.finished or pod.spec.host_network else pod.addresses
+
+
+def _endpoint_addresses(endpoint: CiliumEndpoint) -> tuple[str, ...]:
+    networking = endpoint.status.networking
+    pairs = networking.addressing or () if networking is not None else ()
+    return tuple(one for pair in pairs for one in (pair.ipv4, pair.ipv6) if one)
+
+
+def _service(endpoints: EndpointSlice) -> tuple[tuple[str, str], ...]:
+    return ((endpoints.namespace, endpoints.service),) if endpoints.service else ()
+
+
+def _meaning(identity: CiliumIdentity) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return (tuple(sorted(identity.security_labels.items())),)
+
+
+def _namespace(row: Object) -> tuple[str, ...]:
+    return (row.namespace,)
+
+
+INDEXES: dict[str, dict[str, Any]] = {
+    PODS.qualified: {
+        "namespace": _namespace,
+        "address": _pod_addresses,
+        "node": lambda pod: (pod.spec.node_name,) if pod.spec.node_name else (),
+    },
+    ENDPOINT_SLICES.qualified: {"service": _service},
+    CILIUM_ENDPOINTS.qualified: {"address": _endpoint_addresses},
+    CILIUM_IDENTITIES.qualified: {"labels": _meaning},
+}
+"""Kind -> index -> the values a row is found by."""
+
+
+class Resources:
+    """Every table of objects; a source writes them through :meth:`sinks`, everybody else reads."""
+
+    def __init__(self, statuses: Table[SourceStatus], tables: Tables, health: Health, log: Logger) -> None:
+        self.kinds: tuple[Kind[Any], ...] = KINDS
+        self._tables: dict[str, Table[Any]] = {}
+        self._sinks: dict[str, Sink[Any]] = {}
+        for kind in self.kinds:
+            table: Table[Any] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
+            self._tables[kind.qualified] = table
+            self._sinks[kind.qualified] = Sink(kind, table, statuses, health, log)
+        tables.add(*self._tables.values())
+
+    def table(self, kind: Kind[T]) -> Table[T]:
+        """The objects of a kind, by namespace and name."""
+        return self._tables[kind.qualified]
+
+    def sinks(self) -> list[Sink[Any]]:
+        """Where a source puts what it finds."""
+        return list(self._sinks.values())
+
+    def nothing(self) -> None:
+        """There is no source: every table is initialized, and empty."""
+        for sink in self._sinks.values():
+            sink.without_source()
+
+
+def _key(row: Object) -> tuple[str, str]:
+    return row.key

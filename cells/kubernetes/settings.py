@@ -1,0 +1,72 @@
+"""Where the objects of Kubernetes come from.
+
+Needs: nothing.   Gives: KubernetesSettings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from cells.kubernetes.urls import AccessError, checked_url
+from lifecycle import Duration, Settings, refuse, seconds
+
+
+class KubernetesSettings(Settings, frozen=True):
+    """Where the objects of Kubernetes come from: API servers, or a folder of manifests, or nowhere."""
+
+    manifests_dir: str = ""
+    """Folder of manifests (YAML, JSON) to take objects from instead of an API server; it is watched."""
+
+    k8s_api_server: str = ""
+    """URL of the API server; empty takes the kubeconfig's, or that of the cluster the agent is a pod of."""
+
+    k8s_api_server_urls: tuple[str, ...] = ()
+    """URLs of several API servers: when one does not answer the next is asked."""
+
+    k8s_kubeconfig_path: str = ""
+    """Path of a kubeconfig; its current context counts."""
+
+    k8s_client_qps: float = 10.0
+    """Requests a second in the long run; 0 for as many as there are."""
+
+    k8s_client_burst: int = 20
+    """Requests at once before they wait for their turn."""
+
+    k8s_client_connection_timeout: Duration = seconds(30)
+    """How long a connection and an answer may take."""
+
+    k8s_client_connection_keep_alive: Duration = seconds(30)
+    """How long a connection without requests is kept."""
+
+    k8s_heartbeat_timeout: Duration = seconds(30)
+    """How long the API server may be silent before it is asked how it is; without an answer connections are
+    made anew. 0 never asks."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for name in ("manifests_dir", "k8s_kubeconfig_path"):
+            value: str = getattr(self, name)
+            if value and not PurePosixPath(value).is_absolute():
+                yield f"{name.replace('_', '-')}={value}: expected an absolute path, or nothing"
+        asked = [
+            one for one in (self.k8s_api_server, *self.k8s_api_server_urls, self.k8s_kubeconfig_path) if one
+        ]
+        if self.manifests_dir and asked:
+            yield (
+                f"manifests-dir={self.manifests_dir}: objects come from one place; leave it out, or"
+                f" k8s-api-server, k8s-api-server-urls and k8s-kubeconfig-path ({asked[0]})"
+            )
+        for url in (self.k8s_api_server, *self.k8s_api_server_urls):
+            try:
+                if url:
+                    checked_url(url, "k8s-api-server")
+            except AccessError as error:
+                yield str(error)
+        if self.k8s_client_qps < 0:
+            yield f"k8s-client-qps={self.k8s_client_qps}: expected 0 or more"
+        if self.k8s_client_burst < 1:
+            yield f"k8s-client-burst={self.k8s_client_burst}: expected 1 or more"

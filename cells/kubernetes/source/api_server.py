@@ -1,0 +1,206 @@
+"""An API server as the source of objects, and the client by which others write.
+
+Source: a reflector per kind fills the tables of objects.
+Needs:  KubernetesSettings, AgentConfig, Resources, Table[SourceStatus].   Gives: KubernetesAPI, ServerState.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from cells.config import AgentConfig
+from cells.kubernetes.objects import PODS, Kind
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.source.sink import SourceStatus
+from cells.kubernetes.urls import checked_url
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
+
+if TYPE_CHECKING:
+    from cells.kubernetes.client import Access, Client
+
+AGENT: Final = "cilium-agent/1.17.0"
+"""What requests say they are from: the field manager of what is written, too."""
+
+ASK_AGAIN: Final = 10.0
+"""Seconds until a server that did not tell its version is asked again."""
+
+
+class ServerState(NamedTuple):
+    """How the API server is, as ``cilium-dbg status`` tells it."""
+
+    state: Literal["Disabled", "Ok", "Warning", "Failure"]
+    message: str = ""
+
+
+class Version(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to GET /version."""
+
+    major: str = ""
+    minor: str = ""
+    git_version: str = ""
+    platform: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor} ({self.git_version}) [{self.platform}]"
+
+
+def state_of(sources: Sequence[SourceStatus], version: str) -> ServerState:
+    """How a server is by what is heard of it: a failure when nothing is."""
+    failing = [one for one in sources if one.state == "failing"]
+    if not any(one.state == "watching" for one in sources):
+        return (
+            ServerState("Failure", failing[0].error) if failing else ServerState("Warning", "not heard yet")
+        )
+    if failing:
+        return ServerState("Warning", f"{failing[0].kind}: {failing[0].error}")
+    return ServerState("Ok", version)
+
+
+def access_of(settings: KubernetesSettings) -> Access | None:
+    """How to reach the API servers: by the settings, the kubeconfig, or as a pod; None for not at all.
+
+    Raises AccessError.
+    """
+    urls = tuple(
+        checked_url(url, "k8s-api-server")
+        for url in (settings.k8s_api_server, *settings.k8s_api_server_urls)
+        if url
+    )
+    if not (urls or settings.k8s_kubeconfig_path or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        return None
+    from cells.kubernetes.client import Access, from_kubeconfig, in_cluster  # loaded where there is a server
+
+    found: Access | None
+    if settings.k8s_kubeconfig_path:
+        found = from_kubeconfig(Path(settings.k8s_kubeconfig_path))
+    else:
+        found = in_cluster(os.environ)
+    if found is None:
+        return Access(servers=urls) if urls else None
+    return replace(found, servers=urls) if urls else found
+
+
+def asked_for(kind: Kind[Any], node: str) -> dict[str, str]:
+    """What of a kind is asked for: of pods those of this node."""
+    return {"fieldSelector": f"spec.nodeName={node}"} if kind is PODS else {}
+
+
+class KubernetesAPI:
+    """The API server, if there is one: follows every kind, and lends its client to those who write."""
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        agent: AgentConfig,
+        resources: Resources,
+        statuses: Table[SourceStatus],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._resources = resources
+        self._statuses = statuses
+        self._version = ""
+        self._jobs = jobs
+        self._health = health
+        self._log = log
+        self._client: Client | None = None
+        self._started = False
+        lifecycle.append(Hook("find the API server", self._start, self._stop))
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an API server. Raises NotStartedError before the hook has run."""
+        if not self._started:
+            raise NotStartedError(
+                "KubernetesAPI: whether there is an API server is known once its hook has run"
+            )
+        return self._client is not None
+
+    @property
+    def client(self) -> Client:
+        """Its client. Raises NotStartedError when there is none, or not yet."""
+        if self._client is None:
+            raise NotStartedError("KubernetesAPI: no API server is configured, or its hook has not run")
+        return self._client
+
+    def state(self) -> ServerState:
+        """How the server is; Disabled when there is none."""
+        if self._client is None:
+            return ServerState("Disabled")
+        return state_of(self._statuses.all(), self._version)
+
+    async def _start(self) -> None:
+        settings = self._settings
+        access = None if settings.manifests_dir else access_of(settings)
+        self._started = True
+        if access is None:
+            if not settings.manifests_dir:
+                self._resources.nothing()
+            return
+        from cells.kubernetes.client import connect
+        from cells.kubernetes.source.reflector import Reflector
+
+        self._client = connect(
+            access,
+            agent=AGENT,
+            qps=settings.k8s_client_qps,
+            burst=settings.k8s_client_burst,
+            timeout=settings.k8s_client_connection_timeout,
+            keep_alive=settings.k8s_client_connection_keep_alive,
+        )
+        self._log.info("objects come from an API server", servers=list(access.servers))
+        for sink in self._resources.sinks():
+            sink.begin()
+            query = asked_for(sink.kind, self._agent.node_name)
+            reflector = Reflector(self._client, sink.kind, sink, query=query)
+            self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
+        self._jobs.one_shot("k8s-version", self._ask_version)
+        if settings.k8s_heartbeat_timeout:
+            interval = settings.k8s_heartbeat_timeout
+            self._jobs.timer("k8s-heartbeat", self._heartbeat, interval)
+
+    async def _stop(self) -> None:
+        if self._client is not None:
+            await self._client.reset()
+
+    async def _ask_version(self) -> None:
+        from cells.kubernetes.client import KubernetesError
+
+        while not self._version:
+            try:
+                told = await self.client.raw("GET", "/version")
+                self._version = str(msgspec.json.decode(told, type=Version))
+            except (KubernetesError, msgspec.MsgspecError) as error:
+                self._log.warning("the API server does not tell its version", error=str(error))
+                await anyio.sleep(ASK_AGAIN)
+
+    async def _heartbeat(self) -> None:
+        """Ask a server that has been silent how it is; without an answer every connection is made anew.
+
+        A connection may be dead without either end knowing: a watch on it would wait for its end.
+        """
+        from cells.kubernetes.client import KubernetesError
+
+        client = self.client
+        if time.monotonic() - client.calls.last_answer < self._settings.k8s_heartbeat_timeout:
+            return
+        try:
+            await client.raw("GET", "/healthz")
+        except KubernetesError as error:
+            self._log.warning("the API server does not answer, connections are made anew", error=str(error))
+            await client.reset()
+            raise

@@ -1,0 +1,296 @@
+"""Keeps a table equal to one kind of objects of an API server: list, watch, and again after trouble.
+
+Source: lists and watches through Client, fills Table[T].
+Needs:  Client, a Sink (the table with its bookkeeping).   Gives: Reflector.
+Source: Kubernetes API concepts (efficient detection of changes; watch bookmarks; streaming lists), KEP-3157.
+
+What is known stays in force whatever happens: a table changes only by what a server says of an object, or by
+a list that came whole.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from cells.kubernetes.client import (
+    ApiError,
+    Client,
+    GoneError,
+    KubernetesError,
+    MalformedError,
+    NotFoundError,
+    Status,
+    WatchEvent,
+    status_error,
+)
+from cells.kubernetes.objects import Kind, Object
+from cells.kubernetes.source.sink import Sink
+
+T = TypeVar("T", bound=Object)
+
+PAGE: Final = 500
+"""Objects of one page: a few milliseconds of decoding."""
+WATCH_SECONDS: Final = (300, 600)
+"""How long one watch lasts, chosen at random, so that many do not end together."""
+SILENCE: Final = 30.0
+"""Seconds beyond its end after which a watch counts as broken."""
+INITIAL_END: Final = "k8s.io/initial-events-end"
+ABSENT_PAUSE: Final = 10.0
+"""Seconds between two looks for a kind that nobody serves."""
+
+
+class Bookmark(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a bookmark, and of an object that cannot be read whole."""
+
+    class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+        """Of either."""
+
+        resource_version: str = ""
+        name: str = ""
+        namespace: str = ""
+        annotations: dict[str, str] | None = None
+
+    metadata: Metadata = Metadata()
+
+
+_BOOKMARK: Final = msgspec.json.Decoder(Bookmark)
+_STATUS: Final = msgspec.json.Decoder(Status)
+_RAW_LIST: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
+
+class Reflector(Generic[T]):
+    """Lists a kind and watches it, for ever."""
+
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind[T],
+        sink: Sink[T],
+        *,
+        query: dict[str, str] | None = None,
+        namespace: str = "",
+        first_pause: float = 0.2,
+        longest_pause: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._kind = kind
+        self._sink = sink
+        self._query = query or {}
+        self._namespace = namespace
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._clock = clock
+        self._streams = True
+        """Whether the server is thought to list by a watch."""
+        self._version = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self._turn()
+            except KubernetesError as error:
+                await self._after(error)
+
+    async def _turn(self) -> None:
+        """One list, if there is need of it, and one watch."""
+        if not self._version:
+            await self._list()
+        await self._watch()
+
+    async def _after(self, error: KubernetesError) -> None:
+        """What follows from a failure: what to do next, and when."""
+        if isinstance(error, GoneError):
+            self._version = ""
+            if self._failures == 0:  # ordinary: a restart of the server forgets old versions
+                self._failures += 1
+                return
+        if isinstance(error, NotFoundError):
+            self._version = ""
+            self._sink.absent()
+            self._failures = 0
+            await anyio.sleep(ABSENT_PAUSE * (0.5 + random.random()))  # noqa: S311
+            return
+        if isinstance(error, MalformedError) or (isinstance(error, ApiError) and error.code == 400):
+            self._version = ""  # who knows what was missed
+        self._failures += 1
+        self._sink.failed(error)
+        pause = min(self._longest_pause, self._first_pause * 2 ** min(self._failures - 1, 16))
+        pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
+        if isinstance(error, ApiError) and error.retry_after is not None:
+            pause = max(pause if self._failures > 1 else 0.0, error.retry_after * (1 + random.random() / 4))  # noqa: S311
+        await anyio.sleep(pause)
+
+    # ---- lists
+
+    async def _list(self) -> None:
+        if self._streams:
+            try:
+                await self._stream()
+            except ApiError as error:
+                if error.code not in {400, 422, 403, 405}:
+                    raise
+                self._streams = False  # an older server, or one that has it switched off
+            else:
+                return
+        await self._pages()
+
+    async def _pages(self) -> None:
+        """A list, page by page; it counts only when it came whole."""
+        found: dict[Any, T] = {}
+        query = {**self._query, "limit": str(PAGE)}
+        broken: list[str] = []
+        while True:
+            page, version, following = self._decoded(
+                await self._client.page(self._kind, query, self._namespace), broken
+            )
+            found.update((row.key, row) for row in page)
+            if not following:
+                break
+            query["continue"] = following
+            await anyio.lowlevel.checkpoint()
+        self._sink.replace(found, broken)
+        self._version = version
+        self._failures = 0
+
+    def _decoded(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
+        """The rows of a page, its version, and where it goes on."""
+        try:
+            whole = self._kind.page_decoder.decode(body)
+        except msgspec.ValidationError:
+            return self._one_by_one(body, broken)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedError(f"list of {self._kind.qualified}: {error}") from error
+        return whole.items or [], whole.metadata.resource_version, whole.metadata.continue_
+
+    def _one_by_one(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
+        """The same when some object is not as its definition says: it keeps its last good row."""
+        try:
+            parts = _RAW_LIST.decode(body)
+            head = msgspec.json.decode(parts["metadata"], type=dict[str, Any])
+            items = _RAW_ITEMS.decode(parts.get("items", msgspec.Raw(b"[]"))) or []
+        except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
+            raise MalformedError(f"list of {self._kind.qualified}: {error}") from error
+        rows = [row for item in items if (row := self._row(item, broken)) is not None]
+        return rows, str(head.get("resourceVersion", "")), str(head.get("continue", ""))
+
+    def _row(self, raw: msgspec.Raw, broken: list[str]) -> T | None:
+        try:
+            return self._kind.decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            known, told = self._last_good(raw)
+            broken.append(f"{told}: {error}")
+            return known
+
+    def _last_good(self, raw: msgspec.Raw) -> tuple[T | None, str]:
+        try:
+            metadata = _BOOKMARK.decode(raw).metadata
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None, f"{self._kind.plural}/?"
+        name = f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
+        return self._sink.known((metadata.namespace, metadata.name)), f"{self._kind.plural}/{name}"
+
+    async def _stream(self) -> None:
+        """A list as the beginning of a watch. Raises ApiError when the server does not know of it."""
+        query = {
+            **self._query,
+            "sendInitialEvents": "true",
+            "resourceVersionMatch": "NotOlderThan",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS[0]),
+        }
+        found: dict[Any, T] = {}
+        broken: list[str] = []
+        async with self._client.watch(self._kind, query, self._namespace, silence=SILENCE) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if event.type == "ERROR":
+                        raise _refusal(event)
+                    if event.type != "BOOKMARK":
+                        self._gather(event, found, broken)
+                        continue
+                    metadata = _bookmark(event).metadata
+                    if (metadata.annotations or {}).get(INITIAL_END) == "true":
+                        self._sink.replace(found, broken)
+                        self._version, self._failures = metadata.resource_version, 0
+                        return  # the rest is the ordinary watch's
+                await anyio.lowlevel.checkpoint()
+        raise MalformedError(f"streamed list of {self._kind.qualified}: it ended before its end was told")
+
+    def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
+        row = self._row(event.object, broken)
+        if row is None:
+            return
+        if event.type == "DELETED":
+            found.pop(row.key, None)
+        else:
+            found[row.key] = row
+
+    # ---- watches
+
+    async def _watch(self) -> None:
+        seconds = random.randint(*WATCH_SECONDS)  # noqa: S311
+        query = {
+            **self._query,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }
+        async with self._client.watch(
+            self._kind, query, self._namespace, silence=seconds + SILENCE
+        ) as batches:
+            self._sink.watching()
+            async for batch in batches:
+                self._take(batch)
+                self._failures = 0
+                await anyio.lowlevel.checkpoint()
+
+    def _take(self, batch: list[WatchEvent]) -> None:
+        """Everything of a batch at once. Raises what an ERROR among it says, once the rest is taken."""
+        refusal: KubernetesError | None = None
+        rows: dict[Any, T | None] = {}
+        broken: list[str] = []
+        version = self._version
+        for event in batch:
+            if event.type == "ERROR":
+                refusal = _refusal(event)
+                break
+            metadata = _bookmark(event).metadata
+            version = metadata.resource_version or version
+            if event.type == "BOOKMARK":
+                continue
+            if event.type == "DELETED":
+                rows[metadata.namespace, metadata.name] = None
+            elif event.type not in {"ADDED", "MODIFIED"}:
+                refusal = MalformedError(f"watch of {self._kind.qualified}: an event {event.type!r}")
+                break
+            elif (row := self._row(event.object, broken)) is not None:
+                rows[row.key] = row
+        self._sink.change(rows, broken)
+        self._version = version
+        if refusal is not None:
+            raise refusal
+
+
+def _refusal(event: WatchEvent) -> KubernetesError:
+    try:
+        return status_error(_STATUS.decode(event.object))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return MalformedError(f"watch: an error that is no Status: {error}")
+
+
+def _bookmark(event: WatchEvent) -> Bookmark:
+    try:
+        return _BOOKMARK.decode(event.object)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"watch: {error}") from error

@@ -1,0 +1,158 @@
+"""Where a source puts the objects of one kind: its table, and the row that says how the source is.
+
+Needs: a table of objects, the table of source statuses, Health, Logger.   Gives: Sink, SourceStatus.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from cells.kubernetes.objects import Key, Kind, Object
+from lifecycle import Health, Logger, Table
+
+T = TypeVar("T", bound=Object)
+State = Literal["waiting", "synced", "watching", "failing", "absent"]
+
+
+class SourceStatus(msgspec.Struct, frozen=True):
+    """How the source of one kind is."""
+
+    kind: str
+    """``pods``, ``ciliumnodes.cilium.io``."""
+    state: State
+    """``waiting`` for its first list, ``watching`` (or ``synced``: a folder), ``failing``, ``absent`` when no
+    server serves the kind."""
+    objects: int
+    synced: bool
+    """Whether everything there was has been seen once."""
+    changed: float
+    """When something was last heard of it, in seconds since the epoch; 0 for never."""
+    error: str = ""
+    broken: tuple[str, ...] = ()
+    """Objects that cannot be read, with what is wrong; their last good rows stay."""
+
+
+MOST_TOLD = 10
+"""Broken objects that are told of one kind."""
+
+
+class Sink(Generic[T]):
+    """The one writer of a table of objects."""
+
+    def __init__(
+        self, kind: Kind[T], table: Table[T], statuses: Table[SourceStatus], health: Health, log: Logger
+    ) -> None:
+        self._kind = kind
+        self._table = table
+        self._statuses = statuses
+        self._parent = health
+        self._log = log
+        self._first = table.initializer(f"first list of {kind.qualified}")
+        self._broken: dict[str, str] = {}
+        self._synced = False
+
+    @property
+    def kind(self) -> Kind[T]:
+        """The kind."""
+        return self._kind
+
+    @cached_property
+    def _health(self) -> Health:
+        return self._parent.child(self._kind.plural)
+
+    def begin(self) -> None:
+        """There is a source: its status is told from now on."""
+        self._status(SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0))
+        self._health.ok("waiting for the first list")
+
+    def without_source(self) -> None:
+        """There is none: nobody need wait for the table."""
+        self._first.done()
+
+    def known(self, key: Key) -> T | None:
+        """The row there is."""
+        return self._table.get(key)
+
+    def replace(self, rows: Mapping[Key, T], broken: Sequence[str] = (), state: State = "watching") -> None:
+        """Make these the rows: a list came whole."""
+        with self._table.txn() as txn:
+            txn.replace_all(rows.values())
+        self._broken = dict(_split(one) for one in broken)
+        self._synced = True
+        self._first.done()
+        self._heard(state)
+
+    def change(
+        self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
+    ) -> None:
+        """Put and delete rows: None for one that is gone."""
+        with self._table.txn() as txn:
+            for key, row in rows.items():
+                if row is None:
+                    txn.delete(key)
+                else:
+                    txn.put(row)
+        for key in rows:
+            self._broken.pop(_name(self._kind, key), None)
+        self._broken.update(_split(one) for one in broken)
+        self._heard(state)
+
+    def watching(self) -> None:
+        """A watch has begun."""
+        self._heard("watching")
+
+    def absent(self) -> None:
+        """No server serves the kind: nothing is known of it, and nobody need wait for it."""
+        self._first.done()
+        before = self._now
+        self._status(msgspec.structs.replace(before, state="absent", error="", objects=len(self._table)))
+        self._health.ok("not served")
+
+    def failed(self, error: Exception) -> None:
+        """The source has trouble; what is known stays in force."""
+        before = self._now
+        text = str(error) or type(error).__name__
+        if before.error != text:
+            self._log.warning("objects cannot be followed", kind=self._kind.qualified, error=text)
+        self._status(msgspec.structs.replace(before, state="failing", error=text, objects=len(self._table)))
+        self._health.degraded(f"{self._kind.qualified}: {text}")
+
+    @property
+    def _now(self) -> SourceStatus:
+        found = self._statuses.get(self._kind.qualified)
+        return found or SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0)
+
+    def _heard(self, state: State) -> None:
+        told = tuple(f"{name}: {why}" for name, why in sorted(self._broken.items()))
+        before = self._now
+        for one in told:
+            if one not in before.broken:
+                self._log.warning("object cannot be read", object=one)
+        status = SourceStatus(
+            self._kind.qualified, state, len(self._table), self._synced, time.time(), "", told[:MOST_TOLD]
+        )
+        self._status(status)
+        if told:
+            more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+            self._health.degraded(f"cannot be read: {told[0]}{more}; the last good one stays in force")
+        else:
+            self._health.ok(f"{status.objects} {self._kind.plural}")
+
+    def _status(self, status: SourceStatus) -> None:
+        with self._statuses.txn() as txn:
+            txn.put(status)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, why = text.partition(": ")
+    return name, why
+
+
+def _name(kind: Kind[T], key: Key) -> str:
+    namespace, name = key
+    return f"{kind.plural}/{namespace}/{name}" if namespace else f"{kind.plural}/{name}"

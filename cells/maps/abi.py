@@ -1,0 +1,35 @@
+"""A C struct as Python packs it: one definition gives bytes, size and offsets, and a test holds it to the C.
+
+For:    the records of the maps. Needs: nothing. Gives: Layout, LAYOUTS.
+Source: cells/datapath/bpf/lib/maps.h, whose names the structs and their members have.
+"""
+
+import struct
+from typing import Final
+
+LAYOUTS: Final[list["Layout"]] = []
+"""Every layout there is, for the test that compares them with the C."""
+
+
+class Layout:
+    """``struct <name>`` of lib/maps.h: members in order, as codes of the struct module, little endian.
+
+    ``6s2x`` is a MAC in a u64, ``2s`` a number in network order, ``x`` padding. A member whose name begins
+    with an underscore stands for bit fields, which have no offset.
+    """
+
+    def __init__(self, name: str, **members: str) -> None:
+        packed = struct.Struct("<" + "".join(members.values()))
+        self.name = name
+        self.size = packed.size
+        """In bytes."""
+        self.pack = packed.pack
+        self.unpack = packed.unpack
+        self.iter_unpack = packed.iter_unpack
+        self.offsets: dict[str, int] = {}
+        """Of the members, in bytes."""
+        position = 0
+        for member, code in members.items():
+            self.offsets[member] = position
+            position += struct.calcsize("<" + code)
+        LAYOUTS.append(self)

@@ -1,0 +1,24 @@
+"""The node's network devices and their addresses, as a table.
+
+Source: watches rtnetlink, fills Table[Device] (key: ifindex). Pods' links (lxc*, tmp*) are left out.
+Needs:  AgentConfig, HostLinks, DeviceSettings.
+Gives:  Table[Device], PodMtu; what needs them starts once the first list is in.
+Why:    the pod range, the MTU and the host addresses in the datapath's maps follow from the devices, and
+        change with them.
+"""
+
+from cells.node.devices.device import Device, PodMtu, addressed, uplinks
+from cells.node.devices.kernel import netlink_kernel
+from cells.node.devices.settings import DeviceSettings
+from cells.node.devices.source import device_table
+from lifecycle import config, module, provide, provide_private
+
+__all__ = ["Device", "PodMtu", "addressed", "cell", "uplinks"]
+
+cell = module(
+    "devices",
+    "Network devices of the node and their addresses",
+    config(DeviceSettings),
+    provide(device_table, PodMtu),
+    provide_private(netlink_kernel),
+)

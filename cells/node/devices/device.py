@@ -1,0 +1,80 @@
+"""A network device of the node, and what follows from all of them.
+
+Needs: AgentConfig, IPInterface.   Gives: Device, uplinks(), addressed(), PodMtu.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cells.config import AgentConfig
+from cells.node.netlink import IPInterface
+from lifecycle import Table
+
+OURS = "cilium_"
+"""How names of the agent's own devices begin."""
+LOOPBACK = "lo"
+DEFAULT_MTU = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One link of the node that is no pod's, with its addresses: IPv4, then IPv6.
+
+    Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out:
+    every link has one, and nothing follows from it.
+
+    ``kind`` is what rtnetlink calls it ("veth", "vxlan" …), "" for hardware and lo.
+    """
+
+    ifindex: int
+    name: str
+    kind: str
+    mac: bytes
+    mtu: int
+    up: bool
+    addresses: tuple[IPInterface, ...]
+    selected: bool = True
+    """Whether the setting ``devices`` lets it be an uplink."""
+
+
+def uplinks(devices: Iterable[Device]) -> list[Device]:
+    """The devices packets may leave the node through, by index: addressed() and selected, but not lo."""
+    return [device for device in addressed(devices) if device.selected and device.name != LOOPBACK]
+
+
+def addressed(devices: Iterable[Device]) -> list[Device]:
+    """The devices with which the node is in some network, by index: up, not ours, with an address."""
+    return sorted(
+        (
+            device
+            for device in devices
+            if device.up
+            and not device.name.startswith(OURS)
+            and any(not address.ip.is_loopback for address in device.addresses)
+        ),
+        key=lambda device: device.ifindex,
+    )
+
+
+class PodMtu:
+    """Called, it gives the MTU of pods' links, in bytes.
+
+    It is what is configured, else the smallest of the uplinks, else 1500.
+    """
+
+    def __init__(self, agent: AgentConfig, devices: Table[Device]) -> None:
+        self._configured = agent.mtu
+        self._devices = devices
+        self._found = (-1, DEFAULT_MTU)
+        """At which revision of the devices, and what."""
+
+    def __call__(self) -> int:
+        if self._configured:
+            return self._configured
+        revision = self._devices.revision
+        if self._found[0] != revision:
+            self._found = (
+                revision,
+                min((one.mtu for one in uplinks(self._devices.all())), default=DEFAULT_MTU),
+            )
+        return self._found[1]

@@ -1,0 +1,190 @@
+"""Keeps the node's own addresses in cilium_lxc, and claims them and the world in the ipcache.
+
+Needs: Table[Device], Router, Ipcache, cilium_lxc (HostMaps, a Protocol).   Gives: HostIPSync, wanted().
+Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Final, Protocol
+
+from cells.cluster.identity import HOST, UNKNOWN, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
+from cells.ipam import Family, IPAddress, IPNetwork
+from cells.node.devices import Device
+from cells.node.host_ip_sync.settings import HostIPSettings
+from cells.node.router import Router
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReconcileError,
+    Reconciler,
+    Table,
+    Tables,
+    minutes,
+)
+
+RESOURCE: Final = "daemon//reserved"
+"""Whose the claims are in the ipcache."""
+WORLDS: Final = {Family.IPV6: WORLD_IPV6, Family.IPV4: WORLD_IPV4}
+"""Identities of everything outside where both families are on; with one of them it is WORLD."""
+EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
+    Family.IPV6: IPv6Network("::/0"),
+    Family.IPV4: IPv4Network("0.0.0.0/0"),
+}
+INTERVAL: Final = minutes(1)
+
+
+class HostMaps(Protocol):
+    """cilium_lxc, as far as this cell touches it. Methods raise OSError."""
+
+    def local(self) -> dict[IPAddress, bool]:
+        """The addresses of cilium_lxc, and whether each is flagged as the node's own."""
+        ...
+
+    def put_host(self, ip: IPAddress) -> None:
+        """Write the address flagged as the node's own."""
+        ...
+
+    def drop_host(self, ip: IPAddress) -> None:
+        """Remove the address from cilium_lxc."""
+        ...
+
+
+def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
+    """The identity of everything outside, for each family of which the router has an address."""
+    on = {Family.of(ip) for ip in routers}
+    return {
+        prefix: WORLDS[family] if len(on) > 1 else WORLD
+        for family, prefix in EVERYWHERE.items()
+        if family in on
+    }
+
+
+def wanted(
+    devices: Iterable[Device], routers: Collection[IPAddress], excluded: Collection[IPNetwork] = ()
+) -> dict[IPNetwork, int]:
+    """The identity of each prefix this node answers for: the world, and its own addresses.
+
+    These are the router's, one of each family that is on, and of these families those of every device but
+    loopback and link-local IPv6 ones, and what is excluded.
+    """
+    world = worlds(routers)
+    found = {address.ip for device in devices for address in device.addresses} | set(routers)
+    ours = [ip for ip in found if ip in routers or _counts(ip, world, excluded)]
+    return world | {ip_network(ip): HOST for ip in sorted(ours, key=lambda ip: (-ip.version, int(ip)))}
+
+
+def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IPNetwork]) -> bool:
+    """Whether an address of a device is the host's."""
+    if EVERYWHERE[Family.of(ip)] not in world or ip.is_loopback or (ip.version == 6 and ip.is_link_local):
+        return False
+    return not any(ip in each for each in excluded)
+
+
+class HostEntries:
+    """One reconciler's target: the node's claims in the ipcache, and its rows in cilium_lxc.
+
+    Rows of endpoints are left alone, but where a pod has an address of the node: the node's wins.
+    """
+
+    def __init__(self, maps: HostMaps, ipcache: Ipcache, log: Logger) -> None:
+        self._maps = maps
+        self._ipcache = ipcache
+        self._log = log
+        self._claimed: dict[IPNetwork, int] = {}
+        """What this cell claims, and as which identity."""
+
+    async def dump(self) -> Mapping[IPNetwork, int]:
+        """What is claimed, and what is flagged as the node's own; UNKNOWN where one is without the other."""
+        flagged = {prefix_of(ip) for ip, is_host in self._maps.local().items() if is_host}
+        found = {
+            prefix: identity if identity != HOST or prefix in flagged else UNKNOWN
+            for prefix, identity in self._claimed.items()
+        }
+        return dict.fromkeys(flagged - found.keys(), UNKNOWN) | found
+
+    async def put(self, batch: Mapping[IPNetwork, int]) -> None:
+        """Write what is not so already. Raises BatchError."""
+        local = self._maps.local()
+        self._each(batch, lambda prefix: self._put(prefix, batch[prefix], local))
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """Take out what is the node's no more. Raises BatchError."""
+        self._each(batch, self._drop)
+
+    def _put(self, prefix: IPNetwork, identity: int, local: Mapping[IPAddress, bool]) -> None:
+        ip = prefix.network_address
+        if identity == HOST and not local.get(ip, False):
+            if ip in local:
+                self._log.warning(
+                    "an address of this node belonged to an endpoint, which loses it", ip=str(ip)
+                )
+            self._maps.put_host(ip)
+        self._ipcache.upsert(
+            IpcacheEntry(prefix=prefix, identity=identity, source=Source.LOCAL, resource=RESOURCE)
+        )
+        self._claimed[prefix] = identity
+
+    def _drop(self, prefix: IPNetwork) -> None:
+        # The row that says it is ours goes last: broken off in between, the next sweep comes back to it.
+        was = self._claimed.get(prefix)
+        self._ipcache.withdraw(RESOURCE, [prefix])
+        self._claimed.pop(prefix, None)
+        if was in {None, HOST}:
+            self._maps.drop_host(prefix.network_address)
+            self._log.info("address is no longer this node's", ip=str(prefix.network_address))
+
+    @staticmethod
+    def _each(batch: Iterable[IPNetwork], do: Callable[[IPNetwork], None]) -> None:
+        failures: dict[IPNetwork, Exception] = {}
+        for prefix in batch:
+            try:
+                do(prefix)
+            except OSError as error:
+                failures[prefix] = error
+        if failures:
+            raise BatchError(failures)
+
+
+class HostIPSync:
+    """Makes the maps hold :func:`wanted`. The first run is part of the start: if it fails, so does the start.
+
+    Nothing is written before the devices are known: an address that is missing then means nothing.
+    """
+
+    def __init__(
+        self,
+        maps: HostMaps,
+        devices: Table[Device],
+        router: Router,
+        ipcache: Ipcache,
+        settings: HostIPSettings,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        excluded = settings.excluded()
+        addresses = devices.derive(
+            lambda rows: wanted(rows, router.gateways, excluded), name="host-addresses"
+        )
+        entries = HostEntries(maps, ipcache, log)
+        self._claimed = ipcache.table.initializer("host-ip-sync")
+        self._reconciler = Reconciler(addresses, entries, full_every=INTERVAL)
+        tables.add(addresses, self._reconciler.statuses)
+        lifecycle.append(Hook("sync host addresses", self._first))
+        jobs.observe("sync", self._reconciler)
+
+    async def _first(self) -> None:
+        try:
+            await self._reconciler.sweep()
+        except (OSError, ReconcileError) as error:
+            cause = next(iter(error.failures.values())) if isinstance(error, ReconcileError) else error
+            raise HiveError(f"Failed to sync host IPs: {cause}") from error
+        self._claimed.done()

@@ -1,0 +1,41 @@
+"""rtnetlink by hand, for the path that users wait for: adding and deleting pods.
+
+Edge: the kernel's links, addresses, routes and filters, as a few packed messages per exchange.
+Needs:  Lifecycle.   Gives: HostLinks (this node's links), PodLink (a pod's, over a socket handed over), and
+        NodeNetwork, which is pyroute2 for what neither a pod nor the start waits for.
+Why:    pyroute2 takes 10 to 30 ms a pod; these batches take 0.4 ms together.
+"""
+
+from cells.node.netlink import news
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.links import CreatedLink, HostLinks, is_present, programs_of
+from cells.node.netlink.mac import mac_text, parse_mac, random_mac
+from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.node.netlink.network import NodeNetwork
+from cells.node.netlink.pod import PodLink
+from cells.node.netlink.rows import LinkInfo, LinkPrograms, RouteInfo
+from lifecycle import module, provide
+
+__all__ = [
+    "CreatedLink",
+    "HostLinks",
+    "IPAddress",
+    "IPInterface",
+    "IPNetwork",
+    "LinkInfo",
+    "LinkPrograms",
+    "NetlinkError",
+    "NodeNetwork",
+    "PodLink",
+    "RouteInfo",
+    "VethPair",
+    "cell",
+    "is_present",
+    "mac_text",
+    "news",
+    "parse_mac",
+    "programs_of",
+    "random_mac",
+]
+
+cell = module("netlink", "Links, addresses and filters of the node and its pods", provide(HostLinks))

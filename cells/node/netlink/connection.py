@@ -1,0 +1,149 @@
+"""A route netlink socket that sends several requests in one datagram and finds out which of them failed.
+
+Needs: a file descriptor (its own, or one opened by the CNI plugin inside a pod's namespace).
+Gives: Connection.run(), NetlinkError.
+
+The kernel answers while it is being sent to, so nothing here waits; the socket is non-blocking, and an
+answer that is not there is an error. Only the last request asks for an acknowledgement: failures of the
+others are reported all the same (netlink(7)), so a batch is one send and, when it works, one receive.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import Self
+
+from cells.node.netlink.wire import (
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    Message,
+    Request,
+    encode,
+    error_of,
+    messages,
+)
+from lifecycle import HiveError
+
+_SOL_NETLINK = 270
+_NETLINK_CAP_ACK = 10
+_NETLINK_EXT_ACK = 11
+_NETLINK_GET_STRICT_CHK = 12
+_RECEIVE = 32768  # netlink_dump() never makes a larger datagram
+_DUMP_TRIES = 10
+
+
+class NetlinkError(OSError, HiveError):
+    """The kernel refused a request; ``what`` says which, ``errno`` and the text say why."""
+
+    def __init__(self, number: int, what: str, reason: str = "") -> None:
+        super().__init__(number, os.strerror(number) + (f" ({reason})" if reason else ""))
+        self.what = what
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, str, str]]:
+        return type(self), (self.errno or 0, self.what, self.reason)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.strerror}"
+
+
+def open_socket(*, strict: bool = False) -> int:
+    """A bound, non-blocking route netlink socket of the current network namespace; the caller closes it.
+
+    ``strict``: dumps heed what a request selects, where the kernel can (since 4.20).
+    """
+    made = socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
+    )
+    try:
+        made.bind((0, 0))
+        made.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        made.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
+        if strict:
+            made.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+    except BaseException:
+        made.close()
+        raise
+    return made.detach()
+
+
+class Connection:
+    """Requests over one netlink socket, from one thread at a time. Does not own the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._sequence = 0
+
+    def run(self, *requests: Request) -> list[Message]:
+        """Send the requests as one datagram and return what was asked for (dump rows, replies).
+
+        The kernel tries every request, in order, even after one failed: a batch is not a transaction.
+        Raises NetlinkError for the first that failed.
+        """
+        first = self._send(requests)
+        final = requests[-1]
+        replies: list[Message] = []
+        failure: NetlinkError | None = None
+        while True:
+            for message in messages(self._receive(final.what)):
+                position = message.sequence - first
+                if not 0 <= position < len(requests):
+                    continue  # left over from an exchange that broke off
+                if message.type in {NLMSG_ERROR, NLMSG_DONE}:
+                    failure = failure or _failure(requests[position], message)
+                else:
+                    replies.append(message)
+                if position == len(requests) - 1 and _ends(message, final):
+                    if failure is not None:
+                        raise failure
+                    return replies
+
+    def dump(self, request: Request) -> list[Message]:
+        """The rows of a dump, asked for again when the table changed under it."""
+        for _ in range(_DUMP_TRIES):
+            rows = self.run(request)
+            if not any(row.flags & NLM_F_DUMP_INTR for row in rows):
+                return rows
+        raise NetlinkError(errno.EAGAIN, request.what, f"changed during each of {_DUMP_TRIES} tries")
+
+    def _send(self, requests: Sequence[Request]) -> int:
+        """Send a batch; returns the sequence number of its first request."""
+        first = self._sequence + 1
+        self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
+        *others, final = requests
+        parts = [encode(request, first + position) for position, request in enumerate(others)]
+        parts.append(encode(final, first + len(others), acknowledge=not _asks(final)))
+        try:
+            os.write(self._fd, b"".join(parts))
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, final.what, "sending to netlink") from error
+        return first
+
+    def _receive(self, what: str) -> bytes:
+        try:
+            return os.read(self._fd, _RECEIVE)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, what, "on reading the answer") from error
+
+
+def _asks(request: Request) -> bool:
+    """Whether the answer itself ends the exchange: rtnetlink numbers in fours (new, delete, get, set)."""
+    return request.type & 3 == 2
+
+
+def _ends(message: Message, final: Request) -> bool:
+    """Whether this answer to the last request is the last one."""
+    if message.type == NLMSG_ERROR or not _asks(final):
+        return message.type == NLMSG_ERROR
+    return message.type == NLMSG_DONE or final.flags & NLM_F_DUMP != NLM_F_DUMP
+
+
+def _failure(request: Request, message: Message) -> NetlinkError | None:
+    """The error an NLMSG_ERROR or NLMSG_DONE tells, if it tells one that the request does not tolerate."""
+    number, reason = error_of(message)
+    if not number or number in request.tolerate:
+        return None
+    return NetlinkError(number, request.what, reason)

@@ -1,0 +1,182 @@
+"""Links, addresses, routes and filters as the kernel describes them: what the rows of a dump say."""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from typing import NamedTuple
+
+from cells.node.netlink import messages as m
+from cells.node.netlink.wire import Message, attribute, attributes
+
+_FLAGS = struct.Struct("=I")
+_HEAD_AND_U32 = struct.Struct("=HHI")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """One link. ``kind`` is "" for devices without one (lo, hardware); ``peer_ifindex`` is 0 for no peer.
+
+    ``link_netnsid`` is this namespace's id of the one the peer is in; None when the peer is here too.
+    """
+
+    ifindex: int
+    name: str
+    mac: bytes
+    mtu: int
+    kind: str
+    alias: str
+    up: bool
+    arp: bool
+    peer_ifindex: int
+    link_netnsid: int | None
+    group: int
+    tx_queue_length: int
+
+
+def read_link(message: Message) -> LinkInfo:
+    """The link of an RTM_NEWLINK."""
+    _, _, ifindex, flags, _ = m.LINK.unpack_from(message.body)
+    found = dict(attributes(message.body, m.LINK.size))
+    information = dict(attributes(found.get(m.IFLA_LINKINFO, b""), 0))
+    netnsid = found.get(m.IFLA_LINK_NETNSID)
+    return LinkInfo(
+        ifindex=ifindex,
+        name=_text(found.get(m.IFLA_IFNAME, b"")),
+        mac=found.get(m.IFLA_ADDRESS, b""),
+        mtu=_number(found.get(m.IFLA_MTU, b"")),
+        kind=_text(information.get(m.IFLA_INFO_KIND, b"")),
+        alias=_text(found.get(m.IFLA_IFALIAS, b"")),
+        up=bool(flags & m.IFF_UP),
+        arp=not flags & m.IFF_NOARP,
+        peer_ifindex=_number(found.get(m.IFLA_LINK, b"")),
+        link_netnsid=None if netnsid is None else int.from_bytes(netnsid, "little", signed=True),
+        group=_number(found.get(m.IFLA_GROUP, b"")),
+        tx_queue_length=_number(found.get(m.IFLA_TXQLEN, b"")),
+    )
+
+
+def read_indexes(message: Message) -> tuple[int, int]:
+    """(index, peer's index) of an RTM_NEWLINK, for the path that needs no more."""
+    body = message.body
+    ifindex: int = m.LINK.unpack_from(body)[2]
+    offset, end = m.LINK.size, len(body) - 8
+    while offset <= end:  # some thirty attributes, none of them copied
+        length, kind, number = _HEAD_AND_U32.unpack_from(body, offset)
+        if kind == m.IFLA_LINK:
+            return ifindex, number
+        if length < 4:
+            break
+        offset += (length + 3) & ~3
+    return ifindex, 0
+
+
+def read_name(message: Message) -> str:
+    """The name in an RTM_NEWLINK, where the kernel puts it first."""
+    for kind, data in attributes(message.body, m.LINK.size):
+        if kind == m.IFLA_IFNAME:
+            return _text(data)
+    return ""
+
+
+def read_address(message: Message) -> tuple[int, m.IPInterface] | None:
+    """(index of its link, address) of an RTM_NEWADDR; of a point-to-point link the local end.
+
+    None for what is neither IPv4 nor IPv6.
+    """
+    family, prefix, _, _, ifindex = m.ADDRESS.unpack_from(message.body)
+    if family not in (m.AF_INET, m.AF_INET6):
+        return None
+    found = dict(attributes(message.body, m.ADDRESS.size))
+    address = found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS]
+    if family == m.AF_INET:
+        return ifindex, IPv4Interface((IPv4Address(address), prefix))
+    return ifindex, IPv6Interface((IPv6Address(address), prefix))
+
+
+class RouteInfo(NamedTuple):
+    """A unicast route of the main table."""
+
+    ifindex: int
+    destination: m.IPNetwork
+    gateway: m.IPAddress | None
+    source: m.IPAddress | None
+    """The address of this node that packets on it prefer."""
+    by_kernel: bool
+    """Whether the kernel made it, for an address."""
+
+
+def read_route(message: Message) -> RouteInfo | None:
+    """The route of an RTM_NEWROUTE, if it is a unicast route of the main table."""
+    family, prefix, _, _, _, protocol, _, kind, _ = m.ROUTE.unpack_from(message.body)
+    found = dict(attributes(message.body, m.ROUTE.size))
+    if family not in (m.AF_INET, m.AF_INET6) or kind != m.RTN_UNICAST:
+        return None
+    if _number(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
+        return None
+    network: m.IPNetwork
+    if family == m.AF_INET:
+        network = IPv4Network((found.get(m.RTA_DST) or bytes(4), prefix))
+    else:
+        network = IPv6Network((found.get(m.RTA_DST) or bytes(16), prefix))
+    return RouteInfo(
+        _number(found.get(m.RTA_OIF, b"")),
+        network,
+        _address(found.get(m.RTA_GATEWAY)),
+        _address(found.get(m.RTA_PREFSRC)),
+        protocol == m.RTPROT_KERNEL,
+    )
+
+
+def _address(packed: bytes | None) -> m.IPAddress | None:
+    if not packed:
+        return None
+    return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
+
+
+class LinkPrograms(NamedTuple):
+    """Kernel ids of the BPF programs a link has where ours are attached; 0 is none."""
+
+    ingress: int = 0
+    egress: int = 0
+
+
+def read_program(rows: Iterable[Message]) -> int:
+    """The id of the program that a dump of filters has first, where ours are (priority 1, handle 1).
+
+    0 when there is none, or one whose verdict does not count (no direct action).
+    """
+    for row in rows:
+        _, _, handle, _, info = m.TC.unpack_from(row.body)
+        if handle != 1 or info >> 16 != 1:
+            continue
+        options = dict(attributes(dict(attributes(row.body, m.TC.size)).get(m.TCA_OPTIONS, b""), 0))
+        if _number(options.get(m.TCA_BPF_FLAGS, b"")) & m.TCA_BPF_FLAG_ACT_DIRECT:
+            return _number(options.get(m.TCA_BPF_ID, b""))
+    return 0
+
+
+def with_mtu(message: Message, mtu: int) -> bytes | None:
+    """The body of an RTM_NEWROUTE with this MTU, to send it back; None if it has that MTU already.
+
+    Other metrics stay, state that is not the route's to say (flags of its hop, ages) does not.
+    """
+    head = bytearray(message.body[: m.ROUTE.size])
+    (flags,) = _FLAGS.unpack_from(head, m.ROUTE.size - _FLAGS.size)
+    _FLAGS.pack_into(head, m.ROUTE.size - _FLAGS.size, flags & m.RTNH_F_ONLINK)
+    found = list(attributes(message.body, m.ROUTE.size))
+    metrics = dict(attributes(dict(found).get(m.RTA_METRICS, b""), 0))
+    if _number(metrics.get(m.RTAX_MTU, b"")) == mtu:
+        return None
+    metrics[m.RTAX_MTU] = _FLAGS.pack(mtu)
+    kept = [(kind, data) for kind, data in found if kind not in {m.RTA_METRICS, m.RTA_CACHEINFO}]
+    nested = b"".join(attribute(kind, data) for kind, data in metrics.items())
+    return bytes(head) + b"".join(attribute(*each) for each in [*kept, (m.RTA_METRICS, nested)])
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")

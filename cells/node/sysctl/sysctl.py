@@ -1,0 +1,115 @@
+"""Settings that are kept: as a table, and in the kernel.
+
+Needs: SysctlFiles, Jobs.   Gives: Sysctls.
+Source: kernel Documentation/networking/ip-sysctl.rst; rtnetlink's RTM_NEWNETCONF (linux/netconf.h).
+"""
+
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from cells.node.netlink import news
+from cells.node.sysctl.files import SysctlFiles
+from lifecycle import BatchError, HiveError, Jobs, Logger, Reconciler, Table, Tables, seconds
+
+INTERVAL: Final = seconds(30)
+
+_RTMGRP_IPV4_NETCONF: Final = 1 << 23
+_RTMGRP_IPV6_NETCONF: Final = 1 << 24
+_RTM_NEWNETCONF: Final = 80
+_ONE_SETTING: Final = 36
+"""Bytes of a message about one setting: header 16, netconfmsg 4, the device's index 8, the setting 8.
+
+Those about a new device tell all of its settings; each pod has one, which concerns nobody here.
+"""
+CHANGED: Final = news.passing(
+    (news.kinds(_RTM_NEWNETCONF), news.Field(news.LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))
+)
+
+
+class Sysctl(msgspec.Struct, frozen=True):
+    """A setting, and the value it is to have."""
+
+    name: str
+    """Below /proc/sys: ``net/ipv4/conf/all/rp_filter``."""
+    value: str
+
+
+class Sysctls:
+    """Kernel settings of this node: whoever needs one says so, and it is kept from then on.
+
+    One that cannot be written leaves the module degraded, and is tried again.
+    """
+
+    def __init__(self, files: SysctlFiles, *, jobs: Jobs, tables: Tables, log: Logger) -> None:
+        self._files = files
+        self._log = log
+        self._table: Table[Sysctl] = Table("sysctls", key=lambda row: row.name)
+        self._reconciler = Reconciler(self._table, self, full_every=INTERVAL)
+        tables.add(self._table, self._reconciler.statuses)
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch", self._hints, self._look)
+
+    def read(self, name: str) -> str | None:
+        """The value now, None if there is no such setting."""
+        return self._files.read(name)
+
+    def keep(self, settings: Mapping[str, str]) -> None:
+        """Write those settings that differ, in this order, and keep all of them so.
+
+        Raises HiveError, one line, for the first that cannot be written.
+        """
+        with self._table.txn() as rows:
+            for name, value in settings.items():
+                rows.put(Sysctl(name, value))
+        self.write(settings)
+
+    def write(self, settings: Mapping[str, str]) -> None:
+        """Write those settings that differ, in this order, once. Raises HiveError for the first refused."""
+        for name, value in settings.items():
+            if self._files.read(name) != value:
+                self._files.write(name, value)
+
+    def check(self) -> None:
+        """Compare everything with the kernel now: a device was made anew, say."""
+        self._reconciler.trigger()
+
+    # The reconciler's target
+
+    async def dump(self) -> Mapping[str, Sysctl]:
+        """What the settings are that are kept."""
+        found = {row.name: self._files.read(row.name) for row in self._table.all()}
+        return {name: Sysctl(name, value) for name, value in found.items() if value is not None}
+
+    async def put(self, batch: Mapping[str, Sysctl]) -> None:
+        """Write what differs, in the order the settings were asked for. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        for row in [row for row in self._table.all() if row.name in batch]:
+            now = self._files.read(row.name)
+            if now == row.value:
+                continue
+            try:
+                self._files.write(row.name, row.value)
+            except HiveError as error:
+                failures[row.name] = error
+            else:
+                name = row.name.replace("/", ".")
+                self._log.warning(
+                    "kernel setting was changed, put right", setting=name, was=now, now=row.value
+                )
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """Nothing: what is not kept any more stays as it is. No setting leaves the table."""
+        del batch
+
+    async def _hints(self) -> AsyncIterator[None]:
+        groups = _RTMGRP_IPV4_NETCONF | _RTMGRP_IPV6_NETCONF
+        async for hint in news.hints(groups, CHANGED):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self.check()

@@ -1,0 +1,1 @@
+"""What an operator sees: packet events, the monitor socket, metrics, health, controllers, start times."""

@@ -1,0 +1,195 @@
+"""Runs controllers as jobs, and tells of them; the hive's other jobs are told of in the same form.
+
+For:   cells whose work has a name that operators know; the status.
+Needs: Jobs, JobMetrics, Health, HealthTree.   Gives: Controllers.
+Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and the ControllerStatus model.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from uuid import uuid4, uuid5
+
+import anyio
+
+from cells.observe.controllers.rules import ControllerStatus, Rules
+from cells.observe.metrics import Histogram
+from lifecycle import Health, HealthTree, JobMetrics, Jobs, JobStats, Logger
+
+Work = Callable[[], Awaitable[object]]
+
+
+class _Controller:
+    def __init__(self, name: str, owner: str, work: Work, rules: Rules) -> None:
+        self.name = name
+        self.owner = owner
+        self.uuid = str(uuid4())
+        self.work = work
+        self.rules = rules
+        self.wake: anyio.Event | None = None
+        """While it runs or waits; a controller may be made before there is an event loop."""
+        self.scope: anyio.CancelScope | None = None
+        self.removed = False
+        self.successes = self.failures = self.in_a_row = 0
+        self.last_error = ""
+        self.last_success: float | None = None
+        self.last_failure: float | None = None
+
+    def ask(self) -> None:
+        """Have it run now, or once more."""
+        if self.wake is not None:
+            self.wake.set()
+
+    def end(self) -> None:
+        """Have it end, in the middle of a run too."""
+        self.removed = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def status(self) -> ControllerStatus:
+        return ControllerStatus(
+            name=self.name,
+            uuid=self.uuid,
+            owner=self.owner,
+            retries=self.rules.retries,
+            retry_base=self.rules.retry_base,
+            interval=self.rules.interval,
+            successes=self.successes,
+            failures=self.failures,
+            failures_in_a_row=self.in_a_row,
+            last_error=self.last_error,
+            last_success=self.last_success,
+            last_failure=self.last_failure,
+        )
+
+
+class Controllers:
+    """The controllers of the node, by name.
+
+    One runs at once and then by its rules, never twice at a time. What fails shows as degraded health under
+    its name until it works.
+    """
+
+    def __init__(
+        self, jobs: Jobs, metrics: JobMetrics, health: Health, tree: HealthTree, log: Logger
+    ) -> None:
+        self._jobs = jobs
+        self._metrics = metrics
+        self._health = health
+        self._tree = tree
+        self._log = log
+        self._known: dict[str, _Controller] = {}
+        self._owned: dict[str, dict[str, _Controller]] = {}
+        self.runs = {"success": Histogram(), "failure": Histogram()}
+        """Seconds that runs took, also of controllers that are no more."""
+        self._run = uuid4()
+        """Of this run of the agent: names its jobs' uuids."""
+        self._uuids: dict[str, str] = {}
+
+    def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
+        """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
+        known = self._known.get(name)
+        if known is not None:
+            known.work, known.rules = work, rules
+            known.ask()
+            return
+        controller = self._known[name] = _Controller(name, owner, work, rules)
+        self._owned.setdefault(owner, {})[name] = controller
+        self._jobs.one_shot(name, partial(self._live, controller))
+
+    def trigger(self, name: str) -> bool:
+        """Run it now, or once more when it is running; whether there is one of that name."""
+        known = self._known.get(name)
+        if known is not None:
+            known.ask()
+        return known is not None
+
+    def remove(self, name: str) -> bool:
+        """End it, in the middle of a run too; whether there was one of that name."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            owned = self._owned[known.owner]
+            del owned[name]
+            if not owned:
+                del self._owned[known.owner]
+            known.end()
+        return known is not None
+
+    def remove_of(self, owner: str) -> None:
+        """End those of one owner."""
+        for known in self.of(owner):
+            self.remove(known.name)
+
+    def of(self, owner: str) -> tuple[ControllerStatus, ...]:
+        """The controllers of one owner, by name."""
+        owned = self._owned.get(owner)
+        return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
+
+    def all(self) -> tuple[ControllerStatus, ...]:
+        """Every controller, by name; the hive's other jobs too, each under the id its health has."""
+        own = [known.status() for known in self._known.values()]
+        degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
+        others = (job for job in self._metrics.snapshot() if job.name not in self._known)
+        jobs = [self._job(job, degraded) for job in others]
+        return tuple(sorted([*own, *jobs], key=lambda status: status.name))
+
+    def _uuid(self, name: str) -> str:
+        """That of a job, always the same."""
+        found = self._uuids.get(name)
+        if found is None:
+            found = self._uuids[name] = str(uuid5(self._run, name))
+        return found
+
+    def _job(self, job: JobStats, degraded: Collection[str]) -> ControllerStatus:
+        """A job that goes on after a failure may never end a run again: its health tells that it is well."""
+        name = f"{job.module}.{job.name}"
+        failing = name in degraded
+        return ControllerStatus(
+            name=name,
+            uuid=self._uuid(name),
+            owner="",
+            retries=True,
+            retry_base=job.retry_first,
+            interval=job.interval,
+            successes=job.runs - job.failures,
+            failures=job.failures,
+            failures_in_a_row=job.failures_in_a_row if failing else 0,
+            last_error=job.last_error if failing else "",
+            last_success=job.last_succeeded,
+            last_failure=job.last_failed,
+        )
+
+    async def _live(self, controller: _Controller) -> None:
+        with anyio.CancelScope() as controller.scope:
+            while not controller.removed:
+                wake = controller.wake = anyio.Event()
+                await self._once(controller)
+                pause = controller.rules.pause(controller.in_a_row)
+                with anyio.move_on_after(None if math.isinf(pause) else pause):
+                    await wake.wait()
+
+    async def _once(self, controller: _Controller) -> None:
+        """One run, counted. What it raises is what a controller is there to contain."""
+        health = self._health.child(controller.name)
+        began = anyio.current_time()
+        try:
+            await controller.work()
+        except Exception as error:  # noqa: BLE001
+            self.runs["failure"].observe(anyio.current_time() - began)
+            controller.failures += 1
+            controller.in_a_row += 1
+            before, told = controller.last_error, str(error) or type(error).__name__
+            controller.last_failure, controller.last_error = time.time(), told
+            pause = controller.rules.pause(controller.in_a_row)
+            tried = f"failed {controller.in_a_row} times"
+            again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
+            health.degraded(f"{tried}, {again}", error)
+            if told != before:  # what goes on failing in the same way is told once
+                self._log.warning("controller failed", name=controller.name, error=told)
+        else:
+            self.runs["success"].observe(anyio.current_time() - began)
+            controller.successes += 1
+            controller.in_a_row = 0
+            controller.last_success, controller.last_error = time.time(), ""
+            health.ok()

@@ -1,0 +1,82 @@
+"""Families in Prometheus's text exposition format, version 0.0.4.
+
+For:    the server. Needs: Family. Gives: exposition(), CONTENT_TYPE, InconsistentError.
+Why:    prometheus-client adds ``_total`` to every counter, and several of Cilium's have other names; it also
+        takes 25 ms and 1.7 MB to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Final
+
+from msgspec import structs
+
+from cells.observe.metrics.family import Family, Histogram
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_IN_HELP: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class InconsistentError(Exception):
+    """Raised when a series is told twice, or what has one name has different labels or kinds."""
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """All families with their series, sorted by name; those without series are left out.
+
+    Several cells may tell series of one family. Raises InconsistentError.
+    """
+    by_name: dict[str, Family] = {}
+    for family in families:
+        if any(len(values) != len(family.labels) for values in family.series):
+            raise InconsistentError(f"{family.name} has series with other labels than {list(family.labels)}")
+        known = by_name.get(family.name)
+        by_name[family.name] = family if known is None else _joined(known, family)
+    return "".join(line for name in sorted(by_name) for line in _lines(by_name[name]))
+
+
+def _joined(one: Family, other: Family) -> Family:
+    if (one.kind, one.labels) != (other.kind, other.labels):
+        raise InconsistentError(f"{one.name} is told as two different metrics")
+    if twice := one.series.keys() & other.series.keys():
+        which = dict(zip(one.labels, min(twice), strict=True))
+        raise InconsistentError(f"{one.name} is told twice for {which}")
+    return structs.replace(one, series={**one.series, **other.series})
+
+
+def _lines(family: Family) -> Iterator[str]:
+    if not family.series:
+        return
+    name = family.name
+    yield f"# HELP {name} {family.help.translate(_IN_HELP)}\n# TYPE {name} {family.kind}\n"
+    for values, value in sorted(family.series.items()):
+        labels = [
+            f'{key}="{text.translate(_IN_LABEL)}"' for key, text in zip(family.labels, values, strict=True)
+        ]
+        if isinstance(value, Histogram):
+            yield from _buckets(name, labels, value)
+        else:
+            yield f"{name}{_braced(labels)} {number(value)}\n"
+
+
+def _buckets(name: str, labels: list[str], value: Histogram) -> Iterator[str]:
+    for bound, reached in zip((*value.bounds, float("inf")), accumulate(value.counts), strict=True):
+        within = f'le="{number(bound)}"'
+        yield f"{name}_bucket{_braced([*labels, within])} {reached}\n"
+    yield f"{name}_sum{_braced(labels)} {number(value.sum)}\n"
+    yield f"{name}_count{_braced(labels)} {value.count}\n"
+
+
+def _braced(labels: list[str]) -> str:
+    return f"{{{','.join(labels)}}}" if labels else ""
+
+
+def number(value: float) -> str:
+    """A number as the format has it: whole ones without a fraction, infinity as ``+Inf``."""
+    if value in {float("inf"), float("-inf")}:
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

@@ -1,0 +1,32 @@
+"""The shell socket: commands to the running agent, for ``hive shell`` and an unmodified ``cilium-dbg shell``.
+
+Edge:   answers lines with text; its own commands look at tables, health, graph, start, jobs and logs.
+Needs:  AgentConfig; Member[Commands] of any cell.   Gives: nothing; it is invoked.
+Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands can stop modules.
+
+Settings: shell-sock-path.
+"""
+
+from pathlib import Path
+
+from cells.config import AgentConfig
+from lifecycle import Settings, config, module
+from lifecycle.admin import AdminSocket, admin
+
+__all__ = ["ShellSettings", "cell"]
+
+
+class ShellSettings(Settings, frozen=True):
+    """Settings of the shell."""
+
+    shell_sock_path: Path | None = Path("shell.sock")
+    """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
+
+
+def shell_socket(agent: AgentConfig, settings: ShellSettings) -> AdminSocket:
+    """Where the shell is; made once the agent has claimed its node."""
+    path = settings.shell_sock_path
+    return AdminSocket(None if path is None else agent.state_dir / path)
+
+
+cell = module("shell", "Command shell on shell.sock", config(ShellSettings), admin(shell_socket))

@@ -1,0 +1,1 @@
+"""Policy: which peers an endpoint may talk to."""

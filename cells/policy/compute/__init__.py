@@ -1,0 +1,36 @@
+"""Rules and identities to map entries.
+
+Pure values and caches; no cell.
+Gives: Repository, SelectorCache, ComputedPolicies, DirectionPolicy, and the entries they make.
+"""
+
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.entries import Entry, Key, PortKey, Redirect
+from cells.policy.compute.filters import Filter
+from cells.policy.compute.map_entries import map_entries, map_entry, map_key
+from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
+from cells.policy.compute.repository import Changed, Repository, Resolved
+from cells.policy.compute.selector_cache import SelectorCache
+from cells.policy.compute.selector_policy import PolicyConflictError, SelectorPolicy
+
+__all__ = [
+    "Changed",
+    "ComputedPolicies",
+    "Difference",
+    "DirectionPolicy",
+    "Entry",
+    "Filter",
+    "Key",
+    "NamedPort",
+    "PolicyConflictError",
+    "PolicyKey",
+    "PortKey",
+    "Redirect",
+    "Repository",
+    "Resolved",
+    "SelectorCache",
+    "SelectorPolicy",
+    "map_entries",
+    "map_entry",
+    "map_key",
+]

@@ -1,0 +1,171 @@
+"""One endpoint's policy: the filters of its rules, and the map entries they make for the known identities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from cells.policy.compute.entries import AUTH_DISABLED, AUTH_TYPES, EVERYTHING, Entry, Key, PortKey, Redirect
+from cells.policy.compute.filters import Filter
+from cells.policy.compute.map_state import (
+    ANYBODY,
+    Entries,
+    anybody_entries,
+    identity_entries,
+    merge,
+    with_inherited_auth,
+)
+from cells.policy.compute.selector_cache import SelectorCache
+from cells.policy.compute.selector_policy import RuleOrigin, SelectorPolicy
+from cells.policy.labels import ALL, PeerSelector
+from cells.policy.rules.ports import masked_ports
+from cells.policy.rules.rule import PROTOCOLS, Direction, PortRange
+
+HOST_IDENTITY = 1
+WORLD_IDENTITY = 2
+WORLD_OF_FAMILY = (9, 10)
+DERIVED = "reserved:io.cilium.policy.derived-from"
+ALLOW_LOCALHOST = RuleOrigin((f"{DERIVED}=allow-localhost-ingress",))
+ALLOW_ANY = {
+    "ingress": RuleOrigin((f"{DERIVED}=allow-any-ingress",)),
+    "egress": RuleOrigin((f"{DERIVED}=allow-any-egress",)),
+}
+ICMP = (PROTOCOLS["ICMP"], PROTOCOLS["ICMPV6"])
+
+NamedPorts = Callable[[str, int], Iterable[int]]
+"""The numbers of a port name for a protocol, as the direction sees it: none or several is no port."""
+
+Proxies = Callable[[Filter, SelectorPolicy], Redirect | None]
+"""The proxy that serves a filter for a selector, None while there is none: then nothing is let through."""
+
+
+class DirectionPolicy:
+    """One direction of one endpoint."""
+
+    def __init__(
+        self,
+        direction: Direction,
+        filters: Iterable[Filter],
+        cache: SelectorCache,
+        *,
+        enforced: bool,
+        named_ports: NamedPorts,
+        proxies: Proxies,
+        dual_stack: bool = False,
+        localhost: bool = False,
+    ) -> None:
+        self.direction = direction
+        self.enforced = enforced
+        self.filters = tuple(filters)
+        self._cache = cache
+        self._proxies = proxies
+        self._named_ports = named_ports
+        self._dual_stack = dual_stack
+        self._localhost = localhost
+        self._says: dict[PeerSelector, list[tuple[tuple[PortKey, ...], Entry]]] = {}
+        if enforced:
+            for filter_ in self.filters:
+                self._read(filter_)
+        else:
+            allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[direction]]))
+            self._says[ALL] = [((EVERYTHING,), allow)]
+        self._anybody = anybody_entries(self._said(self._says.get(ALL, ())))
+
+    def _read(self, filter_: Filter) -> None:
+        """What a filter says to the peers of each of its selectors.
+
+        What it says to some on a port is left out where it says the same to everybody.
+        """
+        ports = self.port_keys(filter_.port)
+        if not ports:
+            return
+        wildcard = filter_.wildcard if filter_.port.port or filter_.port.name else None
+        for_everybody = self._entry(filter_, wildcard, None) if wildcard is not None else None
+        for peer, policy in filter_.selectors.items():
+            entry = self._entry(filter_, policy, wildcard if peer != ALL else None)
+            if entry is None or (
+                peer != ALL and for_everybody is not None and entry.same_effect(for_everybody)
+            ):
+                continue
+            self._says.setdefault(peer, []).append((ports, entry))
+
+    def _entry(
+        self, filter_: Filter, policy: SelectorPolicy, wildcard: SelectorPolicy | None
+    ) -> Entry | None:
+        """The entry of one selector; None while the proxy that must serve it is not there.
+
+        A proxy that serves everybody on the port serves this selector, too.
+        """
+        origins = frozenset(policy.origins)
+        if policy.deny:
+            return Entry(deny=True, origins=origins)
+        redirect = None
+        asking = policy if policy.redirects or wildcard is None else wildcard
+        if asking.redirects:
+            redirect = self._proxies(filter_, asking)
+            if redirect is None:
+                return None
+        return Entry(
+            redirect=redirect,
+            auth=AUTH_TYPES[policy.auth] if policy.auth is not None else None,
+            origins=origins,
+        )
+
+    def port_keys(self, port: PortRange) -> tuple[PortKey, ...]:
+        """The keys of a range of ports; none for a name that stands for no port, or for several."""
+        number = port.port
+        if port.name:
+            numbers = set(self._named_ports(port.name, port.protocol))
+            if len(numbers) != 1:
+                return ()
+            number = numbers.pop()
+        if port.protocol in ICMP:  # type 0 is a type; for other protocols port 0 is every port
+            return (PortKey(port.protocol, number, 16),)
+        return tuple(PortKey(port.protocol, first, bits) for first, bits in masked_ports(number, port.end))
+
+    @staticmethod
+    def _said(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
+        entries: Entries = {}
+        for ports, entry in parts:
+            for key in ports:
+                merge(entries, key, entry)
+        return entries
+
+    @property
+    def peers(self) -> Iterable[PeerSelector]:
+        """The selectors that the direction's entries depend on."""
+        return self._says.keys()
+
+    def anybody(self) -> Entries:
+        """The entries that hold for every peer."""
+        return with_inherited_auth(self._anybody, {})
+
+    def of(self, identity: int) -> Entries:
+        """The entries of one identity, from the selectors that select it now."""
+        own = self._own(identity)
+        return identity_entries(own, self._anybody) if own else {}
+
+    def _own(self, identity: int) -> Entries:
+        selecting = set(self._cache.selecting(identity))
+        if self._dual_stack and identity in WORLD_OF_FAMILY:
+            selecting |= self._cache.selecting(WORLD_IDENTITY)
+        parts = [part for peer in selecting if peer != ALL for part in self._says.get(peer, ())]
+        if self._localhost and identity == HOST_IDENTITY:
+            parts.append(((EVERYTHING,), Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_LOCALHOST]))))
+        return self._said(parts)
+
+    def identities(self) -> set[int]:
+        """Every identity that has entries of its own."""
+        found = {HOST_IDENTITY} if self._localhost else set()
+        for peer in self._says:
+            if peer != ALL:
+                found |= self._cache.selections(peer)
+        if self._dual_stack and WORLD_IDENTITY in found:
+            found |= set(WORLD_OF_FAMILY)
+        return found
+
+    def entries(self) -> Mapping[Key, Entry]:
+        """All entries of the direction."""
+        found = {Key(ANYBODY, ports): entry for ports, entry in self.anybody().items()}
+        for identity in self.identities():
+            found.update((Key(identity, ports), entry) for ports, entry in self.of(identity).items())
+        return found

@@ -1,0 +1,102 @@
+"""Keys and entries of a policy map, as the engine computes them.
+
+Key: (direction,) identity or 0, protocol or 0, port prefix. Source: the layout of ``cilium_policy_*``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from cells.policy.compute.selector_policy import RuleOrigin
+
+AUTH_DISABLED, AUTH_SPIRE, AUTH_ALWAYS_FAIL = 0, 1, 2
+AUTH_TYPES = {"disabled": AUTH_DISABLED, "required": AUTH_SPIRE, "test-always-fail": AUTH_ALWAYS_FAIL}
+"""Numbers of authentication types in map entries, by mode in a rule."""
+
+FULL_PORT = 16
+
+
+class PortKey(NamedTuple):
+    """Protocol and port prefix: the part of a key that a packet's headers decide.
+
+    ``bits`` counts the port's leading bits that must be equal; 0 is every port of the protocol. Protocol 0
+    is every protocol, and then every port.
+    """
+
+    protocol: int = 0
+    port: int = 0
+    bits: int = 0
+
+    def covers(self, other: PortKey) -> bool:
+        """Whether every packet of the other is one of this, too; equal keys cover each other."""
+        if self.protocol == 0:
+            return True
+        return (
+            self.protocol == other.protocol
+            and self.bits <= other.bits
+            and (self.port ^ other.port) >> (FULL_PORT - self.bits) == 0
+        )
+
+    @property
+    def specificity(self) -> int:
+        """How much of a packet must be equal, in bits beyond the identity: 0, 8, or 8 and the port's."""
+        return 8 + self.bits if self.protocol else 0
+
+
+EVERYTHING = PortKey()
+
+
+class Key(NamedTuple):
+    """A key of one direction: an identity, 0 for any, and ports."""
+
+    identity: int
+    ports: PortKey
+
+
+class Redirect(NamedTuple):
+    """The proxy that takes the traffic; the lowest priority number wins, then the lowest port."""
+
+    priority: int
+    port: int
+    name: str
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """What happens to packets of a key. ``auth`` is None where no rule speaks of it."""
+
+    deny: bool = False
+    redirect: Redirect | None = None
+    auth: int | None = None
+    inherited_auth: int = AUTH_DISABLED
+    origins: frozenset[RuleOrigin] = frozenset()
+
+    @property
+    def auth_type(self) -> int:
+        """The authentication that is asked for."""
+        return self.inherited_auth if self.auth is None else self.auth
+
+    def same_effect(self, other: Entry) -> bool:
+        """Whether packets fare the same, whatever the entries come from."""
+        return (self.deny, self.redirect, self.auth) == (other.deny, other.redirect, other.auth)
+
+    def merged(self, other: Entry) -> Entry:
+        """Both for one key: deny is sticky, a redirect beats none, explicit authentication beats none."""
+        if self.deny != other.deny:
+            return self if self.deny else other
+        origins = self.origins | other.origins
+        if self.deny:
+            return Entry(deny=True, origins=origins)
+        redirects = [one for one in (self.redirect, other.redirect) if one is not None]
+        auths = [one for one in (self.auth, other.auth) if one is not None]
+        return Entry(
+            redirect=min(redirects, default=None),
+            auth=max(auths, default=None),
+            inherited_auth=max(self.inherited_auth, other.inherited_auth),
+            origins=origins,
+        )
+
+    def inheriting(self, auth: int) -> Entry:
+        """With the authentication of a broader entry."""
+        return self if auth == self.inherited_auth else msgspec.structs.replace(self, inherited_auth=auth)

@@ -1,0 +1,120 @@
+"""A direction's map entries, so that the datapath's look-up finds the deny first, else the allow.
+
+The look-up compares an identity's entries with those of identity 0, and a more specific port of the
+identity wins over any port of 0 (``policy_can_access`` in Cilium's bpf/lib/policy.h). So a deny of
+everybody's port is repeated for each identity that is allowed more ports, and a deny of an identity for
+each port that is open to everybody.
+
+The entries of an identity follow from what rules say of it and of everybody. So an identity that comes or
+goes costs its own entries, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cells.policy.compute.entries import EVERYTHING, Entry, PortKey
+
+Entries = dict[PortKey, Entry]
+"""What happens to the packets of one identity, by ports."""
+
+ANYBODY = 0
+"""The identity of entries that hold for every peer."""
+
+
+def merge(entries: Entries, ports: PortKey, entry: Entry) -> None:
+    """Add an entry to those of one identity."""
+    held = entries.get(ports)
+    entries[ports] = entry if held is None else held.merged(entry)
+
+
+def anybody_entries(anybody: Entries) -> Entries:
+    """The entries of identity 0, from what rules say of everybody."""
+    return _without_covered(anybody, {})
+
+
+def identity_entries(own: Entries, anybody: Entries) -> Entries:
+    """The entries of one identity, from what rules say of it and from :func:`anybody_entries`."""
+    denied_to_all = {ports: entry for ports, entry in anybody.items() if entry.deny}
+    if EVERYTHING in denied_to_all:
+        return {}
+    entries = _without_covered(own | _auth_copies(own, anybody), denied_to_all)
+    allows = [ports for ports, entry in entries.items() if not entry.deny]
+    denies = [(ports, entry) for ports, entry in entries.items() if entry.deny]
+    for ports, deny in denied_to_all.items():
+        covered = any(_inside(ports, denied) for denied, _ in denies)
+        if not covered and any(_inside(ports, allowed) for allowed in allows):
+            merge(entries, ports, deny)
+    for ports, entry in anybody.items():
+        if not entry.deny:
+            for denied, deny in denies:
+                if _loses_to(denied, ports):
+                    merge(entries, ports, deny)
+    return with_inherited_auth(entries, anybody)
+
+
+def _inside(inner: PortKey, outer: PortKey) -> bool:
+    return inner != outer and outer.covers(inner)
+
+
+def _loses_to(own: PortKey, anybody: PortKey) -> bool:
+    """Whether the look-up prefers everybody's entry although the identity's covers its packets.
+
+    It does so only against entries without a port: any port of the identity, however broad, comes first.
+    """
+    return own.bits == 0 and _inside(anybody, own)
+
+
+def _without_covered(entries: Entries, denied_to_all: Mapping[PortKey, Entry]) -> Entries:
+    """Without what a deny of more ports, or of the same to everybody, decides already."""
+    denies = [ports for ports, entry in entries.items() if entry.deny]
+    if not denies and not denied_to_all:
+        return dict(entries)
+    return {
+        ports: entry
+        for ports, entry in entries.items()
+        if not any(_inside(ports, denied) for denied in denies)
+        and not any(denied.covers(ports) for denied in denied_to_all)
+    }
+
+
+def _auth_copies(own: Entries, anybody: Entries) -> Entries:
+    """Ports open to everybody that lie inside ports for which this identity has an authentication of its own.
+
+    Without a copy, the entry of everybody would win, and the authentication would not be asked for.
+    """
+    copies: Entries = {}
+    asked = [(ports, entry) for ports, entry in own.items() if entry.auth is not None and not entry.deny]
+    for ports, entry in anybody.items():
+        if entry.deny or entry.auth is not None or ports in own:
+            continue
+        outer = [(around.specificity, asking) for around, asking in asked if _loses_to(around, ports)]
+        asking = max(outer, key=lambda one: one[0])[1] if outer else None
+        if asking is not None and (ports.bits or asking.auth_type):
+            copies[ports] = Entry(
+                redirect=entry.redirect,
+                auth=entry.auth,
+                inherited_auth=asking.auth_type,
+                origins=entry.origins | asking.origins,
+            )
+    return copies
+
+
+def with_inherited_auth(entries: Entries, anybody: Entries) -> Entries:
+    """Entries that no rule asks authentication of take that of the most specific one around them."""
+    asked = [
+        *((True, ports, entry) for ports, entry in entries.items() if entry.auth is not None),
+        *((False, ports, entry) for ports, entry in anybody.items() if entry.auth is not None),
+    ]
+    if not asked:
+        return entries
+    found = {}
+    for ports, entry in entries.items():
+        around = [
+            (own, outer.specificity, asking.auth_type)
+            for own, outer, asking in asked
+            if (outer.covers(ports) if not own else _inside(ports, outer))
+        ]
+        inherits = entry.auth is None and not entry.deny and around
+        found[ports] = entry.inheriting(max(around)[2]) if inherits else entry
+    return found

@@ -1,0 +1,289 @@
+"""The policies of a node's endpoints, kept up to date entry by entry.
+
+Endpoints with the same identity and the same named ports share one policy. An identity that comes or goes
+costs its own entries in the policies whose selectors select it, and nothing else is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from cells.policy.compute.endpoint_policy import HOST_IDENTITY, DirectionPolicy, Proxies
+from cells.policy.compute.entries import Entry, Key
+from cells.policy.compute.map_state import ANYBODY, Entries
+from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
+from cells.policy.compute.selector_policy import PolicyConflictError
+from cells.policy.labels import LabelSet, PeerSelector
+from cells.policy.rules import Direction
+
+DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
+
+
+class NamedPort(NamedTuple):
+    """A container's port by name."""
+
+    name: str
+    protocol: int
+    port: int
+
+
+class PolicyKey(NamedTuple):
+    """What decides a policy: endpoints with equal keys share one."""
+
+    identity: int
+    named_ports: frozenset[NamedPort] = frozenset()
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What changed in the policy ``key`` of some endpoints; an entry of None goes.
+
+    ``error`` says why the endpoints keep the policy they had.
+    """
+
+    key: PolicyKey
+    endpoints: frozenset[int]
+    entries: Mapping[Direction, Mapping[Key, Entry | None]]
+    enforced: Mapping[Direction, bool]
+    revision: int
+    error: str = ""
+
+
+class _Shared:
+    """One policy and the endpoints that have it."""
+
+    def __init__(self, key: PolicyKey) -> None:
+        self.key = key
+        self.endpoints: set[int] = set()
+        self.directions: dict[Direction, DirectionPolicy] = {}
+        self.entries: dict[Direction, dict[int, Entries]] = {direction: {} for direction in DIRECTIONS}
+        self.revision = 0
+        self.error = ""
+
+    @property
+    def peers(self) -> Iterator[PeerSelector]:
+        return (peer for policy in self.directions.values() for peer in policy.peers)
+
+    def enforced(self) -> dict[Direction, bool]:
+        return {direction: policy.enforced for direction, policy in self.directions.items()}
+
+    def replace(
+        self, direction: Direction, identity: int, new: Entries
+    ) -> Iterator[tuple[Key, Entry | None]]:
+        """Make the entries of one identity these; what changed."""
+        held = self.entries[direction].pop(identity, {})
+        if new:
+            self.entries[direction][identity] = new
+        for ports, entry in new.items():
+            if held.get(ports) != entry:
+                yield Key(identity, ports), entry
+        for ports in held:
+            if ports not in new:
+                yield Key(identity, ports), None
+
+
+class ComputedPolicies:
+    """The policies of endpoints, from a repository of rules and the known identities.
+
+    Every method that changes something returns what it changed in whose policy.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        cache: SelectorCache,
+        proxies: Proxies,
+        cluster_ports: Iterable[NamedPort] = (),
+    ) -> None:
+        self._repository = repository
+        self._cache = cache
+        self._proxies = proxies
+        self._cluster_ports = frozenset(cluster_ports)
+        self._shared: dict[PolicyKey, _Shared] = {}
+        self._of_endpoint: dict[int, _Shared] = {}
+        self._using: dict[PeerSelector, set[PolicyKey]] = {}
+
+    def entries(self, endpoint: int) -> dict[tuple[Direction, Key], Entry]:
+        """The whole policy of an endpoint."""
+        shared = self._of_endpoint[endpoint]
+        return {
+            (direction, Key(identity, ports)): entry
+            for direction, identities in shared.entries.items()
+            for identity, entries in identities.items()
+            for ports, entry in entries.items()
+        }
+
+    def revision(self, endpoint: int) -> int:
+        """The revision of the rules that an endpoint's policy was computed from."""
+        return self._of_endpoint[endpoint].revision
+
+    def key(self, endpoint: int) -> PolicyKey | None:
+        """Which policy an endpoint has, None for an unknown one."""
+        shared = self._of_endpoint.get(endpoint)
+        return shared.key if shared is not None else None
+
+    def error(self, endpoint: int) -> str:
+        """Why an endpoint keeps the policy it had; empty when its rules hold."""
+        return self._of_endpoint[endpoint].error
+
+    def enforced(self, endpoint: int) -> dict[Direction, bool]:
+        """Which directions of an endpoint are enforced."""
+        return self._of_endpoint[endpoint].enforced()
+
+    def endpoints(self, key: PolicyKey) -> frozenset[int]:
+        """The endpoints that share a policy."""
+        shared = self._shared.get(key)
+        return frozenset(shared.endpoints) if shared is not None else frozenset()
+
+    def upsert_endpoint(self, endpoint: int, key: PolicyKey) -> Difference:
+        """Give an endpoint the policy of its identity; what changed against the one it had.
+
+        The identity must be known to the selector cache.
+        """
+        before = self.entries(endpoint) if endpoint in self._of_endpoint else {}
+        self.delete_endpoint(endpoint)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(key)
+            self._recompute(shared)
+        shared.endpoints.add(endpoint)
+        self._of_endpoint[endpoint] = shared
+        after = self.entries(endpoint)
+        changed: dict[Direction, dict[Key, Entry | None]] = {direction: {} for direction in DIRECTIONS}
+        for where in before.keys() | after.keys():
+            if before.get(where) != after.get(where):
+                changed[where[0]][where[1]] = after.get(where)
+        return Difference(
+            key, frozenset([endpoint]), changed, shared.enforced(), shared.revision, shared.error
+        )
+
+    def delete_endpoint(self, endpoint: int) -> None:
+        """Forget an endpoint, and its policy with the last that has it."""
+        shared = self._of_endpoint.pop(endpoint, None)
+        if shared is None:
+            return
+        shared.endpoints.discard(endpoint)
+        if not shared.endpoints:
+            del self._shared[shared.key]
+            self._release(shared, list(shared.peers))
+
+    def add_identity(self, identity: int, labels: LabelSet) -> list[Difference]:
+        """Know an identity: the entries it gets."""
+        return list(self._follow(self._cache.add_identity(identity, labels)))
+
+    def remove_identity(self, identity: int) -> list[Difference]:
+        """Forget an identity: the entries that go."""
+        return list(self._follow(self._cache.remove_identity(identity)))
+
+    def follow_rules(self, changed: Changed) -> list[Difference]:
+        """Compute anew the policies that a change of rules concerns; every policy gets its revision."""
+        return [
+            self._recompute(shared)
+            for shared in list(self._shared.values())
+            if self._concerned(shared, changed)
+        ]
+
+    def follow_ports(self, cluster_ports: Iterable[NamedPort]) -> list[Difference]:
+        """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
+        ports = frozenset(cluster_ports)
+        if ports == self._cluster_ports:
+            return []
+        self._cluster_ports = ports
+        return [self._recompute(shared) for shared in list(self._shared.values()) if _names_ports(shared)]
+
+    def recompute_all(self) -> list[Difference]:
+        """Compute every policy anew: proxies came or went, or to be sure."""
+        return [self._recompute(shared) for shared in list(self._shared.values())]
+
+    def _concerned(self, shared: _Shared, changed: Changed) -> bool:
+        if shared.error or changed.concerns(self._labels(shared)):
+            return True
+        shared.revision = changed.revision
+        return False
+
+    def _labels(self, shared: _Shared) -> LabelSet:
+        return self._cache.identities[shared.key.identity]
+
+    def _follow(self, change: SelectorChange) -> Iterator[Difference]:
+        keys = {key for selector in change.selectors for key in self._using.get(selector, ())}
+        if change.identity == HOST_IDENTITY:
+            keys = set(self._shared)
+        for key in keys:
+            shared = self._shared[key]
+            entries: dict[Direction, dict[Key, Entry | None]] = {}
+            for direction, policy in shared.directions.items():
+                found = dict(shared.replace(direction, change.identity, policy.of(change.identity)))
+                if found:
+                    entries[direction] = found
+            if entries:
+                yield Difference(
+                    key, frozenset(shared.endpoints), entries, shared.enforced(), shared.revision
+                )
+
+    def _recompute(self, shared: _Shared) -> Difference:
+        changed: dict[Direction, dict[Key, Entry | None]] = {}
+        try:
+            changed = self._compute(shared)
+            shared.error = ""
+        except PolicyConflictError as conflict:
+            shared.error = str(conflict)
+        return Difference(
+            shared.key, frozenset(shared.endpoints), changed, shared.enforced(), shared.revision, shared.error
+        )
+
+    def _compute(self, shared: _Shared) -> dict[Direction, dict[Key, Entry | None]]:
+        """Compute a policy whole; what changed. Raises PolicyConflictError; then nothing has."""
+        labels = self._labels(shared)
+        resolved = {direction: self._repository.resolve(labels, direction) for direction in DIRECTIONS}
+        released = list(shared.peers)
+        options = self._repository.options
+        localhost = options.always_allows_localhost and not labels.has_reserved("host")
+        shared.directions = {
+            direction: DirectionPolicy(
+                direction,
+                one.filters,
+                self._cache,
+                enforced=one.enforced,
+                named_ports=partial(self._ports, shared, direction),
+                proxies=self._proxies,
+                dual_stack=options.dual_stack,
+                localhost=localhost and direction == "ingress",
+            )
+            for direction, one in resolved.items()
+        }
+        for peer in shared.peers:
+            self._cache.add_selector(peer)
+            self._using.setdefault(peer, set()).add(shared.key)
+        self._release(shared, released)
+        shared.revision = self._repository.revision
+        return {direction: dict(self._refill(shared, direction)) for direction in DIRECTIONS}
+
+    def _refill(self, shared: _Shared, direction: Direction) -> Iterator[tuple[Key, Entry | None]]:
+        policy = shared.directions[direction]
+        yield from shared.replace(direction, ANYBODY, policy.anybody())
+        for identity in policy.identities() | (shared.entries[direction].keys() - {ANYBODY}):
+            yield from shared.replace(direction, identity, policy.of(identity))
+
+    def _release(self, shared: _Shared, peers: Iterable[PeerSelector]) -> None:
+        kept = set(shared.peers) if shared.key in self._shared else set()
+        for peer in peers:
+            self._cache.remove_selector(peer)
+            if peer not in kept:
+                using = self._using.get(peer, set())
+                using.discard(shared.key)
+                if not using:
+                    self._using.pop(peer, None)
+
+    def _ports(self, shared: _Shared, direction: Direction, name: str, protocol: int) -> set[int]:
+        ports = shared.key.named_ports
+        if direction == "egress":
+            ports = ports | self._cluster_ports
+        return {one.port for one in ports if one.name == name and one.protocol == protocol}
+
+
+def _names_ports(shared: _Shared) -> bool:
+    return any(filter_.port.name for policy in shared.directions.values() for filter_ in policy.filters)

@@ -1,0 +1,180 @@
+"""Every rule in force, by the object it comes from, and the policy of an endpoint made from them.
+
+Objects are replaced whole. The revision rises with every change of an object; translations that follow CIDR
+groups or services are made again when those change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cells.policy.compute.filters import Filter, filters_of
+from cells.policy.compute.selector_policy import RuleOrigin
+from cells.policy.labels import ALL, LabelSet, Prefix
+from cells.policy.labels.selector import IndexKey
+from cells.policy.rules import PolicyError, PolicyOptions, Rule, Source, World, translate
+from cells.policy.rules.rule import Direction, PeerRule
+
+FIRST_REVISION = 1
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What rules say of one direction of the endpoints with some labels."""
+
+    enforced: bool
+    filters: tuple[Filter, ...]
+
+
+class Changed(NamedTuple):
+    """A change of the rules: the revision it made, and the rules that went or came."""
+
+    revision: int
+    rules: tuple[Rule, ...]
+
+    def concerns(self, labels: LabelSet) -> bool:
+        """Whether endpoints with these labels may have another policy now."""
+        return any(rule.subject.matches(labels) for rule in self.rules)
+
+
+class Repository:
+    """Rules by object, in the order in which the objects came."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._objects: dict[Source, Mapping[str, Any]] = {}
+        self._rules: dict[Source, list[Rule]] = {}
+        self._by_key: dict[IndexKey | None, dict[Source, None]] = {}
+        self._order: dict[Source, int] = {}
+        self.revision = FIRST_REVISION
+
+    @property
+    def rules(self) -> Iterable[Rule]:
+        """All rules."""
+        return (rule for rules in self._rules.values() for rule in rules)
+
+    @property
+    def world(self) -> World:
+        """What translations depend on beside the objects."""
+        return self._world
+
+    @property
+    def options(self) -> PolicyOptions:
+        """The options that the rules are translated with."""
+        return self._world.options
+
+    def apply(self, object_: Mapping[str, Any]) -> Changed:
+        """Put an object in force in place of the one of its name.
+
+        Raises PolicyError; then what the name said before stays in force.
+        """
+        rules = translate(object_, self._world)
+        source = rules[0].source
+        self._objects[source] = object_
+        return self._replace(source, rules)
+
+    def delete(self, source: Source) -> Changed:
+        """Take an object's rules out of force; the revision does not change if there were none."""
+        if source not in self._rules:
+            return Changed(self.revision, ())
+        del self._objects[source]
+        return self._replace(source, [])
+
+    def _replace(self, source: Source, rules: list[Rule]) -> Changed:
+        held = self._rules.get(source, [])
+        for rule in held:
+            for key in rule.subject.index_keys() or (None,):
+                self._by_key.get(key, {}).pop(source, None)
+        if rules:
+            self._rules[source] = rules
+            self._order.setdefault(source, len(self._order))
+        else:
+            self._rules.pop(source, None)
+            self._order.pop(source, None)
+        for rule in rules:
+            for key in rule.subject.index_keys() or (None,):
+                self._by_key.setdefault(key, {})[source] = None
+        self.revision += 1
+        return Changed(self.revision, (*held, *rules))
+
+    def follow(self, world: World) -> tuple[Changed, dict[Source, PolicyError]]:
+        """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
+
+        Those keep what they said before.
+        """
+        self._world = world
+        failed: dict[Source, PolicyError] = {}
+        changed: list[Rule] = []
+        for source, rules in list(self._rules.items()):
+            if not any(rule.groups or rule.uses_services for rule in rules):
+                continue
+            try:
+                new = translate(self._objects[source], world)
+            except PolicyError as error:
+                failed[source] = error
+            else:
+                changed += self._replace(source, new).rules
+        return Changed(self.revision, tuple(changed)), failed
+
+    def use(self, options: PolicyOptions) -> Changed:
+        """Go by other options from now on: every policy may change. Objects are not translated anew."""
+        self._world = msgspec.structs.replace(self._world, options=options)
+        self.revision += 1
+        return Changed(self.revision, tuple(self.rules))
+
+    def sources(self) -> Iterable[Source]:
+        """The objects whose rules are in force."""
+        return self._rules.keys()
+
+    def prefixes(self) -> set[Prefix]:
+        """Every prefix that a rule names: each needs an identity."""
+        return {prefix for rule in self.rules for prefix in rule.prefixes}
+
+    def selecting(self, labels: LabelSet) -> list[Rule]:
+        """The rules whose subject endpoints with these labels are, in the order of their objects."""
+        is_host = labels.has_reserved("host")
+        candidates = {source for key in (None, *labels.index_keys) for source in self._by_key.get(key, ())}
+        return [
+            rule
+            for source in sorted(candidates, key=self._order.__getitem__)
+            for rule in self._rules[source]
+            if rule.selects_nodes == is_host and rule.subject.matches(labels)
+        ]
+
+    def resolve(self, labels: LabelSet, direction: Direction) -> Resolved:
+        """What the rules say of a direction of the endpoints with these labels.
+
+        Raises PolicyConflictError when two of the rules cannot both hold.
+        """
+        options = self._world.options
+        is_host = labels.has_reserved("host")
+        if options.enable_policy == "never" or (is_host and not options.enable_host_firewall):
+            return Resolved(enforced=False, filters=())
+        speaking = [rule for rule in self.selecting(labels) if rule.of(direction)]
+        always = options.enable_policy == "always" or labels.has_reserved("init")
+        if not always and not speaking:
+            return Resolved(enforced=False, filters=())
+        if not always and not any(rule.default_deny(direction) for rule in speaking):
+            speaking.append(_allow_all(direction))
+        return Resolved(enforced=True, filters=tuple(filters_of(speaking, direction, options).values()))
+
+
+def _allow_all(direction: Direction) -> Rule:
+    """Keeps a direction open whose rules do not deny by default, so that their proxies still serve."""
+    entry = (PeerRule(path="", peers=(ALL,), ports=None),)
+    return Rule(
+        source=Source("", "", f"allow-any-{direction}"),
+        subject=ALL,
+        selects_nodes=False,
+        ingress=entry if direction == "ingress" else (),
+        egress=entry if direction == "egress" else (),
+        ingress_default_deny=False,
+        egress_default_deny=False,
+        labels=(),
+        path="",
+    )
+
+
+__all__ = ["FIRST_REVISION", "Changed", "Repository", "Resolved", "RuleOrigin"]

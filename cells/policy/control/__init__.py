@@ -1,0 +1,67 @@
+"""Which policies endpoints have, by the policy objects there are.
+
+Controller: objects, CIDR groups and identities in; rows of ``endpoint-policies`` and claims of prefixes out.
+Needs:  Resources, Identities, NodePolicy, EndpointPolicies, Ipcache.
+Gives:  RulePolicy, the computer of policies by rules; the table ``policies``: what became of each object.
+Why:    a policy object may come, change or go at any time; an object that is refused leaves what its name
+        said before in force.
+"""
+
+import os
+
+from cells.config import AgentConfig
+from cells.kubernetes import KubernetesSettings
+from cells.policy.control.computer import RulePolicy
+from cells.policy.control.settings import PolicyRuleSettings
+from cells.policy.control.status import PolicyObject, policy_objects
+from cells.policy.control.watch import PolicyWatch
+from cells.policy.maps import Localhost, PolicySettings, RuleComputer
+from cells.policy.rules import PolicyOptions
+from lifecycle import config, invoke, module, provide
+
+__all__ = ["PolicyObject", "PolicyWatch", "RulePolicy", "cell"]
+
+
+def policy_options(
+    agent: AgentConfig, policy: PolicySettings, kubernetes: KubernetesSettings
+) -> PolicyOptions:
+    """What the agent's settings mean for rules. What needs a proxy is refused by name: there is none yet."""
+    sources = (
+        kubernetes.manifests_dir,
+        kubernetes.k8s_api_server,
+        kubernetes.k8s_api_server_urls,
+        kubernetes.k8s_kubeconfig_path,
+        os.environ.get("KUBERNETES_SERVICE_HOST"),  # kubelet sets it for every pod
+    )
+    localhost = policy.allow_localhost is Localhost.ALWAYS or (
+        policy.allow_localhost is Localhost.AUTO and any(sources)
+    )
+    return PolicyOptions(
+        cluster_name=agent.cluster_name,
+        enable_ipv4=agent.ipv4,
+        enable_ipv6=agent.ipv6,
+        enable_policy=policy.enable_policy.value,
+        allow_localhost="always" if localhost else "policy",
+        enable_l7_proxy=False,
+        learns_names=False,
+        authenticates=False,
+    )
+
+
+def rule_computer(policy: RulePolicy) -> RuleComputer:
+    """Policies by rules, in place of the node's mode alone."""
+    return policy
+
+
+def follow(watch: PolicyWatch) -> None:
+    """Policies follow their objects whether or not someone waits for it."""
+    del watch
+
+
+cell = module(
+    "policy-rules",
+    "Policies of endpoints, by policy objects",
+    config(PolicyRuleSettings),
+    provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyWatch),
+    invoke(follow),
+)

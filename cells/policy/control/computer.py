@@ -1,0 +1,185 @@
+"""Endpoints' policies by the rules in force: what the policy maps ask for, and what changed meanwhile.
+
+For:    EndpointPolicies, which realizes policies, and PolicyWatch, which feeds this.
+Needs:  NodePolicy, for the mode; PolicyOptions.   Gives: RulePolicy, a PolicyComputer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from cells.cluster.identity import RESERVED_IDENTITIES, Identity
+from cells.maps import PolicyEntry
+from cells.maps import PolicyKey as MapKey
+from cells.policy.compute import (
+    Changed,
+    ComputedPolicies,
+    Difference,
+    Filter,
+    PolicyKey,
+    Redirect,
+    Repository,
+    SelectorCache,
+    SelectorPolicy,
+    map_entry,
+    map_key,
+)
+from cells.policy.labels import LabelSet, Prefix
+from cells.policy.maps import EndpointPolicy, Enforcement, NodePolicy
+from cells.policy.rules import PolicyError, PolicyOptions, Source, World
+from lifecycle import HiveError
+
+Entries = Mapping[MapKey, PolicyEntry]
+
+
+class RulePolicy:
+    """The rules in force and the policies that follow from them.
+
+    Methods that change something return the rows that changed; whoever calls them hands those to
+    EndpointPolicies.
+    """
+
+    def __init__(self, node: NodePolicy, options: PolicyOptions) -> None:
+        self._node = node
+        self._options = options
+        self._groups: dict[str, tuple[Prefix, ...]] = {}
+        self._repository = Repository(World(options))
+        self._cache = SelectorCache()
+        self._computed = ComputedPolicies(self._repository, self._cache, _no_proxy)
+        self._entries: dict[PolicyKey, Entries] = {}
+        self._mode = node.revision
+        for number, labels in RESERVED_IDENTITIES.items():
+            self._cache.add_identity(number, LabelSet.parse(labels))
+
+    @property
+    def revision(self) -> int:
+        """Of the rules, and of the node's mode."""
+        return self._repository.revision
+
+    @property
+    def prefixes(self) -> set[Prefix]:
+        """What the rules name outside the cluster: each needs an identity."""
+        return self._repository.prefixes()
+
+    @property
+    def repository(self) -> Repository:
+        """The rules in force; not to be changed."""
+        return self._repository
+
+    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+        """The policy of an endpoint. Raises HiveError where its rules cannot all hold."""
+        self._follow_mode()
+        known = self._cache.identities.get(identity)
+        if known is None:
+            for difference in self._computed.add_identity(identity, LabelSet.parse(labels)):
+                self._keep(difference)
+        key = PolicyKey(identity)
+        if self._computed.key(endpoint_id) != key:
+            self._computed.upsert_endpoint(endpoint_id, key)
+            self._entries[key] = self._whole(endpoint_id)
+        error = self._computed.error(endpoint_id)
+        if error:
+            raise HiveError(f"the policy of endpoint {endpoint_id} stays as it was: {error}")
+        return self._row(endpoint_id)
+
+    def forget(self, endpoint_id: int) -> None:
+        """The endpoint is no more."""
+        key = self._computed.key(endpoint_id)
+        self._computed.delete_endpoint(endpoint_id)
+        if key is not None and not self._computed.endpoints(key):
+            self._entries.pop(key, None)
+
+    def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:
+        """Put a policy object in force. Raises PolicyError; then what its name said before stays."""
+        return self._follow(self._repository.apply(object_))
+
+    def delete(self, source: Source) -> list[EndpointPolicy]:
+        """Take an object out of force."""
+        return self._follow(self._repository.delete(source))
+
+    def set_group(
+        self, name: str, prefixes: tuple[Prefix, ...] | None
+    ) -> tuple[list[EndpointPolicy], dict[Source, PolicyError]]:
+        """A CIDR group is these prefixes now, or is gone; and the objects that cannot follow, with why."""
+        if prefixes is None:
+            self._groups.pop(name, None)
+        else:
+            self._groups[name] = prefixes
+        changed, failed = self._repository.follow(World(self._repository.options, dict(self._groups)))
+        return self._follow(changed), failed
+
+    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        """Identities that are new, or have other labels now."""
+        rows: dict[int, EndpointPolicy] = {}
+        for one in identities:
+            labels = LabelSet.parse(one.labels)
+            if self._cache.identities.get(one.id) != labels:
+                self._collect(self._computed.add_identity(one.id, labels), rows)
+        return list(rows.values())
+
+    def unknow(self, numbers: Iterable[int]) -> list[EndpointPolicy]:
+        """Identities that are gone."""
+        rows: dict[int, EndpointPolicy] = {}
+        for number in numbers:
+            self._collect(self._computed.remove_identity(number), rows)
+        return list(rows.values())
+
+    def _follow(self, changed: Changed) -> list[EndpointPolicy]:
+        rows: dict[int, EndpointPolicy] = {}
+        self._collect(self._computed.follow_rules(changed), rows)
+        return list(rows.values())
+
+    def _follow_mode(self) -> None:
+        """The node's mode may be changed while it runs: then every policy is computed anew."""
+        if self._node.revision == self._mode:
+            return
+        self._mode = self._node.revision
+        mode: Enforcement = self._node.enforcement
+        options = msgspec.structs.replace(self._repository.options, enable_policy=mode.value)
+        self._repository.use(options)
+        for difference in self._computed.recompute_all():
+            self._keep(difference)
+
+    def _collect(self, differences: Iterable[Difference], rows: dict[int, EndpointPolicy]) -> None:
+        for difference in differences:
+            self._keep(difference)
+            if not difference.error:
+                rows.update((endpoint, self._row(endpoint)) for endpoint in difference.endpoints)
+
+    def _keep(self, difference: Difference) -> None:
+        """The map entries of a policy follow what changed in it."""
+        entries = dict(self._entries.get(difference.key, {}))
+        for direction, changed in difference.entries.items():
+            for key, entry in changed.items():
+                where = map_key(key, egress=direction == "egress")
+                if entry is None:
+                    entries.pop(where, None)
+                else:
+                    entries[where] = map_entry(entry)
+        self._entries[difference.key] = entries
+
+    def _whole(self, endpoint_id: int) -> Entries:
+        return {
+            map_key(key, egress=direction == "egress"): map_entry(entry)
+            for (direction, key), entry in self._computed.entries(endpoint_id).items()
+        }
+
+    def _row(self, endpoint_id: int) -> EndpointPolicy:
+        key = self._computed.key(endpoint_id)
+        enforced = self._computed.enforced(endpoint_id)
+        return EndpointPolicy(
+            endpoint_id=endpoint_id,
+            revision=self._computed.revision(endpoint_id),
+            ingress_enforced=enforced.get("ingress", False),
+            egress_enforced=enforced.get("egress", False),
+            entries=self._entries[key] if key is not None else {},
+        )
+
+
+def _no_proxy(filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
+    """There is no proxy yet: rules that need one are refused before they come here."""
+    del filter_, policy
+    return None

@@ -1,0 +1,19 @@
+"""Which kinds of policy objects count.
+
+Gives: PolicyRuleSettings.
+"""
+
+from lifecycle import Settings
+
+
+class PolicyRuleSettings(Settings, frozen=True):
+    """Which kinds of policy objects count."""
+
+    enable_k8s_networkpolicy: bool = True
+    """Whether NetworkPolicies count."""
+
+    enable_cilium_network_policy: bool = True
+    """Whether CiliumNetworkPolicies count."""
+
+    enable_cilium_clusterwide_network_policy: bool = True
+    """Whether CiliumClusterwideNetworkPolicies count."""

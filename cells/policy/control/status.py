@@ -1,0 +1,30 @@
+"""What became of each policy object: in force, or refused and why.
+
+Gives: PolicyObject, policy_objects.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lifecycle import Table
+
+
+class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table ``policies``."""
+
+    kind: str
+    namespace: str
+    name: str
+    valid: bool
+    message: str
+    """``Policy validation succeeded``, or why it is refused; what the name said before is then in force."""
+    path: str = ""
+    """The field that is wrong."""
+    revision: int = 0
+    """Of the rules, when the object was last taken in."""
+
+
+def policy_objects() -> Table[PolicyObject]:
+    """The ``policies`` table, by kind, namespace and name."""
+    return Table("policies", key=lambda one: (one.kind, one.namespace, one.name))

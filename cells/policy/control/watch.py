@@ -1,0 +1,208 @@
+"""Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
+
+Controller: the tables of objects and of identities in, EndpointPolicies and claims of prefixes out.
+Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache.   Gives: PolicyWatch.
+Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
+        first, so no packet is judged by half a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from ipaddress import ip_network
+from typing import Any
+
+import msgspec
+
+from cells.cluster.identity import Identities, Identity
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.kubernetes import (
+    CILIUM_CIDR_GROUPS,
+    CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
+    CILIUM_NETWORK_POLICIES,
+    NETWORK_POLICIES,
+    CiliumCIDRGroup,
+    Kind,
+    Object,
+    Resources,
+)
+from cells.policy.control.computer import RulePolicy
+from cells.policy.control.settings import PolicyRuleSettings
+from cells.policy.control.status import PolicyObject
+from cells.policy.labels import Prefix, prefix_labels
+from cells.policy.maps import EndpointPolicies, EndpointPolicy
+from cells.policy.rules import PolicyError, PolicyOptions
+from cells.policy.rules import Source as PolicySource
+from lifecycle import Change, Jobs, Logger, Table
+
+RESOURCE = "policy//prefixes"
+"""Whose the claims of prefixes are in the ipcache."""
+
+VALID = "Policy validation succeeded"
+
+
+class PolicyWatch:
+    """Follows what policies depend on."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        identities: Identities,
+        policy: RulePolicy,
+        policies: EndpointPolicies,
+        ipcache: Ipcache,
+        statuses: Table[PolicyObject],
+        options: PolicyOptions,
+        settings: PolicyRuleSettings,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._identities = identities
+        self._policy = policy
+        self._policies = policies
+        self._ipcache = ipcache
+        self._statuses = statuses
+        self._dual_stack = options.dual_stack
+        self._log = log
+        self._prefixes: dict[Prefix, Identity] = {}
+        jobs.observe("identities", identities.table.changes, self._follow_identities)
+        jobs.observe("cidr-groups", resources.table(CILIUM_CIDR_GROUPS).changes, self._follow_groups)
+        for kind in _kinds(settings):
+            jobs.observe(kind.plural, resources.table(kind).changes, partial(self._follow_policies, kind))
+        jobs.observe("endpoints", policies.table.changes, self._follow_endpoints)
+
+    async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
+        rows = self._policy.know(change.row for change in changes if change.row is not None)
+        rows += self._policy.unknow(int(str(change.key)) for change in changes if change.deleted)
+        await self._realize(rows, "identities changed")
+
+    async def _follow_policies(self, kind: Kind[Any], changes: list[Change[Object]]) -> None:
+        rows: list[EndpointPolicy] = []
+        for change in changes:
+            namespace, name = _key(change)
+            source = PolicySource(kind.kind, namespace, name)
+            if change.row is None:
+                rows += self._policy.delete(source)
+                with self._statuses.txn() as statuses:
+                    statuses.delete((kind.kind, namespace, name))
+                continue
+            try:
+                rows += self._policy.apply(_as_object(kind, change.row))
+            except PolicyError as error:
+                self._refused(source, error)
+            else:
+                self._accepted(source)
+        await self._follow_rules(rows)
+
+    async def _follow_groups(self, changes: list[Change[CiliumCIDRGroup]]) -> None:
+        rows: list[EndpointPolicy] = []
+        for change in changes:
+            _, name = _key(change)
+            prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
+            changed, failed = self._policy.set_group(name, prefixes)
+            rows += changed
+            for source, error in failed.items():
+                self._refused(source, error)
+        await self._follow_rules(rows)
+
+    async def _follow_endpoints(self, changes: list[Change[EndpointPolicy]]) -> None:
+        for change in changes:
+            if change.deleted:
+                self._policy.forget(int(str(change.key)))
+
+    async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
+        """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""
+        wanted = self._policy.prefixes
+        gone = [prefix for prefix in self._prefixes if prefix not in wanted]
+        self._ipcache.withdraw(RESOURCE, gone)
+        released = [self._prefixes.pop(prefix) for prefix in gone]
+        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._prefixes]
+        for prefix in new:
+            labels = prefix_labels(prefix, dual_stack=self._dual_stack)
+            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
+        rows += self._policy.know(self._prefixes[prefix] for prefix in new)
+        await self._realize(rows, "policy rules changed")
+        self._ipcache.upsert(
+            *(
+                IpcacheEntry(
+                    prefix=prefix,
+                    identity=self._prefixes[prefix].id,
+                    source=Source.GENERATED,
+                    resource=RESOURCE,
+                )
+                for prefix in new
+            )
+        )
+        for identity in released:
+            self._identities.release(identity.id)
+
+    async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
+        """Have the maps follow, and wait until they have, or a map says why it cannot."""
+        latest = {row.endpoint_id: row for row in rows}
+        if not latest:
+            return
+        self._policies.change(latest.values(), reason)
+        await self._policies.apply()
+        for endpoint_id, row in latest.items():
+            seen = self._policies.realized.get(endpoint_id)
+            while seen is not None and not seen.error and seen.revision < row.revision:
+                seen = await self._policies.realized.wait_changed(endpoint_id, seen)
+
+    def _accepted(self, source: PolicySource) -> None:
+        self._put(
+            PolicyObject(
+                kind=source.kind,
+                namespace=source.namespace,
+                name=source.name,
+                valid=True,
+                message=VALID,
+                revision=self._policy.revision,
+            ),
+        )
+
+    def _refused(self, source: PolicySource, error: PolicyError) -> None:
+        self._log.warning("policy refused", policy=str(source), path=error.path, error=str(error))
+        held = self._statuses.get(tuple(source))
+        self._put(
+            PolicyObject(
+                kind=source.kind,
+                namespace=source.namespace,
+                name=source.name,
+                valid=False,
+                message=str(error),
+                path=error.path,
+                revision=held.revision if held is not None else 0,
+            ),
+        )
+
+    def _put(self, row: PolicyObject) -> None:
+        with self._statuses.txn() as statuses:
+            statuses.put(row)
+
+
+def _kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
+    """The kinds of objects that count."""
+    if settings.enable_k8s_networkpolicy:
+        yield NETWORK_POLICIES
+    if settings.enable_cilium_network_policy:
+        yield CILIUM_NETWORK_POLICIES
+    if settings.enable_cilium_clusterwide_network_policy:
+        yield CILIUM_CLUSTERWIDE_NETWORK_POLICIES
+
+
+def _key(change: Change[Any]) -> tuple[str, str]:
+    key: tuple[str, str] = change.key  # type: ignore[assignment]  # that of every table of objects
+    return key
+
+
+def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:
+    """The object as the policy engine reads it."""
+    object_: dict[str, Any] = msgspec.to_builtins(row)
+    return object_ | {"kind": kind.kind}
+
+
+def _group_prefixes(group: CiliumCIDRGroup) -> Iterator[Prefix]:
+    for text in group.spec.external_cidrs or ():
+        yield ip_network(text, strict=False)

@@ -1,0 +1,231 @@
+"""What is wrong, or of no use, in a folder of policies: found before anything is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import msgspec
+
+from cells.policy.compute.policies import DIRECTIONS
+from cells.policy.compute.repository import Repository
+from cells.policy.compute.selector_policy import PolicyConflictError
+from cells.policy.explain.cluster import Cluster, KnownPod
+from cells.policy.explain.files import Located, Place
+from cells.policy.labels import NONE, Selector
+from cells.policy.rules import Direction, PeerRule, Rule, Source
+from cells.policy.rules.schema import RuleSpec
+
+Severity = Literal["error", "warning", "note"]
+
+
+class Finding(msgspec.Struct, frozen=True, order=True):
+    """One thing that is wrong (error), has no effect (warning), or is worth knowing (note)."""
+
+    place: Place
+    severity: Severity
+    text: str
+
+    @property
+    def where(self) -> str:
+        """``FILE:LINE``."""
+        return str(self.place)
+
+
+def check(cluster: Cluster) -> list[Finding]:
+    """Every finding, by place."""
+    findings = [Finding(Place(one.file, one.line), "error", one.reason) for one in cluster.bad_files]
+    findings += [
+        Finding(refused.located.at(refused.error.path), "error", str(refused.error))
+        for refused in cluster.refused
+    ]
+    for located in (*cluster.policies.values(), *(one.located for one in cluster.refused)):
+        findings += _unknown_fields(located)
+    findings += _subjects(cluster)
+    findings += _peers(cluster)
+    findings += _conflicts(cluster)
+    findings += _without_effect(cluster)
+    findings += _unselected(cluster)
+    return sorted(set(findings))
+
+
+def _unknown_fields(located: Located) -> Iterator[Finding]:
+    """Fields that the schema does not know, which are dropped: the rule says less than it seems to."""
+    object_ = located.object
+    if object_["kind"] == "NetworkPolicy":
+        return
+    specs = [("spec", object_.get("spec"))]
+    specs += [(f"specs[{index}]", one) for index, one in enumerate(object_.get("specs") or ())]
+    for path, spec in specs:
+        for unknown, known in _unknown(spec, RuleSpec, path):
+            near = get_close_matches(unknown.rpartition(".")[2], known, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            yield Finding(located.at(unknown), "error", f"{unknown} is no field of a policy{hint}")
+
+
+def _unknown(value: Any, type_: Any, path: str) -> Iterator[tuple[str, list[str]]]:
+    if isinstance(value, Mapping) and isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        fields = {one.encode_name: one.type for one in msgspec.structs.fields(type_)}
+        for name, inner in value.items():
+            if name in fields:
+                yield from _unknown(inner, _struct_in(fields[name]), f"{path}.{name}")
+            else:
+                yield f"{path}.{name}", list(fields)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _unknown(inner, type_, f"{path}[{index}]")
+
+
+def _struct_in(hint: Any) -> Any:
+    """The struct that a field's type is, or holds a list of; None for anything else."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    for argument in getattr(hint, "__args__", ()):
+        found = _struct_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def _subjects(cluster: Cluster) -> Iterator[Finding]:
+    for rule in cluster.repository.rules:
+        if rule.selects_nodes or any(rule.subject.matches(pod.labels) for pod in cluster.pods.values()):
+            continue
+        located = cluster.policies[rule.source]
+        yield Finding(
+            located.at(rule.path), "warning", f"{rule.source} selects no pod{_closest(rule.subject, cluster)}"
+        )
+
+
+def _peers(cluster: Cluster) -> Iterator[Finding]:
+    for rule in cluster.repository.rules:
+        for direction in DIRECTIONS:
+            for entry in rule.of(direction):
+                for peer in entry.peers or ():
+                    if not isinstance(peer, Selector) or peer == NONE or not _is_of_pods(peer):
+                        continue
+                    if any(peer.matches(labels) for labels in cluster.cache.identities.values()):
+                        continue
+                    yield Finding(
+                        cluster.policies[rule.source].at(entry.path),
+                        "warning",
+                        f"a peer of {rule.source} selects nobody{_closest(peer, cluster)}",
+                    )
+
+
+def _is_of_pods(selector: Selector) -> bool:
+    return not selector.has_source("reserved") and not selector.has_source("cidr")
+
+
+def _closest(selector: Selector, cluster: Cluster) -> str:
+    """A label that was probably meant, in words."""
+    known: dict[str, set[str]] = {}
+    for pod in cluster.pods.values():
+        for label in pod.labels:
+            known.setdefault(label.key, set()).add(label.value)
+    for one in selector.requirements:
+        if one.operator not in ("In", "Exists"):
+            continue
+        if one.key not in known:
+            near = get_close_matches(one.key, known, 1, 0.75)
+            return f": no pod has the label {one.key}" + (f"; did you mean {near[0]}?" if near else "")
+        if one.values and not set(one.values) & known[one.key]:
+            near = get_close_matches(one.values[0], known[one.key], 1, 0.6)
+            hint = f"; did you mean {one.key}={near[0]}?" if near else ""
+            return f": no pod has {one.key}={one.values[0]}{hint}"
+    return ": no pod has all of its labels"
+
+
+def _conflicts(cluster: Cluster) -> Iterator[Finding]:
+    for pod in cluster.pods.values():
+        for direction in DIRECTIONS:
+            try:
+                cluster.policy(pod, direction)
+            except PolicyConflictError as conflict:
+                text = f"the {direction} rules for {pod.name} cannot all hold: {conflict}"
+                yield Finding(pod.located.at("metadata"), "error", text)
+
+
+def _without_effect(cluster: Cluster) -> Iterator[Finding]:
+    """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them."""
+    for source, located in cluster.policies.items():
+        rules = [rule for rule in cluster.repository.rules if rule.source == source]
+        for number, rule in enumerate(rules):
+            pods = [pod for pod in cluster.pods.values() if rule.subject.matches(pod.labels)]
+            for direction in DIRECTIONS:
+                for index, entry in enumerate(rule.of(direction)):
+                    if (
+                        pods
+                        and _selects(cluster, entry)
+                        and not _matters(cluster, pods, source, number, direction, index)
+                    ):
+                        yield Finding(
+                            located.at(entry.path),
+                            "warning",
+                            f"this rule of {source} has no effect: other rules decide all it says",
+                        )
+
+
+def _selects(cluster: Cluster, entry: PeerRule) -> bool:
+    """Whether an entry says anything at all: one that only makes a direction enforced is left alone."""
+    if entry.peers is None:
+        return entry.ports is not None
+    known = cluster.cache.identities.values()
+    return any(peer.matches(labels) for peer in entry.peers for labels in known)
+
+
+def _matters(
+    cluster: Cluster, pods: list[KnownPod], source: Source, number: int, direction: Direction, index: int
+) -> bool:
+    without = _Without(cluster.repository, source, number, direction, index)
+    for pod in pods:
+        try:
+            with_it = cluster.policy(pod, direction).entries()
+            left = cluster.policy(pod, direction, without).entries()
+        except PolicyConflictError:
+            return True
+        if with_it.keys() != left.keys() or any(not with_it[key].same_effect(left[key]) for key in left):
+            return True
+    return False
+
+
+class _Without(Repository):
+    """A repository with one entry of one rule left out."""
+
+    def __init__(
+        self, repository: Repository, source: Source, number: int, direction: Direction, index: int
+    ) -> None:
+        super().__init__(repository.world)
+        self._whole = repository
+        self._left_out = (source, number, direction, index)
+
+    def selecting(self, labels: Any) -> list[Rule]:
+        """The rules, the one that is meant without its entry."""
+        source, number, direction, index = self._left_out
+        found: list[Rule] = []
+        seen = 0
+        for rule in self._whole.selecting(labels):
+            is_meant = rule.source == source and seen == number
+            seen += rule.source == source
+            found.append(_without(rule, direction, index) if is_meant else rule)
+        return found
+
+
+def _without(rule: Rule, direction: Direction, index: int) -> Rule:
+    """The rule with one entry that selects nobody any more; the direction stays enforced."""
+    entries = rule.of(direction)
+    nobody = msgspec.structs.replace(entries[index], peers=(), ports=None)
+    return msgspec.structs.replace(rule, **{direction: (*entries[:index], nobody, *entries[index + 1 :])})
+
+
+def _unselected(cluster: Cluster) -> Iterator[Finding]:
+    for pod in cluster.pods.values():
+        open_ = [one for one in DIRECTIONS if not cluster.repository.resolve(pod.labels, one).enforced]
+        if len(open_) == len(DIRECTIONS):
+            text = f"no policy selects {pod.name}: it may talk to everybody, and everybody to it"
+        elif open_:
+            text = f"no policy speaks of {open_[0]} of {pod.name}: that direction is open"
+        else:
+            continue
+        yield Finding(pod.located.at("metadata"), "note", text)

@@ -1,0 +1,103 @@
+"""Manifests of a folder, with the line of every field: to say which rule of which file decides.
+
+YAML and JSON, several documents in a file, lists of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """A line of a file, 1-based."""
+
+    file: str
+    line: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Located(msgspec.Struct, frozen=True):
+    """An object and where it is written.
+
+    ``lines`` are 1-based, by the path of a field (``spec.ingress[0]``).
+    """
+
+    object: Mapping[str, Any]
+    file: str
+    lines: Mapping[str, int]
+
+    def at(self, path: str) -> Place:
+        """The place of a field, or of the nearest field around it."""
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return Place(self.file, self.lines.get(path, self.lines.get("", 1)))
+
+
+class BadFile(msgspec.Struct, frozen=True):
+    """A file that cannot be read, from some line on."""
+
+    file: str
+    reason: str
+    line: int = 1
+
+
+def read_folder(folder: Path) -> Iterator[Located | BadFile]:
+    """Every object of the folder's manifests, in the order of files and documents. Raises OSError."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES and path.is_file():
+            yield from read_file(path, str(path.relative_to(folder)))
+
+
+def read_file(path: Path, name: str) -> Iterator[Located | BadFile]:
+    """Every object of a file; a broken file yields what comes before the fault, and the fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        yield BadFile(name, f"byte {error.start}: not UTF-8")
+        return
+    loader = yaml.CSafeLoader(text)
+    try:
+        while loader.check_node() and (node := loader.get_node()) is not None:
+            yield from _objects(loader.construct_document(node), node, name)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"column {mark.column + 1}: " if mark is not None else ""
+        yield BadFile(name, f"{place}{error.problem or error}", mark.line + 1 if mark is not None else 1)
+    finally:
+        loader.dispose()
+
+
+def _objects(document: Any, node: yaml.Node, file: str) -> Iterator[Located | BadFile]:
+    if document is None:
+        return
+    if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+        yield BadFile(file, "expected a Kubernetes object with kind and metadata", node.start_mark.line + 1)
+        return
+    items = document.get("items")
+    if document["kind"].endswith("List") and isinstance(items, list) and isinstance(node, yaml.MappingNode):
+        listed = next(value for key, value in node.value if key.value == "items")
+        for item, inner in zip(items, listed.value, strict=True):
+            yield from _objects(item, inner, file)
+        return
+    yield Located(document, file, dict(_lines(node, "")))
+
+
+def _lines(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = f"{path}.{key.value}" if path else str(key.value)
+            yield from _lines(value, inner)
+            yield inner, key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, f"{path}[{index}]")

@@ -1,0 +1,91 @@
+"""Why a connection is allowed or not: which rule decides in each direction, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.entries import FULL_PORT, PortKey
+from cells.policy.compute.filters import Filter
+from cells.policy.compute.lookup import Match, lookup
+from cells.policy.compute.map_state import ANYBODY, Entries
+from cells.policy.compute.selector_policy import RuleOrigin
+from cells.policy.labels import LabelSet, PeerSelector, Selector
+from cells.policy.rules import Direction
+from cells.policy.rules.rule import PROTOCOLS
+
+
+class Near(msgspec.Struct, frozen=True):
+    """A rule that almost allows it, and what is missing."""
+
+    origin: RuleOrigin
+    missing: str
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """The decision in one direction. ``enforced`` is false where no policy speaks of the direction."""
+
+    direction: Direction
+    match: Match
+    enforced: bool
+    origins: tuple[RuleOrigin, ...]
+    near: tuple[Near, ...] = ()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether this direction lets the packet pass."""
+        return self.match.allowed
+
+
+def decide(policy: DirectionPolicy, peer: int, peer_labels: LabelSet, protocol: int, port: int) -> Reason:
+    """Why a packet from or to a peer fares as it does, by the policy of the other side."""
+    entries: Mapping[int, Entries] = {ANYBODY: policy.anybody(), peer: policy.of(peer)}
+    match = lookup(entries, peer, protocol, port)
+    origins = tuple(sorted(match.entry.origins)) if match.entry is not None else ()
+    near = (
+        () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer_labels, protocol, port))
+    )
+    return Reason(policy.direction, match, policy.enforced, origins, near)
+
+
+def _near(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> Iterator[Near]:
+    """Rules that allow the peer on other ports, or others on this port."""
+    packet = PortKey(protocol, port, FULL_PORT)
+    for filter_ in policy.filters:
+        covers = any(ports.covers(packet) for ports in policy.port_keys(filter_.port))
+        for selector, how in filter_.selectors.items():
+            if how.deny or not how.origins:
+                continue
+            matches = selector.matches(peer)
+            if matches and not covers:
+                yield Near(how.origins[0], f"it allows this peer on {port_text(filter_)} only")
+            elif covers and not matches:
+                yield Near(how.origins[0], f"it allows {port_text(filter_)} for {_unmet(selector, peer)}")
+
+
+def _unmet(selector: PeerSelector, peer: LabelSet) -> str:
+    """What of a selector the peer lacks, in words."""
+    if not isinstance(selector, Selector):
+        return f"addresses of {selector.text} only"
+    unmet = [one for one in selector.requirements if not one.matches(peer)]
+    said = []
+    for one in unmet:
+        has = peer.value(one.source, one.key)
+        key = one.text_key.removeprefix("any:")
+        wanted = f"{key} {one.operator} {', '.join(one.values)}".strip()
+        if one.operator == "In" and len(one.values) == 1:
+            wanted = f"{key}={one.values[0]}" if one.values[0] else key
+        said.append(f"{wanted} (the peer has {has or 'an empty value'})" if has is not None else wanted)
+    return f"peers with {' and '.join(said)}"
+
+
+def port_text(filter_: Filter) -> str:
+    """A filter's port as people write it: ``8080/TCP``, ``http/TCP``, ``8000-8100/TCP``, ``any port``."""
+    port = filter_.port
+    names = {number: name for name, number in PROTOCOLS.items()}
+    if port.protocol == 0:
+        return "any port"
+    number = port.name or (str(port.port) if port.port else "any")
+    return f"{number}{f'-{port.end}' if port.end else ''}/{names[port.protocol]}"

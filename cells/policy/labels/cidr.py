@@ -1,0 +1,79 @@
+"""Prefixes as policy sees them: their label, the world they lie in, what remains without exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+Prefix = IPv4Network | IPv6Network
+
+
+def _address_text(prefix: Prefix) -> str:
+    if prefix.version == 4:
+        return str(prefix.network_address)
+    mapped = prefix.network_address.ipv4_mapped if isinstance(prefix, IPv6Network) else None
+    text = f"::ffff:{mapped}" if mapped is not None else str(prefix.network_address)
+    text = text.replace(":", "-")  # a label's key separates its source by a colon
+    text = f"0{text}" if text.startswith("-") else text
+    return f"{text}0" if text.endswith("-") else text
+
+
+@lru_cache(maxsize=65536)
+def cidr_label(prefix: Prefix) -> str:
+    """The key of a prefix's ``cidr:`` label: ``10.0.0.0/8``, ``2001-db8--0/32``, ``0--0/0``."""
+    return f"{_address_text(prefix)}/{prefix.prefixlen}"
+
+
+@lru_cache(maxsize=65536)
+def cidr_of_label(key: str) -> Prefix | None:
+    """The prefix of a ``cidr:`` label's key, None when it is none."""
+    address, _, length = key.partition("/")
+    if "-" in address:
+        address = address.replace("-", ":")
+        address = address.removeprefix("0") if address.startswith("0::") else address
+        address = address.removesuffix("0") if address.endswith("::0") else address
+    try:
+        return ip_network(f"{address}/{length}" if length else address, strict=False)
+    except ValueError:
+        return None
+
+
+def world_label(prefix: Prefix, *, dual_stack: bool) -> str:
+    """The reserved label of what lies outside: ``world``, or one per family where both are in use."""
+    return f"world-ipv{prefix.version}" if dual_stack else "world"
+
+
+def except_prefixes(prefix: Prefix, exceptions: Iterable[Prefix]) -> list[Prefix]:
+    """What remains of a prefix without others, as the fewest prefixes.
+
+    Exceptions that do not touch it change nothing.
+    """
+    remaining: list[Prefix] = [prefix]
+    for exception in exceptions:
+        remaining = [left for one in remaining for left in _without(one, exception)]
+    return remaining
+
+
+def _without(prefix: Prefix, exception: Prefix) -> Iterable[Prefix]:
+    if not _contains(prefix, exception):
+        return [] if _contains(exception, prefix) else [prefix]
+    if isinstance(prefix, IPv4Network) and isinstance(exception, IPv4Network):
+        return prefix.address_exclude(exception)
+    if isinstance(prefix, IPv6Network) and isinstance(exception, IPv6Network):
+        return prefix.address_exclude(exception)
+    return [prefix]
+
+
+@lru_cache(maxsize=65536)
+def _contains(outer: Prefix, inner: Prefix) -> bool:
+    return (
+        outer.version == inner.version
+        and outer.prefixlen <= inner.prefixlen
+        and int(outer.network_address) == int(inner.network_address) & int(outer.netmask)
+    )
+
+
+def contains(outer: Prefix, inner: Prefix) -> bool:
+    """Whether every address of ``inner`` lies in ``outer``."""
+    return _contains(outer, inner)

@@ -1,0 +1,81 @@
+"""How the cell of policy maps is put together.
+
+Needs: PolicyMaps, PolicySettings.   Gives: cell.
+"""
+
+import math
+from collections.abc import Iterable
+
+from cells.maps import PolicyMaps
+from cells.observe import metrics
+from cells.policy.maps.edges import PolicyComputer, PolicyMapPool, RuleComputer
+from cells.policy.maps.endpoint_policies import EndpointPolicies
+from cells.policy.maps.kernel import KernelPolicyMaps
+from cells.policy.maps.node_policy import NodePolicy
+from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy
+from cells.policy.maps.settings import PolicySettings
+from lifecycle import Jobs, Logger, Member, Table, config, module, provide
+
+
+def policy_table() -> Table[EndpointPolicy]:
+    """The ``endpoint-policies`` table, by endpoint id."""
+    return Table("endpoint-policies", key=lambda policy: policy.endpoint_id)
+
+
+def realized_table() -> Table[RealizedPolicy]:
+    """The ``endpoint-policies-realized`` table, by endpoint id."""
+    return Table("endpoint-policies-realized", key=lambda policy: policy.endpoint_id)
+
+
+def policy_computer(policy: NodePolicy, rules: RuleComputer | None) -> PolicyComputer:
+    """The rules in force, or the node's enforcement mode alone where nothing knows rules."""
+    return policy if rules is None else rules
+
+
+def policy_map_pool(pool: PolicyMaps) -> PolicyMapPool:
+    """The policy maps in the kernel."""
+    return KernelPolicyMaps(pool)
+
+
+def endpoint_policies(
+    table: Table[EndpointPolicy],
+    realized: Table[RealizedPolicy],
+    computer: PolicyComputer,
+    pool: PolicyMapPool,
+    *,
+    settings: PolicySettings,
+    jobs: Jobs,
+    log: Logger,
+) -> EndpointPolicies:
+    """Each endpoint's policy, and its policy map."""
+    policies = EndpointPolicies(table, realized, computer, pool, log)
+    jobs.timer("policy-map-full-reconciliation", policies.reconcile, settings.reconciliation_seconds)
+    policies.apply_soon = jobs.timer("policy-map-sync", policies.apply, math.inf).trigger
+    return policies
+
+
+def policy_metrics(policies: EndpointPolicies) -> Member[metrics.Collector]:
+    """Policies as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.policy.maps.metrics import families
+
+        return families(policies)
+
+    return metrics.Collector("policy", collect)
+
+
+cell = module(
+    "policy",
+    "What endpoints may do, in their policy maps",
+    config(PolicySettings),
+    provide(
+        policy_table,
+        realized_table,
+        NodePolicy,
+        policy_computer,
+        policy_map_pool,
+        endpoint_policies,
+        policy_metrics,
+    ),
+)

@@ -1,0 +1,63 @@
+"""The edges of the policy cell: who computes policies, and the policy maps.
+
+For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, RuleComputer,
+        PolicyMapPool.
+"""
+
+from collections.abc import Collection
+from typing import Annotated, Protocol
+
+from cells.policy.maps.rows import EndpointPolicy, PolicyEntries
+from lifecycle import Named
+
+
+class PolicyComputer(Protocol):
+    """Says what an endpoint may do.
+
+    It is asked when an endpoint is made, regenerated, or gets another identity. What changes in between for
+    endpoints that exist it tells by EndpointPolicies.change().
+    """
+
+    @property
+    def revision(self) -> int:
+        """Of the rules; grows with every change."""
+        ...
+
+    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+        """What the endpoint with this identity may do now; ``labels`` are those the identity stands for.
+
+        Synchronous: an ADD waits for it. Raises HiveError when rules contradict each other: it keeps
+        the policy it has.
+        """
+        ...
+
+
+RuleComputer = Annotated[PolicyComputer, Named("rules")]
+"""The computer that knows rules, if a cell provides one; it knows the node's mode, too."""
+
+
+class PolicyMapPool(Protocol):
+    """Endpoint numbers with their policy maps. All calls are synchronous and raise OSError or HiveError."""
+
+    def acquire(self) -> int:
+        """A free number with an empty policy map, in which nothing is allowed.
+
+        Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left.
+        """
+        ...
+
+    def adopt(self, endpoint_id: int) -> None:
+        """Take over the number and policy map an endpoint had before a restart."""
+        ...
+
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
+        """Make the map these entries: denies first, then allows, then deletions. What is right stays."""
+        ...
+
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
+        """Compare the whole map with these entries, and put it right; how many were wrong."""
+        ...
+
+    def release(self, endpoint_id: int) -> None:
+        """Give number and map back, emptied. Twice does nothing."""
+        ...

@@ -1,0 +1,182 @@
+"""Each endpoint's policy: computed, kept in a table, and made so in its policy map.
+
+For:    endpoints, and whoever computes policies. Needs: PolicyComputer, PolicyMapPool, the two tables.
+Gives:  EndpointPolicies.
+Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+import anyio.lowlevel
+
+from cells.policy.maps.edges import PolicyComputer, PolicyMapPool
+from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy
+from lifecycle import HiveError, Logger, Table
+
+STRETCH: Final = 50
+"""Maps looked at before others get their turn on the event loop: about 5 ms."""
+
+
+class PolicyMapError(HiveError):
+    """Some policy maps could not be made right."""
+
+
+class EndpointPolicies:
+    """What endpoints may do, and their policy maps. All but the two jobs is synchronous.
+
+    An entry of somebody else in a policy map stays until the next comparison of whole maps.
+    """
+
+    def __init__(
+        self,
+        table: Table[EndpointPolicy],
+        realized: Table[RealizedPolicy],
+        computer: PolicyComputer,
+        pool: PolicyMapPool,
+        log: Logger,
+    ) -> None:
+        self.table = table
+        """What is wanted, by endpoint id."""
+        self.realized = realized
+        """What the maps have, by endpoint id."""
+        self._computer = computer
+        self._pool = pool
+        self._log = log
+        self._changed: set[int] = set()
+        """Endpoints whose maps are to follow."""
+        self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
+        """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
+        self.apply_soon: Callable[[], object] = lambda: None
+        """Has apply() called."""
+
+    # Numbers and maps
+
+    def acquire(self) -> int:
+        """A free endpoint number, whose policy map allows nothing.
+
+        Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left,
+        OSError.
+        """
+        return self._pool.acquire()
+
+    def adopt(self, endpoint_id: int) -> None:
+        """Take over the number and policy map of before a restart; raises HiveError, OSError."""
+        self._pool.adopt(endpoint_id)
+
+    def release(self, endpoint_id: int) -> None:
+        """The endpoint is no more: give its number and map back; raises OSError."""
+        self._changed.discard(endpoint_id)
+        for table in (self.table, self.realized):
+            with table.txn() as rows:
+                rows.delete(endpoint_id)
+        self._pool.release(endpoint_id)
+
+    # Policies
+
+    @property
+    def revision(self) -> int:
+        """Of the rules in force."""
+        return self._computer.revision
+
+    def status(self, endpoint_id: int) -> RealizedPolicy:
+        """What the endpoint's map has; of revision 0 when that is not known."""
+        return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
+
+    def realize(self, endpoint_id: int, identity: int, labels: Collection[str]) -> None:
+        """Compute the policy of an endpoint with this identity, and make its map so.
+
+        Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
+        had, or a part of the change, and its status says so.
+        """
+        try:
+            policy = self._computer.compute(endpoint_id, identity, labels)
+        except HiveError as error:
+            self._failed(endpoint_id, error)
+            raise
+        with self.table.txn() as rows:
+            rows.put(policy)
+        self._write(policy)
+
+    def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
+        """These are the policies of their endpoints now; their maps follow soon.
+
+        Of rules with another revision the endpoints are regenerated, which their logs tell with the reason.
+        What changes without (peers that come and go) is written at once, and tried again until it is.
+        """
+        regenerated: set[int] = set()
+        with self.table.txn() as rows:
+            for policy in policies:
+                known = rows.get(policy.endpoint_id)
+                if known is None:  # it is gone, or its first policy is still to be asked for
+                    continue
+                rows.put(policy)
+                if policy.revision != self.status(policy.endpoint_id).revision:
+                    regenerated.add(policy.endpoint_id)
+                elif policy != known:
+                    self._changed.add(policy.endpoint_id)
+        if regenerated:
+            self.regenerate(regenerated, reason)
+        if self._changed:
+            self.apply_soon()
+
+    # Jobs
+
+    async def apply(self) -> None:
+        """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
+        failed = []
+        for position, endpoint_id in enumerate(list(self._changed)):
+            policy = self.table.get(endpoint_id)
+            try:
+                if policy is not None:
+                    self._write(policy)
+            except OSError as error:
+                failed.append(f"endpoint {endpoint_id}: {error}")
+            else:
+                self._changed.discard(endpoint_id)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
+        if failed:
+            raise PolicyMapError(f"{len(failed)} policy maps do not follow, {failed[0]}")
+
+    async def reconcile(self) -> None:
+        """Compare every policy map as a whole, and put right what differs; raises OSError."""
+        for position, policy in enumerate(self.table.all()):
+            if self.table.get(policy.endpoint_id) is policy:
+                wrong = self._pool.repair(policy.endpoint_id, policy.entries)
+                if wrong:
+                    self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
+
+    def _write(self, policy: EndpointPolicy) -> None:
+        try:
+            self._pool.write(policy.endpoint_id, policy.entries)
+        except OSError as error:
+            self._failed(policy.endpoint_id, error)
+            raise
+        self._changed.discard(policy.endpoint_id)
+        with self.realized.txn() as rows:
+            rows.put(
+                RealizedPolicy(
+                    endpoint_id=policy.endpoint_id,
+                    revision=policy.revision,
+                    ingress_enforced=policy.ingress_enforced,
+                    egress_enforced=policy.egress_enforced,
+                    entries=len(policy.entries),
+                )
+            )
+
+    def _failed(self, endpoint_id: int, error: Exception) -> None:
+        known = self.status(endpoint_id)
+        with self.realized.txn() as rows:
+            rows.put(
+                RealizedPolicy(
+                    endpoint_id=endpoint_id,
+                    revision=known.revision,
+                    ingress_enforced=known.ingress_enforced,
+                    egress_enforced=known.egress_enforced,
+                    entries=known.entries,
+                    error=str(error),
+                )
+            )

@@ -1,0 +1,166 @@
+"""Kubernetes' NetworkPolicy to one rule.
+
+Source: networking.k8s.io/v1. ``policyTypes`` decides which directions the policy speaks of, as Kubernetes
+says: rules of another direction have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_network
+from typing import Any
+
+import msgspec
+
+from cells.policy.labels import ALL, PeerSelector, Prefix, Requirement, Selector, except_prefixes
+from cells.policy.rules.errors import PolicyError, at
+from cells.policy.rules.network_policy_schema import (
+    Egress,
+    Ingress,
+    LabelSelector,
+    NetworkPolicySpec,
+    Peer,
+    Port,
+)
+from cells.policy.rules.options import PolicyOptions
+from cells.policy.rules.peers import K8S, NAMESPACE, NAMESPACE_LABELS, cidr_selectors, in_namespace
+from cells.policy.rules.ports import is_service_name, port_number, port_ranges
+from cells.policy.rules.rule import PeerRule, Ports, Rule, Source
+from cells.policy.rules.sanitise import check_exceptions
+from cells.policy.rules.schema import PortProtocol
+
+NAME_ANNOTATIONS = ("policy.cilium.io/name", "io.cilium.name")
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+
+
+def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
+    """The rule of a NetworkPolicy. Raises PolicyError."""
+    from cells.policy.rules.translate import policy_labels
+
+    metadata = object_.get("metadata") or {}
+    namespace = metadata.get("namespace") or "default"
+    try:
+        spec = msgspec.convert(object_.get("spec") or {}, NetworkPolicySpec)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        raise PolicyError(reason, path=f"spec{place.rstrip('`')}", stage="schema") from None
+    annotations = metadata.get("annotations") or {}
+    label = next(
+        (annotations[key] for key in NAME_ANNOTATIONS if annotations.get(key)), metadata.get("name") or ""
+    )
+    source = Source("NetworkPolicy", namespace, metadata.get("name") or "")
+    prefixes: set[Prefix] = set()
+    with at("spec"):
+        ingress, egress = _directions(spec, namespace, options, prefixes)
+        subject = _selector(spec.pod_selector).also(in_namespace(namespace))
+    return Rule(
+        source=source,
+        subject=subject,
+        selects_nodes=False,
+        ingress=ingress,
+        egress=egress,
+        ingress_default_deny=bool(ingress),
+        egress_default_deny=bool(egress),
+        labels=policy_labels(source._replace(name=label), metadata.get("uid") or ""),
+        path="spec",
+        prefixes=frozenset(prefixes),
+    )
+
+
+def _directions(
+    spec: NetworkPolicySpec, namespace: str, options: PolicyOptions, prefixes: set[Prefix]
+) -> tuple[tuple[PeerRule, ...], tuple[PeerRule, ...]]:
+    types = spec.policy_types or (("Ingress", "Egress") if spec.egress else ("Ingress",))
+    ingress: list[PeerRule] = []
+    egress: list[PeerRule] = []
+    for index, rule in enumerate(spec.ingress or ()):
+        with at(f"ingress[{index}]"):
+            ingress += _entries(f"spec.ingress[{index}]", rule.sources, rule, namespace, options, prefixes)
+    for index, way in enumerate(spec.egress or ()):
+        with at(f"egress[{index}]"):
+            egress += _entries(f"spec.egress[{index}]", way.to, way, namespace, options, prefixes)
+    nobody = PeerRule(path="spec.policyTypes", peers=(), ports=None)
+    return (
+        tuple(ingress or [nobody]) if "Ingress" in types else (),
+        tuple(egress or [nobody]) if "Egress" in types else (),
+    )
+
+
+def _entries(
+    path: str,
+    peers: Sequence[Peer] | None,
+    rule: Ingress | Egress,
+    namespace: str,
+    options: PolicyOptions,
+    prefixes: set[Prefix],
+) -> list[PeerRule]:
+    ports = tuple(_ports(port, index) for index, port in enumerate(rule.ports)) if rule.ports else None
+    if not peers:
+        return [PeerRule(path=path, peers=(ALL,), ports=ports)]
+    name = "from" if isinstance(rule, Ingress) else "to"
+    entries = []
+    for index, peer in enumerate(peers):
+        with at(f"{name}[{index}]"):
+            selectors = _peer(peer, namespace, options, prefixes, name.capitalize())
+        entries.append(PeerRule(path=f"{path}.{name}[{index}]", peers=selectors, ports=ports))
+    return entries
+
+
+def _peer(
+    peer: Peer, namespace: str, options: PolicyOptions, prefixes: set[Prefix], member: str
+) -> tuple[PeerSelector, ...]:
+    """Nobody for a peer without any member."""
+    if peer.ip_block is not None:
+        if peer.pod_selector is not None or peer.namespace_selector is not None:
+            raise PolicyError(f"Combining {member}Endpoints and {member}CIDRSet is not supported yet")
+        return tuple(
+            cidr_selectors(_block(peer.ip_block.cidr, peer.ip_block.excepted or (), prefixes), options)
+        )
+    if peer.namespace_selector is not None:
+        namespaces = _selector(peer.namespace_selector, prefix=NAMESPACE_LABELS)
+        if namespaces.is_wildcard:
+            namespaces = Selector((Requirement(K8S, NAMESPACE, "Exists"),))
+        pods = _selector(peer.pod_selector) if peer.pod_selector is not None else ALL
+        return (namespaces.also(*pods.requirements),)
+    if peer.pod_selector is not None:
+        return (_selector(peer.pod_selector).also(in_namespace(namespace)),)
+    return ()
+
+
+def _block(cidr: str, exceptions: Sequence[str], prefixes: set[Prefix]) -> list[Prefix]:
+    for text in (cidr, *exceptions):
+        if "/" not in text:
+            raise PolicyError(f'Unable to parse CIDRRule "{text}": netip.ParsePrefix("{text}"): no \'/\'')
+        try:
+            ip_network(text, strict=False)
+        except ValueError as error:
+            raise PolicyError(f'Unable to parse CIDRRule "{text}": {error}') from None
+    check_exceptions(cidr, exceptions)
+    own = except_prefixes(
+        ip_network(cidr, strict=False), [ip_network(text, strict=False) for text in exceptions]
+    )
+    prefixes.update(own)
+    return own
+
+
+def _selector(selector: LabelSelector, *, prefix: str = "") -> Selector:
+    head = f"{K8S}:{prefix}." if prefix else f"{K8S}:"
+    requirements = [
+        Requirement.of(f"{head}{key}", "In", (value,)) for key, value in (selector.match_labels or {}).items()
+    ]
+    for index, one in enumerate(selector.match_expressions or ()):
+        if one.operator not in _OPERATORS:
+            raise PolicyError(
+                f"invalid label selector: matchExpressions[{index}].operator: Invalid value: "
+                f'"{one.operator}": not a valid selector operator'
+            )
+        requirements.append(Requirement.of(f"{head}{one.key}", one.operator, one.values or ()))
+    return Selector.of(requirements)
+
+
+def _ports(port: Port, index: int) -> Ports:
+    with at(f"ports[{index}]"):
+        text = "0" if port.port is None else str(port.port)
+        if not is_service_name(text):
+            port_number(text)
+        return Ports(tuple(port_ranges(PortProtocol(text, port.protocol, port.end_port or 0))))

@@ -1,0 +1,35 @@
+"""The agent's options that change what a policy means."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
+    """Cilium's options of the same names; the defaults are the chart's."""
+
+    cluster_name: str = "default"
+    enable_ipv4: bool = True
+    enable_ipv6: bool = False
+    enable_policy: Literal["default", "always", "never"] = "default"
+    allow_localhost: Literal["auto", "always", "policy"] = "auto"
+    enable_host_firewall: bool = False
+    enable_icmp_rules: bool = True
+    enable_l7_proxy: bool = True
+    enable_node_selector_labels: bool = False
+    learns_names: bool = True
+    """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
+    authenticates: bool = True
+    """Whether peers can be asked to authenticate."""
+
+    @property
+    def dual_stack(self) -> bool:
+        """Whether the world is one identity per family."""
+        return self.enable_ipv4 and self.enable_ipv6
+
+    @property
+    def always_allows_localhost(self) -> bool:
+        """Whether the node reaches its pods whatever policy says; ``auto`` means so under Kubernetes."""
+        return self.allow_localhost != "policy"

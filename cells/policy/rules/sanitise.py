@@ -1,0 +1,313 @@
+"""What a schema cannot say: combinations that no rule may have, and texts that must mean something.
+
+Deny rules are held to the same as allow rules. Texts are Cilium's, so that a status condition reads the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Sized
+from ipaddress import ip_network
+
+from cells.policy.labels.cidr import contains
+from cells.policy.rules.errors import PolicyError, at
+from cells.policy.rules.kafka import check_kafka
+from cells.policy.rules.options import PolicyOptions
+from cells.policy.rules.ports import icmp_type, is_service_name, port_number
+from cells.policy.rules.schema import (
+    CIDRRule,
+    EgressRule,
+    HTTPRule,
+    ICMPRule,
+    IngressRule,
+    L7Rules,
+    LabelSelector,
+    PortProtocol,
+    PortRule,
+    RuleSpec,
+)
+
+NO_NAMES = "toFQDNs selects what a DNS proxy has seen, and this agent has none yet: use toCIDR, or toEntities"
+NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
+NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
+
+
+def sanitise(spec: RuleSpec, options: PolicyOptions, *, cluster_wide: bool) -> None:
+    """Refuse what cannot be. Raises PolicyError with the path in the spec."""
+    for name, selector in (
+        ("endpointSelector", spec.endpoint_selector),
+        ("nodeSelector", spec.node_selector),
+    ):
+        if selector is not None:
+            with at(name):
+                check_selector(selector)
+    hosts = spec.node_selector is not None
+    if hosts and not cluster_wide:
+        raise PolicyError("rule cannot have NodeSelector")
+    for path, rule in spec.parts():
+        with at(path):
+            _served(rule, options)
+            if isinstance(rule, IngressRule):
+                _ingress(rule, options, hosts=hosts)
+            else:
+                _egress(rule, options, hosts=hosts)
+
+
+def _served(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
+    """Refuse by name what this agent cannot do."""
+    if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
+        with at("toFQDNs"):
+            raise PolicyError(NO_NAMES)
+    if (
+        rule.authentication is not None
+        and rule.authentication.mode != "disabled"
+        and not options.authenticates
+    ):
+        with at("authentication"):
+            raise PolicyError(NO_AUTH)
+
+
+def check_selector(selector: LabelSelector) -> None:
+    """Values go with In and NotIn, and with them only. Raises PolicyError."""
+    for index, one in enumerate(selector.match_expressions or ()):
+        place = f"invalid label selector: matchExpressions[{index}].values"
+        if one.operator in ("In", "NotIn") and not one.values:
+            raise PolicyError(
+                f"{place}: Required value: must be specified when `operator` is 'In' or 'NotIn'"
+            )
+        if one.operator not in ("In", "NotIn") and one.values:
+            raise PolicyError(
+                f"{place}: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+            )
+
+
+def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
+    members: dict[str, Sized | None] = {
+        "FromEndpoints": rule.from_endpoints,
+        "FromCIDR": rule.from_cidr,
+        "FromCIDRSet": rule.from_cidr_set,
+        "FromEntities": rule.from_entities,
+        "FromNodes": rule.from_nodes,
+        "FromGroups": rule.from_groups,
+    }
+    _one_member(members)
+    kinds = _l7_kinds(rule.to_ports)
+    if kinds and hosts:
+        raise PolicyError("L7 policy is not supported on host ingress yet")
+    _l7_allowed(kinds, options)
+    if "DNS" in kinds:
+        raise PolicyError("L7 protocol DNS is not supported on ingress yet")
+    _common(rule.to_ports, rule.icmps, options, ingress=True)
+    _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires, fromNodes=rule.from_nodes)
+    _nodes("FromNodes", rule.from_nodes, options)
+    _groups("fromGroups", rule.from_groups)
+    _cidr_set("fromCIDRSet", rule.from_cidr_set)
+
+
+def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
+    members: dict[str, Sized | None] = {
+        "ToCIDR": rule.to_cidr,
+        "ToCIDRSet": rule.to_cidr_set,
+        "ToEndpoints": rule.to_endpoints,
+        "ToEntities": rule.to_entities,
+        "ToServices": rule.to_services,
+        "ToFQDNs": rule.to_fqdns,
+        "ToGroups": rule.to_groups,
+        "ToNodes": rule.to_nodes,
+    }
+    _one_member(members)
+    if rule.to_services and rule.to_ports:
+        raise PolicyError("Combining ToServices and ToPorts is not supported yet")
+    kinds = _l7_kinds(rule.to_ports)
+    _l7_allowed(kinds, options)
+    if hosts:
+        for kind in ("HTTP", "Kafka"):
+            if kind in kinds:
+                raise PolicyError(f"L7 protocol {kind} is not supported on host egress yet")
+    _common(rule.to_ports, rule.icmps, options, ingress=False)
+    _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires, toNodes=rule.to_nodes)
+    _nodes("ToNodes", rule.to_nodes, options)
+    _groups("toGroups", rule.to_groups)
+    _cidr_set("toCIDRSet", rule.to_cidr_set)
+
+
+def _one_member(members: Mapping[str, Sized | None]) -> None:
+    given = [name for name, value in members.items() if value]
+    if len(given) > 1:
+        raise PolicyError(f"Combining {given[0]} and {given[1]} is not supported yet")
+
+
+def _l7_kinds(ports: Sequence[PortRule] | None) -> set[str]:
+    kinds = set()
+    for port in ports or ():
+        if port.rules is not None:
+            kinds |= {
+                name
+                for name, rules in (
+                    ("HTTP", port.rules.http),
+                    ("Kafka", port.rules.kafka),
+                    ("DNS", port.rules.dns),
+                    ("L7", port.rules.l7),
+                )
+                if rules
+            }
+    return kinds
+
+
+def _l7_allowed(kinds: set[str], options: PolicyOptions) -> None:
+    if kinds and not options.enable_l7_proxy:
+        raise PolicyError("L7 policy is not supported since L7 proxy is not enabled")
+
+
+def _common(
+    ports: Sequence[PortRule] | None,
+    icmps: Sequence[ICMPRule] | None,
+    options: PolicyOptions,
+    *,
+    ingress: bool,
+) -> None:
+    if icmps and not options.enable_icmp_rules:
+        raise PolicyError('ICMP rules can only be applied when the "enable-icmp-rules" flag is set')
+    if icmps and ports:
+        raise PolicyError(
+            "The ICMPs block may only be present without ToPorts. Define a separate rule to use ToPorts."
+        )
+    for index, port in enumerate(ports or ()):
+        with at(f"toPorts[{index}]"):
+            _port_rule(port, ingress=ingress)
+    for index, icmp in enumerate(icmps or ()):
+        for number, field in enumerate(icmp.fields or ()):
+            with at(f"icmps[{index}].fields[{number}]"):
+                icmp_type(field)
+
+
+def _port_rule(rule: PortRule, *, ingress: bool) -> None:
+    has_rules = rule.rules is not None and not rule.rules.empty
+    has_dns = rule.rules is not None and bool(rule.rules.dns)
+    if rule.server_names and has_rules and rule.terminating_tls is None:
+        raise PolicyError("ServerNames are not allowed with L7 rules without TLS termination")
+    if "" in (rule.server_names or ()):
+        raise PolicyError("Empty server name is not allowed")
+    zero = False
+    for index, port in enumerate(rule.ports or ()):
+        with at(f"ports[{index}]"):
+            zero |= _port(port, has_dns=has_dns)
+            if has_rules and not has_dns and port.protocol != "TCP":
+                raise PolicyError(
+                    f"L7 rules can only apply to TCP (not {port.protocol}) except for DNS rules"
+                )
+    if rule.listener is not None:
+        if ingress:
+            raise PolicyError(f"Listener is not allowed on ingress ({rule.listener.name})")
+        if has_rules:
+            raise PolicyError(f"Listener is not allowed with L7 rules ({rule.listener.name})")
+    if rule.rules is not None:
+        if has_rules and zero:
+            raise PolicyError("L7 rules can not be used when a port is 0")
+        with at("rules"):
+            _l7_rules(rule.rules, has_ports=bool(rule.ports))
+
+
+def _port(port: PortProtocol, *, has_dns: bool) -> bool:
+    """Check it; whether it is port 0."""
+    if is_service_name(port.port):
+        return False
+    number = port_number(port.port)
+    if has_dns and port.end_port > number:
+        raise PolicyError("DNS rules do not support port ranges")
+    return number == 0
+
+
+def _l7_rules(rules: L7Rules, *, has_ports: bool) -> None:
+    for index, request in enumerate(rules.http or ()):
+        with at(f"http[{index}]"):
+            _http(request)
+    for index, kafka in enumerate(rules.kafka or ()):
+        with at(f"kafka[{index}]"):
+            check_kafka(kafka)
+    if rules.dns and not has_ports:
+        raise PolicyError("Port 53 must be specified for DNS rules")
+    if rules.l7 is not None and not rules.l7proto:
+        raise PolicyError("'l7' may only be specified when a 'l7proto' is also specified")
+    for index, pairs in enumerate(rules.l7 or ()):
+        if "" in pairs:
+            with at(f"l7[{index}]"):
+                raise PolicyError("Empty key not allowed")
+
+
+def _http(request: HTTPRule) -> None:
+    for name, text in (("path", request.path), ("method", request.method)):
+        with at(name):
+            check_regex(text)
+    for index, header in enumerate(request.header_matches):
+        if header.secret is not None and not header.secret.name:
+            with at(f"headerMatches[{index}]"):
+                raise PolicyError("Secret name missing")
+
+
+def check_regex(text: str) -> None:
+    """A regular expression as RE2 takes it, which has no look-around and no back references.
+
+    Raises PolicyError.
+    """
+    unsupported = re.search(r"(?<!\\)(?:\\\\)*(\(\?(?:[=!]|<[=!])|\\[1-9])", text)
+    if unsupported is not None:
+        what = (
+            "invalid escape sequence"
+            if unsupported[1].startswith("\\")
+            else "invalid or unsupported Perl syntax"
+        )
+        raise PolicyError(f"error parsing regexp: {what}: `{unsupported[1]}`")
+    try:
+        re.compile(text)
+    except re.error as error:
+        message = error.msg
+        if "unterminated subpattern" in message:
+            raise PolicyError(f"error parsing regexp: missing closing ): `{text}`") from None
+        if "unterminated character set" in message:
+            raise PolicyError(
+                f"error parsing regexp: missing closing ]: `{text[error.pos or 0 :]}`"
+            ) from None
+        if "unbalanced parenthesis" in message:
+            raise PolicyError(f"error parsing regexp: unexpected ): `{text}`") from None
+        if "nothing to repeat" in message:
+            operator = text[error.pos or 0 :][:1]
+            raise PolicyError(
+                f"error parsing regexp: missing argument to repetition operator: `{operator}`"
+            ) from None
+        raise PolicyError(f"error parsing regexp: {message}: `{text}`") from None
+
+
+def _selectors(**lists: Sequence[LabelSelector] | None) -> None:
+    for name, selectors in lists.items():
+        for index, selector in enumerate(selectors or ()):
+            with at(f"{name}[{index}]"):
+                check_selector(selector)
+
+
+def _nodes(name: str, selectors: Sequence[LabelSelector] | None, options: PolicyOptions) -> None:
+    if selectors and not options.enable_node_selector_labels:
+        raise PolicyError(f"{name} is allowed {NODES_OFF}")
+
+
+def _groups(name: str, groups: Sequence[object] | None) -> None:
+    if groups:
+        with at(name):
+            raise PolicyError(
+                "groups of a cloud provider are not supported: use a CIDR set or a CiliumCIDRGroup"
+            )
+
+
+def _cidr_set(name: str, rules: Sequence[CIDRRule] | None) -> None:
+    for index, rule in enumerate(rules or ()):
+        if rule.cidr is not None:
+            with at(f"{name}[{index}]"):
+                check_exceptions(rule.cidr, rule.excepted)
+
+
+def check_exceptions(cidr: str, exceptions: Sequence[str]) -> None:
+    """Exceptions must lie inside the prefix. Raises PolicyError."""
+    prefix = ip_network(cidr, strict=False)
+    for text in exceptions:
+        if not contains(prefix, ip_network(text, strict=False)):
+            raise PolicyError(f"allow CIDR prefix {cidr} does not contain exclude CIDR prefix {text}")

@@ -1,0 +1,351 @@
+"""What a Cilium policy's ``spec`` may say, as types: the CRD's schema, decoded and checked in one step.
+
+An absent list is None and restricts nothing; an empty one selects nothing. Unknown fields are dropped, as
+the API server prunes them. ``msgspec.convert`` raises ValidationError with the path in the object.
+Source: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy cilium.io/v2; CiliumCIDRGroup v2alpha1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field, structs
+
+LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
+GroupName = Annotated[
+    str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+]
+DNSName = Annotated[str, Meta(pattern=r"^([-a-zA-Z0-9_]+[.]?)+$")]
+DNSPattern = Annotated[str, Meta(pattern=r"^([-a-zA-Z0-9_*]+[.]?)+$")]
+PortText = Annotated[str, Meta(min_length=1, max_length=63)]
+EndPort = Annotated[int, Meta(ge=0, le=65535)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+AtMost40 = Meta(max_length=40)
+Entity = Literal[
+    "all",
+    "world",
+    "world-ipv4",
+    "world-ipv6",
+    "cluster",
+    "host",
+    "init",
+    "ingress",
+    "unmanaged",
+    "remote-node",
+    "health",
+    "none",
+    "kube-apiserver",
+]
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+Protocol = Literal["TCP", "UDP", "SCTP", "ANY"]
+
+
+def one_of(owner: Struct, *names: str) -> None:
+    """Exactly one of the fields must be given. Raises ValueError, which decoding reports with its path."""
+    given = [name for name in names if getattr(owner, name) is not None]
+    if len(given) != 1:
+        wanted = ", ".join(one.encode_name for one in structs.fields(owner) if one.name in names)
+        raise ValueError(f"exactly one of {wanted} must be given, not {len(given)}")
+
+
+def _is_cidr(text: str) -> None:
+    try:
+        valid = "/" in text and ip_network(text, strict=False) is not None
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(f"must be of type cidr: {text!r}")
+
+
+class Object(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+    """Base of all parts: camel case outside, immutable."""
+
+
+class Expression(Object, frozen=True, gc=False):
+    """One entry of ``matchExpressions``."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] | None = None
+
+
+class LabelSelector(Object, frozen=True):
+    """A Kubernetes LabelSelector; a key's prefix names the label's source."""
+
+    match_labels: Mapping[str, LabelValue] | None = None
+    match_expressions: tuple[Expression, ...] | None = None
+
+
+class PortProtocol(Object, frozen=True, gc=False):
+    """A port or its name, with a protocol and, for a range, its end."""
+
+    port: PortText
+    protocol: Protocol = "ANY"
+    end_port: EndPort = 0
+
+    def __post_init__(self) -> None:
+        if not PORT.search(self.port):
+            raise ValueError(f"port {self.port!r} is neither a number up to 65535 nor a name")
+
+
+PORT = re.compile(r"^[0-9]+$|^([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*$|^[-a-zA-Z0-9_]+$")
+
+
+class Secret(Object, frozen=True, gc=False):
+    """A reference to a secret."""
+
+    name: str
+    namespace: str = ""
+
+
+class TLSContext(Object, frozen=True, gc=False):
+    """A secret and which of its keys hold what."""
+
+    secret: Secret
+    trusted_ca: str = field(default="", name="trustedCA")
+    certificate: str = ""
+    private_key: str = ""
+
+
+class HeaderMatch(Object, frozen=True, gc=False):
+    """A header that must have a value, and what happens when it has not."""
+
+    name: NonEmpty
+    mismatch: Literal["LOG", "ADD", "DELETE", "REPLACE"] | None = None
+    secret: Secret | None = None
+    value: str = ""
+
+
+class HTTPRule(Object, frozen=True, gc=False):
+    """An HTTP request: every part given must match; path, method and host are regular expressions."""
+
+    path: str = ""
+    method: str = ""
+    host: str = ""
+    headers: tuple[str, ...] = ()
+    header_matches: tuple[HeaderMatch, ...] = ()
+
+
+class KafkaRule(Object, frozen=True, gc=False):
+    """A Kafka request."""
+
+    role: Literal["produce", "consume"] | None = None
+    api_key: str = ""
+    api_version: str = ""
+    client_id: str = field(default="", name="clientID")
+    topic: Annotated[str, Meta(max_length=255)] = ""
+
+
+class DNSRule(Object, frozen=True, gc=False):
+    """A DNS name that may be asked for."""
+
+    match_name: DNSName | None = None
+    match_pattern: DNSPattern | None = None
+
+    def __post_init__(self) -> None:
+        one_of(self, "match_name", "match_pattern")
+
+
+class FQDN(DNSRule, frozen=True, gc=False):
+    """A name whose addresses may be reached."""
+
+
+class L7Rules(Object, frozen=True, gc=False):
+    """Rules of one protocol above the port."""
+
+    http: tuple[HTTPRule, ...] | None = None
+    kafka: tuple[KafkaRule, ...] | None = None
+    dns: tuple[DNSRule, ...] | None = None
+    l7proto: str | None = field(default=None, name="l7proto")
+    l7: tuple[Mapping[str, str], ...] | None = None
+
+    def __post_init__(self) -> None:
+        one_of(self, "http", "kafka", "dns", "l7proto")
+
+    @property
+    def empty(self) -> bool:
+        """Whether it restricts nothing: then it asks for no proxy."""
+        return not (self.http or self.kafka or self.dns or (self.l7proto and self.l7))
+
+    @property
+    def parser(self) -> str:
+        """The protocol's name, empty when the rules are."""
+        if self.empty:
+            return ""
+        return "http" if self.http else "kafka" if self.kafka else "dns" if self.dns else self.l7proto or ""
+
+
+class EnvoyConfig(Object, frozen=True, gc=False):
+    """The resource that defines a listener."""
+
+    name: NonEmpty
+    kind: Literal["CiliumEnvoyConfig", "CiliumClusterwideEnvoyConfig"] = "CiliumEnvoyConfig"
+
+
+class Listener(Object, frozen=True, gc=False):
+    """An Envoy listener that the traffic is redirected to."""
+
+    envoy_config: EnvoyConfig
+    name: NonEmpty
+    priority: Annotated[int, Meta(ge=1, le=100)] | None = None
+
+
+class PortRule(Object, frozen=True, gc=False):
+    """Ports, and what holds above them."""
+
+    ports: Annotated[tuple[PortProtocol, ...], AtMost40] | None = None
+    rules: L7Rules | None = None
+    listener: Listener | None = None
+    server_names: tuple[str, ...] | None = None
+    terminating_tls: TLSContext | None = field(default=None, name="terminatingTLS")
+    originating_tls: TLSContext | None = field(default=None, name="originatingTLS")
+
+
+class ICMPField(Object, frozen=True, gc=False):
+    """An ICMP message type, by number or name."""
+
+    type: int | str
+    family: Literal["IPv4", "IPv6"] = "IPv4"
+
+
+class ICMPRule(Object, frozen=True, gc=False):
+    """ICMP message types."""
+
+    fields: Annotated[tuple[ICMPField, ...], AtMost40] | None = None
+
+
+class CIDRRule(Object, frozen=True, gc=False):
+    """A prefix without some, or all prefixes of a group."""
+
+    cidr: str | None = None
+    cidr_group_ref: GroupName | None = None
+    excepted: tuple[str, ...] = field(default=(), name="except")
+
+    def __post_init__(self) -> None:
+        one_of(self, "cidr", "cidr_group_ref")
+        for text in (*filter(None, (self.cidr,)), *self.excepted):
+            _is_cidr(text)
+        if self.cidr == "":
+            _is_cidr("")
+
+
+class Authentication(Object, frozen=True, gc=False):
+    """Mutual authentication of the two sides."""
+
+    mode: Literal["disabled", "required", "test-always-fail"]
+
+
+class K8sService(Object, frozen=True, gc=False):
+    """A service by name; without namespace in every namespace."""
+
+    service_name: str = ""
+    namespace: str = ""
+
+
+class K8sServiceSelector(Object, frozen=True, gc=False):
+    """Services by their labels."""
+
+    selector: LabelSelector
+    namespace: str = ""
+
+
+class ServiceReference(Object, frozen=True, gc=False):
+    """Services, by name or by labels."""
+
+    k8s_service: K8sService | None = None
+    k8s_service_selector: K8sServiceSelector | None = None
+
+
+class Group(Object, frozen=True, gc=False):
+    """Machines of a cloud provider."""
+
+    aws: Mapping[str, Any] | None = None
+
+
+class Common(Object, frozen=True, gc=False):
+    """What all four kinds of rules have."""
+
+    to_ports: tuple[PortRule, ...] | None = None
+    icmps: tuple[ICMPRule, ...] | None = None
+    authentication: Authentication | None = None
+
+
+class IngressRule(Common, frozen=True, gc=False):
+    """Who may (or, as ingressDeny, may not) reach the subject."""
+
+    from_endpoints: tuple[LabelSelector, ...] | None = None
+    from_requires: tuple[LabelSelector, ...] | None = None
+    from_cidr: tuple[str, ...] | None = field(default=None, name="fromCIDR")
+    from_cidr_set: tuple[CIDRRule, ...] | None = field(default=None, name="fromCIDRSet")
+    from_entities: tuple[Entity, ...] | None = None
+    from_groups: tuple[Group, ...] | None = None
+    from_nodes: tuple[LabelSelector, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for text in self.from_cidr or ():
+            _is_cidr(text)
+
+
+class EgressRule(Common, frozen=True, gc=False):
+    """Whom the subject may (or, as egressDeny, may not) reach."""
+
+    to_endpoints: tuple[LabelSelector, ...] | None = None
+    to_requires: tuple[LabelSelector, ...] | None = None
+    to_cidr: tuple[str, ...] | None = field(default=None, name="toCIDR")
+    to_cidr_set: tuple[CIDRRule, ...] | None = field(default=None, name="toCIDRSet")
+    to_entities: tuple[Entity, ...] | None = None
+    to_groups: tuple[Group, ...] | None = None
+    to_nodes: tuple[LabelSelector, ...] | None = None
+    to_services: tuple[ServiceReference, ...] | None = None
+    to_fqdns: tuple[FQDN, ...] | None = field(default=None, name="toFQDNs")
+
+    def __post_init__(self) -> None:
+        for text in self.to_cidr or ():
+            _is_cidr(text)
+
+
+class DefaultDeny(Object, frozen=True, gc=False):
+    """Whether a direction denies what the rule does not allow; None: if the rule speaks of it."""
+
+    ingress: bool | None = None
+    egress: bool | None = None
+
+
+class RuleLabel(Object, frozen=True, gc=False):
+    """A label the author gave the rule."""
+
+    key: str
+    value: str = ""
+    source: str = ""
+
+
+class RuleSpec(Object, frozen=True, gc=False):
+    """One rule: its subject, and what the subject may do."""
+
+    endpoint_selector: LabelSelector | None = None
+    node_selector: LabelSelector | None = None
+    ingress: tuple[IngressRule, ...] | None = None
+    ingress_deny: tuple[IngressRule, ...] | None = None
+    egress: tuple[EgressRule, ...] | None = None
+    egress_deny: tuple[EgressRule, ...] | None = None
+    enable_default_deny: DefaultDeny | None = None
+    labels: tuple[RuleLabel, ...] = ()
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        one_of(self, "endpoint_selector", "node_selector")
+
+    def parts(self) -> Iterator[tuple[str, IngressRule | EgressRule]]:
+        """Every rule with its path in the spec."""
+        directions: tuple[tuple[str, tuple[IngressRule | EgressRule, ...] | None], ...] = (
+            ("ingress", self.ingress),
+            ("ingressDeny", self.ingress_deny),
+            ("egress", self.egress),
+            ("egressDeny", self.egress_deny),
+        )
+        for name, rules in directions:
+            for index, rule in enumerate(rules or ()):
+                yield f"{name}[{index}]", rule

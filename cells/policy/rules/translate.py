@@ -1,0 +1,282 @@
+"""Policy objects to rules.
+
+Source: Kubernetes' NetworkPolicy, Cilium's CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from cells.policy.labels import FQDNSelector, PeerSelector, Prefix, Selector
+from cells.policy.rules.errors import PolicyError, at
+from cells.policy.rules.network_policy import network_policy
+from cells.policy.rules.peers import (
+    NAMESPACE,
+    World,
+    cidr_selectors,
+    cidr_set,
+    entities,
+    fqdns,
+    in_namespace,
+    label_selector,
+    parsed,
+    scoped,
+)
+from cells.policy.rules.ports import icmp_type, port_ranges
+from cells.policy.rules.rule import (
+    Above,
+    ListenerReference,
+    PeerRule,
+    Ports,
+    Rule,
+    Source,
+)
+from cells.policy.rules.sanitise import sanitise
+from cells.policy.rules.schema import (
+    Common,
+    EgressRule,
+    IngressRule,
+    LabelSelector,
+    PortRule,
+    RuleLabel,
+    RuleSpec,
+)
+
+CNP = "CiliumNetworkPolicy"
+CCNP = "CiliumClusterwideNetworkPolicy"
+NETWORK_POLICY = "NetworkPolicy"
+POLICY_LABEL = "k8s:io.cilium.k8s.policy"
+
+
+def translate(object_: Mapping[str, Any], world: World) -> list[Rule]:
+    """The rules of one policy object. Raises PolicyError; then none of it may take effect."""
+    kind = object_.get("kind")
+    if kind == NETWORK_POLICY:
+        return [network_policy(object_, world.options)]
+    if kind in (CNP, CCNP):
+        return _cilium(object_, kind, world)
+    raise PolicyError(f"{kind} is not a policy: expected {NETWORK_POLICY}, {CNP} or {CCNP}")
+
+
+def decode_specs(object_: Mapping[str, Any]) -> list[tuple[str, RuleSpec]]:
+    """``spec`` and ``specs`` with their paths, as the schema reads them.
+
+    Raises PolicyError of stage ``schema``.
+    """
+    given: list[tuple[str, Any]] = []
+    if object_.get("spec") is not None:
+        given.append(("spec", object_["spec"]))
+    given += [(f"specs[{index}]", one) for index, one in enumerate(object_.get("specs") or ())]
+    return [(path, _decoded(path, spec)) for path, spec in given]
+
+
+def _decoded(path: str, spec: Any) -> RuleSpec:
+    try:
+        return msgspec.convert(spec, RuleSpec)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        raise PolicyError(reason, path=f"{path}{place.rstrip('`')}", stage="schema") from None
+
+
+def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
+    metadata = object_.get("metadata") or {}
+    name = metadata.get("name") or ""
+    if not name:
+        raise PolicyError(f"{kind} must have name")
+    namespace = "" if kind == CCNP else metadata.get("namespace") or "default"
+    source = Source(kind, namespace, name)
+    specs = decode_specs(object_)
+    if not specs:
+        raise PolicyError("empty policy", prefix=f"Invalid {kind} spec(s): ")
+    rules = []
+    for path, spec in specs:
+        try:
+            with at(path):
+                sanitise(spec, world.options, cluster_wide=kind == CCNP)
+                rules.append(_rule(source, metadata.get("uid") or "", spec, path, world))
+        except PolicyError as error:
+            which = "spec" if path == "spec" else "specs"
+            raise PolicyError(
+                error.reason, path=error.path, stage=error.stage, prefix=f"Invalid {kind} {which}: "
+            ) from None
+    return rules
+
+
+def _rule(source: Source, uid: str, spec: RuleSpec, path: str, world: World) -> Rule:
+    subject, is_init = _subject(source, spec)
+    build = _Build(source.namespace, is_init, world, set(), set())
+    ingress = [
+        build.entry(f"{path}.{place}", rule, deny="Deny" in place)
+        for place, rule in spec.parts()
+        if isinstance(rule, IngressRule)
+    ]
+    egress = [
+        build.entry(f"{path}.{place}", rule, deny="Deny" in place)
+        for place, rule in spec.parts()
+        if isinstance(rule, EgressRule)
+    ]
+    deny = spec.enable_default_deny
+    return Rule(
+        source=source,
+        subject=subject,
+        selects_nodes=spec.node_selector is not None,
+        ingress=tuple(ingress),
+        egress=tuple(egress),
+        ingress_default_deny=_denies(deny.ingress if deny else None, ingress),
+        egress_default_deny=_denies(deny.egress if deny else None, egress),
+        labels=policy_labels(source, uid, spec.labels),
+        path=path,
+        prefixes=frozenset(build.prefixes),
+        groups=frozenset(build.groups),
+        uses_services=any(isinstance(rule, EgressRule) and rule.to_services for _, rule in spec.parts()),
+        description=spec.description,
+    )
+
+
+def _denies(asked: bool | None, entries: Sequence[PeerRule]) -> bool:
+    """Default deny holds where the rule speaks of the direction, unless it says otherwise."""
+    return bool(entries) and (True if asked is None else asked)
+
+
+def policy_labels(source: Source, uid: str, extra: Sequence[RuleLabel] = ()) -> tuple[str, ...]:
+    """The labels that say where a rule comes from."""
+    labels = [f"{POLICY_LABEL}.derived-from={source.kind}", f"{POLICY_LABEL}.name={source.name}"]
+    if source.namespace:
+        labels.append(f"{POLICY_LABEL}.namespace={source.namespace}")
+    labels.append(f"{POLICY_LABEL}.uid={uid}")
+    return (*labels, *(f"{one.source}:{one.key}={one.value}" for one in extra))
+
+
+def _subject(source: Source, spec: RuleSpec) -> tuple[Selector, bool]:
+    """Whom the rule is for, and whether that is endpoints in ``init``, which have no namespace."""
+    if spec.node_selector is not None:
+        return label_selector(spec.node_selector), False
+    selector = label_selector(cast("LabelSelector", spec.endpoint_selector))
+    is_init = selector.has_key("init", "reserved")
+    if source.namespace and not is_init:
+        others = (
+            one for one in selector.requirements if one.key != NAMESPACE or one.source not in ("k8s", "any")
+        )
+        selector = Selector.of([*others, in_namespace(source.namespace)])
+    return selector, is_init
+
+
+class _Build:
+    """One rule's entries, and what they refer to."""
+
+    def __init__(
+        self, namespace: str, is_init: bool, world: World, prefixes: set[Prefix], groups: set[str]
+    ) -> None:
+        self._namespace = namespace
+        self._is_init = is_init
+        self._world = world
+        self.prefixes = prefixes
+        self.groups = groups
+
+    def entry(self, path: str, rule: IngressRule | EgressRule, *, deny: bool) -> PeerRule:
+        """One entry of ingress or egress."""
+        with at(path.partition(".")[2]):
+            peers, requires = self._ingress(rule) if isinstance(rule, IngressRule) else self._egress(rule)
+        return PeerRule(
+            path=path,
+            peers=peers,
+            ports=self._ports(rule),
+            deny=deny,
+            auth=rule.authentication.mode if rule.authentication else None,
+            endpoint_peers=len(
+                (rule.from_endpoints if isinstance(rule, IngressRule) else rule.to_endpoints) or ()
+            ),
+            requires=requires,
+        )
+
+    def _selectors(self, selectors: Sequence[LabelSelector] | None) -> tuple[Selector, ...]:
+        return tuple(
+            scoped(label_selector(one), self._namespace, subject_is_init=self._is_init)
+            for one in selectors or ()
+        )
+
+    def _cidrs(self, prefixes: list[Prefix]) -> list[Selector]:
+        self.prefixes.update(prefixes)
+        return cidr_selectors(prefixes, self._world.options)
+
+    def _ingress(self, rule: IngressRule) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
+        self.groups.update(one.cidr_group_ref for one in rule.from_cidr_set or () if one.cidr_group_ref)
+        peers: list[PeerSelector] = [
+            *self._selectors(rule.from_endpoints),
+            *map(label_selector, rule.from_nodes or ()),
+            *entities(rule.from_entities or (), self._world.options),
+            *self._cidrs(parsed(rule.from_cidr or ())),
+            *self._cidrs(cidr_set(rule.from_cidr_set or (), self._world)),
+        ]
+        given = (
+            rule.from_endpoints,
+            rule.from_nodes,
+            rule.from_entities,
+            rule.from_cidr,
+            rule.from_cidr_set,
+            rule.from_requires,
+        )
+        restricted = any(member is not None for member in given)
+        return (tuple(peers) if restricted else None), self._selectors(rule.from_requires)
+
+    def _egress(self, rule: EgressRule) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
+        self.groups.update(one.cidr_group_ref for one in rule.to_cidr_set or () if one.cidr_group_ref)
+        services = self._world.services
+        backends = [
+            prefix
+            for reference in rule.to_services or ()
+            for prefix in (services.prefixes(reference) if services is not None else ())
+        ]
+        peers: list[PeerSelector] = [
+            *self._selectors(rule.to_endpoints),
+            *map(label_selector, rule.to_nodes or ()),
+            *entities(rule.to_entities or (), self._world.options),
+            *self._cidrs(parsed(rule.to_cidr or ())),
+            *self._cidrs(cidr_set(rule.to_cidr_set or (), self._world)),
+            *self._cidrs(backends),
+            *fqdns(
+                FQDNSelector(one.match_name or "", one.match_pattern or "") for one in rule.to_fqdns or ()
+            ),
+        ]
+        given = (
+            rule.to_endpoints,
+            rule.to_nodes,
+            rule.to_entities,
+            rule.to_cidr,
+            rule.to_cidr_set,
+            rule.to_services,
+            rule.to_requires,
+            rule.to_fqdns or None,
+        )
+        restricted = any(member is not None for member in given)
+        return (tuple(peers) if restricted else None), self._selectors(rule.to_requires)
+
+    def _ports(self, rule: Common) -> tuple[Ports, ...] | None:
+        if rule.icmps:
+            fields = [icmp_type(field) for one in rule.icmps for field in one.fields or ()]
+            return (Ports(tuple(fields)),)
+        if not rule.to_ports:
+            return None
+        return tuple(
+            Ports(tuple(range_ for port in one.ports or () for range_ in port_ranges(port)), self._above(one))
+            for one in rule.to_ports
+        )
+
+    def _above(self, rule: PortRule) -> Above:
+        listener = None
+        if rule.listener is not None:
+            config = rule.listener.envoy_config
+            namespace = "" if config.kind == "CiliumClusterwideEnvoyConfig" else self._namespace
+            listener = ListenerReference(
+                f"{namespace}/{config.name}/{rule.listener.name}", rule.listener.priority or 0
+            )
+        return Above(
+            rules=rule.rules,
+            listener=listener,
+            server_names=rule.server_names or (),
+            terminating_tls=rule.terminating_tls,
+            originating_tls=rule.originating_tls,
+        )

@@ -1,0 +1,1 @@
+"""Services: what kube-proxy does, done in eBPF."""

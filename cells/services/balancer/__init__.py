@@ -1,0 +1,11 @@
+"""Frontends to map entries: numbers, differences, the order of writes.
+
+Pure values; no cell.
+Gives: LoadBalancer, Write.
+"""
+
+from cells.services.balancer.balancer import LoadBalancer, MaglevTable, Write
+from cells.services.balancer.entries import MapKey
+from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
+
+__all__ = ["IdAllocator", "IdsExhaustedError", "LoadBalancer", "MaglevTable", "MapKey", "Write"]

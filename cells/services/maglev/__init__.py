@@ -1,0 +1,8 @@
+"""Maglev consistent hashing: tables in C, compatible with Cilium's bit for bit.
+
+Gives: MaglevTables, Seed, fill.
+"""
+
+from cells.services.maglev.table import Candidate, MaglevTables, Seed, fill
+
+__all__ = ["Candidate", "MaglevTables", "Seed", "fill"]

@@ -1,0 +1,103 @@
+"""Maglev look-up tables: which backend each hash goes to, the same on every node.
+
+Names decide, not numbers: all nodes must use one form of name. The work is in C and takes no lock of the
+interpreter: call it in a worker thread when tables are large.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ctypes
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cells.services.model import Address, Backend, BackendState
+from cells.services.model.options import MAGLEV_SIZES
+
+LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
+DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
+_STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
+
+
+class Seed(NamedTuple):
+    """The seeds of a cluster: of names, and of packets of each family."""
+
+    names: int
+    ipv4: int
+    ipv6: int
+
+    @classmethod
+    def parse(cls, text: str) -> Seed:
+        """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"{text!r} is not base64: {error}") from None
+        if len(raw) != 12:
+            raise ValueError(f"{text!r} decodes to {len(raw)} bytes: expected 12")
+        return cls(*struct.unpack(">III", raw))
+
+
+class Candidate(NamedTuple):
+    """A backend as the table sees it."""
+
+    name: str
+    id: int
+    weight: int
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.maglev_fill.restype = None
+    library.maglev_fill.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_char_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+    ]
+    return library
+
+
+def fill(candidates: Iterable[Candidate], size: int, seed: int) -> bytes:
+    """The table: ``size`` numbers of backends, 32 bits each in the machine's order.
+
+    Raises ValueError without candidates, or for a size that is none of Cilium's.
+    """
+    ordered = sorted(candidates, key=lambda one: one.name.encode())
+    if not ordered or size not in MAGLEV_SIZES:
+        raise ValueError(f"a table of {size} slots for {len(ordered)} backends cannot be made")
+    names = bytearray()
+    records = bytearray()
+    for one in ordered:
+        name = one.name.encode()
+        records += struct.pack("<IIIIIId", one.id, one.weight, len(names), len(name), 0, 0, 0.0)
+        names += name
+    backends = (ctypes.c_char * len(records)).from_buffer(records)
+    table = ctypes.create_string_buffer(4 * size)
+    _library().maglev_fill(backends, len(ordered), bytes(names), seed, table, size)
+    return table.raw
+
+
+def name_of(backend: Backend) -> str:
+    """The name a backend is hashed by."""
+    return f"[{backend.address},State:{_STATE_NAMES.get(backend.state, backend.state.name.lower())}]"
+
+
+class MaglevTables:
+    """Tables of one size and seed."""
+
+    def __init__(self, size: int, seed: Seed) -> None:
+        self._size = size
+        self._seed = seed
+
+    def __call__(self, backends: Sequence[Backend], ids: Mapping[Address, int]) -> bytes:
+        """The table over some backends, by their numbers."""
+        candidates = [Candidate(name_of(one), ids[one.address], one.weight) for one in backends]
+        return fill(candidates, self._size, self._seed.names)

@@ -1,0 +1,47 @@
+"""Kubernetes' services as the datapath serves them: frontends, backends, and which serve which.
+
+Pure values; no cell.
+Gives: ServiceCatalog, frontends_of, backends_of, Frontend, Backend and their parts.
+"""
+
+from cells.services.model.backends import backends_of, state_of
+from cells.services.model.catalog import Delete, FrontendChange, ServiceCatalog, Upsert
+from cells.services.model.frontends import frontends_of, selectable
+from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
+from cells.services.model.types import (
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    ServiceFlag,
+    ServiceName,
+    ServiceType,
+)
+
+__all__ = [
+    "EXPOSURE_LABEL",
+    "INTERNAL",
+    "PROTOCOLS",
+    "ZONE_LABEL",
+    "Address",
+    "Backend",
+    "BackendState",
+    "Delete",
+    "Frontend",
+    "FrontendChange",
+    "FrontendKey",
+    "LoadBalancerOptions",
+    "Node",
+    "ServiceCatalog",
+    "ServiceFlag",
+    "ServiceName",
+    "ServiceType",
+    "Upsert",
+    "backends_of",
+    "frontends_of",
+    "selectable",
+    "state_of",
+]

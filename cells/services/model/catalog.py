@@ -1,0 +1,134 @@
+"""The services of a node: objects in, changed frontends out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.services.model.backends import backends_of
+from cells.services.model.frontends import frontends_of
+from cells.services.model.host_ports import host_port_frontends
+from cells.services.model.options import LoadBalancerOptions, Node
+from cells.services.model.types import Frontend, FrontendKey, ServiceName, ServiceType
+
+
+class Upsert(NamedTuple):
+    """A frontend that is to be served as it says."""
+
+    frontend: Frontend
+
+
+class Delete(NamedTuple):
+    """A frontend that is to be served no more."""
+
+    key: FrontendKey
+
+
+FrontendChange = Upsert | Delete
+
+
+class ServiceCatalog:
+    """Services with their slices, and the frontends that follow from them.
+
+    A service is served once a slice of it is known, even an empty one; when its slices go, it is served
+    without backends. A frontend that several claim is served for one of them until that claim goes.
+    """
+
+    def __init__(self, options: LoadBalancerOptions, node: Node) -> None:
+        self._options = options
+        self._node = node
+        self._services: dict[ServiceName, Service] = {}
+        self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
+        self._pods: dict[ServiceName, Pod] = {}
+        self._ready: set[ServiceName] = set()
+        self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
+        self._claimed: dict[ServiceName, set[FrontendKey]] = {}
+
+    def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
+        """A service, new or changed."""
+        name = ServiceName(service.metadata.namespace, service.metadata.name)
+        self._services[name] = service
+        return self._changes(name)
+
+    def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
+        """A service that is gone."""
+        self._services.pop(name, None)
+        self._ready.discard(name)
+        if self._slices.get(name):
+            self._ready.add(name)
+        return self._changes(name)
+
+    def upsert_slice(self, slice_: EndpointSlice) -> Iterator[FrontendChange]:
+        """A slice, new or changed."""
+        name = ServiceName(slice_.metadata.namespace, slice_.service)
+        self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
+        self._ready.add(name)
+        return self._changes(name)
+
+    def delete_slice(self, name: ServiceName, slice_name: str) -> Iterator[FrontendChange]:
+        """A slice that is gone."""
+        slices = self._slices.get(name, {})
+        slices.pop(slice_name, None)
+        if not slices:
+            self._slices.pop(name, None)
+        return self._changes(name)
+
+    def move(self, node: Node) -> Iterator[FrontendChange]:
+        """The node has changed: its addresses, its zone, its exposure."""
+        self._node = node
+        for name in list(self._services):
+            yield from self._changes(name)
+        for name, pod in list(self._pods.items()):
+            yield from self._replace(name, host_port_frontends(pod, node, self._options))
+
+    def upsert_pod(self, pod: Pod) -> Iterator[FrontendChange]:
+        """A pod of this node, new or changed: its host ports."""
+        name = ServiceName(pod.metadata.namespace, f"pod/{pod.metadata.name}")
+        self._pods[name] = pod
+        return self._replace(name, host_port_frontends(pod, self._node, self._options))
+
+    def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
+        """A pod that is gone."""
+        key = ServiceName(namespace, f"pod/{name}")
+        self._pods.pop(key, None)
+        return self._replace(key, [])
+
+    def names(self) -> Iterable[ServiceName]:
+        """Every known service."""
+        return self._services.keys()
+
+    def _changes(self, name: ServiceName) -> Iterator[FrontendChange]:
+        """What became of a service's frontends; unchanged ones are left out."""
+        service = self._services.get(name)
+        frontends: list[Frontend] = []
+        if service is not None and name in self._ready:
+            backends = backends_of(self._slices.get(name, {}).values(), self._options)
+            frontends = frontends_of(service, backends, self._node, self._options)
+        return self._replace(name, frontends)
+
+    def _replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> Iterator[FrontendChange]:
+        """The frontends that one owner claims are these from now on."""
+        wanted = {frontend.key: frontend for frontend in frontends}
+        for key in self._claimed.pop(owner, set()) - wanted.keys():
+            claims = self._claims[key]
+            served = _served(claims)
+            del claims[owner]
+            if not claims:
+                del self._claims[key]
+                yield Delete(key)
+            elif _served(claims) != served:
+                yield Upsert(_served(claims))
+        if wanted:
+            self._claimed[owner] = set(wanted)
+        for key, frontend in wanted.items():
+            claims = self._claims.setdefault(key, {})
+            before = _served(claims) if claims else None
+            claims[owner] = frontend
+            if _served(claims) != before:
+                yield Upsert(_served(claims))
+
+
+def _served(claims: Mapping[ServiceName, Frontend]) -> Frontend:
+    """The claim that is served: of a service before that of a host port, else the oldest."""
+    return min(claims.values(), key=lambda one: one.type is ServiceType.HOST_PORT)

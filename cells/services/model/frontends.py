@@ -1,0 +1,184 @@
+"""A Service to the addresses it is served at.
+
+Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic policy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import IPv4Address, IPv6Address
+
+from cells.kubernetes import Service, ServicePort
+from cells.services.model.backends import Backends
+from cells.services.model.options import EXPOSURE_LABEL, LoadBalancerOptions, Node
+from cells.services.model.types import (
+    ANY_PROTOCOL,
+    EXTERNAL,
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    IPAddress,
+    ServiceName,
+    ServiceType,
+    is_wildcard,
+    parse_address,
+    parse_prefix,
+)
+
+DEFAULT_AFFINITY_TIMEOUT = 10800
+HEADLESS = "None"
+LOCAL = "Local"
+WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
+
+
+def frontends_of(
+    service: Service, backends: Backends, node: Node, options: LoadBalancerOptions
+) -> list[Frontend]:
+    """The frontends of a service on this node, with their backends.
+
+    None for a headless or external-name service, and for one that is exposed on other nodes only.
+    """
+    if service.spec.type == "ExternalName" or service.spec.cluster_ip == HEADLESS:
+        return []
+    exposure = (service.metadata.labels or {}).get(EXPOSURE_LABEL)
+    if exposure is not None and exposure != node.exposure:
+        return []
+    return list(_Conversion(service, backends, node, options).frontends())
+
+
+class _Conversion:
+    """One service, on one node, at one moment."""
+
+    def __init__(
+        self, service: Service, backends: Backends, node: Node, options: LoadBalancerOptions
+    ) -> None:
+        self._service = service
+        self._spec = service.spec
+        self._name = ServiceName(service.metadata.namespace, service.metadata.name)
+        self._backends = backends
+        self._node = node
+        self._options = options
+        self._ext_local = self._spec.external_traffic_policy == LOCAL
+        self._int_local = self._spec.internal_traffic_policy == LOCAL
+
+    def frontends(self) -> Iterator[Frontend]:
+        """Cluster addresses, load balancer addresses, external addresses, node ports, in this order."""
+        spec, replaces = self._spec, self._options.kube_proxy_replacement
+        cluster_ips = self._addresses(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
+        ports = self._unique_ports()
+        yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
+        if not replaces:
+            return
+        ingress = self._service.status.load_balancer.ingress or ()
+        given = [one.ip for one in ingress if one.ip]
+        yield from self._at(self._addresses(given), ports, ServiceType.LOAD_BALANCER)
+        yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
+        if spec.type in ("NodePort", "LoadBalancer"):
+            families = {address.version for address in cluster_ips}
+            nodes = [WILDCARDS[version] for version in sorted(families)]
+            nodes += [one for one in self._node.node_port_addresses if one.version in families]
+            for port in ports:
+                if port.node_port:
+                    yield from self._at(nodes, [port], ServiceType.NODE_PORT)
+
+    def _unique_ports(self) -> list[ServicePort]:
+        """The ports, each number once for a protocol, or once at all where protocols are not told apart."""
+        found: dict[tuple[int, str], ServicePort] = {}
+        for port in self._spec.ports or ():
+            protocol = port.protocol if self._options.bpf_lb_proto_diff else ""
+            found.setdefault((port.port, protocol), port)
+        return list(found.values())
+
+    def _addresses(self, texts: Iterable[str]) -> list[IPAddress]:
+        parsed = (parse_address(text) for text in dict.fromkeys(texts))
+        return [one for one in parsed if one is not None and self._options.serves(one)]
+
+    def _at(
+        self, addresses: Sequence[IPAddress], ports: Sequence[ServicePort], type_: ServiceType
+    ) -> Iterator[Frontend]:
+        two_scopes = self._ext_local != self._int_local and type_ is not ServiceType.CLUSTER_IP
+        twins = two_scopes and type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)
+        for port in ports:
+            number = port.node_port if type_ is ServiceType.NODE_PORT else port.port
+            protocol = PROTOCOLS.get(port.protocol) if self._options.bpf_lb_proto_diff else ANY_PROTOCOL
+            if protocol is None:
+                continue
+            for ip in addresses:
+                for scope in (EXTERNAL, INTERNAL) if twins else (EXTERNAL,):
+                    key = FrontendKey(Address(ip, number, protocol), scope)
+                    yield self._frontend(key, type_, port, two_scopes=two_scopes)
+
+    def _frontend(
+        self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
+    ) -> Frontend:
+        is_cluster_ip = type_ is ServiceType.CLUSTER_IP
+        ranges = {str(one) for one in map(parse_prefix, self._spec.load_balancer_source_ranges or ()) if one}
+        return Frontend(
+            key=key,
+            type=type_,
+            service=self._name,
+            backends=self._selected(key, type_, port),
+            ext_local=self._ext_local,
+            int_local=self._int_local,
+            two_scopes=two_scopes,
+            affinity_timeout=self._affinity_timeout(),
+            source_ranges=tuple(sorted(ranges)) if type_ is ServiceType.LOAD_BALANCER else (),
+            health_check_node_port=self._health_check_port(type_),
+            routable=not is_wildcard(key.address.ip)
+            and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),
+            port_name=port.name,
+        )
+
+    def _health_check_port(self, type_: ServiceType) -> int:
+        served = type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)
+        return self._spec.health_check_node_port if served and self._ext_local else 0
+
+    def _affinity_timeout(self) -> int:
+        if self._spec.session_affinity != "ClientIP":
+            return 0
+        config = self._spec.session_affinity_config
+        client_ip = config.client_ip if config is not None else None
+        return client_ip.timeout_seconds if client_ip is not None else DEFAULT_AFFINITY_TIMEOUT
+
+    def _selected(self, key: FrontendKey, type_: ServiceType, port: ServicePort) -> tuple[Backend, ...]:
+        """The backends of the frontend's family that its traffic policy and zone leave."""
+        backends = [
+            one
+            for one in self._backends.get(port.name, ())
+            if one.address.ip.version == key.address.ip.version
+        ]
+        backends = self._in_zone(backends)
+        if type_ is ServiceType.CLUSTER_IP or key.scope == INTERNAL:
+            local = self._int_local
+        else:
+            local = self._ext_local
+        if local:
+            backends = [one for one in backends if one.node in ("", self._node.name)]
+        return tuple(backends)
+
+    def _in_zone(self, backends: list[Backend]) -> list[Backend]:
+        """Those hinted for our zone, all where hints cannot decide."""
+        zone = self._node.zone
+        if not self._options.enable_service_topology or not zone or self._ext_local or self._int_local:
+            return backends
+        every = [one for group in self._backends.values() for one in group]
+        if any(one.hinted_zones is None for one in every):
+            return backends
+        hinted = [one for one in backends if zone in (one.hinted_zones or ())]
+        return hinted or backends
+
+
+def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
+    """The backends that new connections may go to, and the others.
+
+    Active ones; of those the preferred, if there are any. Where none is active, terminating ones serve on.
+    """
+    active = [one for one in backends if one.state is BackendState.ACTIVE]
+    if not active:
+        active = [one for one in backends if one.state is BackendState.TERMINATING]
+    chosen = set(map(id, active))
+    return active, [one for one in backends if id(one) not in chosen]

@@ -1,0 +1,50 @@
+"""The agent's options that change what services become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from cells.services.model.types import IPAddress
+
+
+class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
+    """Cilium's options of the same names; the defaults are the chart's with kube-proxy replaced."""
+
+    enable_ipv4: bool = True
+    enable_ipv6: bool = True
+    kube_proxy_replacement: bool = True
+    enable_session_affinity: bool = True
+    enable_svc_source_range_check: bool = True
+    enable_health_check_nodeport: bool = True
+    enable_k8s_terminating_endpoint: bool = True
+    enable_service_topology: bool = False
+    enable_local_redirect_policy: bool = False
+    bpf_lb_external_clusterip: bool = False
+    bpf_lb_algorithm: Literal["random", "maglev"] = "random"
+    bpf_lb_maglev_table_size: int = 16381
+    bpf_lb_proto_diff: bool = True
+    cluster_name: str = "default"
+    node_port_min: int = 30000
+    node_port_max: int = 32767
+
+    def serves(self, address: IPAddress) -> bool:
+        """Whether the address's family is switched on."""
+        return self.enable_ipv4 if address.version == 4 else self.enable_ipv6
+
+
+class Node(msgspec.Struct, frozen=True, gc=False):
+    """The node that this agent runs on."""
+
+    name: str
+    zone: str = ""
+    exposure: str = ""
+    """The value of its label ``service.cilium.io/node``."""
+    node_port_addresses: tuple[IPAddress, ...] = ()
+
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+EXPOSURE_LABEL = "service.cilium.io/node"
+MAGLEV_SIZES: Sequence[int] = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)

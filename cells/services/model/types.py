@@ -1,0 +1,159 @@
+"""Frontends and backends: what the datapath translates from and to."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+import msgspec
+
+IPAddress = IPv4Address | IPv6Address
+
+ANY_PROTOCOL = 0
+PROTOCOLS = {"ANY": 0, "TCP": 6, "UDP": 17, "SCTP": 132}
+"""IANA protocol numbers by Kubernetes' names; 0 stands for any."""
+
+EXTERNAL, INTERNAL = 0, 1
+"""Scopes of a frontend: for clients outside, and for those in the cluster."""
+
+DEFAULT_WEIGHT = 100
+
+
+class BackendState(IntEnum):
+    """Whether new connections may go to a backend (``cilium_lb*_backends_v3``, flags)."""
+
+    ACTIVE = 0
+    TERMINATING = 1
+    QUARANTINED = 2
+    MAINTENANCE = 3
+
+
+class ServiceType(IntEnum):
+    """Why a frontend exists."""
+
+    CLUSTER_IP = 0
+    NODE_PORT = 1
+    EXTERNAL_IPS = 2
+    HOST_PORT = 3
+    LOAD_BALANCER = 4
+    LOCAL_REDIRECT = 5
+
+    @property
+    def text(self) -> str:
+        """The name that Cilium's commands print."""
+        return _TYPE_NAMES[self]
+
+
+_TYPE_NAMES = {
+    ServiceType.CLUSTER_IP: "ClusterIP",
+    ServiceType.NODE_PORT: "NodePort",
+    ServiceType.EXTERNAL_IPS: "ExternalIPs",
+    ServiceType.HOST_PORT: "HostPort",
+    ServiceType.LOAD_BALANCER: "LoadBalancer",
+    ServiceType.LOCAL_REDIRECT: "LocalRedirect",
+}
+
+
+class ServiceFlag(IntFlag):
+    """Bits of a service entry's ``flags`` and ``flags2``."""
+
+    EXTERNAL_IP = 1 << 0
+    NODE_PORT = 1 << 1
+    EXT_LOCAL_SCOPE = 1 << 2
+    HOST_PORT = 1 << 3
+    AFFINITY = 1 << 4
+    LOAD_BALANCER = 1 << 5
+    ROUTABLE = 1 << 6
+    SOURCE_RANGE = 1 << 7
+    LOCAL_REDIRECT = 1 << 8
+    NAT_46X64 = 1 << 9
+    L7_LOAD_BALANCER = 1 << 10
+    LOOPBACK = 1 << 11
+    INT_LOCAL_SCOPE = 1 << 12
+    TWO_SCOPES = 1 << 13
+    QUARANTINED = 1 << 14
+
+
+class Address(NamedTuple):
+    """An address with a port; protocol 0 stands for any."""
+
+    ip: IPAddress
+    port: int
+    protocol: int = ANY_PROTOCOL
+
+    def __str__(self) -> str:
+        return f"[{self.ip}]:{self.port}" if self.ip.version == 6 else f"{self.ip}:{self.port}"
+
+
+class FrontendKey(NamedTuple):
+    """What a frontend is looked up by."""
+
+    address: Address
+    scope: int = EXTERNAL
+
+    def __str__(self) -> str:
+        return f"{self.address}/i" if self.scope == INTERNAL else str(self.address)
+
+
+class ServiceName(NamedTuple):
+    """A service, or what stands for one."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Backend(msgspec.Struct, frozen=True, gc=False):
+    """A backend as one service sees it."""
+
+    address: Address
+    state: BackendState = BackendState.ACTIVE
+    node: str = ""
+    port_name: str = ""
+    weight: int = DEFAULT_WEIGHT
+    zone: str = ""
+    hinted_zones: tuple[str, ...] | None = None
+    preferred: bool = False
+
+
+class Frontend(msgspec.Struct, frozen=True, gc=False):
+    """One address that is served, and by whom; which backends are selected follows from their states."""
+
+    key: FrontendKey
+    type: ServiceType
+    service: ServiceName
+    backends: tuple[Backend, ...] = ()
+    ext_local: bool = False
+    int_local: bool = False
+    two_scopes: bool = False
+    affinity_timeout: int = 0
+    source_ranges: tuple[str, ...] = ()
+    health_check_node_port: int = 0
+    loopback: bool = False
+    l7_proxy_port: int = 0
+    routable: bool = True
+    port_name: str = ""
+
+
+def parse_address(text: str) -> IPAddress | None:
+    """An IP address, None where the text is none."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:
+    """A prefix, None where the text is none; bits of the host do not matter."""
+    try:
+        return ip_network(text.strip(), strict=False)
+    except ValueError:
+        return None
+
+
+def is_wildcard(address: IPAddress) -> bool:
+    """Whether it stands for every address of the node."""
+    return int(address) == 0

@@ -1,0 +1,50 @@
+"""The node's own addresses, devices and routes: options that are not served yet.
+
+Needs: nothing.   Gives: UnservedNode.
+Who builds one takes it away from here: it is then a setting of the cell that serves it.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from cells.unserved.refusal import UnservedSettings
+
+
+class UnservedNode(UnservedSettings, frozen=True):
+    """The node's own addresses, devices and routes."""
+
+    # Cilium takes the stack then, too, unless it replaces kube-proxy.
+    also: ClassVar[Mapping[str, tuple[object, ...]]] = {"enable_host_legacy_routing": (False,)}
+
+    auto_direct_node_routes: bool = False
+    """Routes to the pods of other nodes are not set yet."""
+
+    enable_endpoint_routes: bool = False
+    """A route for each pod is not built yet; the node has one for all."""
+
+    enable_host_legacy_routing: bool = True
+    """What leaves the node or comes to it takes the host's stack, as always; both values are accepted."""
+
+    enable_unreachable_routes: bool = False
+    """Addresses that pods have left are not made unreachable yet."""
+
+    route_metric: int = 0
+    """The routes to pods have the kernel's usual metric."""
+
+    enable_runtime_device_detection: bool = True
+    """Devices that come or change while the agent runs are always noticed."""
+
+    enable_pmtu_discovery: bool = False
+    """Pods are not told yet of packets that are too large for the way."""
+
+    install_uplink_routes_for_delegated_ipam: bool = False
+    """Addresses of other IPAM plugins get no routes of ours."""
+
+    egress_multi_home_ip_rule_compat: bool = False
+    """No rules for several interfaces of a cloud are made."""
+
+    local_router_ipv4: str = ""
+    """The router's address is one of the node's range."""
+
+    local_router_ipv6: str = ""
+    """The router's address is one of the node's range."""

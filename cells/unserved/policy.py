@@ -1,0 +1,29 @@
+"""Policies, of pods and of the node: options that are not served yet.
+
+Needs: nothing.   Gives: UnservedPolicy.
+Who builds one takes it away from here: it is then a setting of the cell that serves it.
+"""
+
+from cells.unserved.refusal import UnservedSettings
+
+
+class UnservedPolicy(UnservedSettings, frozen=True):
+    """Policies, of pods and of the node."""
+
+    policy_cidr_match_mode: str = ""
+    """Networks in policies never select nodes."""
+
+    enable_endpoint_lockdown_on_policy_overflow: bool = False
+    """No endpoint is cut off when its policy map is full."""
+
+    policy_audit_mode: bool = False
+    """Refused packets cannot be let through and only told of yet."""
+
+    enable_host_firewall: bool = False
+    """The node itself is not protected yet."""
+
+    enable_xdp_prefilter: bool = False
+    """Packets are not dropped by the driver yet."""
+
+    enable_tracing: bool = False
+    """Policy decisions are not logged; `hive monitor` shows verdicts."""

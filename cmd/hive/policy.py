@@ -1,0 +1,273 @@
+"""``hive policy``: what policies do, asked of a folder of manifests before anything is applied.
+
+Needs: nothing but the folder.   Gives: command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from hive.output import document, output_option, table
+
+if TYPE_CHECKING:
+    from cells.policy.compute.selector_policy import RuleOrigin
+    from cells.policy.explain import Cluster, KnownPod, Reason
+
+DENIED, WRONG = 1, 1
+COLOURS = {"error": "red", "warning": "yellow", "note": "bright_black"}
+
+
+@click.group()
+def command() -> None:
+    """See what network policies do: why a connection is allowed or not, and what is wrong in a folder."""
+
+
+@command.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@output_option
+def check(folder: Path, output: str) -> int:
+    """Check the policies in FOLDER: refused objects, misspelt fields and labels, rules without effect.
+
+    Exits 1 when anything is an error.
+    """
+    from cells.policy.explain import check as findings_of
+
+    findings = findings_of(_read(folder))
+    shown = [{"where": one.where, "severity": one.severity, "text": one.text} for one in findings]
+    if (text := document(shown, output)) is not None:
+        click.echo(text)
+    else:
+        for one in findings:
+            click.echo(f"{one.where}: {click.style(one.severity, fg=COLOURS[one.severity])}: {one.text}")
+        if not findings:
+            click.echo("nothing to say: every policy is valid, selects pods, and has an effect")
+    return WRONG if any(one.severity == "error" for one in findings) else 0
+
+
+@command.command()
+@click.argument("source", metavar="SRC", required=False)
+@click.argument("destination", metavar="DST[:PORT[/PROTO]]", required=False)
+@click.option(
+    "--manifests",
+    "folder",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of manifests: pods, namespaces, policies, CIDR groups, services.",
+)
+@click.option(
+    "--all", "namespace", metavar="NAMESPACE", help="A table instead: who reaches whom in NAMESPACE."
+)
+@click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
+@output_option
+def explain(
+    source: str | None,
+    destination: str | None,
+    folder: Path,
+    namespace: str | None,
+    table_port: str | None,
+    output: str,
+) -> int:
+    """Say whether SRC may reach DST, which rule decides, and what would change it.
+
+    SRC and DST are pods (NAMESPACE/NAME), addresses, or reserved identities (host, world, ...). Exits 1 when
+    the connection is denied.
+    """
+    cluster = _read(folder)
+    if namespace is not None:
+        return _reachability(cluster, namespace, _port(table_port or "80/TCP"), output)
+    if source is None or destination is None:
+        raise click.UsageError("expected SRC and DST, or --all NAMESPACE")
+    name, port = _split(destination)
+    directions = _decide(cluster, _peer(cluster, source), _peer(cluster, name), port)
+    allowed = all(one.allowed for _, one in directions)
+    if (text := document(_as_object(cluster, directions, allowed), output)) is not None:
+        click.echo(text)
+    else:
+        _tell(cluster, source, name, port, directions, allowed)
+    return 0 if allowed else DENIED
+
+
+class Port(NamedTuple):
+    """A port and its protocol's number; for ICMP the port is the type."""
+
+    port: int
+    protocol: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.port}/{self.name}"
+
+
+class Peer(NamedTuple):
+    """One end: an identity, and the pod that has it if it is one."""
+
+    identity: int
+    pod: KnownPod | None
+
+
+def _read(folder: Path) -> Cluster:
+    from cells.policy.explain import Cluster, read_folder
+    from cells.policy.rules import PolicyOptions
+
+    try:
+        return Cluster(read_folder(folder), PolicyOptions())
+    except OSError as error:
+        raise click.ClickException(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _split(text: str) -> tuple[str, Port]:
+    if text.startswith("["):
+        name, _, port = text[1:].partition("]")
+        return name, _port(port.removeprefix(":") or "80/TCP")
+    if text.count(":") > 1:
+        return text, _port("80/TCP")
+    name, _, port = text.partition(":")
+    return name, _port(port or "80/TCP")
+
+
+def _port(text: str) -> Port:
+    from cells.policy.rules.rule import PROTOCOLS
+
+    number, _, protocol = text.partition("/")
+    protocol = (protocol or "TCP").upper()
+    known = [name for name in PROTOCOLS if name != "ANY"]
+    if not number.isdecimal() or int(number) > 65535 or protocol not in known:
+        raise click.UsageError(
+            f"port {text!r}: expected PORT/PROTO with a port up to 65535 and one of {', '.join(known)}"
+        )
+    return Port(int(number), PROTOCOLS[protocol], protocol)
+
+
+def _peer(cluster: Cluster, text: str) -> Peer:
+    from ipaddress import ip_address
+
+    from cells.policy.explain import PodName
+    from cells.policy.explain.cluster import RESERVED
+
+    if text in RESERVED:
+        return Peer(RESERVED[text], None)
+    try:
+        return Peer(cluster.identity_of(str(ip_address(text))), None)
+    except ValueError:
+        pass
+    namespace, slash, name = text.rpartition("/")
+    pod = cluster.pods.get(PodName(namespace if slash else "default", name))
+    if pod is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(text, map(str, cluster.pods), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise click.UsageError(f"there is no pod {text} in the manifests{hint}")
+    return Peer(pod.identity, pod)
+
+
+def _decide(cluster: Cluster, source: Peer, destination: Peer, port: Port) -> list[tuple[str, Reason]]:
+    from cells.policy.compute import PolicyConflictError
+    from cells.policy.explain import decide
+
+    found = []
+    for of, other, direction in ((source, destination, "egress"), (destination, source, "ingress")):
+        if of.pod is None:
+            continue
+        try:
+            policy = cluster.policy(of.pod, "egress" if direction == "egress" else "ingress")
+        except PolicyConflictError as error:
+            raise click.ClickException(f"the policies for {of.pod.name} cannot all hold: {error}") from None
+        labels = cluster.cache.identities[other.identity]
+        found.append((str(of.pod.name), decide(policy, other.identity, labels, port.protocol, port.port)))
+    return found
+
+
+def _as_object(cluster: Cluster, directions: list[tuple[str, Reason]], allowed: bool) -> dict[str, Any]:
+    return {
+        "allowed": allowed,
+        "directions": [
+            {
+                "direction": one.direction,
+                "of": name,
+                "verdict": one.match.verdict,
+                "enforced": one.enforced,
+                "entry": _entry_text(one),
+                "rules": [_rule_text(cluster, origin) for origin in one.origins],
+                "near": [
+                    {"rule": _rule_text(cluster, near.origin), "missing": near.missing} for near in one.near
+                ],
+            }
+            for name, one in directions
+        ],
+    }
+
+
+def _entry_text(reason: Reason) -> str:
+    from cells.policy.rules.rule import PROTOCOLS
+
+    key = reason.match.key
+    if key is None:
+        return "none matches"
+    names = {number: name for name, number in PROTOCOLS.items()}
+    ports = key.ports
+    last = ports.port + (1 << (16 - ports.bits)) - 1
+    port = "any port" if not ports.bits else f"port {ports.port}"
+    if ports.bits and last != ports.port:
+        port = f"ports {ports.port}-{last}"
+    return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({reason.match.kind})"
+
+
+def _rule_text(cluster: Cluster, origin: RuleOrigin) -> str:
+    for source, located in cluster.policies.items():
+        if str(source) == origin.source:
+            return f"{located.at(origin.path)}: {origin.path} of {origin.source}"
+    if any("allow-localhost" in label for label in origin.labels):
+        return "allow-localhost: the node reaches its own pods, whatever policies say"
+    return "enableDefaultDeny: its policies do not deny by default"
+
+
+def _tell(
+    cluster: Cluster,
+    source: str,
+    destination: str,
+    port: Port,
+    directions: list[tuple[str, Reason]],
+    allowed: bool,
+) -> None:
+    word = click.style("allowed", fg="green") if allowed else click.style("denied", fg="red")
+    click.echo(f"{source} -> {destination}:{port}: {word}")
+    for name, one in directions:
+        click.echo(f"  {one.direction} of {name}: {one.match.verdict}")
+        if not one.enforced:
+            click.echo("    no policy speaks of this direction: it is open")
+            continue
+        for origin in one.origins:
+            click.echo(f"    by {_rule_text(cluster, origin)}")
+        if one.match.verdict == "drop":
+            click.echo("    policies select it for this direction, and none allows this")
+        for near in one.near[:5]:
+            click.echo(f"    near: {_rule_text(cluster, near.origin)}: {near.missing}")
+        click.echo(f"    entry: {_entry_text(one)}")
+
+
+def _reachability(cluster: Cluster, namespace: str, port: Port, output: str) -> int:
+    pods = [pod for pod in cluster.pods.values() if pod.name.namespace == namespace]
+    if not pods:
+        raise click.UsageError(f"there are no pods of namespace {namespace} in the manifests")
+    rows = []
+    for source in pods:
+        for destination in pods:
+            if source is not destination:
+                ways = _decide(
+                    cluster, Peer(source.identity, source), Peer(destination.identity, destination), port
+                )
+                blocked = [one.direction for _, one in ways if not one.allowed]
+                rows.append((str(source.name), str(destination.name), str(port), " and ".join(blocked)))
+    shown = [{"from": one[0], "to": one[1], "port": one[2], "denied": one[3]} for one in rows]
+    if (text := document(shown, output)) is not None:
+        click.echo(text)
+    else:
+        lines = [("FROM", "TO", "PORT", "")]
+        lines += [(*row[:3], f"denied by {row[3]}" if row[3] else "allowed") for row in rows]
+        for line, row in zip(table(lines), ("", *rows), strict=True):
+            click.echo(click.style(line, fg="red") if row and row[3] else line)
+    return 0

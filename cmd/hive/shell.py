@@ -1,0 +1,34 @@
+"""``hive shell``: commands to a running agent, or to any hive with an admin cell.
+
+Needs: click; lifecycle's shell, imported when called; the socket.   Gives: command.
+"""
+
+from pathlib import Path
+
+import click
+
+DEFAULT_SOCKET = Path("/var/run/cilium/shell.sock")
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--socket",
+    "shell_socket",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_SOCKET,
+    show_default=True,
+    help="The shell's socket.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
+def command(shell_socket: Path, words: tuple[str, ...]) -> int:
+    """Run COMMAND in the agent, or one line after the other; `help` tells all of them.
+
+    On a terminal lines are completed and remembered; lines of a pipe are run up to the first that fails.
+    """
+    from lifecycle import HiveError
+    from lifecycle.command import shell
+
+    try:
+        return shell(shell_socket, words, "hive")
+    except HiveError as error:
+        raise click.ClickException(str(error)) from error

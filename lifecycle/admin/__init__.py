@@ -1,0 +1,38 @@
+"""A look into a running hive: commands over a unix socket, and tables as plain data for other servers.
+
+Source of nothing, reconciler of nothing: a server. Give ``admin()`` to a hive beside its cells.
+Needs:  what every hive injects.
+Gives:  commands to whoever may connect to the socket, such as ``hive shell``.
+Cells contribute commands of their own as ``Member[Commands]``; lifecycle.testing runs scripts of them.
+"""
+
+from lifecycle.admin.browse import Follower, TableChange, TableInfo, TableRow, changed, rows, tables_info
+from lifecycle.admin.cell import AdminSettings, admin, commands_cell
+from lifecycle.admin.plain import plain
+from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.admin.server import END, FAILED, AdminSocket
+from lifecycle.admin.write_commands import write_commands
+
+__all__ = [
+    "END",
+    "FAILED",
+    "AdminSettings",
+    "AdminSocket",
+    "Arguments",
+    "Command",
+    "CommandError",
+    "Commands",
+    "Flag",
+    "Follower",
+    "State",
+    "TableChange",
+    "TableInfo",
+    "TableRow",
+    "admin",
+    "changed",
+    "commands_cell",
+    "plain",
+    "rows",
+    "tables_info",
+    "write_commands",
+]

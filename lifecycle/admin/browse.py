@@ -1,0 +1,96 @@
+"""The tables of a hive as plain data: what there is, its rows, and how it changes.
+
+Needs:  tables.
+Gives:  TableInfo, TableRow, TableChange with tables_info(), rows(), changed(); Follower.
+Why:    an API, a shell and a script show tables in different words, and read them in one way.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from lifecycle.admin.plain import plain
+from lifecycle.tables import Change, ReadTable, Tables
+from lifecycle.tables.changes import Changes
+
+__all__ = ["Follower", "TableChange", "TableInfo", "TableRow", "changed", "rows", "tables_info"]
+
+
+class TableInfo(msgspec.Struct, frozen=True, rename="kebab"):
+    """A table: what it is called, how large it is, how often it has changed, whom it waits for."""
+
+    name: str
+    rows: int
+    revision: int
+    initialized: bool
+    waits_for: Sequence[str]
+
+
+class TableRow(msgspec.Struct, frozen=True):
+    """A row of a table, and the table's revision when it was last written."""
+
+    rev: int
+    key: object
+    obj: object
+
+
+class TableChange(msgspec.Struct, frozen=True):
+    """A row that came, changed or went; of one that went, how it was."""
+
+    rev: int
+    key: object
+    obj: object
+    deleted: bool
+
+
+def tables_info(tables: Tables) -> list[TableInfo]:
+    """Every table, by name."""
+    return [
+        TableInfo(table.name, len(table), table.revision, table.initialized, table.uninitialized_by)
+        for table in tables.all()
+    ]
+
+
+def rows(table: ReadTable[Any]) -> list[TableRow]:
+    """Every row, least recently changed first."""
+    return [TableRow(revision, plain(key), plain(row)) for key, row, revision in table.snapshot().items()]
+
+
+def changed(change: Change[Any]) -> TableChange:
+    """A change as plain data."""
+    row = change.old if change.deleted else change.row
+    return TableChange(change.revision, plain(change.key), plain(row), change.deleted)
+
+
+class Follower:
+    """Follows tables for readers, until closed. A slow reader is told less, not later: changes merge."""
+
+    def __init__(self) -> None:
+        self._watched: set[Changes[Any]] = set()
+        self._closed = False
+
+    def open(self) -> None:
+        """Let readers follow: who serves them starts, perhaps again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End what is followed: who serves the readers stops."""
+        self._closed = True
+        for changes in self._watched:
+            changes.wake()
+
+    async def follow(
+        self, table: ReadTable[Any], quiet: float | None = None
+    ) -> AsyncGenerator[list[TableChange], None]:
+        """Every row there is, then what changes, in batches; an empty one after so many quiet seconds."""
+        changes = table.changes()
+        self._watched.add(changes)
+        try:
+            while not self._closed:
+                yield [changed(one) for one in changes.take()]
+                with anyio.move_on_after(quiet):
+                    await changes.wait()
+        finally:
+            self._watched.discard(changes)

@@ -1,0 +1,66 @@
+"""The admin cell: any hive with a socket to look into it.
+
+Needs:  nothing but a hive to stand in.
+Gives:  admin(), AdminSettings; commands_cell, for whoever runs commands in another way.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lifecycle.admin.hive_commands import HiveCommands
+from lifecycle.admin.script import Commands
+from lifecycle.admin.server import AdminServer, AdminSocket
+from lifecycle.admin.table_commands import TableCommands
+from lifecycle.health import HealthTree
+from lifecycle.hints import Member
+from lifecycle.hive.switch import Modules
+from lifecycle.hive.view import HiveView
+from lifecycle.injection import Cell, config, group, invoke, module, provide_private
+from lifecycle.jobs import JobMetrics
+from lifecycle.settings import Settings
+from lifecycle.tables import Tables
+
+__all__ = ["AdminSettings", "admin", "commands_cell"]
+
+
+class AdminSettings(Settings, frozen=True):
+    """Settings of the admin socket."""
+
+    admin_socket: Path | None = Path("admin.sock")
+    """Unix socket to look into this process with the command shell; nothing for none."""
+
+
+def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
+    """The module ``admin``: commands over a unix socket, its own and those that cells contribute.
+
+    The socket is that of AdminSettings; a constructor given here says otherwise, and asks for what it needs.
+    """
+    place = (provide_private(socket),) if socket else (config(AdminSettings), provide_private(_own))
+    return module(
+        "admin",
+        "A look into the running hive",
+        *place,
+        commands_cell,
+        provide_private(AdminServer),
+        invoke(AdminServer),
+    )
+
+
+def _own(settings: AdminSettings) -> AdminSocket:
+    return AdminSocket(settings.admin_socket)
+
+
+def table_commands(tables: Tables) -> Member[Commands]:
+    """Commands that look at tables."""
+    return TableCommands(tables)
+
+
+def hive_commands(
+    view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables
+) -> Member[Commands]:
+    """Commands that look at the hive."""
+    return HiveCommands(view, health, jobs, modules, tables)
+
+
+commands_cell = group(provide_private(table_commands, hive_commands))
+"""The commands that every hive has, for the module this stands in."""

@@ -1,0 +1,206 @@
+"""The commands that look at a hive: how it is, what it is made of, how its start went, its jobs and logs.
+
+Needs:  what a hive injects.
+Gives:  HiveCommands, contributed as Member[Commands] by whoever runs commands.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import anyio.to_thread
+
+from lifecycle.admin.columns import aligned
+from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.errors import HiveError
+from lifecycle.health import HealthTree
+from lifecycle.hive.switch import Modules
+from lifecycle.hive.view import HiveView
+from lifecycle.jobs import JobMetrics
+from lifecycle.process import log_level, process_age, set_log_level
+from lifecycle.settings import Duration
+from lifecycle.tables import Tables
+
+__all__ = ["HiveCommands"]
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+_SLOWEST = 20
+"""Steps of a start that are shown unless all are asked for."""
+
+
+class HiveCommands(Commands):
+    """Commands about one hive."""
+
+    def __init__(
+        self, view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables
+    ) -> None:
+        self._view, self._health, self._jobs = view, health, jobs
+        self._modules, self._tables = modules, tables
+        everything = Flag("all", "All of them, not only the slowest", "switch")
+        modular = self._complete_module
+        super().__init__(
+            Command("status", "How it is, in a few lines", self._status, most=0),
+            Command(
+                "health",
+                "What each part says of itself",
+                self._show_health,
+                "[module]",
+                most=1,
+                complete=self._complete_health,
+            ),
+            Command(
+                "hive",
+                "What it is made of",
+                self._graph,
+                "[view] [name]",
+                most=2,
+                complete=self._complete_view,
+            ),
+            Command("hive/timeline", "How its start went", self._timeline, flags=(everything,), most=0),
+            Command("hive/jobs", "Runs, failures and durations of every job", self._show_jobs, most=0),
+            Command(
+                "hive/disable",
+                "Stop a module, and what needs it",
+                self._disable,
+                "module",
+                least=1,
+                most=1,
+                complete=modular,
+            ),
+            Command(
+                "hive/enable",
+                "Start a module again",
+                self._enable,
+                "module",
+                least=1,
+                most=1,
+                complete=modular,
+            ),
+            Command(
+                "log/level",
+                "Show or set from which level on lines are logged",
+                self._level,
+                f"[{'|'.join(LEVELS)}]",
+                most=1,
+                complete=lambda before, _: () if before else LEVELS,
+            ),
+        )
+
+    async def _status(self, state: State, _given: Arguments) -> None:
+        found = [one for one in self._health.snapshot() if one.level != "unknown"]
+        bad = [one for one in found if one.level == "degraded"]
+        jobs = self._jobs.snapshot()
+        tables = self._tables.all()
+        waiting = [table.name for table in tables if not table.initialized]
+        failing = [f"{one.module}: {one.name}" for one in jobs if one.failures_in_a_row]
+        lines = {
+            "process": f"runs for {Duration(round(process_age()))}",
+            "health": f"{len(found)} parts, {len(bad)} degraded",
+            "jobs": f"{len(jobs)}, {len(failing)} failing" + "".join(f"\n  {one}" for one in failing),
+            "tables": f"{len(tables)}, {len(waiting)} not complete"
+            + "".join(f"\n  {one}" for one in waiting),
+            "disabled": ", ".join(self._modules.disabled) or "nothing",
+            "log level": log_level(),
+        }
+        width = max(map(len, lines)) + 1
+        for name, told in lines.items():
+            await state.print(f"{name + ':':{width}} {told}")
+        for one in bad:
+            await state.print(f"  {one.module}: {one.message}{f' ({one.error})' if one.error else ''}")
+
+    async def _show_health(self, state: State, given: Arguments) -> None:
+        under = given.words[0] if given.words else ""
+        found = self._health.snapshot(under)
+        if under and not found:
+            raise CommandError(f"nothing has reported its health as {under}")
+        now = time.time()
+        records = [
+            {
+                "module": one.module,
+                "level": one.level,
+                "for": str(Duration(max(0, round(now - one.since)))),
+                "message": one.message + (f" ({one.error})" if one.error else ""),
+            }
+            for one in found
+        ]
+        await state.print(aligned(records, ["module", "level", "for", "message"]))
+
+    async def _graph(self, state: State, given: Arguments) -> None:
+        from lifecycle.graph.views import show  # a hive that starts has no use for it
+
+        def view() -> str:  # some 10 ms of work: not for the event loop
+            return show(self._view.graph(), *given.words)
+
+        try:
+            await state.print(await anyio.to_thread.run_sync(view))
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+
+    async def _timeline(self, state: State, given: Arguments) -> None:
+        timeline = await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()))
+        spans = sorted(timeline.spans, key=lambda span: -span.took)
+        shown = spans if given.flags["all"] else spans[:_SLOWEST]
+        records = [
+            {
+                "step": span.kind,
+                "took": f"{span.took * 1000:.1f}ms",
+                "began": f"{span.began * 1000:.1f}ms",
+                "what": span.id,
+            }
+            for span in shown
+        ]
+        await state.print(aligned(records, ["step", "took", "began", "what"]))
+        if len(shown) < len(spans):
+            await state.print(f"and {len(spans) - len(shown)} more: --all shows them")
+
+    async def _show_jobs(self, state: State, _given: Arguments) -> None:
+        records = [
+            {
+                "module": one.module,
+                "job": one.name,
+                "kind": one.kind,
+                "runs": str(one.runs),
+                "failures": str(one.failures),
+                "last": f"{one.last_seconds * 1000:.1f}ms",
+                "longest": f"{one.longest_seconds * 1000:.1f}ms",
+                "error": one.last_error,
+            }
+            for one in self._jobs.snapshot()
+        ]
+        columns = ["module", "job", "kind", "runs", "failures", "last", "longest", "error"]
+        await state.print(aligned(records, columns))
+
+    async def _disable(self, state: State, given: Arguments) -> None:
+        affected = await self._switched(self._modules.disable, given.words[0])
+        await state.print(f"stopped: {', '.join(affected) or 'nothing'}")
+
+    async def _enable(self, state: State, given: Arguments) -> None:
+        affected = await self._switched(self._modules.enable, given.words[0])
+        await state.print(f"started: {', '.join(affected) or 'nothing'}")
+
+    async def _level(self, state: State, given: Arguments) -> None:
+        if given.words:
+            try:
+                set_log_level(given.words[0])
+            except ValueError as error:
+                raise CommandError(str(error)) from None
+        await state.print(log_level())
+
+    async def _switched(self, switch: Callable[[str], Awaitable[list[str]]], module: str) -> list[str]:
+        try:
+            return await switch(module)
+        except HiveError as error:
+            raise CommandError(str(error)) from None
+        except ExceptionGroup as error:  # hooks that failed
+            raise CommandError(str(error)) from error
+
+    def _complete_view(self, before: Sequence[str], _: str) -> Iterable[str]:
+        from lifecycle.graph.views import VIEWS
+
+        return () if before else VIEWS
+
+    def _complete_health(self, before: Sequence[str], _: str) -> Iterable[str]:
+        return () if before else [one.module for one in self._health.snapshot()]
+
+    def _complete_module(self, before: Sequence[str], _: str) -> Iterable[str]:
+        return () if before else self._modules.names

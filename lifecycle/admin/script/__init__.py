@@ -1,0 +1,36 @@
+"""Scripts: pages of text with commands, what they are expected to print, and the files they use.
+
+Needs:  nothing of a hive; cells contribute commands.
+Gives:  Command and what it is made of, Commands for cells to contribute; Engine and Archive to run pages.
+Why:    a shell into a running hive and a test of a controller want the same words. The language is that of
+        cilium/hive's script tests, so a page of theirs reads like one of ours.
+"""
+
+from lifecycle.admin.script.archive import Archive, parse
+from lifecycle.admin.script.builtin import builtin, help_command
+from lifecycle.admin.script.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Commands,
+    Flag,
+    State,
+    StopScript,
+)
+from lifecycle.admin.script.engine import Engine, ScriptError
+
+__all__ = [
+    "Archive",
+    "Arguments",
+    "Command",
+    "CommandError",
+    "Commands",
+    "Engine",
+    "Flag",
+    "ScriptError",
+    "State",
+    "StopScript",
+    "builtin",
+    "help_command",
+    "parse",
+]

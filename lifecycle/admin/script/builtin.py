@@ -1,0 +1,232 @@
+"""The commands every script has: files, variables, and a look at what the command before has printed.
+
+Needs:  nothing.
+Gives:  builtin(), help_command().
+Source: rsc.io/script and cilium/hive's fork of it. There is no ``exec``: scripts call what cells contribute.
+"""
+
+import difflib
+import re
+import shutil
+from collections.abc import Callable, Mapping
+
+from lifecycle.admin.script.command import (
+    Arguments,
+    Command,
+    CommandError,
+    Flag,
+    State,
+    StopScript,
+    near,
+)
+from lifecycle.settings import Duration
+
+__all__ = ["builtin", "help_command"]
+
+
+def builtin() -> list[Command]:
+    """Commands for scripts, which have a directory of files."""
+    quiet = Flag("quiet", "Do not show the lines that differ", "switch", short="q")
+    return [
+        Command("cat", "Print files", _cat, "file...", least=1),
+        Command(
+            "cmp", "Compare two files, or stdout and stderr", _cmp, "file1 file2", (quiet,), least=2, most=2
+        ),
+        Command("cp", "Copy files, or stdout and stderr, to a file or directory", _cp, "from... to", least=2),
+        Command("echo", "Print the arguments", _echo, "[word...]"),
+        Command("empty", "Check that files are empty", _empty, "file...", least=1),
+        Command("env", "Set variables, or print them", _env, "[name[=value]...]"),
+        Command("exists", "Check that files are there", _exists, "file...", least=1),
+        Command(
+            "grep",
+            "Find lines by a regular expression",
+            _grep,
+            "pattern [file]",
+            (_COUNT,),
+            least=1,
+            most=2,
+            help="Looks at stdout unless a file is named.",
+        ),
+        Command("mkdir", "Make directories", _mkdir, "directory...", least=1),
+        Command("replace", "Replace texts in a file", _replace, "[old new]... file", least=3),
+        Command("rm", "Remove files and directories", _rm, "path...", least=1),
+        Command(
+            "sleep", "Let time pass: on the script's clock where it has one", _sleep, "time", least=1, most=1
+        ),
+        Command(
+            "stderr",
+            "Find lines in what the last command failed with",
+            _stderr,
+            "pattern",
+            (_COUNT,),
+            least=1,
+            most=1,
+        ),
+        Command(
+            "stdout",
+            "Find lines in what the last command printed",
+            _stdout,
+            "pattern",
+            (_COUNT,),
+            least=1,
+            most=1,
+        ),
+        Command("stop", "End the script here, as a success", _stop, "[reason]"),
+    ]
+
+
+def help_command(commands: Callable[[], Mapping[str, Command]]) -> Command:
+    """``help``: what commands there are, and how one is called."""
+
+    async def show(state: State, given: Arguments) -> None:
+        known = commands()
+        if not given.words:
+            width = max(map(len, known))
+            for name, command in known.items():
+                await state.print(f"{name:{width}}  {command.summary}")
+            return
+        for name in given.words:
+            if (found := known.get(name)) is None:
+                raise CommandError(f"{name}: no such command{near(name, known)}")
+            await state.print("\n".join(_page(found)))
+
+    flag = Flag("verbose", "Accepted for those who are used to it", "switch", short="v")
+    return Command("help", "List the commands, or explain some", show, "[command...]", (flag,))
+
+
+def _page(command: Command) -> list[str]:
+    lines = [command.usage(), f"    {command.summary}"]
+    lines += [f"    {line}".rstrip() for line in command.help.splitlines()]
+    for flag in command.flags:
+        default = f" [{flag.default}]" if flag.default else ""
+        lines.append(f"    --{flag.name}{f', -{flag.short}' if flag.short else ''}: {flag.help}{default}")
+    return lines
+
+
+_COUNT = Flag("count", "Expect so many lines", default="")
+
+
+async def _cat(state: State, given: Arguments) -> None:
+    for name in given.words:
+        if text := state.text_of(name):
+            await state.print(text)
+
+
+async def _cmp(state: State, given: Arguments) -> None:
+    one, other = given.words
+    is_, wanted = state.text_of(one), state.text_of(other)
+    if is_ == wanted:
+        return
+    if state.updates and other not in {"stdout", "stderr"}:
+        state.goldens[other] = is_
+        return
+    lines = difflib.unified_diff(wanted.splitlines(), is_.splitlines(), other, one, lineterm="")
+    raise CommandError(
+        f"{one} and {other} differ" + ("" if given.flags["quiet"] else "\n" + "\n".join(lines))
+    )
+
+
+async def _cp(state: State, given: Arguments) -> None:
+    *sources, target = given.words
+    place = state.path(target)
+    if len(sources) > 1 and not place.is_dir():
+        raise CommandError(f"{target}: expected a directory for several files")
+    for name in sources:
+        text = state.text_of(name)
+        (place / name if place.is_dir() else place).write_text(text, encoding="utf-8")
+
+
+async def _echo(state: State, given: Arguments) -> None:
+    await state.print(" ".join(given.words))
+
+
+async def _empty(state: State, given: Arguments) -> None:
+    for name in given.words:
+        if text := state.text_of(name):
+            raise CommandError(f"{name} is not empty:\n{text.rstrip()}")
+
+
+async def _env(state: State, given: Arguments) -> None:
+    if not given.words:
+        for name, value in state.variables.items():
+            await state.print(f"{name}={value}")
+    for word in given.words:
+        name, equals, value = word.partition("=")
+        if equals:
+            state.variables[name] = value
+        elif name in state.variables:
+            await state.print(f"{name}={state.variables[name]}")
+        else:
+            raise CommandError(f"{name}: nobody has set this variable")
+
+
+async def _exists(state: State, given: Arguments) -> None:
+    for name in given.words:
+        if not state.path(name).exists():
+            raise CommandError(f"{name} is not there")
+
+
+async def _grep(state: State, given: Arguments) -> None:
+    pattern, *files = given.words
+    _find(pattern, files[0] if files else "stdout", state, given)
+
+
+async def _stdout(state: State, given: Arguments) -> None:
+    _find(given.words[0], "stdout", state, given)
+
+
+async def _stderr(state: State, given: Arguments) -> None:
+    _find(given.words[0], "stderr", state, given)
+
+
+def _find(pattern: str, name: str, state: State, given: Arguments) -> None:
+    try:
+        expression = re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise CommandError(f"{pattern}: this is no regular expression: {error}") from None
+    text = state.text_of(name)
+    lines = [line for line in text.splitlines() if expression.search(line)]
+    shown = text.rstrip() or "(nothing)"
+    if wanted := given.flags["count"]:
+        if wanted != str(len(lines)):
+            raise CommandError(f"{len(lines)} lines of {name} match {pattern}, expected {wanted}:\n{shown}")
+    elif not lines:
+        raise CommandError(f"no line of {name} matches {pattern}:\n{shown}")
+
+
+async def _mkdir(state: State, given: Arguments) -> None:
+    for name in given.words:
+        state.path(name).mkdir(parents=True, exist_ok=True)
+
+
+async def _replace(state: State, given: Arguments) -> None:
+    *pairs, name = given.words
+    if len(pairs) % 2:
+        raise CommandError("expected an old and a new text, as often as needed, then the file")
+    text = state.text_of(name)
+    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+        if old not in text:
+            raise CommandError(f"{name} has no {old!r}")
+        text = text.replace(old, new)
+    state.path(name).write_text(text, encoding="utf-8")
+
+
+async def _rm(state: State, given: Arguments) -> None:
+    for name in given.words:
+        path = state.path(name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+async def _sleep(state: State, given: Arguments) -> None:
+    try:
+        pause = float(Duration.parse(given.words[0]))
+    except ValueError as error:
+        raise CommandError(f"{given.words[0]}: {error}") from None
+    await state.sleep(pause)
+
+
+async def _stop(_state: State, given: Arguments) -> None:
+    raise StopScript(" ".join(given.words))

@@ -1,0 +1,209 @@
+"""Commands of scripts and shells: what they are called, what they take, what they do.
+
+Needs:  nothing.
+Gives:  Command with its Flags, Arguments, State, CommandError; Commands, what a cell contributes of them.
+
+    async def greet(state: State, given: Arguments) -> None:
+        await state.print(f"hello {given.words[0]}")
+
+    def greetings() -> Member[Commands]:
+        return Commands(Command("greet", "Say hello", greet, "name"))
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+
+from lifecycle.settings import Duration
+
+__all__ = ["Arguments", "Command", "CommandError", "Commands", "Flag", "State", "StopScript", "near"]
+
+
+class CommandError(Exception):
+    """A command failed; its text is what the user is told."""
+
+
+class StopScript(Exception):  # noqa: N818  # it ends a script well
+    """The script is over here, and well."""
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """An option of a command: ``--format=json``, ``-format json``, ``-f json``; a switch has no value."""
+
+    name: str
+    help: str
+    kind: Literal["text", "switch", "time"] = "text"
+    default: str = ""
+    short: str = ""
+    choices: tuple[str, ...] = ()
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """What a command was given."""
+
+    words: tuple[str, ...]
+    flags: dict[str, str]
+    """By name, defaults included; a switch is ``true`` or empty."""
+
+    def seconds(self, flag: str) -> float:
+        """The value of a flag of kind time."""
+        return float(Duration.parse(self.flags[flag]))
+
+    def parts(self, flag: str) -> list[str]:
+        """The parts of a list with commas."""
+        return [part for part in self.flags[flag].split(",") if part]
+
+
+class State:
+    """What the commands of one script or shell share: variables, files, what was printed last."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        write: Callable[[str], Awaitable[None]] | None = None,
+        now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self.directory = directory
+        """Where names of files are looked for; None where commands may use none."""
+        self.variables: dict[str, str] = {} if directory is None else {"WORK": str(directory)}
+        self.stdout = ""
+        """What the command before this one has printed."""
+        self.stderr = ""
+        """What it has failed with."""
+        self.goldens: dict[str, str] = {}
+        """What files should have held, where comparisons bring them up to date instead of failing."""
+        self.updates = False
+        self.now = now
+        """Seconds of the clock that sleep() goes by."""
+        self.sleep = pause
+        """Let so many seconds pass."""
+        self._printed: list[str] = []
+        self._write = write
+
+    async def print(self, text: str) -> None:
+        """Print a line, or lines. A shell shows them at once."""
+        line = text if text.endswith("\n") else f"{text}\n"
+        self._printed.append(line)
+        if self._write is not None:
+            await self._write(line)
+
+    def take(self) -> str:
+        """What was printed since this was asked last."""
+        text = "".join(self._printed)
+        self._printed.clear()
+        return text
+
+    def path(self, name: str) -> Path:
+        """The file of that name. Raises CommandError where there are no files, or it is outside."""
+        if self.directory is None:
+            raise CommandError(f"{name}: files are for scripts; here is no directory for them")
+        path = (self.directory / name).resolve()
+        if not path.is_relative_to(self.directory.resolve()):
+            raise CommandError(f"{name}: expected a file inside the script's directory")
+        return path
+
+    def text_of(self, name: str) -> str:
+        """What is in a file; of ``stdout`` and ``stderr`` what was printed last. Raises CommandError."""
+        if name in {"stdout", "stderr"}:
+            return self.stdout if name == "stdout" else self.stderr
+        try:
+            return self.path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise CommandError(f"{name}: {(reason or str(error)).lower()}") from None
+
+
+Run = Callable[[State, Arguments], Awaitable[None]]
+Complete = Callable[[Sequence[str], str], Iterable[str]]
+"""What the word under way may become, given the arguments before it."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Something that scripts and shells can call."""
+
+    name: str
+    summary: str
+    run: Run
+    """Prints, and raises CommandError."""
+    synopsis: str = ""
+    """Of the arguments, such as ``table [key]``."""
+    flags: tuple[Flag, ...] = ()
+    help: str = ""
+    """More than the summary; may have several lines."""
+    complete: Complete | None = None
+    least: int = 0
+    most: int | None = None
+    """How many arguments it takes; any number of them for None."""
+    endless: bool = False
+    """Whether it goes on until whoever called it has enough."""
+
+    def usage(self) -> str:
+        """How it is called, in a line."""
+        flags = [
+            f"[--{flag.name}]" if flag.kind == "switch" else f"[--{flag.name}=...]" for flag in self.flags
+        ]
+        return " ".join(filter(None, (self.name, *flags, self.synopsis)))
+
+    def arguments(self, words: Sequence[str]) -> Arguments:
+        """The words as arguments and flags. Raises CommandError with how it is called."""
+        known = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
+        values = {flag.name: flag.default for flag in self.flags}
+        given: list[str] = []
+        pending = list(reversed(words))
+        while pending:
+            word = pending.pop()
+            if word == "--":
+                given += reversed(pending)
+                break
+            if not word.startswith("-") or word == "-":
+                given.append(word)
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            if (flag := known.get(name)) is None:
+                raise CommandError(f"{word}: no such flag; usage: {self.usage()}")
+            if flag.kind == "switch":
+                if equals and value not in {"true", "false"}:
+                    raise CommandError(f"{word}: expected true or false")
+                value = "" if value == "false" else "true"
+            elif not equals:
+                if not pending:
+                    raise CommandError(f"--{flag.name}: needs a value, as in --{flag.name}=VALUE")
+                value = pending.pop()
+            _check(flag, value)
+            values[flag.name] = value
+        if len(given) < self.least or (self.most is not None and len(given) > self.most):
+            raise CommandError(f"usage: {self.usage()}")
+        return Arguments(tuple(given), values)
+
+
+class Commands:
+    """Commands that belong together; a cell contributes them as ``Member[Commands]``."""
+
+    def __init__(self, *commands: Command) -> None:
+        self._commands = commands
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter(self._commands)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, as the end of a sentence."""
+    import difflib  # only mistakes need it
+
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _check(flag: Flag, value: str) -> None:
+    if flag.choices and value not in flag.choices:
+        raise CommandError(f"--{flag.name}={value}: expected {' or '.join(flag.choices)}")
+    if flag.kind == "time":
+        try:
+            Duration.parse(value)
+        except ValueError as error:
+            raise CommandError(f"--{flag.name}={value}: {error}") from None

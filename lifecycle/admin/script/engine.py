@@ -1,0 +1,149 @@
+"""Runs commands: a script from its first line to its last, or the lines of a shell one by one.
+
+Needs:  the commands there are.
+Gives:  Engine, ScriptError.
+Source: cilium/hive's script engine: sections begin at lines with ``#``; ``*`` runs the whole section again
+        until its command succeeds, ``!`` expects a failure, ``?`` does not mind one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lifecycle.admin.script.command import Command, CommandError, State, StopScript, near
+from lifecycle.admin.script.words import Line, expand, read, unfinished
+from lifecycle.errors import explain
+
+__all__ = ["Engine", "ScriptError"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+"""Seconds between two tries of a section."""
+
+
+class ScriptError(Exception):
+    """A command of a script did not do what was expected. The text has the line, and what was printed."""
+
+
+class Engine:
+    """The commands there are, by name."""
+
+    def __init__(self, commands: Iterable[Command], *, within: float = 5.0) -> None:
+        self.commands: Mapping[str, Command] = {
+            one.name: one for one in sorted(commands, key=lambda one: one.name)
+        }
+        self._within = within
+        """Seconds in which a section that is tried again has to succeed."""
+
+    async def line(self, state: State, text: str) -> None:
+        """Run one line, as a shell does. Raises CommandError, StopScript."""
+        try:
+            line = read(text)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        if line is not None:
+            await self._run(state, line)
+
+    async def script(self, state: State, text: str, name: str = "script") -> None:
+        """Run a whole script. Raises ScriptError, with file and line."""
+        section: list[Line] = []
+        for number, written in enumerate(text.splitlines(), start=1):
+            if written.startswith("#"):
+                section = []
+                continue
+            try:
+                line = read(written, number)
+            except ValueError as error:
+                raise ScriptError(f"{name}:{number}: {written.strip()}: {error}") from None
+            if line is None:
+                continue
+            section.append(line)
+            try:
+                if line.retried:
+                    await self._retried(state, section)
+                else:
+                    await self._run(state, line)
+            except StopScript:
+                return
+            except CommandError as error:
+                raise ScriptError(_told(name, line, error, state)) from None
+
+    def complete(self, text: str) -> list[str]:
+        """What the line that is being typed may go on with: whole words in place of the one under way."""
+        words, beginning = unfinished(text)
+        if not words:
+            return [name for name in self.commands if name.startswith(beginning)]
+        if (command := self.commands.get(words[0])) is None:
+            return []
+        if beginning.startswith("-"):
+            return _flags(command, beginning)
+        given = [word for word in words[1:] if not word.startswith("-")]
+        if words[0] == "help" and not given:
+            return [name for name in self.commands if name.startswith(beginning)]
+        found = command.complete(given, beginning) if command.complete else ()
+        return [word for word in found if word.startswith(beginning)]
+
+    def is_endless(self, text: str) -> bool:
+        """Whether the line calls a command that goes on until its caller has enough."""
+        words, word = unfinished(f"{text} ")
+        command = self.commands.get(words[0] if words else word)
+        return command is not None and command.endless
+
+    async def _retried(self, state: State, section: Sequence[Line]) -> None:
+        """Run the last line, and until it is as expected the whole section again."""
+        until, pause = state.now() + self._within, FIRST_PAUSE
+        again: Sequence[Line] = section[-1:]
+        while True:
+            try:
+                for line in again:
+                    await self._run(state, line)
+            except CommandError as error:
+                if state.now() >= until:
+                    text = f"{error}\n(tried again for {self._within:g} s)"
+                    raise CommandError(text) from error
+            else:
+                return
+            await state.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+            again = section
+
+    async def _run(self, state: State, line: Line) -> None:
+        name, *words = (expand(word, state.variables) for word in line.words)
+        command = self.commands.get(name)
+        if command is None:  # a mistake of the script, whatever is expected of the line
+            raise CommandError(f"{name}: no such command{near(name, self.commands)}")
+        given = command.arguments(words)
+        failure: str | None = None
+        state.take()
+        try:
+            await command.run(state, given)
+        except CommandError as error:
+            failure = str(error)
+        except StopScript:
+            raise
+        except Exception as error:
+            if (told := explain(error)) is None:
+                raise
+            failure = told
+        printed, checks = state.take(), command.name in _LOOK_BACK
+        if not checks:  # what looks at the output of the command before leaves it as it is
+            state.stdout, state.stderr = printed, f"{failure}\n" if failure else ""
+        if failure is not None and line.wanted == "success":
+            raise CommandError(failure)
+        if failure is None and line.wanted == "failure":
+            raise CommandError(f"{name}: it succeeded, and was expected to fail")
+
+
+_LOOK_BACK = frozenset({"cmp", "grep", "stderr", "stdout"})
+
+
+def _told(name: str, line: Line, error: CommandError, state: State) -> str:
+    text = f"{name}:{line.number}: {line.text}\n{error}"
+    printed = f"{state.stdout}{state.stderr}".rstrip("\n")
+    return f"{text}\nprinted before:\n{printed}" if printed and printed not in text else text
+
+
+def _flags(command: Command, beginning: str) -> list[str]:
+    name, equals, value = beginning.lstrip("-").partition("=")
+    if equals:
+        choices = next((flag.choices for flag in command.flags if flag.name == name), ())
+        return [f"--{name}={choice}" for choice in choices if choice.startswith(value)]
+    flags = (f"--{flag.name}{'' if flag.kind == 'switch' else '='}" for flag in command.flags)
+    return [flag for flag in flags if flag.startswith(f"--{name}")]

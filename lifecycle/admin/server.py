@@ -1,0 +1,186 @@
+"""Commands over a unix socket: a line in, text out, an end mark.
+
+Needs:  a path, commands.
+Gives:  AdminServer, AdminSocket, END, FAILED.
+Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`` is a client of it: each line
+        is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
+        a comment to their servers: after ``#marks`` the output of a command that fails ends with
+        ``<<failed>>`` instead, and ``#complete LINE`` tells what the last word of the line may become.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from lifecycle.admin.script import CommandError, Commands, Engine, State, StopScript, builtin, help_command
+from lifecycle.errors import explain
+from lifecycle.hints import Member
+from lifecycle.hooks import Lifecycle
+from lifecycle.process import Logger, listen
+
+__all__ = ["END", "FAILED", "AdminServer", "AdminSocket"]
+
+END, FAILED = "<<end>>", "<<failed>>"
+
+_MARKS, _COMPLETE = "#marks", "#complete "
+_LEAVE = frozenset({"exit", "quit", "stop"})
+_SHELL = frozenset({"echo", "grep"})
+"""Of the commands of scripts those that a shell has too."""
+_LONGEST_LINE = 1 << 16
+
+
+class AdminSocket(msgspec.Struct, frozen=True):
+    """Where commands are taken: nowhere without a path. Its owner may connect, and a group if named."""
+
+    path: Path | None
+    group: str | None = None
+
+
+class AdminServer:
+    """Serves every client by itself: commands of one run one after the other."""
+
+    def __init__(
+        self, commands: list[Member[Commands]], place: AdminSocket, lifecycle: Lifecycle, log: Logger
+    ) -> None:
+        own = [help_command(lambda: self.engine.commands)]
+        own += [one for one in builtin() if one.name in _SHELL]
+        self.engine = Engine([*own, *(one for some in commands for one in some)])
+        self._place = place
+        self._log = log
+        self._clients: set[asyncio.Task[None]] = set()
+        if place.path is not None:
+            lifecycle.enter("serve the admin socket", self._serving)
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        path = self._place.path
+        assert path is not None  # noqa: S101  # else there is no hook
+        listener = listen(path, group=self._place.group)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(listener, self._accept, listener)
+        try:
+            self._log.info("admin socket serves", socket=str(path))
+            yield
+        finally:
+            loop.remove_reader(listener)
+            listener.close()
+            path.unlink(missing_ok=True)
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """By hand: asyncio's server forgets a connection that comes while it is closed."""
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # the client has gone, or no descriptor is left: the next round tries again
+            self._log.warning("admin socket cannot accept", error=str(error))
+            return
+        connection.setblocking(False)
+        client = _Client(self.engine, connection, self._log)
+        task = asyncio.create_task(client.serve())
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        task.add_done_callback(lambda _: client.close())
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, engine: Engine, connection: socket.socket, log: Logger) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._log = log
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+        self._marks = False
+        self._gone = asyncio.Event()
+        """Set once the client sends nothing more: what goes on without end, ends."""
+        self._state = State(write=self._write)
+
+    async def serve(self) -> None:
+        """Run lines until the client has enough, or has gone, or this is cancelled."""
+        try:
+            self._reader, self._writer = await asyncio.open_unix_connection(
+                sock=self._connection, limit=_LONGEST_LINE
+            )
+            await self._answer_all()
+            self._writer.close()
+            await self._writer.wait_closed()
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client has gone, or we stop: nobody waits for an answer any more
+
+    def close(self) -> None:
+        """Let go of the connection; what the client has not read by now is lost."""
+        if self._writer is None:
+            self._connection.close()
+        else:
+            self._writer.transport.abort()
+
+    async def _answer_all(self) -> None:
+        lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=100)
+        reading = asyncio.create_task(self._read(lines))
+        try:
+            while (line := await lines.get()) is not None and line.strip() not in _LEAVE:
+                await self._answer(line.rstrip("\r\n"))
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, lines: "asyncio.Queue[str | None]") -> None:
+        try:
+            while line := await self._reader.readline():
+                await lines.put(line.decode(errors="replace"))
+        except (ConnectionError, ValueError):  # it broke off, or sends a line without end
+            pass
+        self._gone.set()
+        await lines.put(None)
+
+    async def _answer(self, line: str) -> None:
+        failed = False
+        if line == _MARKS:
+            self._marks = True
+        elif line.startswith(_COMPLETE):
+            for word in self._engine.complete(line.removeprefix(_COMPLETE)):
+                await self._write(f"{word}\n")
+        else:
+            failed = not await self._run(line)
+        await self._write(f"{FAILED if failed and self._marks else END}\n")
+
+    async def _run(self, line: str) -> bool:
+        """Run a command, an endless one until the client has gone; whether it succeeded."""
+        command = asyncio.create_task(self._engine.line(self._state, line))
+        gone = asyncio.create_task(self._gone.wait())
+        try:
+            await asyncio.wait({command, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if self._engine.is_endless(line):
+                command.cancel()
+            await asyncio.wait({command})
+        finally:
+            gone.cancel()
+            command.cancel()
+            await asyncio.wait({command})
+        error = None if command.cancelled() else command.exception()
+        if error is None or isinstance(error, StopScript):
+            return True
+        if isinstance(error, ConnectionError):
+            raise error
+        await self._write(f"{self._told(line, error)}\n")
+        return False
+
+    def _told(self, line: str, error: BaseException) -> str:
+        if isinstance(error, CommandError):
+            return str(error)
+        if (told := explain(error)) is not None:
+            return told
+        self._log.error("command failed", command=line, exc_info=error)
+        return f"{type(error).__name__}: {error}; the log of the process has more"
+
+    async def _write(self, text: str) -> None:
+        assert self._writer is not None  # noqa: S101  # only called while it serves
+        self._writer.write(text.encode())
+        await self._writer.drain()

@@ -1,0 +1,302 @@
+"""The commands that look at tables: ``db``, ``db/show``, ``db/get``, ``db/watch``, ``db/cmp`` and their kin.
+
+Needs:  Tables.
+Gives:  TableCommands, contributed as Member[Commands] by whoever runs commands.
+Source: cilium/statedb's script commands, whose names and flags these are.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from lifecycle.admin.browse import Follower, TableRow, rows, tables_info
+from lifecycle.admin.columns import Golden, aligned, columns_of
+from lifecycle.admin.plain import plain, text
+from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.tables import ReadTable, Tables
+
+__all__ = ["TableCommands"]
+
+_OUT = Flag("out", "File to write to instead", short="o")
+_COLUMNS = Flag("columns", "Columns to show, with commas between")
+_FORMAT = Flag("format", "table, yaml or json", default="table", short="f", choices=("table", "yaml", "json"))
+_INDEX = Flag("index", "The index whose values are meant, instead of the key", short="i")
+_TIMEOUT = Flag("timeout", "How long to wait", "time", "5s")
+_SHOWN = (_OUT, _COLUMNS, _FORMAT)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two looks at a table."""
+
+
+class TableCommands(Commands):
+    """Commands over the tables of one hive."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        named = self._complete
+        super().__init__(
+            Command("db", "List the tables", self._list),
+            Command(
+                "db/show",
+                "Show the rows of a table",
+                self._show,
+                "table",
+                _SHOWN,
+                complete=named,
+                least=1,
+                most=1,
+            ),
+            Command(
+                "db/get",
+                "Show the row with a key",
+                self._get,
+                "table key",
+                (*_SHOWN, _INDEX),
+                complete=named,
+                least=2,
+                most=2,
+            ),
+            Command(
+                "db/list",
+                "Show the rows with a key, or a value of an index",
+                self._by_value,
+                "table key",
+                (*_SHOWN, _INDEX),
+                complete=named,
+                least=2,
+                most=2,
+            ),
+            Command(
+                "db/prefix",
+                "Show the rows whose key, or value of an index, begins so",
+                self._by_prefix,
+                "table key",
+                (*_SHOWN, _INDEX),
+                complete=named,
+                least=2,
+                most=2,
+            ),
+            Command(
+                "db/lowerbound",
+                "Show the rows from a key, or value of an index, on",
+                self._from,
+                "table key",
+                (*_SHOWN, _INDEX),
+                complete=named,
+                least=2,
+                most=2,
+            ),
+            Command(
+                "db/watch",
+                "Show every row, then what changes",
+                self._watch,
+                "table",
+                complete=named,
+                least=1,
+                most=1,
+                endless=True,
+            ),
+            Command(
+                "db/initialized",
+                "Wait until tables are initialized",
+                self._initialized,
+                "[table...]",
+                (_TIMEOUT,),
+                complete=named,
+            ),
+            Command(
+                "db/empty", "Check that tables are empty", self._empty, "table...", complete=named, least=1
+            ),
+            Command(
+                "db/cmp",
+                "Compare a table with a file",
+                self._cmp,
+                "table file",
+                (_TIMEOUT, Flag("grep", "Compare only rows that match")),
+                complete=named,
+                least=2,
+                most=2,
+                help="The file looks as db/show prints, with the columns that count.\n"
+                "A table that differs is looked at again until the time is over.",
+            ),
+        )
+
+    async def _list(self, state: State, _given: Arguments) -> None:
+        found = [
+            {
+                "name": one.name,
+                "rows": str(one.rows),
+                "revision": str(one.revision),
+                "state": "complete" if one.initialized else f"waits for {', '.join(one.waits_for)}",
+            }
+            for one in tables_info(self._tables)
+        ]
+        await state.print(aligned(found, ["name", "rows", "revision", "state"]))
+
+    async def _show(self, state: State, given: Arguments) -> None:
+        table = self._table(given.words[0])
+        await _print(state, given, _sorted(table))
+
+    async def _get(self, state: State, given: Arguments) -> None:
+        found = self._found(given, lambda value, wanted: text(value) == wanted)
+        if not found:
+            raise CommandError(f"table {given.words[0]} has no row with the key {given.words[1]}")
+        await _print(state, given, found[:1])
+
+    async def _by_value(self, state: State, given: Arguments) -> None:
+        await _print(state, given, self._found(given, lambda value, wanted: text(value) == wanted))
+
+    async def _by_prefix(self, state: State, given: Arguments) -> None:
+        await _print(state, given, self._found(given, lambda value, wanted: text(value).startswith(wanted)))
+
+    async def _from(self, state: State, given: Arguments) -> None:
+        await _print(state, given, self._found(given, _at_least))
+
+    async def _watch(self, state: State, given: Arguments) -> None:
+        follower = Follower()
+        async for batch in follower.follow(self._table(given.words[0])):
+            for one in batch:
+                record = _record(TableRow(one.rev, one.key, one.obj))
+                sign = "-" if one.deleted else "+"
+                told = (
+                    ""
+                    if one.deleted
+                    else "".join(f"  {name}={value}" for name, value in record.items() if value)
+                )
+                await state.print(f"{sign} {text(one.key)}{told}")
+
+    async def _initialized(self, state: State, given: Arguments) -> None:
+        tables = [self._table(name) for name in given.words] or self._tables.all()
+
+        def waiting() -> list[str]:
+            return [
+                f"{table.name} waits for {', '.join(table.uninitialized_by)}"
+                for table in tables
+                if not table.initialized
+            ]
+
+        await _until_empty(state, given, waiting)
+
+    async def _empty(self, _state: State, given: Arguments) -> None:
+        for name in given.words:
+            if count := len(self._table(name)):
+                raise CommandError(f"table {name} has {count} rows, expected none")
+
+    async def _cmp(self, state: State, given: Arguments) -> None:
+        name, file = given.words
+        table = self._table(name)
+        try:
+            golden = Golden.read(state.text_of(file))
+            wanted = re.compile(given.flags["grep"])
+        except (ValueError, re.error) as error:
+            raise CommandError(f"{file}: {error}") from None
+
+        def records() -> list[dict[str, str]]:
+            found = [_record(row) for row in _sorted(table)]
+            return [one for one in found if wanted.search("  ".join(one.values()))]
+
+        def differences() -> list[str]:
+            found = records()
+            known = columns_of(found)
+            if found and (unknown := [one for one in golden.columns if one not in known]):
+                raise CommandError(
+                    f"{file}: table {name} has no column {unknown[0]}; it has: {', '.join(known)}"
+                )
+            return golden.differences(found)
+
+        try:
+            await _until_empty(state, given, differences, f"table {name} is not as in {file}:")
+        except CommandError:
+            if not state.updates:
+                raise
+            state.goldens[file] = aligned(records(), golden.columns)
+
+    def _table(self, name: str) -> ReadTable[Any]:
+        try:
+            return self._tables.get(name)
+        except LookupError as error:
+            raise CommandError(str(error)) from None
+
+    def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[TableRow]:
+        name, wanted = given.words
+        table = self._table(name)
+        every = _sorted(table)
+        if not (index := given.flags["index"]):
+            return [row for row in every if fits(row.key, wanted)]
+        try:
+            found = table.by(index)
+        except LookupError as error:
+            raise CommandError(str(error)) from None
+        values = [value for value in found.values() if fits(plain(value), wanted)]
+        objects = [plain(row) for value in values for row in found.get(value)]
+        return [row for row in every if row.obj in objects]
+
+    def _complete(self, before: Sequence[str], _beginning: str) -> Iterable[str]:
+        return [] if before else [table.name for table in self._tables.all()]
+
+
+async def _print(state: State, given: Arguments, found: Sequence[TableRow]) -> None:
+    form, columns = given.flags["format"], given.parts("columns")
+    if columns and form != "table":
+        raise CommandError("--columns is for the format table")
+    if form == "json":
+        shown = "".join(
+            msgspec.json.format(msgspec.json.encode(row.obj), indent=2).decode() + "\n" for row in found
+        )
+    elif form == "yaml":
+        shown = "---\n".join(msgspec.yaml.encode(row.obj).decode() for row in found)
+    else:
+        records = [_record(row) for row in found]
+        known = columns_of(records)
+        wanted = [column.lower() for column in columns] or known
+        if records and (unknown := [one for one in wanted if one not in known]):
+            raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(known)}")
+        shown = aligned(records, wanted) if wanted else ""
+    if given.flags["out"]:
+        state.path(given.flags["out"]).write_text(shown, encoding="utf-8")
+    elif shown:
+        await state.print(shown)
+
+
+async def _until_empty(
+    state: State,
+    given: Arguments,
+    look: Callable[[], list[str]],
+    beginning: str = "this did not change in time:",
+) -> None:
+    """Look again and again; raises CommandError with what is left when the time is over."""
+    until, pause = state.now() + given.seconds("timeout"), _FIRST_PAUSE
+    while found := look():
+        if state.now() >= until:
+            raise CommandError("\n".join((beginning, *found)))
+        await state.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _sorted(table: ReadTable[Any]) -> list[TableRow]:
+    """By key, so that one order is that of everybody; by its text where keys cannot be compared."""
+    found = rows(table)
+    try:
+        return sorted(found, key=lambda row: row.key)  # type: ignore[arg-type,return-value]  # it raises TypeError
+    except TypeError:
+        return sorted(found, key=lambda row: text(row.key))
+
+
+def _record(row: TableRow) -> dict[str, str]:
+    """The fields of a row by name; its key besides, where no field is the key."""
+    if not isinstance(row.obj, dict):
+        return {"key": text(row.key), "value": text(row.obj)}
+    fields = {str(name).lower(): text(value) for name, value in row.obj.items()}
+    told = any(type(value) is type(row.key) and value == row.key for value in row.obj.values())
+    return fields if told else {"key": text(row.key), **fields}
+
+
+def _at_least(value: object, wanted: str) -> bool:
+    if isinstance(value, int | float):
+        try:
+            return value >= float(wanted)
+        except ValueError:
+            raise CommandError(f"{wanted}: expected a number") from None
+    return text(value) >= wanted

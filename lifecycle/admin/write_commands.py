@@ -1,0 +1,109 @@
+"""The commands that write tables, for scripts: a table of a hive that runs has one writer already.
+
+Needs:  a hive that is built.
+Gives:  write_commands(): ``db/insert`` and ``db/delete``.
+"""
+
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from lifecycle.admin.plain import plain, text
+from lifecycle.admin.script import Arguments, Command, CommandError, Commands, State
+from lifecycle.hive.hive import Hive
+from lifecycle.settings import values
+from lifecycle.tables import Table
+
+__all__ = ["write_commands"]
+
+
+def write_commands(hive: Hive) -> Commands:
+    """Commands over the tables of this hive."""
+
+    async def insert(state: State, given: Arguments) -> None:
+        name, *files = given.words
+        table = _table(hive, name)
+        rows = [row for file in files for row in _rows(state.text_of(file), file, _row_type(hive, table))]
+        with table.txn() as txn:
+            for row in rows:
+                txn.put(row)
+
+    async def delete(_state: State, given: Arguments) -> None:
+        name, *keys = given.words
+        table = _table(hive, name)
+        known = {text(plain(key)): key for key, _, _ in table.snapshot().items()}
+        if missing := [key for key in keys if key not in known]:
+            raise CommandError(f"table {name} has no row with the key {missing[0]}")
+        with table.txn() as txn:
+            for key in keys:
+                txn.delete(known[key])
+
+    def complete(before: Sequence[str], _beginning: str) -> Iterable[str]:
+        return [] if before else [one.name for one in hive.tables.all() if isinstance(one, Table)]
+
+    return Commands(
+        Command(
+            "db/insert",
+            "Put rows into a table",
+            insert,
+            "table file...",
+            complete=complete,
+            least=2,
+            help="The files are YAML: a row, a list of rows, or several documents.",
+        ),
+        Command("db/delete", "Delete rows of a table", delete, "table key...", complete=complete, least=2),
+    )
+
+
+def _table(hive: Hive, name: str) -> Table[Any]:
+    try:
+        table = hive.tables.get(name)
+    except LookupError as error:
+        raise CommandError(str(error)) from None
+    if not isinstance(table, Table):
+        raise CommandError(f"table {name} follows from others: expected one that can be written")
+    return table
+
+
+def _row_type(hive: Hive, table: Table[Any]) -> object:
+    args = typing.get_args(hive.key_of(table))
+    if not args:
+        raise CommandError(
+            f"table {table.name}: the type of its rows is not known; have a constructor give Table[Row]"
+        )
+    return args[0]
+
+
+def _rows(page: str, file: str, kind: object) -> Iterator[object]:
+    import yaml  # scripts without rows do not need it
+
+    try:
+        documents = list(yaml.safe_load_all(page))
+    except yaml.YAMLError as error:
+        raise CommandError(f"{file}: this is no YAML: {' '.join(str(error).split())}") from None
+    for document in documents:
+        for row in document if isinstance(document, list) else [document]:
+            try:
+                yield msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
+            except (msgspec.ValidationError, ValueError) as error:
+                raise CommandError(f"{file}: {error}") from None
+
+
+def _encoded(row: object, kind: object) -> object:
+    """With names as msgspec wants them: fields may be written as in Python though a struct renames them."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(row, dict)):
+        return row
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _from_text(kind: type, value: object) -> object:
+    """Types that msgspec does not know: those of settings, and whatever is made of one text."""
+    if isinstance(value, kind):
+        return value
+    if values.known(kind):
+        return values.accept(value, kind)
+    make: Callable[[object], object] = getattr(kind, "parse", kind)
+    return make(value)

@@ -1,0 +1,203 @@
+"""The command line of a hive.
+
+Needs:  a hive; argv and the environment.
+Gives:  main(), and run_command(), which tests call.
+
+    if __name__ == "__main__":
+        main(Hive(heart, name="heart"), version="1.0")
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+
+from lifecycle.command import completion, help_page
+from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError
+from lifecycle.graph import views
+from lifecycle.hive.hive import Hive
+from lifecycle.process.logs import configure_logging
+
+__all__ = ["COMMANDS", "main", "run_command"]
+
+COMMANDS: dict[str, str] = {
+    "run": "Run it until it is told to end (SIGTERM or SIGINT); this is what no command means.",
+    "check": "Say whether it could run with these settings, without starting anything.",
+    "inspect": f"Show what it is made of: inspect [{'|'.join(views.VIEWS)}] [NAME].",
+    "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",
+    "completion": f"Print what makes a shell complete this: completion {'|'.join(completion.SHELLS)}.",
+}
+"""What may stand before the settings."""
+
+_OK, _USAGE, _INTERRUPTED = 0, 2, 130
+_SOCKET = "--socket="
+
+
+def main(hive: Hive, argv: Sequence[str] | None = None, *, version: str = "") -> NoReturn:
+    """Do what the command line says, and end the process: 0, 1 for a failure, 2 for usage and settings.
+
+    Without a command the hive runs. Flags are its settings, beside variables with its prefix and the files
+    that its own Sources name. ``--help`` tells all of them, ``--version`` the `version` if there is one,
+    ``--strict`` refuses keys that no option knows. Logs go to standard error, unless configure_logging() has
+    been called before.
+    """
+    sys.exit(run_command(hive, sys.argv[1:] if argv is None else argv, os.environ, version=version))
+
+
+def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, version: str = "") -> int:
+    """As main(); the exit code."""
+    command, rest = (argv[0], list(argv[1:])) if argv and argv[0] in COMMANDS else ("run", list(argv))
+    try:
+        return _run(hive, command, rest, env, version)
+    except SettingsError as error:
+        for fault in error.faults:
+            _say(hive, fault.text)
+        return _USAGE
+    except HiveError as error:
+        _say(hive, str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say(hive, "interrupted")
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has gone: it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its exit
+        return _OK
+
+
+def _run(hive: Hive, command: str, words: list[str], env: Mapping[str, str], version: str) -> int:
+    if command == "inspect":
+        _show_if_faulty(hive, words)
+    own = {option.name for option in hive.options()}
+    if {"--help", "-h"} & set(words):
+        _print(help_page.page(hive, COMMANDS, version=bool(version)))
+        return _OK
+    if "--version" in words and version and "version" not in own:
+        _print(f"{hive.name} {version}")
+        return _OK
+    if command == "shell":
+        return _shell(hive, words, env)
+    strict = "--strict" in words and "strict" not in own
+    if strict:
+        words = [word for word in words if word != "--strict"]
+    if command == "completion":
+        return _completion(hive, words, version)
+    view, words = _view(words) if command == "inspect" else ([], words)
+    if (stray := next((word for word in words[:1] if not word.startswith("-")), None)) is not None:
+        raise UsageError(f"{stray}: no such command{_near(stray)} (see: {hive.name} --help)")
+    hive.read_settings(words, env, strict=strict)
+    if command == "run":
+        return _start(hive)
+    return _check(hive) if command == "check" else _inspect(hive, view)
+
+
+def _start(hive: Hive) -> int:
+    if not _logs_configured():
+        configure_logging()
+    hive.check()
+    return anyio.run(_to_the_end, hive)
+
+
+async def _to_the_end(hive: Hive) -> int:
+    """Run; late signals change the exit code no more."""
+    try:
+        return await hive.run()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _check(hive: Hive) -> int:
+    hive.check()
+    graph = hive.graph()  # constructors may fail, too
+    for warning in hive.warnings():
+        _say(hive, warning)
+    given = sum(setting.origin != "default" for setting in graph.settings)
+    built = sum(node.built for node in graph.constructors)
+    _print(f"{hive.name} is sound: {built} constructors, {len(graph.hooks)} hooks, {given} settings given")
+    return _OK
+
+
+def _inspect(hive: Hive, view: Sequence[str]) -> int:
+    graph = hive.graph()
+    for warning in hive.warnings():
+        _say(hive, warning)
+    try:
+        _print(views.show(graph, *view))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if unset := views.unset(graph):
+        _say(hive, f"unset, so that nothing is told of the hooks of what needs it: {', '.join(unset)}")
+    return _OK
+
+
+def _show_if_faulty(hive: Hive, words: list[str]) -> None:
+    """Of a hive that cannot be built show what can be shown; why it cannot be is raised afterwards."""
+    try:
+        hive.options()
+    except GraphError:
+        try:
+            _print(views.show(hive.graph(faulty=True), *_view(words)[0]))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
+    """Flags before the first word are ours, all others those of the command."""
+    from lifecycle.command.shell import shell
+
+    count = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    own, said = list(words[:count]), words[count:]
+    named = [word.partition("=")[2] for word in own if word.startswith(_SOCKET)]
+    hive.read_settings([word for word in own if not word.startswith(_SOCKET)], env)
+    if not named:
+        settings = hive.graph().settings
+        named = [one.value for one in settings if one.name == "admin-socket" and one.value]
+    if not named:
+        raise UsageError(
+            f"shell: {hive.name} has no setting admin-socket: name its socket with {_SOCKET}PATH"
+        )
+    return shell(Path(named[-1]), said, hive.name)
+
+
+def _completion(hive: Hive, words: Sequence[str], version: str) -> int:
+    if words[:1] == ["words"]:  # asked by the scripts
+        more = ["--help", *(["--version"] if version else []), "--strict"]
+        for word in completion.candidates(hive.options(), COMMANDS, more, " ".join(words[1:])):
+            _print(word)
+        return _OK
+    if len(words) != 1 or words[0] not in completion.SHELLS:
+        raise UsageError(f"completion: expected one of {', '.join(completion.SHELLS)}")
+    _print(completion.script(words[0], hive.name))
+    return _OK
+
+
+def _view(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first flag, and the rest."""
+    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:count]), list(words[count:])
+
+
+def _near(word: str) -> str:
+    import difflib  # only mistakes need it
+
+    found = difflib.get_close_matches(word, COMMANDS, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _logs_configured() -> bool:
+    import structlog
+
+    return structlog.is_configured()
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stdout.flush()
+
+
+def _say(hive: Hive, text: str) -> None:
+    sys.stderr.write("".join(f"{hive.name}: {line}\n" for line in [text]))

@@ -1,0 +1,171 @@
+"""A shell into a running hive: commands to its admin socket, one or many, completed and remembered.
+
+Needs:  the socket of the admin cell, or of cilium/hive's shell.
+Gives:  shell().
+"""
+
+import contextlib
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from lifecycle.admin import END, FAILED
+from lifecycle.errors import HiveError
+
+__all__ = ["shell"]
+
+_OK, _FAILURE, _INTERRUPTED = 0, 1, 130
+_LEAVE = frozenset({"exit", "quit"})
+_REMEMBERED = 1000
+
+
+def shell(path: Path, words: Sequence[str], name: str, timeout: float = 5.0) -> int:
+    """Run the words as one command, or without any the lines of standard input; the exit code.
+
+    On a terminal lines are edited, completed with the tabulator and remembered from one shell to the next; ^C
+    ends a command, ^D the shell. Otherwise the first command that fails ends it. `timeout` is that of the
+    connection, in seconds. Raises HiveError, one line, when nobody answers.
+    """
+    if words:
+        with _Connection(path, timeout) as connection:
+            return _OK if connection.run(_line(words)) else _FAILURE
+    if not sys.stdin.isatty():
+        with _Connection(path, timeout) as connection:
+            lines = (line.strip() for line in sys.stdin)
+            return _OK if all(connection.run(line) for line in lines if line) else _FAILURE
+    return _interactive(path, name, timeout)
+
+
+def _interactive(path: Path, name: str, timeout: float) -> int:
+    with _Connection(path, timeout) as connection, _remembering(name, connection):
+        while True:
+            try:
+                line = input(f"{name}> ").strip()
+            except EOFError:
+                print()  # noqa: T201  # the terminal's next line is not ours
+                return _OK
+            except KeyboardInterrupt:
+                print()  # noqa: T201
+                continue
+            if line in _LEAVE:
+                return _OK
+            try:
+                connection.run(line)
+            except KeyboardInterrupt:
+                connection.open()  # the server ends what the old connection had asked for
+                print()  # noqa: T201
+
+
+class _Connection:
+    """A connection to the socket; commands and answers alternate."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lines: Iterator[str] = iter(())
+
+    def __enter__(self) -> "_Connection":
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def open(self) -> None:
+        """Connect, afresh if need be. Raises HiveError."""
+        self._socket.close()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(self._timeout)
+        try:
+            self._socket.connect(str(self._path))
+        except OSError as error:
+            self._socket.close()
+            raise HiveError(_refused(error, self._path)) from error
+        self._socket.settimeout(None)
+        self._lines = iter(self._socket.makefile(encoding="utf-8", errors="replace"))
+        list(self.ask("#marks"))
+
+    def run(self, line: str) -> bool:
+        """Print the output of a command as it comes; whether the command succeeded."""
+        for text in self.ask(line):
+            if text == FAILED:
+                return False
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        return True
+
+    def ask(self, line: str) -> Iterator[str]:
+        """The lines of an answer, and FAILED at the end of one that is a failure. Raises HiveError."""
+        try:
+            self._socket.sendall(f"{line}\n".encode())
+            for text in self._lines:
+                told = text.rstrip("\n")
+                if told == FAILED:
+                    yield FAILED
+                if told in {END, FAILED}:
+                    return
+                yield told
+        except OSError as error:
+            raise HiveError(f"{self._path}: the connection broke off: {error.strerror or error}") from error
+        raise HiveError(f"{self._path}: the connection was closed: did the process stop?")
+
+
+@contextlib.contextmanager
+def _remembering(name: str, connection: _Connection) -> Iterator[None]:
+    """Lines of earlier shells, and completion; both only where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    history = state / "hive" / f"{name}.history"
+    with contextlib.suppress(OSError):  # none yet, or one that is somebody else's
+        readline.read_history_file(history)
+    _complete(readline, connection)
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        readline.set_history_length(_REMEMBERED)
+        with contextlib.suppress(OSError):
+            history.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(history)
+
+
+def _complete(readline: ModuleType, connection: _Connection) -> None:
+    found: list[str] = []
+
+    def next_word(_: str, number: int) -> str | None:
+        nonlocal found
+        if number == 0:
+            line = readline.get_line_buffer()[: readline.get_endidx()]
+            try:
+                answer = list(connection.ask(f"#complete {line}"))
+            except HiveError:
+                answer = []
+            found = [word if word.endswith("=") else f"{word} " for word in answer if word != FAILED]
+        return found[number] if number < len(found) else None
+
+    readline.set_completer(next_word)
+    readline.set_completer_delims(" ")
+    readline.parse_and_bind("tab: complete")
+
+
+def _line(words: Sequence[str]) -> str:
+    """Words as one line of the shell's language, where quotes are single and doubled inside."""
+    quoted = ("'" + word.replace("'", "''") + "'" if shlex.quote(word) != word else word for word in words)
+    return words[0] if len(words) == 1 else " ".join(quoted)
+
+
+def _refused(error: OSError, path: Path) -> str:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return f"nobody serves {path}: start the process, or name its --socket"
+    if isinstance(error, PermissionError):
+        return f"permission denied on {path}: run this as the user whose process it is"
+    return f"cannot connect to {path}: {error.strerror or error}"

@@ -1,0 +1,53 @@
+"""The graph as a value: drawn, queried, compared, written as JSON and as a page.
+
+Needs:  a built hive, or the JSON of one.
+Gives:  Graph and its parts, Timeline, questions to both; the reference of settings.
+"""
+
+from lifecycle.graph.diff import KINDS, Altered, diff
+from lifecycle.graph.diff import Change as GraphChange
+from lifecycle.graph.parts import (
+    ConstructorInfo,
+    Edge,
+    FaultInfo,
+    HookInfo,
+    InvokeInfo,
+    ModuleInfo,
+    SettingInfo,
+)
+from lifecycle.graph.query import find_module, find_type, unused, why
+from lifecycle.graph.reference import Section, json_schema, markdown, sections
+from lifecycle.graph.schema import graph_schema, timeline_schema
+from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
+from lifecycle.graph.value import Graph, read_graph
+
+__all__ = [
+    "KINDS",
+    "Altered",
+    "ConstructorInfo",
+    "Edge",
+    "FaultInfo",
+    "Graph",
+    "GraphChange",
+    "HookInfo",
+    "InvokeInfo",
+    "ModuleInfo",
+    "Section",
+    "SettingInfo",
+    "Span",
+    "Timeline",
+    "critical_path",
+    "diff",
+    "find_module",
+    "find_type",
+    "graph_schema",
+    "held_by",
+    "json_schema",
+    "markdown",
+    "read_graph",
+    "read_timeline",
+    "sections",
+    "timeline_schema",
+    "unused",
+    "why",
+]

@@ -1,0 +1,72 @@
+"""What changed from one graph to another.
+
+Needs:  two Graphs.
+Gives:  diff(): Changes, by kind of thing.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from lifecycle.graph.parts import Parts
+
+__all__ = ["KINDS", "Altered", "Change", "diff"]
+
+KINDS = ("modules", "constructors", "edges", "invokes", "settings", "hooks")
+
+_MOVES = {"file", "line", "built"}
+"""Not compared: a line moves with every edit above it, and `built` follows from edges and invokes."""
+
+
+class Altered(msgspec.Struct, frozen=True):
+    """One field of a thing that is in both graphs."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A thing that is only in the first graph (removed), only in the second (added), or differs."""
+
+    kind: str
+    id: str
+    what: str
+    """added, removed or changed."""
+    altered: tuple[Altered, ...] = ()
+
+
+def diff(before: Parts, after: Parts) -> list[Change]:
+    """All changes, kind by kind, in the order of the graphs. Places in the source are not compared."""
+    changes = []
+    for kind in KINDS:
+        old, new = _by_id(getattr(before, kind)), _by_id(getattr(after, kind))
+        for name in (*old, *(name for name in new if name not in old)):
+            if name not in new:
+                changes.append(Change(kind, name, "removed"))
+            elif name not in old:
+                changes.append(Change(kind, name, "added"))
+            elif altered := tuple(_altered(old[name], new[name])):
+                changes.append(Change(kind, name, "changed", altered))
+    return changes
+
+
+def _by_id(things: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for thing in things:
+        fields = msgspec.to_builtins(thing)
+        if "from" in fields:
+            name = f"{fields['from']} -> {fields['to']} ({fields['parameter']})"
+        elif "struct" in fields:
+            name = fields["name"]
+        else:
+            name = fields["id"]
+        found[name] = fields
+    return found
+
+
+def _altered(old: dict[str, Any], new: dict[str, Any]) -> Iterable[Altered]:
+    for field in dict.fromkeys((*old, *new)):
+        if field not in _MOVES and old.get(field) != new.get(field):
+            yield Altered(field, old.get(field), new.get(field))

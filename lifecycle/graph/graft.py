@@ -1,0 +1,37 @@
+"""The graph of a hive with that of one inside it.
+
+Needs:  both graphs.
+Gives:  grafted().
+"""
+
+from typing import Any
+
+import msgspec
+
+from lifecycle.graph.parts import Edge
+from lifecycle.graph.value import Graph
+
+__all__ = ["grafted"]
+
+
+def grafted(graph: Graph, inner: Graph) -> Graph:
+    """All of both: the modules of `inner` below the one that has its name, from whose InnerHive it shares.
+
+    What is shared stands in the inner graph as a supplied value, with an edge to what provides that hive.
+    """
+    stem = [one.id for one in graph.constructors if one.module == inner.name and one.kind == "provide"]
+    needed = {edge.target for edge in graph.edges if edge.source in stem}
+    provided = {one.provides for one in graph.constructors if one.id in needed}
+    shared = [
+        Edge(source=one.id, target=target, parameter="shared")
+        for one in inner.constructors
+        if one.kind == "supply" and one.module == inner.name and one.provides in provided
+        for target in stem
+    ]
+    both: dict[str, Any] = {
+        field: (*getattr(graph, field), *getattr(inner, field))
+        for field in ("constructors", "invokes", "settings", "hooks")
+    }
+    modules = (*graph.modules, *(one for one in inner.modules if one.id != inner.name))
+    edges = (*graph.edges, *inner.edges, *shared)
+    return msgspec.structs.replace(graph, modules=modules, edges=edges, **both)

@@ -1,0 +1,127 @@
+"""Questions to a graph: only a part of it, why something is in it, what nothing needs.
+
+Needs:  a Graph.
+Gives:  only(), find_module(), find_type(), why(), unused().
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from lifecycle.graph.parts import ConstructorInfo, Edge, Parts
+
+__all__ = ["find_module", "find_type", "only", "unused", "why"]
+
+G = TypeVar("G", bound=Parts)
+
+
+def find_module(graph: Parts, text: str) -> str:
+    """The full id of the module a person calls `text`: ``agent.ipam`` or, where that is clear, ``ipam``.
+
+    Raises ValueError("one line") when there is none, or more than one.
+    """
+    ids = [module.id for module in graph.modules]
+    found = [text] if text in ids else [one for one in ids if one.endswith(f".{text}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"module {text}: it may be {' or '.join(found)}; give the whole id")
+    tails = {one.rpartition(".")[2]: one for one in ids}
+    raise ValueError(f"module {text}: there is none{_meant(text, [*ids, *tails])}")
+
+
+def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
+    """What provides the type a person calls `text`; also by the name or id of the constructor.
+
+    Raises ValueError("one line") when nothing does.
+    """
+    nodes = [node for node in graph.constructors if not node.replaced]
+    for fold in (str, str.casefold):  # the very spelling first
+        wanted = fold(text)
+        for name in ("provides", "id", "name"):
+            if found := [node for node in nodes if fold(getattr(node, name)) == wanted]:
+                return found
+    known = {name for node in nodes for name in (node.provides, node.name)}
+    raise ValueError(f"type {text}: nothing in {graph.name} provides it{_meant(text, sorted(known))}")
+
+
+def only(graph: G, module: str) -> G:
+    """The module and those below it, with the constructors at the other end of their arrows."""
+    parents = {one.id: one.parent for one in graph.modules}
+    if module not in parents:
+        raise ValueError(f"module {module}: there is none")
+
+    def inside(one: str | None) -> bool:
+        while one is not None and one != module:
+            one = parents[one]
+        return one == module
+
+    wanted = {one for one in parents if inside(one)}
+    own = {node.id for node in graph.nodes if node.module in wanted}
+    edges = tuple(edge for edge in graph.edges if edge.source in own or edge.target in own)
+    kept = own | {edge.source for edge in edges} | {edge.target for edge in edges}
+    scopes: set[str] = set()
+    for scope in (*wanted, *(node.module for node in graph.nodes if node.id in kept)):
+        one: str | None = scope
+        while one is not None and one not in scopes:
+            scopes.add(one)
+            one = parents[one]
+    hooks = [hook for hook in graph.hooks if hook.module in wanted]
+    awaited = {need for hook in hooks for need in hook.after} | {hook.id for hook in hooks}
+    return msgspec.structs.replace(
+        graph,
+        modules=tuple(one for one in graph.modules if one.id in scopes),
+        constructors=tuple(node for node in graph.constructors if node.id in kept),
+        edges=edges,
+        invokes=tuple(root for root in graph.invokes if root.id in kept),
+        settings=tuple(setting for setting in graph.settings if setting.module in wanted),
+        faults=tuple(fault for fault in graph.faults if own & set(fault.nodes)),
+        hooks=tuple(
+            hook if hook.module in wanted else msgspec.structs.replace(hook, after=())
+            for hook in graph.hooks
+            if hook.id in awaited
+        ),
+    )
+
+
+def why(graph: Parts, target: str) -> list[list[Edge]]:
+    """For each invoked function that leads to the constructor `target`, the shortest chain of needs to it.
+
+    Shortest first. Without an invoked one: the chains from whatever needs it that nothing else needs.
+    """
+    users: dict[str, list[Edge]] = defaultdict(list)
+    for edge in graph.edges:
+        users[edge.target].append(edge)
+    towards: dict[str, Edge | None] = {target: None}
+    reached = [target]
+    for node in reached:  # breadth first, so the first way found is a shortest
+        for edge in users[node]:
+            if edge.source not in towards:
+                towards[edge.source] = edge
+                reached.append(edge.source)
+    roots = [root.id for root in graph.invokes if root.id in towards]
+    roots = roots or [node for node in reached if not users[node] and node != target]
+    return sorted((_chain(towards, root) for root in roots), key=len)
+
+
+def _chain(towards: dict[str, Edge | None], start: str) -> list[Edge]:
+    chain = []
+    edge = towards[start]
+    while edge is not None:
+        chain.append(edge)
+        edge = towards[edge.target]
+    return chain
+
+
+def unused(graph: Parts) -> list[ConstructorInfo]:
+    """Constructors, values and settings that no invoked function leads to. What is replaced is not told."""
+    return [node for node in graph.constructors if not node.built and not node.replaced]
+
+
+def _meant(text: str, known: Iterable[str]) -> str:
+    import difflib  # only mistakes need it
+
+    near: Sequence[str] = difflib.get_close_matches(text, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

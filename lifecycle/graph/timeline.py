@@ -1,0 +1,110 @@
+"""How the start of a hive went: what every constructor and hook took, and what waited for what.
+
+Needs:  a graph and the profile of the same hive.
+Gives:  Timeline with its Spans, timeline_of(), read_timeline(); held_by() and critical_path() over both.
+"""
+
+from collections import defaultdict
+
+import msgspec
+
+from lifecycle.graph.parts import Parts
+from lifecycle.injection.profile import Profile, Step
+
+__all__ = ["VERSION", "Span", "Timeline", "critical_path", "held_by", "read_timeline", "timeline_of"]
+
+VERSION = 1
+"""Of the JSON form; raised when a field changes its meaning or goes."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """One step of one node of the graph. Times are in seconds, `began` since the hive was made."""
+
+    id: str
+    """Of the constructor, invoked function or hook."""
+    kind: Step
+    began: float
+    took: float
+
+    @property
+    def ended(self) -> float:
+        """When it was over."""
+        return self.began + self.took
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Every step that is over, in the order they ended. A hook without one has not started yet."""
+
+    version: int = VERSION
+    name: str
+    spans: tuple[Span, ...]
+    sums: dict[str, float] = {}
+    """Seconds by name that the hive counts together, such as an agent's bootstrap scopes; some overlap."""
+
+    def json(self) -> str:
+        """One JSON object; docs/timeline-schema.json describes it."""
+        return msgspec.json.encode(self).decode()
+
+    def of(self, kind: Step) -> dict[str, Span]:
+        """The steps of one kind by id; of a hook that started twice, the later one."""
+        return {span.id: span for span in self.spans if span.kind == kind}
+
+
+def timeline_of(graph: Parts, profile: Profile) -> Timeline:
+    """The timings of `profile` with the ids of `graph`. What is in the profile alone is left out."""
+    named = _names(graph)
+    seen: dict[tuple[str, ...], int] = defaultdict(int)
+    spans = []
+    for timing in profile.timings:
+        key = (timing.kind, timing.module, timing.owner, timing.name)
+        if ids := named.get(key):  # several of one name run in the order of the graph
+            spans.append(Span(ids[seen[key] % len(ids)], timing.kind, timing.began, timing.took))
+            seen[key] += 1
+    return Timeline(name=graph.name, spans=tuple(spans), sums=dict(profile.sums))
+
+
+def _names(graph: Parts) -> dict[tuple[str, ...], list[str]]:
+    names: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for node in graph.constructors:
+        if node.built and not node.replaced:
+            names["construct", node.module, "", node.name].append(node.id)
+    for root in graph.invokes:
+        names["invoke", root.module, "", root.name].append(root.id)
+    owners = {node.id: node.name for node in graph.nodes}
+    for hook in graph.hooks:
+        owner = owners.get(hook.constructor, "")
+        names["start", hook.module, owner, hook.name].append(hook.id)
+        names["stop", hook.module, owner, hook.name].insert(0, hook.id)
+    return names
+
+
+def held_by(graph: Parts, timeline: Timeline) -> dict[str, str]:
+    """For each hook that waited: the one of those it waits for that had started last."""
+    started = timeline.of("start")
+    held = {}
+    for hook in graph.hooks:
+        if over := [need for need in hook.after if need in started]:
+            held[hook.id] = max(over, key=lambda need: started[need].ended)
+    return held
+
+
+def critical_path(graph: Parts, timeline: Timeline) -> list[str]:
+    """The hooks the start had to wait for, each held by the one before; making only these quicker helps."""
+    started, held = timeline.of("start"), held_by(graph, timeline)
+    if not started:
+        return []
+    path = [max(started, key=lambda hook: started[hook].ended)]
+    while path[-1] in held:
+        path.append(held[path[-1]])
+    return path[::-1]
+
+
+def read_timeline(data: bytes | str) -> Timeline:
+    """The timeline that Timeline.json() wrote. Raises ValueError("one line") when it is none we can read."""
+    try:
+        timeline = msgspec.json.decode(data, type=Timeline)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no timeline ({error})") from None
+    if timeline.version != VERSION:
+        raise ValueError(f"it is a timeline of version {timeline.version}; this hive reads version {VERSION}")
+    return timeline

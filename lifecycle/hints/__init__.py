@@ -1,0 +1,11 @@
+"""Type hints as the keys of the graph: reading them, writing them in messages, marks on them.
+
+Needs:  nothing.
+Gives:  Named, Member, results, keys and their names, places in the source.
+"""
+
+from lifecycle.hints.keys import Key, type_name
+from lifecycle.hints.named import Member, Named, results
+from lifecycle.hints.places import Place, caller, place_of
+
+__all__ = ["Key", "Member", "Named", "Place", "caller", "place_of", "results", "type_name"]

@@ -1,0 +1,77 @@
+"""Where in the source things are, for messages a person can click.
+
+Needs:  nothing.
+Gives:  Place, the place of a function or class, and of a caller.
+"""
+
+import contextlib
+import functools
+import inspect
+import linecache
+import re
+import sys
+import types
+from pathlib import Path
+
+import msgspec
+
+from lifecycle.hints.generics import class_of
+
+__all__ = ["Place", "caller", "has_place", "place_of"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A file and a line; the text is relative to the working directory where that is shorter."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        path = Path(self.file)
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        return f"{path}:{self.line}"
+
+
+def caller(depth: int = 2) -> Place:
+    """The place that called the function that calls this."""
+    frame = sys._getframe(depth)  # noqa: SLF001  # the documented way that costs no traceback
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def has_place(thing: object) -> bool:
+    """Whether it is a function or class (or ``Box[int]``), so that place_of() finds where it is written."""
+    if isinstance(thing, types.FunctionType | type):
+        return True
+    return inspect.isroutine(thing) or class_of(thing) is not None
+
+
+def place_of(thing: object) -> Place:
+    """Where a function or class is written; a class by its own line, not that of a method."""
+    thing = class_of(thing) or thing
+    function = inspect.unwrap(thing) if callable(thing) else thing
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is not None:
+        return Place(code.co_filename, code.co_firstlineno)
+    return _place_of_class(function if isinstance(function, type) else type(function))
+
+
+@functools.cache
+def _place_of_class(kind: type) -> Place:
+    """By looking for the class statement: inspect's way parses the whole module, 10 ms of it."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None:
+        return Place(f"<{kind.__module__}>", 0)
+    codes = [
+        code for member in vars(kind).values() if (code := getattr(member, "__code__", None)) is not None
+    ]
+    first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
+    statement = re.compile(rf"\s*class {re.escape(kind.__name__)}\b")
+    found = [number for number, line in enumerate(linecache.getlines(file), 1) if statement.match(line)]
+    if len(found) > 1 and first is None:  # several of the name, nothing in them to tell which
+        with contextlib.suppress(OSError, TypeError):
+            found = [inspect.getsourcelines(kind)[1]]
+    before = [number for number in found if first is None or number < first]
+    if not before:
+        return Place(file, first or 1)
+    return Place(file, before[0] if first is None else before[-1])

@@ -1,0 +1,540 @@
+"""The hive: cells, checked, built, started and stopped.
+
+Needs:  cells, settings.   Gives:  Hive.
+"""
+
+import asyncio
+import functools
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import anyio
+
+from lifecycle.errors import (
+    BuildError,
+    Fault,
+    GraphError,
+    HiveError,
+    NotStartedError,
+    SettingsError,
+    ShutdownRequestedError,
+    StartError,
+    StopError,
+    as_failure,
+)
+from lifecycle.health import Health, HealthTree
+from lifecycle.hints.keys import Key, is_member, plain, type_name, wanted
+from lifecycle.hints.places import caller
+from lifecycle.hive.nesting import Findings, Holder, Nesting, plan_of
+from lifecycle.hive.switch import Modules, Site, find_scope
+from lifecycle.hive.view import HiveView
+from lifecycle.hive.wiring import Wiring
+from lifecycle.hooks.checks import check_seconds
+from lifecycle.hooks.events import EventLog, Events
+from lifecycle.hooks.hooks import Lifecycle
+from lifecycle.hooks.nodes import HookFailure, HookNode, State, sentence
+from lifecycle.hooks.pending import awaiting
+from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.hooks.supervisor import (
+    DEFAULT_START_TIMEOUT,
+    DEFAULT_STOP_BUDGET,
+    DEFAULT_STOP_TIMEOUT,
+    Supervisor,
+)
+from lifecycle.injection.assembly import assemble
+from lifecycle.injection.build import Build
+from lifecycle.injection.cells import Cell
+from lifecycle.injection.check import check
+from lifecycle.injection.constructors import Constructor, ModuleId, Scope
+from lifecycle.injection.profile import Profile
+from lifecycle.injection.resolve import Resolution
+from lifecycle.jobs.jobs import Backoff, Jobs
+from lifecycle.jobs.metrics import JobMetrics
+from lifecycle.process.logs import Logger, logger_for
+from lifecycle.settings.options import Group, Option
+from lifecycle.settings.sources import Loaded, Setting, Sources, load
+from lifecycle.tables.registry import Tables
+
+if TYPE_CHECKING:
+    from lifecycle.graph.value import Graph
+
+__all__ = ["Hive"]
+
+DEFAULT_SLOW_HOOK = 1.0
+
+T = TypeVar("T")
+
+
+class Hive:
+    """Cells that run together. A hive starts once.
+
+    `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential`
+    starts one hook after the other, in a fixed order, instead of siblings at the same time. Environment
+    variables begin with `env_prefix`; by default the name in upper case, HEART_ for heart. The time-outs,
+    in seconds, are those of hooks that name none; the stop budget is for all stops together: after it hooks
+    are cancelled, and those that run on (a worker thread cannot be cancelled) are named and left behind.
+    Starts and stops of hooks are logged with what they took: at level debug, and those that take `slow_hook`
+    seconds or more at level info.
+    """
+
+    def __init__(
+        self,
+        *cells: Cell,
+        settings: Sources | Mapping[str, object] | None = None,
+        name: str = "hive",
+        env_prefix: str | None = None,
+        log: Logger | None = None,
+        sequential: bool = False,
+        start_timeout: float = DEFAULT_START_TIMEOUT,
+        stop_timeout: float = DEFAULT_STOP_TIMEOUT,
+        stop_budget: float = DEFAULT_STOP_BUDGET,
+        slow_hook: float = DEFAULT_SLOW_HOOK,
+    ) -> None:
+        place = caller()
+        for what, limit in (
+            ("start_timeout", start_timeout),
+            ("stop_timeout", stop_timeout),
+            ("stop_budget", stop_budget),
+        ):
+            check_seconds(limit, f"{what} of {name}", place)
+        check_seconds(slow_hook, f"slow_hook of {name}", place, zero=True)
+        self.name = name
+        self.env_prefix = (
+            f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_" if env_prefix is None else env_prefix
+        )
+        """What the names of environment variables begin with, unless the Sources say otherwise."""
+        self.profile = Profile()
+        """How long every constructor and hook took."""
+        self.health = HealthTree()
+        self.jobs = JobMetrics()
+        """Runs, failures and durations of every job."""
+        self.shutdown = Shutdown()
+        self.tables = Tables(self._built)
+        """Every table, by name."""
+        self.log = logger_for(name, log)
+        self._cells = cells
+        self._root = Scope(name, name, None, place)
+        self._sources = settings
+        self._base_log = log
+        self._sequential = sequential
+        self._limits = (start_timeout, stop_timeout)
+        self._stop_budget = stop_budget
+        self.events = Events(self.log)
+        """What happens to hooks, jobs and modules, for whoever follows."""
+        self.events.subscribe(EventLog(self.log, slow_hook))
+        self.modules = Modules(name, self.health, self.events)
+        """Switches modules off and on."""
+        self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
+        self._lifecycles: dict[Constructor, Lifecycle] = {}
+        self._jobs: dict[Constructor, Jobs] = {}
+        self.left_behind: list[str] = []
+        """Hooks that ran on, cancelled as they were, when the hive had stopped."""
+        self._build_failure: BuildError | None = None
+        self._supervisor: Supervisor | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._body: anyio.CancelScope | None = None
+
+    def check(self) -> None:
+        """Raise GraphError with every fault, SettingsError when only settings are at fault."""
+        self._check()
+
+    def _check(self, *, unset: bool = False) -> None:
+        left_out = self._loaded.unset_faults if unset else ()
+        faults = [*self._faults, *(fault for fault in self._loaded.faults if fault not in left_out)]
+        if faults:
+            kind = GraphError if self._faults else SettingsError
+            raise kind(self.name, faults)
+
+    def graph(self, *, faulty: bool = False) -> "Graph":
+        """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
+
+        Required settings that nobody has given are shown as unset; what needs them is not built, so that its
+        hooks are not in the graph. Raises what check() raises for other faults, and BuildError. With `faulty`
+        a graph with faults is drawn as well, unbuilt and so without hooks; they are in its `faults`.
+        """
+        from lifecycle.graph.graft import grafted
+        from lifecycle.graph.value import faulty_graph, graph_of  # who only runs a hive never asks
+
+        if faulty and self._faults:
+            own = {group for _, group in self._own_groups}
+            known = [one for one in self._loaded.settings if one.option.group in own]
+            return faulty_graph(self._resolution, self._faults, known)
+        build = self._construct(unset=True)
+        hooks = Wiring(self._limits, sequential=self._sequential).add(
+            build.instances, self._lifecycles, self._jobs
+        )
+        own = {group for _, group in self._own_groups}
+        settings = [one for one in self._loaded.settings if one.option.group in own]
+        graph = graph_of(self._resolution, build, hooks, settings)
+        for inner in self._holders():
+            graph = grafted(graph, inner.graph())
+        return graph
+
+    def read_settings(self, argv: Sequence[str], env: Mapping[str, str], *, strict: bool = False) -> None:
+        """Take settings from these flags and variables too, beside the files that its own Sources name.
+
+        For whoever runs a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
+        when the settings have been read already, TypeError when they are values given in code.
+        """
+        if "_loaded" in self.__dict__:
+            raise RuntimeError(f"the settings of {self.name} have been read already")
+        if self._sources is not None and not isinstance(self._sources, Sources):
+            raise TypeError(f"the settings of {self.name} are given in code: give Sources, or none")
+        self._sources = (self._sources or Sources()).with_input(argv, env, "refuse" if strict else None)
+
+    @property
+    def sources(self) -> Sources | None:
+        """Where its settings come from; None when from nowhere, or given in code."""
+        return self._sources if isinstance(self._sources, Sources) else None
+
+    def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
+        """The options of every struct of settings, with id and title of its module. Raises GraphError."""
+        self.options()
+        return [(scope.id, scope.title, group.options) for scope, group in self._located_groups]
+
+    def options(self) -> list[Option]:
+        """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
+        if self._faults:
+            raise GraphError(self.name, self._faults)
+        return [option for group in self._groups for option in group.options]
+
+    def settings(self) -> list[Setting]:
+        """Every setting with its value and where that came from. Raises what check() raises."""
+        self.check()
+        return self._loaded.settings
+
+    def warnings(self) -> list[str]:
+        """What is odd about the settings; a start logs it."""
+        return self._loaded.warnings
+
+    @overload
+    def get(self, kind: type[T], module: str | None = None) -> T: ...
+    @overload
+    def get(self, kind: Callable[..., T], module: str | None = None) -> T: ...  # a Protocol or a NewType
+    @overload
+    def get(self, kind: object, module: str | None = None) -> Any: ...  # Annotated with a name
+    def get(self, kind: object, module: str | None = None) -> object:
+        """What the graph holds for a type, private ones too when there is only one. Builds nothing.
+
+        With the full id of a `module` it is what that module sees of it. ``list[Member[T]]`` is every member
+        that was built. What is decorated in a part of the hive only is given as it is, what is decorated in
+        all of it with the decoration.
+
+        Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
+        """
+        whole = (self.events, self.health, self.jobs, self.modules, self.shutdown, self.tables)
+        if (own := {type(one): one for one in whole}.get(kind)) is not None:  # type: ignore[call-overload]
+            return own
+        asked = wanted(kind)
+        scope = None if module is None else find_scope(self._resolution.assembly.scopes, module, self.name)
+        found = self._resolution.held(asked.key, scope)
+        built = self._build.instances if "_build" in self.__dict__ else {}
+        held = [node for node in found if node in built]
+        if asked.collect is not None and built and (held or not found):
+            grouped = len(held) != 1 or is_member(held[0].key)
+            return asked.collect([built[node] for node in held] if grouped else built[held[0]])
+        if len(held) == 1:
+            return built[held[0]]
+        name = type_name(kind)
+        if len(held) > 1:
+            raise HiveError(
+                f"{name} is provided privately by {' and by '.join(map(str, held))}: "
+                f"get() cannot choose; say of which module, as in get({name}, module={held[0].scope.id!r})"
+            )
+        if not found:
+            raise HiveError(f"nothing in {self.name} provides {name}")
+        raise NotStartedError(self._why_unbuilt(name, found))
+
+    def _why_unbuilt(self, name: str, found: Sequence[Constructor]) -> str:
+        """Why none of the constructors that provide it has an instance."""
+        if self._build_failure is not None:
+            return f"{name} was not built, {self.name} could not be: {self._build_failure}"
+        if (module := next(filter(None, map(self.modules.why_down, found)), None)) is not None:
+            return f"{name} is not there: module {module} is disabled"
+        if "_build" not in self.__dict__ or not self._build.instances:
+            return f"{name} does not exist yet: {self.name} has not started"
+        return f"{name} was not built: nothing invoked needs it; add invoke({name})"
+
+    def build(self) -> None:
+        """Build every object that something invoked needs, as a start does first; starts nothing.
+
+        So get() gives them, and a test may fill a table before. Raises what check() raises, BuildError.
+        """
+        self._construct()
+
+    def key_of(self, instance: object) -> Key | None:
+        """The key under which the graph holds an instance, as it stands in hints; None when it does not."""
+        built = self._build.instances.items() if "_build" in self.__dict__ else ()
+        return next((plain(node.key) for node, one in built if one is instance), None)
+
+    async def start(self) -> None:
+        """Build everything and start every hook.
+
+        When one fails or is overdue, or this is cancelled, every hook that had started is stopped again.
+        Raises what check() raises, BuildError, StartError.
+        """
+        if self._supervision is not None:
+            raise RuntimeError(f"{self.name} was started before: a hive starts once")
+        on_asyncio(self.name)
+        build = self._construct()
+        for warning in self._loaded.warnings:
+            self.log.warning(warning)
+        for lifecycle in self._lifecycles.values():
+            lifecycle.seal()
+        supervisor = Supervisor(
+            self._hooks(build),
+            profile=self.profile,
+            log=self.log,
+            events=self.events,
+            on_crash=self._on_crash,
+            stop_budget=self._stop_budget,
+        )
+        self._supervisor = supervisor
+        site = Site(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
+        self.modules.open(self._resolution, site, supervisor)
+        self.shutdown.listen(self._on_shutdown)
+        # a task of its own, so that no cancel scope around the caller reaches it
+        self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
+        try:
+            with awaiting(supervisor.pending):
+                await supervisor.first.settled.wait()
+        except BaseException:
+            supervisor.stop()
+            await self._over(supervisor)
+            raise
+        if not supervisor.stopping:
+            return
+        await self._over(supervisor)
+        self._raise_start_error(supervisor.failures)
+
+    async def stop(self) -> None:
+        """Stop every hook, users before what they use. Raises StopError if some failed; all are over then."""
+        if self._supervisor is None:
+            return
+        supervisor = self._supervisor
+        supervisor.stop()
+        await self._over(supervisor)
+        self._supervisor = None
+        if failures := supervisor.failures:
+            crashed = any(failure.phase is State.STARTED for failure in failures)
+            beginning = f"{self.name} {'ended' if crashed else 'did not stop well'}"
+            raise StopError(sentence(beginning, failures), [one.error for one in failures])
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator["Hive"]:
+        """The hive, started; stopped at the end of the block.
+
+        The block is cancelled when a hook crashes or a Shutdown is requested with an error, and that raised.
+        """
+        await self.start()
+        try:
+            with anyio.CancelScope() as body:
+                self._body = body
+                self._on_shutdown()  # someone may have asked a moment ago
+                yield self
+        except BaseException as error:
+            await self._stop_after(error)
+            raise
+        if (asked := self.shutdown.error) is not None:
+            await self._stop_after(asked)
+            raise asked
+        await self.stop()
+        if self.shutdown.error is not None:  # asked meanwhile
+            raise self.shutdown.error
+
+    async def _stop_after(self, error: BaseException) -> None:
+        """Stop because of an error, which is raised; what fails in the stop is told with it."""
+        try:
+            await self.stop()
+        except StopError as stop_error:
+            error.add_note(str(stop_error))
+
+    async def run(self) -> int:
+        """Start, run until a signal or a Shutdown, stop; the exit code. Faults are told on standard error.
+
+        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2
+        for usage and settings, what a hook or job gave to sys.exit(), 1 for anything else. Raises
+        RuntimeError outside the main thread: signals are handled there only.
+        """
+        from lifecycle.hive.run import run  # signals and garbage collection are for whole processes only
+
+        on_asyncio(self.name)
+        return await run(self)
+
+    @functools.cached_property
+    def _resolution(self) -> Resolution:
+        return Resolution(assemble(self._root, self._cells), _INJECTED)
+
+    @functools.cached_property
+    def _nested(self) -> list[Findings]:
+        """Of hives that may run inside this one, to be checked with it."""
+        nodes = [node for node in self._resolution.active if node.kind == "provide"]
+        plans = [(node, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
+        return [plan.findings(self._nesting(node)) for node, plan in plans]
+
+    def _holders(self) -> list[Holder]:
+        return [one for one in self._build.instances.values() if isinstance(one, Holder)]
+
+    @functools.cached_property
+    def _faults(self) -> list[Fault]:
+        return [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [group for _, group in self._located_groups]
+
+    @property
+    def _located_groups(self) -> list[tuple[Scope, Group]]:
+        """Every struct of settings, those of inner hives too, with the module it stands in."""
+        return [*self._own_groups, *(group for inner in self._nested for group in inner.groups)]
+
+    @property
+    def _own_groups(self) -> list[tuple[Scope, Group]]:
+        nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
+        return [(node.scope, Group(node.call, node.prefix)) for node in nodes]  # type: ignore[arg-type]  # its struct
+
+    @functools.cached_property
+    def _loaded(self) -> Loaded:
+        return self._load()
+
+    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        return load(dict.fromkeys(self._groups), self._sources, config_dirs, self.env_prefix)
+
+    @functools.cached_property
+    def _build(self) -> Build:
+        return Build(self._resolution, self._loaded.filled, self._inject, self.profile)
+
+    def _construct(self, *, unset: bool = False) -> Build:
+        """Build what there is to build; where required settings may be `unset`, not what needs them."""
+        self._check(unset=unset)
+        if self._supervisor is None:  # when it runs, what is to be there is there
+            try:
+                self._build.construct(self._without_settings())
+            except BuildError as error:
+                self._build_failure = error
+                raise
+        return self._build
+
+    def _without_settings(self) -> set[Constructor]:
+        """What cannot be built because a struct of settings is not filled, with all that needs it."""
+        missing = {group for group in self._groups if group not in self._loaded.filled}
+        without: set[Constructor] = set()
+        for node in self._resolution.order() if missing else ():  # each after what it needs
+            empty = node.kind == "config" and Group(node.call, node.prefix) in missing  # type: ignore[arg-type]
+            if empty or any(need in without for need in node.needs.values()):
+                without.add(node)
+        return without
+
+    def _built(self) -> list[object]:
+        if "_build" not in self.__dict__:
+            return []
+        inside = (one for inner in self._holders() for one in inner.built())
+        return [*self._build.instances.values(), *inside]
+
+    def _inject(self, key: Key, node: Constructor) -> object:
+        return _INJECTED[key](self, node)
+
+    def _lifecycle(self, node: Constructor) -> Lifecycle:
+        return self._lifecycles.setdefault(node, Lifecycle(node.name))
+
+    def _jobs_of(self, node: Constructor) -> Jobs:
+        if node not in self._jobs:
+            module = node.scope.id
+            health, log = Health(self.health, module), self._logger(node)
+            self._jobs[node] = Jobs(
+                node.name,
+                health,
+                log,
+                self.shutdown,
+                Backoff(),
+                metrics=self.jobs,
+                module=module,
+                events=self.events,
+            )
+        return self._jobs[node]
+
+    def _logger(self, node: Constructor) -> Logger:
+        return logger_for(node.scope.id, self._base_log)
+
+    def _nesting(self, node: Constructor) -> Nesting:
+        return Nesting(
+            node.scope,
+            self._limits,
+            self._stop_budget,
+            self._base_log,
+            self._sequential,
+            self.profile,
+            self.health,
+            self.jobs,
+            self.events,
+            lambda: self._loaded,
+            self._load,
+        )
+
+    def _hooks(self, build: Build) -> list[HookNode]:
+        """One node per hook that is new, in the order of construction, each with what it waits for."""
+        return self._wiring.add(build.instances, self._lifecycles, self._jobs)
+
+    def _on_crash(self, failure: HookFailure) -> None:
+        self.log.error("hook crashed", hook=failure.node.name, of=failure.node.module, exc_info=failure.error)
+        if self._body is not None:
+            self._body.cancel()
+        elif self._supervisor is not None and self._supervisor.first.started:
+            self.shutdown.request(failure.error)
+
+    def _on_shutdown(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        if not supervisor.first.started:
+            supervisor.stop()
+        elif self.shutdown.error is not None and self._body is not None:
+            self._body.cancel()
+
+    async def _over(self, supervisor: Supervisor) -> None:
+        """Until every hook is over or left behind, whatever is cancelled meanwhile."""
+        assert self._supervision is not None  # noqa: S101  # only called once started
+        with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
+            await supervisor.over.wait()
+            self.left_behind = [str(node) for node in supervisor.left]
+            if not supervisor.left:
+                await asyncio.wait({self._supervision})
+                self._supervision.result()
+
+    def _raise_start_error(self, failures: list[HookFailure]) -> None:
+        errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]
+        if not errors:
+            asked = self.shutdown.error
+            asked = asked or ShutdownRequestedError("asked to end meanwhile")
+            errors = [as_failure(asked, self.name)]
+            told = [str(errors[0])]
+        raise StartError(sentence(f"{self.name} did not start", told), errors) from errors[0]
+
+
+def on_asyncio(name: str) -> None:
+    """Raise RuntimeError in any other kind of event loop; loops that asyncio runs, such as uvloop's, are."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(f"{name}: a hive runs on asyncio: anyio.run(..., backend='asyncio')") from None
+
+
+_INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
+    Events: lambda hive, _: hive.events,
+    Lifecycle: Hive._lifecycle,  # noqa: SLF001  # this is the hive's own table
+    Jobs: Hive._jobs_of,  # noqa: SLF001
+    Health: lambda hive, node: hive.health.reporter(node.scope.id),
+    HealthTree: lambda hive, _: hive.health,
+    JobMetrics: lambda hive, _: hive.jobs,
+    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile, hive._loaded, hive._load),  # noqa: SLF001
+    Logger: Hive._logger,  # noqa: SLF001
+    ModuleId: lambda _, node: node.scope.id,
+    Modules: lambda hive, _: hive.modules,
+    Nesting: Hive._nesting,  # noqa: SLF001
+    Profile: lambda hive, _: hive.profile,
+    Shutdown: lambda hive, _: hive.shutdown,
+    Tables: lambda hive, _: hive.tables,
+}

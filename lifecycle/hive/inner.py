@@ -1,0 +1,69 @@
+"""The hive behind an InnerHive: a hive that tells of itself in the trees of the one around it.
+
+Needs:  the hive around it, cells.
+Gives:  Inner.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lifecycle.hive.hive import Hive
+from lifecycle.hive.nesting import Findings, Nesting
+from lifecycle.hive.switch import Modules
+from lifecycle.injection.cells import Cell
+from lifecycle.settings.sources import Loaded
+
+__all__ = ["Inner"]
+
+STOP_SHARE = 0.8
+"""The part of a hook's time to stop that an inner hive may take: the hook around it has to tell of it."""
+
+
+class Inner(Hive):
+    """A hive below a module of another: with the settings, logger and deadlines of that one."""
+
+    def __init__(self, cells: Iterable[Cell], nesting: Nesting, stop_budget: float | None) -> None:
+        start, stop = nesting.limits
+        budget = min(nesting.stop_budget, stop * STOP_SHARE) if stop_budget is None else stop_budget
+        super().__init__(
+            *cells,
+            name=nesting.scope.id,
+            log=nesting.log,
+            sequential=nesting.sequential,
+            start_timeout=start,
+            stop_timeout=stop,
+            stop_budget=budget,
+        )
+        self.profile, self.health, self.jobs = nesting.profile, nesting.health, nesting.jobs
+        self.events = nesting.events
+        self.modules = Modules(nesting.scope.id, self.health, self.events)
+        self._outer = nesting
+        self._root = nesting.scope
+
+    def findings(self) -> Findings:
+        """What the hive around it checks with its own."""
+        return Findings(self._faults, self._located_groups)
+
+    def built(self) -> list[object]:
+        """What is built in it."""
+        return self._built()
+
+    def clear_profile(self) -> None:
+        """Drop the timings of an earlier run."""
+        self.profile.forget({(node.scope.id, node.name) for node in self._resolution.nodes})
+
+    def forget_jobs(self) -> None:
+        """Take the health and the metrics of the jobs out of the trees."""
+        for jobs in self._jobs.values():
+            jobs.forget()
+
+    @functools.cached_property
+    def _loaded(self) -> Loaded:
+        """What the outer hive has loaded for both, and warned of."""
+        return msgspec.structs.replace(self._outer.loaded(), warnings=[])
+
+    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        return self._outer.load(config_dirs)

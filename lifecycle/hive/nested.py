@@ -1,0 +1,171 @@
+"""A hive inside another's: started and stopped while the other runs, as often as it takes.
+
+Needs:  cells, and values of the outer hive to share.
+Gives:  nest(), InnerHive.
+
+    class LeaderHive(InnerHive):
+        \"\"\"What only the leader runs.\"\"\"
+
+    leader = nest(LeaderHive, "leader", "Runs on the leader", *cells, share=(Kube, Table[Node]))
+
+    class Election:
+        def __init__(self, inner: LeaderHive, jobs: Jobs) -> None:
+            jobs.one_shot("lead", inner.run)       # or, in a hook or a job: async with inner.started(): ...
+
+It is checked, drawn and configured as a part of the outer hive: its settings are settings of that one, its
+modules, health, jobs, timings and tables stand below the id it is nested under. Every start builds fresh
+instances; what is shared is the outer hive's own. Whoever asks for it needs what is shared as well, so that
+this outlives it. What fails inside is raised to whoever runs it: in a job it is contained, and run again.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from lifecycle.health import Health
+from lifecycle.hints.keys import Key
+from lifecycle.hints.places import Place, caller
+from lifecycle.hive.hive import Hive
+from lifecycle.hive.inner import Inner
+from lifecycle.hive.nesting import PLAN, Findings, Holder, Nesting
+from lifecycle.injection.cells import Cell, ModuleCell, ProvideCell, SupplyCell
+
+if TYPE_CHECKING:
+    from lifecycle.graph.value import Graph
+
+__all__ = ["InnerHive", "Plan", "nest"]
+
+
+class Plan(msgspec.Struct, frozen=True, eq=False):
+    """What an inner hive is made of."""
+
+    cells: tuple[Cell, ...]
+    share: tuple[Key, ...]
+    stop_budget: float | None
+    place: Place
+
+    def hive(self, nesting: Nesting, values: Mapping[Key, object] | None = None) -> Inner:
+        """A hive of these cells inside another; without values one that can only be checked."""
+        known = values is not None
+        shared = ((key, values[key] if values is not None else _VALUE) for key in self.share)
+        cells = (*self.cells, *(SupplyCell(self.place, value, key, known) for key, value in shared))
+        return Inner(cells, nesting, self.stop_budget)
+
+    def findings(self, nesting: Nesting) -> Findings:
+        """Its faults and settings, were it built there."""
+        return self.hive(nesting).findings()
+
+
+class InnerHive(Holder):
+    """A hive to run inside a hook or a job of another. Each has a class of its own, derived from this."""
+
+    def __init__(self, plan: Plan, nesting: Nesting, values: Mapping[Key, object]) -> None:
+        self._plan = plan
+        self._nesting = nesting
+        self._values = values
+        self._health = Health(nesting.health, nesting.scope.id)
+        self.current: Inner | None = None
+        """The hive that runs, from its start to the end of its stop."""
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[Hive]:
+        """The hive, built afresh and started; stopped at the end of the block, also when that is cancelled.
+
+        The block is cancelled when a hook of it crashes, or its Shutdown is requested with an error. Raises
+        what Hive.start() and Hive.stop() do, and that error; RuntimeError when it runs already.
+        """
+        if self.current is not None:
+            raise RuntimeError(f"{self.current.name} runs already: an inner hive runs once at a time")
+        self.current = hive = self._plan.hive(self._nesting, self._values)
+        hive.clear_profile()
+        self._health.remove()
+        try:
+            self._health.ok("starting")
+            async with hive.started():
+                self._health.ok("running")
+                yield hive
+        except Exception as error:
+            self._ended()
+            self._health.degraded("failed", error)
+            raise
+        except BaseException:
+            self._ended()
+            raise
+        else:
+            self._ended()
+        finally:
+            self.current = None
+
+    async def run(self) -> None:
+        """Run until someone inside requests a Shutdown, or this is cancelled. Raises as started() does."""
+        asked = anyio.Event()
+        async with self.started() as hive:
+            hive.shutdown.listen(asked.set)
+            await asked.wait()
+
+    def graph(self) -> "Graph":
+        """The graph of the hive that runs, or of one like it."""
+        if self.current is not None:
+            return self.current.graph()
+        like = self._plan.hive(self._nesting, self._values)
+        try:
+            return like.graph()
+        finally:
+            like.forget_jobs()  # they were never started, and would stand in the way of those that are
+
+    def built(self) -> list[object]:
+        """What is built in the hive that runs."""
+        return [] if self.current is None else self.current.built()
+
+    def _ended(self) -> None:
+        """Nothing is told any more of what was inside."""
+        assert self.current is not None  # noqa: S101  # only called by started()
+        self.current.forget_jobs()
+        self._health.remove()
+        self._health.stopped("not running")
+
+
+def nest(
+    kind: type[InnerHive],
+    id: str,  # noqa: A002  # the field's word, as module() has it
+    title: str,
+    *cells: Cell,
+    share: Iterable[Any] = (),
+    stop_budget: float | None = None,
+) -> Cell:
+    """A module that provides `kind`: an inner hive of these cells, to be run by who asks for it.
+
+    Its constructors see nothing of the outer hive but the types to `share`. It has `stop_budget` seconds to
+    stop; None is four fifths of what the outer hive's hooks have.
+    """
+    plan = Plan(cells, tuple(share), stop_budget, caller())
+    return ModuleCell(
+        plan.place, id, title, (ProvideCell(plan.place, (_constructor(kind, plan),), private=False),)
+    )
+
+
+def _constructor(kind: type[InnerHive], plan: Plan) -> Callable[..., InnerHive]:
+    """A constructor of `kind` whose parameters are what it shares: so the graph knows what it needs."""
+
+    def build(nesting: Nesting, **values: object) -> InnerHive:
+        return kind(plan, nesting, dict(zip(plan.share, values.values(), strict=True)))
+
+    hints: dict[str, Any] = {"nesting": Nesting}
+    hints |= {f"shared_{number}": key for number, key in enumerate(plan.share)}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+        for name, hint in hints.items()
+    ]
+    build.__annotations__ = {**hints, "return": kind}
+    build.__signature__ = inspect.Signature(parameters, return_annotation=kind)  # type: ignore[attr-defined]  # as documented
+    build.__wrapped__ = kind  # type: ignore[attr-defined]  # messages show where the class is written
+    build.__name__, build.__qualname__, build.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    setattr(build, PLAN, plan)
+    return build
+
+
+_VALUE = object()

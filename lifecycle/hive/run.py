@@ -1,0 +1,96 @@
+"""A hive as a process: signals, exit code, what the user is told.
+
+Needs:  a hive.
+Gives:  run().
+"""
+
+import gc
+import signal
+import sys
+import traceback
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import anyio
+
+from lifecycle.errors import ExitRequestedError, ShutdownRequestedError, exit_code, leaves, texts
+from lifecycle.hive.signals import leave, signals
+from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.process.logs import Logger
+
+__all__ = ["run"]
+
+SWITCH_SECONDS = 0.0005
+"""How long a worker thread may hold the interpreter while the loop wants it; Python says 5 ms."""
+
+
+class Process(Protocol):
+    """A hive, as far as its process is concerned."""
+
+    name: str
+    log: Logger
+    shutdown: Shutdown
+    left_behind: list[str]
+
+    def started(self) -> AbstractAsyncContextManager[object]:
+        """The hive, started; stopped at the end of the block."""
+        ...
+
+
+async def run(hive: Process) -> int:
+    """Start, wait for a signal or a Shutdown, stop; the exit code.
+
+    SIGINT and SIGTERM stop it, a second one while it stops ends the process with 1, even while something
+    blocks the loop. On its return they are handled as before. Raises RuntimeError outside the main thread.
+    """
+
+    def stop(number: signal.Signals) -> None:
+        hive.log.info("signal: stopping; once more to leave at once", signal=number.name)
+        hive.shutdown.request()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with signals(hive.name, stop):
+            return await _run(hive)
+    finally:
+        sys.setswitchinterval(interval)
+        gc.unfreeze()
+
+
+async def _run(hive: Process) -> int:
+    gc.freeze()  # what was imported: 20 ms less to look through below, while the loop stands still
+    asked = anyio.Event()
+    hive.shutdown.listen(asked.set)
+    try:
+        async with hive.started():
+            gc.collect()
+            gc.freeze()  # what the start left behind lives as long as the process: never look again
+            hive.log.info("started")
+            await asked.wait()
+            hive.log.info("stopping")
+        hive.log.info("stopped")
+    except Exception as error:  # noqa: BLE001  # the top of the process
+        return _ended_by(hive, error)
+    return 0
+
+
+def _ended_by(hive: Process, error: Exception) -> int:
+    """Tell why it ended; the exit code."""
+    code, found = exit_code(error), list(leaves(error))
+    if all(isinstance(leaf, ShutdownRequestedError) for leaf in found):
+        hive.log.info("stopped before it had started")
+        return 0
+    if code == 0 and all(isinstance(leaf, ExitRequestedError) for leaf in found):
+        hive.log.info("stopped", why=str(found[0]))
+    else:
+        sys.stderr.write(_told(hive.name, error))
+    if hive.left_behind:
+        leave(hive.name, f"leaving with {', '.join(hive.left_behind)} running", code)
+    return code
+
+
+def _told(name: str, error: Exception) -> str:
+    """A line for each fault the user can act on; the whole traceback for what only we can."""
+    lines = (f"{name}: {text}\n" for text in texts(error))
+    return "".join(lines) or "".join(traceback.format_exception(error))

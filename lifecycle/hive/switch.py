@@ -1,0 +1,250 @@
+"""Modules switched off and on while the hive runs.
+
+Needs:  the graph, what was built, the supervisor.
+Gives:  Modules (injectable, whole hive), and Site for the hive.
+
+To disable a module stops, against the arrows, the hooks and jobs of everything that was constructed in it and
+of everything that needs any of that, wherever it stands. Those instances are thrown away: to enable it again
+constructs them afresh, and starts their hooks in order. What was constructed elsewhere and does not need it
+is not touched, nor are values that were there already: settings, supplied values, fakes.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import anyio
+
+from lifecycle.errors import HiveError, ShutdownRequestedError, StartError, StopError
+from lifecycle.health import HealthTree
+from lifecycle.hive.wiring import Wiring
+from lifecycle.hooks.events import Events, ModuleEvent
+from lifecycle.hooks.hooks import Lifecycle
+from lifecycle.hooks.nodes import HookFailure, HookNode, sentence
+from lifecycle.hooks.supervisor import Supervisor
+from lifecycle.injection.build import Build
+from lifecycle.injection.constructors import Constructor, Scope
+from lifecycle.injection.profile import Profile
+from lifecycle.injection.resolve import Resolution
+from lifecycle.jobs.jobs import Jobs
+
+__all__ = ["Modules", "Site", "find_scope"]
+
+_VALUES = frozenset({"supply", "config", "replace"})
+
+
+class Site:
+    """What a hive has built, and what came with it: to be taken out, and put in afresh."""
+
+    def __init__(
+        self,
+        build: Build,
+        wiring: Wiring,
+        lifecycles: dict[Constructor, Lifecycle],
+        jobs: dict[Constructor, Jobs],
+        hooks: Callable[[Build], list[HookNode]],
+        profile: Profile,
+    ) -> None:
+        self._build = build
+        self._wiring = wiring
+        self._lifecycles = lifecycles
+        self._jobs = jobs
+        self._hooks = hooks
+        self._profile = profile
+
+    @property
+    def built(self) -> Collection[Constructor]:
+        """What has an instance."""
+        return self._build.instances
+
+    def take_out(self, nodes: Collection[Constructor]) -> list[HookNode]:
+        """Throw instances away, all that need them among them; their hooks, which still run."""
+        hooks = self._wiring.remove(nodes)
+        for node in nodes:
+            self._lifecycles.pop(node, None)
+            if (jobs := self._jobs.pop(node, None)) is not None:
+                jobs.forget()
+        self._build.discard(nodes)
+        return hooks
+
+    def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
+        """Construct what is fresh, not what is still to be without; the hooks to start. Raises BuildError."""
+        self._profile.forget({(node.scope.id, node.name) for node in fresh})
+        self._build.construct(without)
+        for lifecycle in self._lifecycles.values():
+            lifecycle.seal()
+        return self._hooks(self._build)
+
+
+class Modules:
+    """Switches modules off and on, one at a time, while the hive runs."""
+
+    def __init__(self, name: str, health: HealthTree, events: Events) -> None:
+        self._name = name
+        self._health = health
+        self._events = events
+        self._resolution: Resolution
+        self._site: Site
+        self._supervisor: Supervisor | None = None
+        self._off: dict[str, frozenset[Constructor]] = {}  # what each keeps down, in the order disabled
+        self._busy = ""
+        self._ending: Sequence[HookNode] = ()
+
+    def open(self, resolution: Resolution, site: Site, supervisor: Supervisor) -> None:
+        """The hive starts: from now on modules may be switched."""
+        self._resolution, self._site, self._supervisor = resolution, site, supervisor
+
+    @property
+    def names(self) -> list[str]:
+        """Every module there is, once the hive starts."""
+        return [scope.id for scope in self._resolution.assembly.scopes[1:]]
+
+    @property
+    def disabled(self) -> list[str]:
+        """The modules that were disabled, not those that are down with them."""
+        return list(self._off)
+
+    def affected(self, module: str) -> list[str]:
+        """The modules in which something stops when this one is disabled, itself first.
+
+        Raises HiveError when there is no such module, or the hive is not running.
+        """
+        self._running(module)
+        down = self._down_with(self._scope(module))
+        inside = (node.scope.id for node in self._resolution.order() if node in down)
+        return list(dict.fromkeys([module, *inside]))
+
+    async def disable(self, module: str) -> list[str]:
+        """Stop the module and all that needs it; gives affected(). Nothing happens when it is disabled.
+
+        Raises HiveError when there is no such module, or the hive is not running, or another switch is under
+        way; StopError when hooks failed to stop: the module is disabled all the same. May be called by what
+        it stops: that is cancelled as any job is, and the rest goes on.
+        """
+        supervisor = self._begin(module)
+        scope = self._scope(module)
+        if module in self._off:
+            return []
+        affected = self.affected(module)
+        self._off[module] = self._down_with(scope)
+        built = self._site.built
+        hooks = self._site.take_out([node for node in built if node in self._off[module]])
+        self._tell(module, affected)
+        failures: list[HookFailure] = []
+        self._busy, self._ending = f"{module} is being disabled", hooks
+        supervisor.end(hooks, failures)
+        for hook in hooks:
+            await hook.gone.wait()
+        self._busy = ""
+        self._events.emit(ModuleEvent("disabled", module, tuple(affected)))
+        if failures:
+            text = sentence(f"{module} did not stop well", failures)
+            raise StopError(text, [failure.error for failure in failures])
+        return affected
+
+    async def enable(self, module: str) -> list[str]:
+        """Construct and start again what disable() stopped, unless another module keeps it down.
+
+        Gives the modules in which something starts; none when it is enabled. When a hook fails, or this is
+        cancelled, what had started is stopped again, and the module is still disabled; health tells why.
+        Raises HiveError as disable() does, BuildError, StartError.
+        """
+        supervisor = self._begin(module)
+        self._scope(module)
+        if module not in self._off:
+            return []
+        held = self._off.pop(module)
+        still_down = frozenset().union(*self._off.values())
+        fresh = [node for node in self._resolution.order() if node in held and node not in still_down]
+        affected = list(dict.fromkeys(node.scope.id for node in fresh))
+        self._busy, hooks = f"{module} is being enabled", list[HookNode]()
+        try:
+            self._lifeless(affected)
+            hooks = self._site.put_in(fresh, still_down)
+            await self._start(module, supervisor, hooks)
+        except BaseException as error:
+            self._off[module] = held
+            built = self._site.built
+            self._ending = self._site.take_out([node for node in fresh if node in built])
+            self._tell(module, affected)
+            if isinstance(error, Exception):
+                self._health.report(module, "degraded", "disabled: enabling it failed", error)
+            raise
+        finally:
+            self._busy = ""
+        self._events.emit(ModuleEvent("enabled", module, tuple(affected)))
+        return affected
+
+    def why_down(self, node: Constructor) -> str | None:
+        """The disabled module that keeps a constructor down."""
+        return next((module for module, down in self._off.items() if node in down), None)
+
+    async def _start(self, module: str, supervisor: Supervisor, hooks: list[HookNode]) -> None:
+        wave = supervisor.start_more(hooks)
+        try:
+            await wave.settled.wait()
+        except BaseException:
+            supervisor.end(hooks, wave.failures)
+            with anyio.CancelScope(shield=True):
+                for hook in hooks:
+                    await hook.gone.wait()
+            raise
+        if wave.started and not supervisor.stopping:
+            return
+        for hook in hooks:
+            await hook.gone.wait()
+        failures = wave.failures
+        errors = [failure.error for failure in failures] or [ShutdownRequestedError("the hive is stopping")]
+        raise StartError(sentence(f"{module} was not enabled", failures or errors), errors) from errors[0]
+
+    def _running(self, module: str) -> Supervisor:
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.stopping or not supervisor.first.started:
+            raise HiveError(f"module {module} cannot be switched: {self._name} is not running")
+        return supervisor
+
+    def _begin(self, module: str) -> Supervisor:
+        supervisor = self._running(module)
+        if self._busy and (not self._ending or not all(hook.gone.is_set() for hook in self._ending)):
+            raise HiveError(f"module {module} cannot be switched: {self._busy}")
+        self._busy, self._ending = "", ()
+        return supervisor
+
+    def _scope(self, module: str) -> Scope:
+        scopes = self._resolution.assembly.scopes
+        if module == scopes[0].id:
+            raise HiveError(f"{module} is the hive itself, which is stopped and not disabled")
+        return find_scope(scopes, module, self._name)
+
+    def _down_with(self, scope: Scope) -> frozenset[Constructor]:
+        """What is constructed in a module and below, and all that needs any of that."""
+        down: set[Constructor] = set()
+        for node in self._resolution.order():  # each after what it needs
+            inside = node.scope.is_inside(scope) and node.kind not in _VALUES
+            if inside or any(need in down for need in node.needs.values()):
+                down.add(node)
+        return frozenset(down)
+
+    def _tell(self, module: str, affected: Iterable[str]) -> None:
+        """Modules of which nothing is left are told to be down; of others only the jobs are gone."""
+        for one in self._lifeless(affected):
+            self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
+
+    def _lifeless(self, modules: Iterable[str]) -> list[str]:
+        """Those of which nothing that was constructed is left; what they last said is forgotten."""
+        alive = {node.scope.id for node in self._site.built if node.kind not in _VALUES}
+        down = [module for module in modules if module not in alive]
+        for one in down:
+            if not any(other.startswith(f"{one}.") for other in alive):
+                self._health.forget(one)
+        return down
+
+
+def find_scope(scopes: Iterable[Scope], module: str, name: str) -> Scope:
+    """The module of this full id. Raises HiveError, with what is near, when the hive `name` has none."""
+    known = {scope.id: scope for scope in scopes}
+    if (found := known.get(module)) is not None:
+        return found
+    import difflib  # only mistakes need it
+
+    near = difflib.get_close_matches(module, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise HiveError(f"there is no module {module!r} in {name}{hint}")

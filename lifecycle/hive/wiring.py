@@ -1,0 +1,80 @@
+"""Which hook waits for which: from the needs of the constructors that registered them.
+
+Needs:  constructors in the order of construction, with what they registered.
+Gives:  Wiring.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from lifecycle.hooks.hooks import HookSpec, Lifecycle
+from lifecycle.hooks.nodes import HookNode
+from lifecycle.injection.constructors import Constructor
+from lifecycle.jobs.jobs import Jobs
+
+__all__ = ["Wiring"]
+
+
+class Wiring:
+    """The hooks of one hive, as they come and go with what registered them.
+
+    `limits` are the seconds to start and to stop of hooks that name none. In a sequence each hook waits for
+    the one before.
+    """
+
+    def __init__(self, limits: tuple[float, float], *, sequential: bool) -> None:
+        self._limits = limits
+        self._sequential = sequential
+        self._numbers: dict[HookNode, int] = {}
+        self._count = 0
+        self._of: dict[Constructor, list[HookNode]] = {}
+        self._last: dict[Constructor, frozenset[HookNode]] = {}
+        """The hooks that end what a constructor stands for."""
+
+    def add(
+        self,
+        owners: Iterable[Constructor],
+        lifecycles: Mapping[Constructor, Lifecycle],
+        jobs: Mapping[Constructor, Jobs],
+    ) -> list[HookNode]:
+        """The hooks of those owners that are new, in their order, each after what it waits for."""
+        added = []
+        for owner in owners:
+            if owner in self._last:
+                continue
+            specs = list(lifecycles[owner].specs) if owner in lifecycles else []
+            if owner in jobs:
+                specs.append(HookSpec(f"jobs of {owner.name}", jobs[owner].running))
+            below = [self._last[need] for need in owner.needs.values() if self._last[need]]
+            needs = below[0] if len(below) == 1 else frozenset().union(*below)
+            for spec in specs:
+                if self._sequential:
+                    needs = needs.union([next(reversed(self._numbers))] if self._numbers else [])
+                node = HookNode(spec, owner, sorted(needs, key=self._numbers.__getitem__), self._limits)
+                self._numbers[node] = self._count
+                self._count += 1
+                self._of.setdefault(owner, []).append(node)
+                needs = frozenset({node})
+                added.append(node)
+            self._last[owner] = needs
+        return added
+
+    def remove(self, owners: Iterable[Constructor]) -> list[HookNode]:
+        """The hooks of these owners, which are no longer known, in order.
+
+        With an owner all that need it must be given. Hooks that only follow on one in a sequence are let go.
+        """
+        gone: dict[HookNode, int] = {}
+        for owner in owners:
+            self._last.pop(owner, None)
+            gone |= {node: self._numbers.pop(node) for node in self._of.pop(owner, ())}
+        hooks = sorted(gone, key=gone.__getitem__)
+        if self._sequential:
+            for before, after in itertools.pairwise(hooks):
+                after.follow(before)
+        for node in reversed(hooks):
+            for need in node.needs:
+                need.users.remove(node)
+            for user in [user for user in node.live if user not in gone]:
+                node.bypass(user)
+        return hooks

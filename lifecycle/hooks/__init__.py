@@ -1,0 +1,22 @@
+"""Hooks: what runs when a hive starts and stops, in the order of its graph.
+
+Needs:  constructors; anyio.
+Gives:  Lifecycle and Hook; Promise, Shutdown; Events of what happens; the supervisor that runs hooks.
+"""
+
+from lifecycle.hooks.events import Event, Events, HookEvent, JobEvent, ModuleEvent
+from lifecycle.hooks.hooks import Hook, Lifecycle
+from lifecycle.hooks.promise import Promise
+from lifecycle.hooks.shutdown import Shutdown
+
+__all__ = [
+    "Event",
+    "Events",
+    "Hook",
+    "HookEvent",
+    "JobEvent",
+    "Lifecycle",
+    "ModuleEvent",
+    "Promise",
+    "Shutdown",
+]

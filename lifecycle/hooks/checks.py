@@ -1,0 +1,111 @@
+"""What is wrong with a hook or a job, told where it is registered and not where it would fail.
+
+Needs:  nothing.
+Gives:  check_async(), check_context(), check_seconds().
+"""
+
+import contextlib
+import functools
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from lifecycle.hints.keys import type_name
+from lifecycle.hints.places import Place, has_place, place_of
+
+__all__ = ["check_async", "check_context", "check_seconds"]
+
+
+def check_async(call: object, what: str, place: Place) -> None:
+    """Raise TypeError for a call that gives nothing to await.
+
+    A coroutine function is right, and so is a function with an awaitable result in its hints. Of a lambda
+    only its call can tell.
+    """
+    if (why := _not_async(call)) is not None:
+        raise TypeError(f"{what} at {place}: {_named(call)} {why}: expected a coroutine function (async def)")
+
+
+def check_context(make: object, what: str, place: Place) -> None:
+    """Raise TypeError for what makes no asynchronous context manager."""
+    if hasattr(type(make), "__aenter__") and not isinstance(make, type):
+        why = "is a context manager itself: give the function that makes it, without calling it"
+    elif not callable(make):
+        why = "cannot be called: expected a function that makes an asynchronous context manager"
+    elif isinstance(make, type) and not hasattr(make, "__aenter__"):
+        why = "is no asynchronous context manager: it has no __aenter__"
+    elif _is_kind(make, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+        why = "makes no context manager: decorate it with contextlib.asynccontextmanager"
+    elif _is_kind(_inner(make), inspect.isgeneratorfunction, unwrap=True):
+        why = "is not asynchronous: decorate an `async def` with contextlib.asynccontextmanager"
+    else:
+        return
+    raise TypeError(f"{what} at {place}: {_named(make)} {why}")
+
+
+def check_seconds(value: object, what: str, place: Place, *, zero: bool = False) -> None:
+    """Raise TypeError for what is no number of seconds, ValueError for one that is not above zero.
+
+    `zero` allows that too; infinity is a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} at {place} is {value!r}: expected a number of seconds")
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(
+            f"{what} at {place} is {value!r}: expected {'0 or more' if zero else 'more than 0'} seconds"
+        )
+
+
+def _not_async(call: object) -> str | None:
+    """Why awaiting a call of it would fail; None when it would not, or nobody can tell."""
+    if not callable(call):
+        return "cannot be called"
+    inner = _inner(call)
+    if hasattr(call, "_is_coroutine") or _is_kind(inner, inspect.iscoroutinefunction, unwrap=True):
+        return None
+    if _is_kind(inner, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        return "is a generator"
+    if isinstance(inner, type):
+        return None if hasattr(inner, "__await__") else "is a class"
+    return _not_awaitable(inner)
+
+
+def _not_awaitable(function: Any) -> str | None:
+    """Why the result of a function that is not async is nothing to await, by its hints."""
+    if getattr(function, "__name__", "") == "<lambda>" or not inspect.isroutine(function):
+        return None
+    try:
+        hint = typing.get_type_hints(function).get("return", inspect.Parameter.empty)
+    except (NameError, TypeError):  # a hint nobody can read here
+        return None
+    if hint is inspect.Parameter.empty:
+        return "is not async"
+    kind = typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or kind is object or hasattr(kind, "__await__"):
+        return None
+    return f"is not async, it returns {type_name(hint)}"
+
+
+def _inner(call: Any) -> Any:
+    """The function behind partials, methods and objects with ``__call__``."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    if not isinstance(call, type) and not inspect.isroutine(call):
+        call = type(call).__call__ if callable(call) else call
+    return getattr(call, "__func__", call)
+
+
+def _is_kind(call: Any, *kinds: Callable[[Any], bool], unwrap: bool = False) -> bool:
+    return any(kind(call) or (unwrap and kind(inspect.unwrap(call))) for kind in kinds)
+
+
+def _named(call: Any) -> str:
+    """Its name and place, as far as it has them."""
+    inner = call.func if isinstance(call, functools.partial) else call
+    if not has_place(inner):
+        return repr(call)
+    with contextlib.suppress(TypeError, OSError):
+        return f"{type_name(inner)} ({place_of(inner)})"
+    return type_name(inner)

@@ -1,0 +1,156 @@
+"""What happens in a hive while it starts, runs and stops, as typed events that anyone may follow.
+
+Needs:  nothing.
+Gives:  Events (injectable, whole hive) with HookEvent, JobEvent and ModuleEvent; EventLog, which logs them.
+"""
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Literal
+
+import msgspec
+
+from lifecycle.hints.places import Place, place_of
+from lifecycle.process.logs import Logger
+from lifecycle.settings.durations import Duration
+
+__all__ = ["Event", "EventLog", "Events", "HookEvent", "HookStep", "JobEvent", "JobStep", "ModuleEvent"]
+
+HookStep = Literal[
+    "starting",
+    "started",
+    "failed to start",
+    "crashed",
+    "stopping",
+    "stopped",
+    "failed to stop",
+    "left behind",
+]
+JobStep = Literal["failed", "recovered", "ended", "ended the hive"]
+
+REMEMBERED = 10_000
+"""Events that a stream keeps for a reader that is slow; beyond that the oldest are lost."""
+
+
+class HookEvent(msgspec.Struct, frozen=True):
+    """A hook has come to this step."""
+
+    step: HookStep
+    hook: str
+    module: str
+    owner: str
+    """The constructor or invoked function that registered it."""
+    source: object
+    """What is called: a start, a stop, a context manager."""
+    took: float | None = None
+    """Seconds of the start or the stop that is over."""
+    error: BaseException | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where what is called is written."""
+        source = self.source
+        while isinstance(source, functools.partial):
+            source = source.func
+        return place_of(source)
+
+
+class JobEvent(msgspec.Struct, frozen=True):
+    """A job has failed and will be tried again, works again after that, or is over."""
+
+    step: JobStep
+    job: str
+    module: str
+    failures: int = 0
+    """In a row, up to now."""
+    error: BaseException | None = None
+
+
+class ModuleEvent(msgspec.Struct, frozen=True):
+    """A module was switched, and with it the others that are named."""
+
+    step: Literal["disabled", "enabled"]
+    module: str
+    affected: tuple[str, ...]
+
+
+Event = HookEvent | JobEvent | ModuleEvent
+Callback = Callable[[Event], object]
+
+
+class Events:
+    """Tells whoever follows, in the order things happen, of a hive and those inside it."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._callbacks: dict[int, Callback] = {}
+        self._count = 0
+
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        """Call this with every event from now on, at once and on the loop; gives what ends that.
+
+        What the callback raises is logged and changes nothing else. It must not block.
+        """
+        self._count = number = self._count + 1
+        self._callbacks[number] = callback
+        return lambda: self._callbacks.pop(number, None) and None
+
+    async def stream(self) -> AsyncGenerator[Event, None]:
+        """Every event from now on, without end; a reader that is very slow loses the oldest."""
+        kept: deque[Event] = deque(maxlen=REMEMBERED)
+        came = asyncio.Event()
+
+        def keep(event: Event) -> None:
+            kept.append(event)
+            came.set()
+
+        unsubscribe = self.subscribe(keep)
+        try:
+            while True:
+                await came.wait()
+                came.clear()
+                while kept:
+                    yield kept.popleft()
+        finally:
+            unsubscribe()
+
+    def emit(self, event: Event) -> None:
+        """Tell everyone."""
+        for callback in list(self._callbacks.values()):
+            try:
+                callback(event)
+            except Exception as error:  # noqa: BLE001  # whoever follows must not stop what is followed
+                self._log.error("a follower of events has failed", of=repr(event), exc_info=error)
+
+
+class EventLog:
+    """Logs starts and stops with what they took and where they are written, slow ones at level info."""
+
+    def __init__(self, log: Logger, slow: float) -> None:
+        self._log = log
+        self._slow = slow
+
+    def __call__(self, event: Event) -> None:
+        """Log one event. Failures are told by whoever they are raised to, and by the jobs themselves."""
+        match event:
+            case HookEvent(step="started" | "stopped", took=float(took)):
+                slow = took >= self._slow
+                if slow or self._is_debugged():  # finding out where a hook is written takes longer than most
+                    write = self._log.info if slow else self._log.debug
+                    told, at = str(Duration(round(took, 4))), str(event.place)
+                    write(f"hook {event.step}", hook=event.hook, of=event.module, took=told, at=at)
+            case HookEvent(step="starting" | "stopping"):
+                if self._is_debugged():
+                    at = str(event.place)
+                    self._log.debug(f"hook {event.step}", hook=event.hook, of=event.module, at=at)
+            case JobEvent(step="recovered"):
+                self._log.info("job works again", job=event.job, of=event.module, failures=event.failures)
+            case ModuleEvent():
+                affected = ", ".join(event.affected)
+                self._log.info(f"module {event.step}", switched=event.module, affected=affected)
+
+    def _is_debugged(self) -> bool:
+        return self._log.is_enabled_for(logging.DEBUG)

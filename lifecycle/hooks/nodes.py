@@ -1,0 +1,166 @@
+"""A hook among the others: what it waits for, who waits for it, where in its life it is.
+
+Needs:  what a constructor registered.
+Gives:  HookNode, State, HookFailure, for the supervisor and whoever looks at it.
+"""
+
+import asyncio
+import enum
+from collections.abc import Iterable, Sequence
+
+import anyio
+
+from lifecycle.errors import ExitRequestedError, HookTimeoutError
+from lifecycle.hooks.hooks import HookSpec
+from lifecycle.injection.constructors import Constructor
+
+__all__ = ["HookFailure", "HookNode", "State", "Wave", "sentence"]
+
+
+class State(enum.Enum):
+    """Where a hook is in its life."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    STARTED = "started"
+    STOPPING = "stopping"
+    DONE = "done"
+    LEFT = "left behind"
+    """Cancelled, and running on all the same: nobody waits for it any more."""
+
+
+class HookNode:
+    """One hook and its place among the others."""
+
+    __slots__ = (
+        "began", "deadline", "ending", "failures", "gone", "leave", "limits", "live", "module", "name",
+        "needs", "owner", "ready", "scope", "spec", "starting", "state", "task", "unstarted_needs", "users",
+        "wave",
+    )  # fmt: skip
+    starting: anyio.CancelScope
+    scope: anyio.CancelScope
+    deadline: asyncio.TimerHandle
+    """Of the start or the stop that is going on."""
+    wave: "Wave"
+    failures: "list[HookFailure]"
+    """Where its failures go: to those who wait for its start, or its end."""
+
+    def __init__(
+        self, spec: HookSpec, owner: Constructor, needs: Sequence["HookNode"], limits: tuple[float, float]
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.owner = owner
+        self.module = owner.scope.id
+        self.limits = (
+            limits[0] if spec.start_timeout is None else spec.start_timeout,
+            limits[1] if spec.stop_timeout is None else spec.stop_timeout,
+        )
+        self.needs = tuple(needs)
+        self.users: list[HookNode] = []
+        self.live: dict[HookNode, None] = {}
+        """Users that are not over yet, in order."""
+        self.unstarted_needs = len(self.needs)
+        self.state = State.WAITING
+        self.ending = False
+        """Whether it has been asked to end."""
+        self.began = 0.0
+        self.ready = asyncio.Event()
+        self.leave = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set when it is over, or left behind."""
+        self.task: asyncio.Task[object] | None = None
+        for need in self.needs:
+            need.used_by(self)
+
+    def __str__(self) -> str:
+        return f"hook {self.name!r} ({self.module})"
+
+    @property
+    def running(self) -> bool:
+        """Whether its start or its stop is going on."""
+        return self.state in {State.STARTING, State.STOPPING}
+
+    @property
+    def held_up_by(self) -> list["HookNode"]:
+        """What it waits for: to have started, or to have stopped."""
+        if self.state is State.WAITING and not self.ending:
+            return [need for need in self.needs if need.state is not State.STARTED]
+        if self.state is State.STARTED and self.ending:
+            return list(self.live)
+        return []
+
+    def used_by(self, user: "HookNode") -> None:
+        """Remember who needs it."""
+        self.users.append(user)
+        self.live[user] = None
+
+    def follow(self, need: "HookNode") -> None:
+        """Stop before this one, though both have started already."""
+        if need not in self.needs:
+            self.needs = (*self.needs, need)
+            need.used_by(self)
+
+    def bypass(self, user: "HookNode") -> None:
+        """Let a user that has started follow on what this one needs instead of on this one."""
+        del self.live[user]
+        user.needs = tuple(need for need in user.needs if need is not self)
+        for need in self.needs:
+            user.follow(need)
+
+
+_FAILED = {
+    State.WAITING: "did not start",
+    State.STARTING: "failed to start",
+    State.STARTED: "crashed",
+    State.STOPPING: "failed to stop",
+}
+
+
+class HookFailure:
+    """A hook that failed, and when in its life."""
+
+    __slots__ = ("error", "node", "phase")
+
+    def __init__(self, node: HookNode, phase: State, error: Exception) -> None:
+        self.node = node
+        self.phase = phase
+        self.error = error
+
+    def __str__(self) -> str:
+        verb = _FAILED[self.phase]
+        if isinstance(self.error, HookTimeoutError | ExitRequestedError):
+            return str(self.error)
+        return f"{self.node} {verb}: {type(self.error).__name__}: {self.error}"
+
+
+class Wave:
+    """Hooks that start together, or not at all."""
+
+    def __init__(self, nodes: Sequence[HookNode], failures: list[HookFailure]) -> None:
+        self.nodes = nodes
+        self.failures = failures
+        self.unstarted = self.alive = len(nodes)
+        self.settled = anyio.Event()
+        """Set when every hook has started, or all are over."""
+        for node in nodes:
+            node.wave, node.failures = self, failures
+            node.unstarted_needs = sum(need.state is not State.STARTED for need in node.needs)
+        self.settle()
+
+    @property
+    def started(self) -> bool:
+        """Whether every hook has started."""
+        return self.unstarted == 0
+
+    def settle(self) -> None:
+        """Tell those who wait, when there is nothing more to wait for."""
+        if self.unstarted == 0 or self.alive == 0:
+            self.nodes = ()  # some may be gone long before the hive is
+            self.settled.set()
+
+
+def sentence(beginning: str, told: Iterable[object]) -> str:
+    """A message with one fault, or with a line for each."""
+    texts = [str(one) for one in told]
+    return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

@@ -1,0 +1,90 @@
+"""Who waits for whom, as a tree: for the errors of hooks that are overdue.
+
+Needs:  the hooks that are not over.
+Gives:  pending_tree(), hook_stack(), and awaiting(), by which a hive inside another's hook shows its tree.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from lifecycle.hooks import hooks
+from lifecycle.hooks.nodes import HookNode
+from lifecycle.hooks.stacks import await_stack
+
+__all__ = ["awaiting", "hook_stack", "pending_tree"]
+
+MOST = 60
+"""Hooks shown; a person needs the first few, and the rest by number."""
+
+_inner: WeakKeyDictionary["asyncio.Task[object]", Callable[[], list[str]]] = WeakKeyDictionary()
+
+
+def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
+    """The hooks that run with what they await, below each those that wait for it; every hook once."""
+    pending = list(nodes)
+    waiting: dict[HookNode, list[HookNode]] = {}
+    for node in pending:
+        for other in node.held_up_by:
+            waiting.setdefault(other, []).append(node)
+    lines: list[str] = []
+    told: set[HookNode] = set()
+    # depth first, by hand: chains may be thousands deep
+    stack: list[tuple[HookNode, HookNode | None, str, str]] = [
+        (node, None, "", "") for node in reversed(pending) if node.running
+    ]
+    while stack and len(told) < MOST:
+        node, above, head, indent = stack.pop()
+        if node in told:
+            continue
+        told.add(node)
+        lines.append(head + _state(node, above))
+        if node.running:
+            lines += [f"{indent}    {line}" for line in hook_stack(node)]
+        below = [other for other in waiting.get(node, ()) if other not in told]
+        for number, other in enumerate(reversed(below)):
+            tail, deeper = ("└─ ", "   ") if number == 0 else ("├─ ", "│  ")
+            stack.append((other, node, f"{indent}    {tail}", f"{indent}    {deeper}"))
+    if more := len({node for node in pending if node.running or node.held_up_by} - told):
+        lines.append(f"and {more} more")
+    return lines
+
+
+def hook_stack(node: HookNode) -> list[str]:
+    """What the hook awaits, a line for each frame; of a hive that it runs, the pending hooks as well."""
+    if node.task is None:
+        return []
+    lines = [f"in {frame}" for frame in await_stack(node.task, below=_OURS)]
+    return lines + (_inner[node.task]() if node.task in _inner else [])
+
+
+@contextmanager
+def awaiting(tree: Callable[[], list[str]]) -> Iterator[None]:
+    """While this task waits for a hive to start or stop, `tree()` tells what that one waits for."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  # only called by coroutines
+    before = _inner.get(task)
+    _inner[task] = tree
+    try:
+        yield
+    finally:
+        if before is None:
+            del _inner[task]
+        else:
+            _inner[task] = before
+
+
+def _state(node: HookNode, above: HookNode | None) -> str:
+    if above is None:
+        return f"{node} has been {node.state.value} for {time.perf_counter() - node.began:.1f} s"
+    others = [str(other) for other in node.held_up_by if other is not above]
+    also = f", and for {', '.join(others[:3])}" if others else ""
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return f"{node} waits for it{also}{more}"
+
+
+# frames that say nothing about a hook
+_OURS = frozenset({hooks.__file__, str(Path(hooks.__file__).with_name("supervisor.py"))})

@@ -1,0 +1,76 @@
+"""What a suspended task awaits, frame by frame: for the errors of hooks that hang.
+
+Needs:  nothing.
+Gives:  await_stack().
+"""
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile
+
+from lifecycle.hints.places import Place
+
+__all__ = ["await_stack"]
+
+
+def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
+    """The task's frames, outermost first, as ``name at file:line``: those called by code of files `below`.
+
+    When it awaits a worker thread, what that thread does stands below, outermost first too.
+    """
+    frames = list(_frames(task.get_coro()))
+    ours = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
+    found = [
+        _line(frame)
+        for frame in frames[ours[-1] + 1 if ours else 0 :]
+        if frame.f_code.co_filename != contextlib.__file__
+    ]
+    return found + [f"{line} (worker thread)" for line in _thread(frames)]
+
+
+def _line(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_qualname} at {Place(frame.f_code.co_filename, frame.f_lineno)}"
+
+
+def _thread(frames: Sequence[types.FrameType]) -> list[str]:
+    """What the worker thread does that the innermost frame holds, below the machinery of threads."""
+    held = frames[-1].f_locals.values() if frames else ()
+    worker = next((thread for thread in held if isinstance(thread, threading.Thread)), None)
+    frame = sys._current_frames().get(worker.ident or 0) if worker else None  # noqa: SLF001  # the documented way
+    running: list[types.FrameType] = []
+    while frame is not None:
+        running.insert(0, frame)
+        frame = frame.f_back
+    machinery = {threading.__file__, getattr(sys.modules[type(worker).__module__], "__file__", None)}
+    return [*map(_line, dropwhile(lambda frame: frame.f_code.co_filename in machinery, running))]
+
+
+def _frames(awaited: object) -> Iterator[types.FrameType]:
+    """Follow what each frame awaits; 64 are enough for a person."""
+    for _ in range(64):
+        frame: types.FrameType | None
+        if inspect.iscoroutine(awaited):
+            frame, awaited = awaited.cr_frame, awaited.cr_await
+        elif inspect.isgenerator(awaited):
+            frame, awaited = awaited.gi_frame, awaited.gi_yieldfrom
+        elif inspect.isasyncgen(awaited):
+            frame, awaited = awaited.ag_frame, awaited.ag_await
+        else:
+            # anext() and asend() of an async generator hold it out of reach of attributes
+            inner = [
+                held
+                for held in gc.get_referents(awaited)
+                if inspect.isasyncgen(held) or inspect.iscoroutine(held)
+            ]
+            if not inner or awaited is None or isinstance(awaited, asyncio.Future):
+                return
+            awaited = inner[0]
+            continue
+        if frame is not None:
+            yield frame

@@ -1,0 +1,305 @@
+"""Runs hooks: one task each, in dependency order, and backwards.
+
+Needs:  the hooks with what each waits for.
+Gives:  Supervisor.
+
+A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
+enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of
+their own: whatever is cancelled outside, every stop body runs.
+
+Every stop is bounded: a hook past its deadline is cancelled, one that runs on all the same (a worker thread
+cannot be cancelled) is named, left behind, and what it uses is stopped; the whole has a budget.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import anyio
+import anyio.abc
+
+from lifecycle.errors import HookTimeoutError, as_failure, thrown_away
+from lifecycle.hooks.events import Events, HookEvent, HookStep
+from lifecycle.hooks.nodes import HookFailure, HookNode, State, Wave
+from lifecycle.hooks.pending import hook_stack, pending_tree
+from lifecycle.injection.profile import Profile
+from lifecycle.process.logs import Logger
+
+__all__ = [
+    "DEFAULT_START_TIMEOUT",
+    "DEFAULT_STOP_BUDGET",
+    "DEFAULT_STOP_TIMEOUT",
+    "Supervisor",
+]
+
+DEFAULT_START_TIMEOUT = 60.0
+DEFAULT_STOP_TIMEOUT = 10.0
+"""Seconds a hook may take to start and to stop when neither it nor its hive says otherwise."""
+DEFAULT_STOP_BUDGET = 30.0
+"""Seconds all hooks together may take to stop: what Kubernetes gives a pod to end."""
+
+GRACE = 1.0
+"""Seconds a cancelled stop has to end before it is left behind."""
+
+
+class Supervisor:
+    """Starts and stops the hooks of one hive, once."""
+
+    def __init__(
+        self,
+        nodes: Sequence[HookNode],
+        *,
+        profile: Profile,
+        log: Logger,
+        events: Events,
+        on_crash: Callable[[HookFailure], None],
+        stop_budget: float = DEFAULT_STOP_BUDGET,
+    ) -> None:
+        self._events = events
+        self._profile = profile
+        self._log = log
+        self._on_crash = on_crash
+        self._stop_budget = stop_budget
+        self._budget: asyncio.TimerHandle | None = None
+        self._out_of_time = False
+        self._alive = dict.fromkeys(nodes)
+        self._group: anyio.abc.TaskGroup
+        self.failures: list[HookFailure] = []
+        """In the order they happened, whatever the phase."""
+        self.first = Wave(nodes, self.failures)
+        """The hooks the hive starts with."""
+        self.stopping = False
+        self.over = anyio.Event()
+        """Set after stop(), when every hook is over or left behind."""
+        self.left: list[HookNode] = []
+        """Hooks that run on, cancelled as they are."""
+
+    async def run(self) -> None:
+        """Start every hook, wait for stop(), stop every hook. Never raises what a hook raises.
+
+        Lasts longer than `over` when hooks are left behind. Someone who cancels its task stops the hooks.
+        """
+        try:
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as self._group:
+                    self._begin(self.first)
+                    while not self.over.is_set():
+                        try:
+                            await self.over.wait()
+                        except asyncio.CancelledError:  # the loop is torn down, as asyncio.run() does it
+                            self.stop()
+        finally:  # whatever happens, nobody waits for ever
+            self.stopping = True
+            self.over.set()
+            self.first.settled.set()
+
+    def start_more(self, nodes: Sequence[HookNode]) -> Wave:
+        """Start hooks beside those that run. When one fails, those that started with it are stopped."""
+        wave = Wave(nodes, [])
+        self._alive |= dict.fromkeys(nodes)
+        self._begin(wave)
+        return wave
+
+    def stop(self) -> None:
+        """Begin to stop, against the arrows. Hooks still starting are cancelled, waiting ones never start."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self._budget = asyncio.get_running_loop().call_later(self._stop_budget, self._budget_spent)
+        self.end(self._alive, self.failures)
+        self._end_if_over()
+
+    def end(self, nodes: Iterable[HookNode], failures: list[HookFailure]) -> None:
+        """As stop(), for some hooks with all that need them. Failures go to the list as they happen."""
+        nodes = list(nodes)
+        for node in nodes:
+            if node.ending:
+                continue
+            node.ending, node.failures = True, failures
+            if node.state is State.WAITING:
+                node.ready.set()
+            elif node.state is State.STARTING:
+                node.starting.cancel()
+                self._time(node, node.limits[1], self._leave_behind)
+        for node in nodes:
+            if not node.live:
+                node.leave.set()
+
+    def pending(self) -> list[str]:
+        """Who waits for whom, indented as a part of a message."""
+        return [f"    {line}" for line in pending_tree(self._alive)]
+
+    def _begin(self, wave: Wave) -> None:
+        for node in wave.nodes:
+            if node.unstarted_needs == 0 or self.stopping:
+                node.ready.set()
+            self._group.start_soon(self._live, node, name=str(node))
+
+    async def _live(self, node: HookNode) -> None:
+        """The life of a hook, whatever its body does."""
+        node.task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # it is one
+        node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
+        # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
+        # a cancellation that comes a moment too late from skipping the stop.
+        with node.starting, node.scope:
+            try:
+                await node.ready.wait()
+                if not node.ending:
+                    node.state = State.STARTING
+                    node.began = time.perf_counter()
+                    self._tell(node, "starting")
+                    await self._enter_and_leave(node)
+            except BaseException as error:  # reported by name, with the others
+                if thrown_away(task):
+                    raise
+                if not (isinstance(error, asyncio.CancelledError) and _cancelled(node)):
+                    self._fail(node, as_failure(error, str(node)))
+        while task.cancelling():  # by others: what is left of that must not reach the group
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            task.uncancel()
+        if not node.gone.is_set():
+            self._gone(node, State.DONE)
+
+    async def _enter_and_leave(self, node: HookNode) -> None:
+        self._time(node, node.limits[0], self._overdue)
+        try:
+            async with node.spec.context():
+                node.deadline.cancel()
+                node.scope.shield = True
+                self._started(node)
+                await node.leave.wait()
+                node.state = State.STOPPING
+                node.began = time.perf_counter()
+                self._tell(node, "stopping")
+                self._time(node, node.limits[1], self._overdue)
+                if self._out_of_time:  # it is still reached, and may do what needs no waiting
+                    node.scope.cancel()
+            self._stopped(node)
+        finally:
+            node.deadline.cancel()
+
+    def _started(self, node: HookNode) -> None:
+        node.state = State.STARTED
+        self._profile.record("start", node.name, node.module, node.began, node.owner.name)
+        self._tell(node, "started", took=time.perf_counter() - node.began)
+        if node.ending:
+            return
+        for user in node.live:
+            user.unstarted_needs -= 1
+            if user.unstarted_needs == 0:
+                user.ready.set()
+        node.wave.unstarted -= 1
+        node.wave.settle()
+
+    def _stopped(self, node: HookNode) -> None:
+        if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
+            raise RuntimeError("its context ended while the hive was running")
+        self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
+        self._tell(node, "stopped", took=time.perf_counter() - node.began)
+
+    def _gone(self, node: HookNode, state: State) -> None:
+        """It is over, or nobody waits for it any more: those it needs may stop."""
+        node.state = state
+        self._alive.pop(node, None)
+        for need in node.needs:
+            need.live.pop(node, None)
+            if need.ending and not need.live:
+                need.leave.set()
+        node.gone.set()
+        node.wave.alive -= 1
+        node.wave.settle()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._budget is not None and not self._alive:
+            self._budget.cancel()
+            self.over.set()
+
+    def _fail(self, node: HookNode, error: Exception) -> None:
+        failure = HookFailure(node, node.state, error)
+        if (step := _STEPS.get(node.state)) is not None:
+            self._tell(node, step, error=error)
+        if node.state is State.STARTING and not node.ending:
+            self._profile.record_failure("start", node.name, node.module, node.began, node.owner.name)
+        if node.gone.is_set():
+            self._log.error("hook left behind has failed", hook=node.name, of=node.module, exc_info=error)
+        elif node.ending:
+            node.failures.append(failure)
+        elif node.state is State.STARTED:
+            self.failures.append(failure)
+            self._on_crash(failure)
+            self.stop()
+        else:
+            node.failures.append(failure)
+            if node.wave is self.first:
+                self.stop()
+            else:
+                self.end(node.wave.nodes, node.failures)
+
+    def _tell(
+        self, node: HookNode, step: HookStep, took: float | None = None, error: BaseException | None = None
+    ) -> None:
+        source = node.owner.call if node.spec.source is None else node.spec.source
+        owner = node.owner.name
+        self._events.emit(HookEvent(step, node.name, node.module, owner, source, took, error))
+
+    def _time(self, node: HookNode, limit: float, then: Callable[[HookNode], None]) -> None:
+        if node.state is not State.STARTING or node.ending:
+            node.deadline.cancel()
+        node.deadline = asyncio.get_running_loop().call_later(limit, then, node)
+
+    def _overdue(self, node: HookNode) -> None:
+        """A deadline has passed: say who is pending and what they await, then cancel the hook."""
+        starting = node.state is State.STARTING
+        verb, limit = ("start", node.limits[0]) if starting else ("stop", node.limits[1])
+        beginning = f"{node} did not {verb} within {limit:g} s; pending hooks:"
+        self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
+        if not starting:  # the failed start has been cancelled with its wave
+            node.scope.cancel()
+            self._time(node, GRACE, self._leave_behind)
+
+    def _leave_behind(self, node: HookNode) -> None:
+        """It was cancelled and runs on: name it, and go on without it. A start that ends yet is stopped."""
+        if node.gone.is_set():
+            return
+        when = "starting" if node.state is State.STARTING else "stopping"
+        lines = [f"{node} was cancelled while {when} and runs on: it is left behind"]
+        lines += [f"        {line}" for line in hook_stack(node)]
+        node.failures.append(HookFailure(node, node.state, HookTimeoutError("\n".join(lines))))
+        self.left.append(node)
+        self._tell(node, "left behind")
+        self._gone(node, State.LEFT)
+
+    def _budget_spent(self) -> None:
+        """No hook has time left: cancel what runs; what is reached from now on may not wait."""
+        self._out_of_time = True
+        text = f"the stop budget of {self._stop_budget:g} s is spent; pending hooks:"
+        error = HookTimeoutError("\n".join([text, *self.pending()]))
+        self.failures.append(HookFailure(next(iter(self._alive)), State.STOPPING, error))
+        for node in self._alive:
+            if node.state is State.STOPPING:
+                node.scope.cancel()
+                node.deadline.cancel()
+        asyncio.get_running_loop().call_later(GRACE, self._leave_all_behind)
+
+    def _leave_all_behind(self) -> None:
+        for node in [node for node in self._alive if node.running]:
+            node.deadline.cancel()
+            self._leave_behind(node)
+        if not self.over.is_set():  # those that waited for them are reached now
+            asyncio.get_running_loop().call_later(GRACE / 10, self._leave_all_behind)
+
+
+_STEPS: dict[State, HookStep] = {
+    State.STARTING: "failed to start",
+    State.STARTED: "crashed",
+    State.STOPPING: "failed to stop",
+}
+
+
+def _cancelled(node: HookNode) -> bool:
+    """Whether it was the hive that cancelled the hook, in the phase it is in."""
+    return node.scope.cancel_called if node.scope.shield else node.starting.cancel_called

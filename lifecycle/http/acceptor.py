@@ -1,0 +1,109 @@
+"""Accepts connections, a little at a time, and leaves the process its last descriptors.
+
+Needs: a listening socket, a running event loop.   Gives: Acceptor.
+Source: accept(2): without descriptors or memory the connection stays in the queue and the socket readable, so
+who goes on accepting turns in circles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+from collections.abc import Callable, Hashable
+
+from lifecycle.process import Logger
+
+SHARE_SECONDS = 0.0005
+"""Of one round of the loop, for accepting; what the loop has to do besides comes in between."""
+RESERVE = 128
+"""Descriptors that are left for others: the plugin's calls above all."""
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
+QUIET_SECONDS = 60.0
+"""Between two lines in the log about the same trouble."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Acceptor:
+    """Hands each connection, set not to block, to ``take`` with who is at its other end."""
+
+    def __init__(
+        self, listener: socket.socket, take: Callable[[socket.socket, Hashable], None], log: Logger
+    ) -> None:
+        self._listener = listener
+        self._take = take
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._highest = _highest_descriptor()
+        self._pause = 0.0
+        self._quiet_until = 0.0
+        self._again: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+
+    def _accept(self) -> None:
+        until = self._loop.time() + SHARE_SECONDS
+        while True:
+            try:
+                connected, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._back_off(os.strerror(error.errno or 0))
+                    return
+                continue  # that client has gone already
+            if connected.fileno() > self._highest:
+                connected.close()
+                self._back_off("the last descriptors are left for others")
+                return
+            self._pause = 0.0
+            connected.setblocking(False)
+            try:
+                peer = _peer_of(connected, address)
+            except OSError:
+                connected.close()
+                continue
+            self._take(connected, peer)
+            if self._loop.time() >= until:
+                return
+
+    def _back_off(self, why: str) -> None:
+        """Accept nothing for a while: longer each time, until something is accepted again."""
+        if self._loop.time() >= self._quiet_until:
+            self._quiet_until = self._loop.time() + QUIET_SECONDS
+            self._log.warning("connections have to wait", socket=_name(self._listener), reason=why)
+        self._pause = min(max(self._pause * 2, FIRST_PAUSE), LAST_PAUSE)
+        self._loop.remove_reader(self._listener.fileno())
+        self._again = self._loop.call_later(self._pause, self._go_on)
+
+    def _go_on(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
+def _highest_descriptor() -> int:
+    """The kernel gives the lowest that is free, so one above this says that few are left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft - min(RESERVE, soft // 4)
+
+
+def _peer_of(connected: socket.socket, address: object) -> Hashable:
+    """The other end: its address without the port, or the process on a unix socket (SO_PEERCRED, unix(7))."""
+    if connected.family == socket.AF_UNIX:
+        return connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return address[0] if isinstance(address, tuple) else address
+
+
+def _name(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else str(name)

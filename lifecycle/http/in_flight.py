@@ -1,0 +1,47 @@
+"""Bytes of bodies and answers that a server holds for its clients.
+
+Needs: a running event loop.   Gives: InFlight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class InFlight:
+    """A count with a limit that new requests wait for; what is under way may go beyond it by its own size."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.held = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a new request would have to wait."""
+        return self.held > self._limit
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a request waits for others to be through."""
+        return bool(self._waiting)
+
+    def add(self, count: int) -> None:
+        """So many bytes more; of a negative count, fewer, and who waits may go on."""
+        self.held += count
+        while self._waiting and not self.full:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+    async def room(self) -> None:
+        """Return once the limit is kept."""
+        while self.full:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)

@@ -1,0 +1,151 @@
+"""Serves a handler on a listening socket: keep-alive, an orderly stop, and clients that cannot take it over.
+
+Needs: Acceptor, Connection, ServerLimits.   Gives: HttpServer.
+Who connects beyond the limits takes the place of a connection that only waits for its client: of the same
+client when that has its share, else of the client that has most. So what is idle, slow or deaf goes first,
+and a probe that asks at once is answered among thousands that do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+from lifecycle.http.acceptor import Acceptor
+from lifecycle.http.channel import STALL_SECONDS, Channel
+from lifecycle.http.connection import Connection
+from lifecycle.http.in_flight import InFlight
+from lifecycle.http.limits import ServerLimits
+from lifecycle.http.messages import Handler
+from lifecycle.http.turns import turns_of
+from lifecycle.process import Logger
+from lifecycle.process.logs import logger_for
+
+RECEIVE_BUFFER, SEND_BUFFER = 16 << 10, 64 << 10
+"""Of the kernel's, for a connection: grown by itself to what TCP likes, thousands would take its memory."""
+
+
+class HttpServer:
+    """Answers requests with one handler. Serves once; ``grace`` are the seconds a stop waits for answers."""
+
+    def __init__(
+        self, handler: Handler, *, grace: float, limits: ServerLimits | None = None, log: Logger | None = None
+    ) -> None:
+        self._handler = handler
+        self._grace = grace
+        self._limits = limits or ServerLimits()
+        self._log = log or logger_for("http")
+        self._bodies, self._answers = InFlight(self._limits.in_flight), InFlight(self._limits.in_flight)
+        self._room_sought: asyncio.TimerHandle | None = None
+        self._acceptor: Acceptor | None = None
+        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._peers: Counter[Hashable] = Counter()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept on a listening socket, which is ours from now on."""
+        self._loop = asyncio.get_running_loop()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        if listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._acceptor = Acceptor(listener, self._accepted, self._log)
+
+    async def close(self) -> None:
+        """Accept nothing more, let go of idle connections, and of the others after the grace."""
+        if self._acceptor is None:
+            return
+        self._acceptor.close()
+        self._acceptor = None
+        if self._room_sought is not None:
+            self._room_sought.cancel()
+        tasks = set(self._connections.values())
+        for connection, task in self._connections.items():
+            connection.last = True
+            if not connection.answering:
+                task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self._grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _accepted(self, connected: socket.socket, peer: Hashable) -> None:
+        if not self._admitted(peer):
+            connected.close()
+            return
+        connection = Connection(
+            Channel(connected, peer),
+            self._handler,
+            self._limits,
+            turns=turns_of(self._loop),
+            bodies=self._bodies,
+            answers=self._answers,
+            make_room=self._make_room,
+        )
+        self._peers[peer] += 1
+        task = self._connections[connection] = self._loop.create_task(self._run(connection))
+        task.add_done_callback(lambda _: self._ended(connection))
+
+    async def _run(self, connection: Connection) -> None:
+        # The client has gone or was too slow, or lost its place, or we stop: nobody waits for this any more.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await connection.run()
+
+    def _ended(self, connection: Connection) -> None:
+        self._forget(connection)
+        connection.channel.socket.close()
+
+    def _forget(self, connection: Connection) -> None:
+        if self._connections.pop(connection, None) is not None:
+            peer = connection.channel.peer
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    def _admitted(self, peer: Hashable) -> bool:
+        """Whether there is a place for a connection of this client, made by closing another if need be."""
+        if self._peers[peer] >= self._limits.per_peer:
+            return self._drop_one(each for each in self._connections if each.channel.peer == peer)
+        if len(self._connections) >= self._limits.connections:
+            return self._drop_one(self._connections)
+        return True
+
+    def _drop_one(self, among: Iterable[Connection]) -> bool:
+        """Close the one that has waited longest, of the client that has most; False when there is none.
+
+        When all are at work, one that was answered before and waits for another turn has had its share.
+        """
+        now = self._loop.time()
+        among = list(among)
+        if waiting := [each for each in among if each.replaceable(now)]:
+            self._drop(min(waiting, key=lambda each: (-self._share(each), each.channel.waiting_since)))
+        elif served := [each for each in among if each.queued and each.answered]:
+            self._drop(max(served, key=lambda each: (self._share(each), each.answered)))
+        else:
+            return False
+        return True
+
+    def _share(self, connection: Connection) -> int:
+        return self._peers[connection.channel.peer]
+
+    def _make_room(self) -> None:
+        """Close who takes or sends nothing while others wait for what that holds, until there is room."""
+        now = self._loop.time()
+        for connection in list(self._connections):
+            if connection.holds and connection.channel.stalled(now):
+                self._drop(connection)
+        if self._room_sought is None and self._answers.full:
+            self._room_sought = self._loop.call_later(STALL_SECONDS, self._seek_room)
+
+    def _seek_room(self) -> None:
+        self._room_sought = None
+        if self._answers.wanted:
+            self._make_room()
+
+    def _drop(self, connection: Connection) -> None:
+        task = self._connections[connection]
+        self._forget(connection)
+        task.cancel()

@@ -1,0 +1,62 @@
+"""One request in every other round of the event loop, however many clients ask.
+
+Needs: a running event loop.   Gives: Turns, turns_of.
+So what else the loop has to do, a pod's ADD above all, waits for one request at most: what comes meanwhile is
+seen at the beginning of the round without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+from weakref import WeakKeyDictionary
+
+
+class Turns:
+    """Hands out the turns: one peer after the other, each peer's requests in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """Whose turn it is next comes first."""
+        self._taken = False
+
+    async def take(self, peer: Hashable) -> None:
+        """Return when neither this round of the loop nor the one before had a request."""
+        loop = asyncio.get_running_loop()
+        if not self._taken:
+            self._taken = True
+            loop.call_soon(self._pause)
+            return
+        turn = loop.create_future()
+        self._waiting.setdefault(peer, deque()).append(turn)
+        await turn
+
+    def _pause(self) -> None:
+        """In the round of a request, or the one after it: the next one begins later."""
+        asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """In the round without a request: whose turn it is goes on in the one after this."""
+        while self._waiting:
+            peer = next(iter(self._waiting))
+            waiting = self._waiting.pop(peer)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[peer] = waiting  # behind the other peers
+            if not turn.done():  # else it was cancelled
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._pause)
+                return
+        self._taken = False
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> Turns:
+    """The turns of an event loop, which all its servers share."""
+    found = _turns.get(loop)
+    if found is None:
+        found = _turns[loop] = Turns()
+    return found

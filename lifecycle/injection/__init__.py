@@ -1,0 +1,39 @@
+"""Injection: cells, the constructors in them, who needs whom, what is wrong with that, and the building.
+
+Needs:  type hints as keys, settings, dependency-injector.
+Gives:  what cells are made of; the graph's checks and construction, for a hive.
+"""
+
+from lifecycle.injection.cells import (
+    Cell,
+    config,
+    config_private,
+    decorate,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    replace,
+    supply,
+)
+from lifecycle.injection.constructors import ModuleId
+from lifecycle.injection.profile import Profile, Step, Timing
+
+__all__ = [
+    "Cell",
+    "ModuleId",
+    "Profile",
+    "Step",
+    "Timing",
+    "config",
+    "config_private",
+    "decorate",
+    "group",
+    "invoke",
+    "module",
+    "provide",
+    "provide_private",
+    "replace",
+    "supply",
+]

@@ -1,0 +1,244 @@
+"""Cells laid out flat: modules, constructors, roots.
+
+Needs:  cells.
+Gives:  Assembly, the list of everything a hive is made of, before anything is resolved.
+"""
+
+import re
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+
+from lifecycle.errors import Fault
+from lifecycle.hints.keys import Key, key_of, type_name
+from lifecycle.hints.named import Named
+from lifecycle.hints.places import Place, has_place
+from lifecycle.injection.callables import as_function
+from lifecycle.injection.cells import (
+    Cell,
+    ConfigCell,
+    DecorateCell,
+    GroupCell,
+    InvokeCell,
+    ModuleCell,
+    ProvideCell,
+    ReplaceCell,
+    SupplyCell,
+)
+from lifecycle.injection.constructors import Constructor, Frame, Kind, Scope
+from lifecycle.injection.fakes import misfit
+from lifecycle.injection.signatures import describe, refused, stand_for
+from lifecycle.settings.options import Settings, unreadable
+
+__all__ = ["Assembly", "assemble"]
+
+_MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_END = object()
+
+Level = tuple[Iterator[Cell], Scope, Frame]
+"""Cells still to lay out, with the module they are in and what is decorated around them."""
+
+
+class Assembly(msgspec.Struct):
+    """Everything the cells say, in the order they say it."""
+
+    root: Scope
+    frame: Frame
+    """Of the hive itself."""
+    scopes: list[Scope]
+    constructors: list[Constructor] = msgspec.field(default_factory=list)
+    """Those provided (with the parts of their results), supplied and configured."""
+    decorators: list[Constructor] = msgspec.field(default_factory=list)
+    """Those that decorate, with the parts of their results."""
+    frames: list[Frame] = msgspec.field(default_factory=list)
+    """Those in which something is decorated."""
+    replaces: list[Constructor] = msgspec.field(default_factory=list)
+    invokes: list[Constructor] = msgspec.field(default_factory=list)
+    faults: list[Fault] = msgspec.field(default_factory=list)
+
+    @property
+    def providers(self) -> list[Constructor]:
+        """All that gives something: constructors, decorators, fakes."""
+        return [*self.constructors, *self.decorators, *self.replaces]
+
+
+def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:
+    """Walk the cells, however deep they nest, and read the hints of every function in them."""
+    assembly = Assembly(root, Frame(), [root])
+    levels: list[Level] = [(iter(cells), root, assembly.frame)]
+    while levels:
+        cell = next(levels[-1][0], _END)
+        if cell is _END:
+            levels.pop()
+        elif (inner := _add(cell, *levels[-1][1:], assembly)) is not None:
+            levels.append(inner)
+    assembly.faults += _twins(assembly.scopes)
+    return assembly
+
+
+def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level | None:
+    """Lay out one cell; the cells in it are for the caller."""
+    match cell:
+        case ModuleCell():
+            return iter(cell.cells), _scope(cell, scope, assembly), Frame(frame)
+        case GroupCell():
+            return iter(cell.cells), scope, frame
+        case DecorateCell():
+            return iter(cell.cells), scope, _decorated(cell, scope, frame, assembly)
+        case ProvideCell():
+            for call in cell.constructors:
+                assembly.constructors += _made("provide", call, scope, frame, cell)
+        case ConfigCell():
+            assembly.constructors += [_configured(struct, scope, cell) for struct in cell.structs]
+        case InvokeCell():
+            assembly.invokes += [_invoked(call, scope, frame, cell.place) for call in cell.functions]
+        case SupplyCell():
+            assembly.constructors.append(_supplied(cell, scope))
+        case ReplaceCell():
+            name = type_name(cell.key)
+            fake = Constructor("replace", cell.fake, name, cell.key, scope, cell_place=cell.place)
+            assembly.replaces.append(fake)
+        case _:
+            raise TypeError(f"{cell!r} is not a cell: use module(), provide(), invoke() and their like")
+    return None
+
+
+def _decorated(cell: DecorateCell, scope: Scope, frame: Frame, assembly: Assembly) -> Frame:
+    """The frame around what is decorated: one of its own, or without cells the one it stands in."""
+    around = Frame(frame) if cell.cells else frame
+    if not around.decorators:
+        assembly.frames.append(around)
+    for node in _made("decorate", cell.function, scope, around.parent, cell):
+        assembly.decorators.append(node)
+        if node.key is not None:
+            around.decorators.setdefault(node.key, []).append(node)
+    return around
+
+
+def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
+    full_id = cell.id if parent.parent is None else f"{parent.id}.{cell.id}"
+    scope = Scope(full_id, cell.title, parent, cell.place)
+    if _MODULE_ID.fullmatch(cell.id) is None:
+        text = f"module id {cell.id!r} at {cell.place}: expected kebab-case such as host-ip-sync"
+        assembly.faults.append(Fault("module", text))
+    assembly.scopes.append(scope)
+    return scope
+
+
+def _twins(scopes: list[Scope]) -> Iterator[Fault]:
+    by_id: dict[str, list[Scope]] = {}
+    for scope in scopes:
+        by_id.setdefault(scope.id, []).append(scope)
+    for full_id, same in by_id.items():
+        if len(same) > 1:
+            count = "two" if len(same) == 2 else len(same)
+            places = tuple(f"at {scope.place}" for scope in same)
+            yield Fault("module", f"{count} modules have the id {full_id}", places)
+
+
+def _made(
+    kind: Kind,
+    call: Callable[..., object],
+    scope: Scope,
+    frame: Frame | None,
+    cell: ProvideCell | DecorateCell,
+) -> Iterator[Constructor]:
+    """The node of a constructor, and one for each of its results when they are several."""
+    call = as_function(call)
+    signature = describe(call, decorates=kind == "decorate")
+    name, private, named = type_name(call), False, ""
+    if isinstance(cell, ProvideCell):
+        private, named = cell.private, cell.name
+    whole = Constructor(
+        kind,
+        call,
+        name,
+        _named(signature.result, named),
+        scope,
+        private,
+        parameters=signature.parameters,
+        faults=signature.faults,
+        cell_place=None if has_place(call) else cell.place,
+        stands_at=cell.place,
+        parts=signature.parts,
+        frame=frame,
+    )
+    yield whole
+    for part in signature.parts:
+        shown = f"{name}[{part.at}]" if isinstance(part.at, int) else f"{name}.{part.at}"
+        yield Constructor(
+            "part",
+            call,
+            shown,
+            _named(part.key, named),
+            scope,
+            private,
+            needs={"result": whole},
+            stands_at=cell.place,
+            whole=whole,
+            part=part,
+        )
+
+
+def _named(key: Key | None, name: str) -> Key | None:
+    """The key under the name that its cell gives it."""
+    return key_of(Annotated[key, Named(name)]) if name and key is not None else key
+
+
+def _configured(struct: type[Settings], scope: Scope, cell: ConfigCell) -> Constructor:
+    faults = tuple(unreadable(struct, cell.prefix))
+    return Constructor(
+        "config",
+        struct,
+        type_name(struct),
+        struct,
+        scope,
+        cell.private,
+        cell.prefix,
+        faults=faults,
+        stands_at=cell.place,
+    )
+
+
+def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
+    key: Key | None = cell.key
+    name = type_name(key)
+    faults: tuple[str, ...] = ()
+    if hasattr(cell.value, "__await__"):
+        faults = ("it is awaitable: supply what awaiting it gives",)
+    elif (refusal := refused(key)) is not None:
+        key, faults = None, (f"it is supplied as {name}{refusal}",)
+    elif cell.checked and (why := tuple(misfit(cell.value, key))):
+        faults = (f"it is supplied as {name}, which it is not", *why)
+    return Constructor("supply", cell.value, name, key, scope, cell_place=cell.place, faults=faults)
+
+
+def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
+    function: object = call
+    if _is_type(call):  # stands for its instance in the graph
+        function, signature = _instance, stand_for(call)
+    else:
+        call = function = as_function(call)
+        signature = describe(call, invoked=True)
+    return Constructor(
+        "invoke",
+        function,
+        type_name(call),
+        None,
+        scope,
+        private=True,
+        parameters=signature.parameters,
+        faults=signature.faults,
+        cell_place=None if function is call and has_place(call) else place,
+        frame=frame,
+    )
+
+
+def _is_type(call: object) -> bool:
+    return isinstance(call, type | typing.NewType) or typing.get_origin(call) is not None
+
+
+def _instance(instance: object) -> None:
+    """Invoked for a type: building the instance is all there is to do."""

@@ -1,0 +1,214 @@
+"""Construction: one container per module, one provider per constructor, built dependencies first.
+
+Needs:  a resolution without faults, the filled settings, what the hive injects.
+Gives:  Build: the providers of dependency-injector, and what came out of them.
+
+Everything is built in topological order, so that a chain of any depth never recurses; fakes are overrides,
+put in place before anything is built.
+"""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from lifecycle.errors import BuildError, as_failure
+from lifecycle.hints.keys import Key, type_name
+from lifecycle.injection.constructors import Constructor, Parameter, Part, Scope
+from lifecycle.injection.cycles import order
+from lifecycle.injection.fakes import misfit
+from lifecycle.injection.profile import Profile, Step
+from lifecycle.injection.resolve import Resolution
+from lifecycle.process.absent import absent
+from lifecycle.settings.options import Group, Settings
+
+with absent("yaml", "pydantic", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
+    from dependency_injector.containers import DynamicContainer
+    from dependency_injector.providers import Callable as CallableProvider
+    from dependency_injector.providers import List, Object, Provider, Singleton
+
+__all__ = ["Build"]
+
+
+class Build:
+    """The containers of one hive."""
+
+    def __init__(
+        self,
+        resolution: Resolution,
+        settings: Mapping[Group, Settings],
+        inject: Callable[[Key, Constructor], object],
+        profile: Profile,
+    ) -> None:
+        self._resolution = resolution
+        self._settings = settings
+        self._inject = inject
+        self._profile = profile
+        self.containers: dict[Scope, DynamicContainer] = {
+            scope: DynamicContainer() for scope in resolution.assembly.scopes
+        }
+        self.providers: dict[Constructor, Provider[Any]] = {}
+        self.instances: dict[Constructor, object] = {}
+        """In the order of construction; invoked functions too, with their result."""
+        for number, node in enumerate(order(resolution.nodes)):
+            provider = self._provider(node)
+            self.providers[node] = provider
+            self.containers[node.scope].set_provider(f"p{number}", provider)
+
+    def construct(self, without: Collection[Constructor] = ()) -> None:
+        """Build what the invoked functions need and call them, but not `without`, which holds all its users.
+
+        Raises BuildError; nothing is built twice.
+        """
+        for node in self._resolution.order():
+            if node not in self.instances and node not in without:
+                self.instances[node] = self.providers[node]()
+
+    def discard(self, nodes: Iterable[Constructor]) -> None:
+        """Throw away what these have built, with all that was built with it: they can be built afresh."""
+        for node in nodes:
+            del self.instances[node]
+            provider = self.providers[node]
+            if isinstance(provider, Singleton):
+                provider.reset()
+
+    def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
+        """What a node is called with, read from its provider: parameters with what fills them.
+
+        A group is a parameter with many; what is no constructor (a default, a Lifecycle) is left out.
+        """
+        provider: Any = self.providers[node]
+        if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
+            return
+        names = ["result"] if node.part else [each.name for each in node.parameters if each.positional]
+        for name, value in (*zip(names, provider.args, strict=True), *provider.kwargs.items()):
+            pending = [value]
+            while pending:
+                one = pending.pop()
+                if one in self._nodes:
+                    yield name, self._nodes[one]
+                elif isinstance(one, List | CallableProvider):
+                    pending += reversed(one.args)
+
+    @functools.cached_property
+    def _nodes(self) -> dict[Provider[Any], Constructor]:
+        return {provider: node for node, provider in self.providers.items()}
+
+    def _provider(self, node: Constructor) -> Provider[Any]:
+        if node.kind == "supply":
+            return Object(node.call)
+        if node.kind == "config":
+            # without a value nothing that needs it is ever built
+            return Object(self._settings.get(Group(node.call, node.prefix)))  # type: ignore[arg-type]  # its struct
+        if node.kind == "replace":
+            return self._overridden(node)
+        if node.part is not None:
+            return Singleton(_Take(node, node.part), self.providers[node.needs["result"]])
+        args, kwargs = [], {}
+        for parameter in node.parameters:
+            value = self._argument(node, parameter)
+            if parameter.positional:
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        kind = CallableProvider if node.kind == "invoke" else Singleton
+        return kind(_Call(node, self._profile), *args, **kwargs)
+
+    def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any]:
+        value: Provider[Any]
+        if (need := node.needs.get(parameter.name)) is not None:
+            value = self.providers[need]
+            if parameter.collect is not None:  # a whole group, decorated or put in as a fake
+                value = CallableProvider(parameter.collect, value)
+        elif parameter.collect is not None and (node.groups[parameter.name] or parameter.default is None):
+            members = (self.providers[member] for member in node.groups[parameter.name])
+            value = CallableProvider(parameter.collect, List(*members))
+        elif (key := node.injected.get(parameter.name)) is not None:
+            value = CallableProvider(self._inject, Object(key), Object(node))
+        else:
+            value = Object(parameter.default)
+        return value
+
+    def _overridden(self, fake: Constructor) -> Provider[Any]:
+        replaced = [node for node in self._resolution.by_key[fake.key] if node.replaced]
+        provider: Provider[Any] = Singleton(_function(replaced[0] if replaced else fake))
+        provider.override(Object(fake.call))
+        return provider
+
+
+def _function(node: Constructor) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", node.call) if callable(node.call) else type(node.call)
+
+
+class _Call:
+    """A constructor's function, timed, with errors that say whose they are."""
+
+    __slots__ = ("_node", "_profile")
+
+    def __init__(self, node: Constructor, profile: Profile) -> None:
+        self._node = node
+        self._profile = profile
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        node = self._node
+        began = time.perf_counter()
+        try:
+            result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() refused what is no function
+        except BaseException as error:  # noqa: BLE001  # told with whose it is
+            failure = as_failure(error, str(node))
+            raise BuildError(f"{node} raised {type(failure).__name__}: {failure}") from failure
+        step: Step = "invoke" if node.kind == "invoke" else "construct"
+        self._profile.record(step, node.name, node.scope.id, began)
+        if hasattr(type(result), "__await__"):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise BuildError(f"{node} returned something to await: do the work in a hook (Lifecycle.append)")
+        if result is None and node.kind != "invoke":
+            raise BuildError(f"{node} returned None instead of {node.provides}")
+        if node.parts and not _has_parts(result, node.parts):
+            raise BuildError(f"{node} returned {_shape(result)} instead of {node.provides}")
+        if node.key is not None and node.call is not type(result):
+            _check_type(node, result, node.key)
+        return result
+
+
+class _Take:
+    """One of several results."""
+
+    __slots__ = ("_node", "_part")
+
+    def __init__(self, node: Constructor, part: Part) -> None:
+        self._node = node
+        self._part = part
+
+    def __call__(self, whole: Any) -> object:
+        at = self._part.at
+        result: object = whole[at] if isinstance(at, int) else getattr(whole, at)
+        if result is None or hasattr(type(result), "__await__"):
+            what = "None" if result is None else "something to await"
+            raise BuildError(f"{self._node} is {what} instead of {type_name(self._part.key)}")
+        _check_type(self._node, result, self._part.key)
+        return result
+
+
+def _check_type(node: Constructor, result: object, key: Key) -> None:
+    """Raise BuildError for what would fail only where it is used."""
+    if faults := list(misfit(result, key)):
+        verb = "is" if node.part is not None else "returned"
+        text = f"{node} {verb} {_shape(result)} instead of {type_name(key)}"
+        if len(faults) > 1 or not faults[0].startswith("it is of type"):
+            text += ": " + "; ".join(faults)
+        raise BuildError(text)
+
+
+def _has_parts(result: object, parts: tuple[Part, ...]) -> bool:
+    if isinstance(parts[0].at, int):
+        return isinstance(result, tuple) and len(result) == len(parts)
+    return all(hasattr(result, str(part.at)) for part in parts)
+
+
+def _shape(result: object) -> str:
+    if isinstance(result, tuple):
+        return f"{len(result)} results"
+    return f"one {type_name(type(result))}"

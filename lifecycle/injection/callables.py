@@ -1,0 +1,53 @@
+"""What is called though it is neither a function nor a class: partials, objects with ``__call__``.
+
+Needs:  type hints.
+Gives:  as_function().
+"""
+
+import functools
+import inspect
+from typing import Any
+
+from lifecycle.hints.generics import class_of
+from lifecycle.hints.places import has_place
+from lifecycle.injection.signatures import read_hints
+
+__all__ = ["as_function"]
+
+
+def as_function(call: Any) -> Any:
+    """A function that calls `call`, with the hints and the place of what it calls in the end.
+
+    Functions, classes, and what cannot be called, are given as they are.
+    """
+    if has_place(call) or not callable(call):
+        return call
+    inner, given = call, set[str]()
+    while isinstance(inner, functools.partial):
+        given |= inner.keywords.keys()
+        inner = inner.func
+    if not has_place(inner):  # an object: its class says how
+        inner = type(inner).__call__
+
+    def function(*args: object, **kwargs: object) -> object:
+        return call(*args, **kwargs)
+
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # written in C, without one to read
+        return call
+    kept = [one for one in signature.parameters.values() if one.name not in given]
+    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # as documented
+    function.__annotations__ = _hints(inner)
+    name = getattr(inner if inner is not type(call).__call__ else type(call), "__qualname__", repr(call))
+    function.__name__, function.__qualname__ = name.rpartition(".")[2], name
+    function.__module__ = getattr(inner, "__module__", __name__)
+    function.__wrapped__ = inner  # type: ignore[attr-defined]  # messages and hints go by what is called
+    return function
+
+
+def _hints(inner: Any) -> dict[str, Any]:
+    kind = class_of(inner)
+    if kind is None:
+        return dict(getattr(inner, "__annotations__", {}))
+    return {**read_hints(inner, kind), "return": inner}

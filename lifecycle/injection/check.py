@@ -1,0 +1,231 @@
+"""Every fault of a graph at once, in words that help.
+
+Needs:  a resolution.
+Gives:  check(), the faults: what is wrong, whom it concerns (constructor, module, file:line), what to do.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from lifecycle.errors import Fault
+from lifecycle.hints.keys import hint_text, is_member, type_name
+from lifecycle.injection.constructors import Constructor, Parameter, Scope
+from lifecycle.injection.cycles import cycles
+from lifecycle.injection.decorated import decorations, times
+from lifecycle.injection.fakes import unlike
+from lifecycle.injection.near import Nearby
+from lifecycle.injection.optionals import optionals
+from lifecycle.injection.resolve import Resolution
+from lifecycle.settings.options import Option, options_of
+
+__all__ = ["check"]
+
+SHOWN = 5
+"""How many of a kind a message lists before it only counts."""
+CYCLES = 20
+"""How many are told of constructors that all need each other; there may be more than anyone would read."""
+
+
+def check(resolution: Resolution) -> list[Fault]:
+    """Every fault, also of constructors that nothing invokes. Replaced constructors have none."""
+    nearby = Nearby(node for node in resolution.active if (node.whole or node).kind != "decorate")
+    return [
+        *resolution.assembly.faults,
+        *_signatures(resolution),
+        *_duplicates(resolution),
+        *_missing(resolution, nearby),
+        *_private(resolution),
+        *optionals(resolution),
+        *_cycles(resolution),
+        *decorations(resolution, nearby),
+        *_replaces(resolution, nearby),
+    ]
+
+
+def _signatures(resolution: Resolution) -> Iterator[Fault]:
+    for node in resolution.nodes:
+        if node.faults:
+            kind = "invoke" if node.kind == "invoke" else "constructor"
+            yield Fault(kind, f"{node} cannot be used", node.faults, (node,))
+
+
+def _duplicates(resolution: Resolution) -> Iterator[Fault]:
+    """Two that are visible from one place: public ones always, private ones when one is above the other."""
+    for key, found in resolution.by_key.items():
+        if key in resolution.injected:
+            places = tuple(f"provided by {node}" for node in found if node.kind != "replace")
+            if places:
+                text = f"{type_name(key)} comes from the hive itself"
+                yield Fault("duplicate", text, places, tuple(found))
+            continue
+        if len(found) == 1 or is_member(key):
+            continue
+        active = [node for node in found if not node.replaced and node.kind != "replace"]
+        if clashing := _clashing(active):
+            text = f"{type_name(key)} is provided {times(len(clashing))}"
+            yield Fault("duplicate", text, tuple(_places(clashing)), tuple(clashing))
+        fakes = [node for node in found if node.kind == "replace"]
+        if len(fakes) > 1:
+            places = tuple(f"replaced at {fake.place}" for fake in fakes)
+            text = f"{type_name(key)} is replaced {times(len(fakes))}"
+            yield Fault("duplicate", text, places, tuple(fakes))
+    yield from _options(resolution)
+
+
+def _places(clashing: Sequence[Constructor]) -> Iterator[str]:
+    """Both places; where one function is provided twice, those of the cells."""
+    is_one = len({node.place for node in clashing}) == 1
+    for node in clashing:
+        cell = f", in the cell at {node.stands_at}" if is_one and node.stands_at else ""
+        yield f"provided by {node}{' (private)' if node.private else ''}{cell}"
+    if is_one and len({node.stands_at for node in clashing}) == 1:
+        yield "do: have that cell only once in the hive"
+    else:
+        yield "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
+
+
+def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:
+    if len(nodes) < 2:
+        return ()
+    if not all(node.private for node in nodes):
+        return nodes
+    by_scope: dict[Scope, list[Constructor]] = {}
+    for node in nodes:
+        by_scope.setdefault(node.scope, []).append(node)
+    clashing: set[Constructor] = set()
+    for node in nodes:
+        scope: Scope | None = node.scope
+        while scope is not None:
+            above = [other for other in by_scope.get(scope, ()) if other is not node]
+            clashing.update((node, *above) if above else ())
+            scope = scope.parent
+    return [node for node in nodes if node in clashing]
+
+
+def _options(resolution: Resolution) -> Iterator[Fault]:
+    """Two structs with one option: which of them would a flag set?"""
+    seen: dict[str, tuple[Option, Constructor]] = {}
+    nodes = [node for node in resolution.active if node.kind == "config" and not node.faults]
+    structs = {(node.key, node.scope if node.private else None): node for node in nodes}
+    for node in structs.values():
+        for option in options_of(node.call, node.prefix):
+            for name in option.names:
+                if name in seen:
+                    places = [f"in {seen[name][1]}", f"in {node}"]
+                    if seen[name][0].struct is option.struct:
+                        places.append(
+                            "do: give each a prefix of its own, as in config_private(S, prefix=...)"
+                        )
+                    text, both = f"setting {name} is declared twice", (seen[name][1], node)
+                    yield Fault("duplicate", text, tuple(places), both)
+                else:
+                    seen[name] = (option, node)
+
+
+def _missing(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+    users = _users(resolution)
+    for key, found in resolution.missing.items():
+        details = _needed_by(found, users)
+        details += (f"near: {line}" for line in nearby.lines(key))
+        details.append(
+            f"do: add a cell that provides it, or in a test supply() or replace({hint_text(key)}, ...)"
+        )
+        lacks = type_name(key)
+        yield Fault("missing", f"nothing provides {lacks}", tuple(details), _concerned(found), lacks)
+
+
+def _private(resolution: Resolution) -> Iterator[Fault]:
+    users = _users(resolution)
+    for key, found in resolution.hidden.items():
+        owners = [node for node in resolution.by_key[key] if not node.replaced]
+        modules = " and ".join(_shortened(dict.fromkeys(node.scope.id for node in owners)))
+        details = _needed_by(found, users)
+        details += _shortened(f"provided privately by {node}" for node in owners)
+        details.append(f"do: provide() instead of provide_private(), or move who needs it into {modules}")
+        lacks = type_name(key)
+        text = f"{lacks} is private to {modules}"
+        yield Fault("private", text, tuple(details), _concerned(found), lacks)
+
+
+def _concerned(found: list[tuple[Constructor, Parameter]]) -> tuple[Constructor, ...]:
+    return tuple(dict.fromkeys(node for node, _ in found))
+
+
+def _needed_by(
+    found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
+) -> list[str]:
+    """Who needs it; of the first also who needs that one."""
+    lines = [f"needed by {node}, as {parameter.name!r}" for node, parameter in found[:SHOWN]]
+    lines[1:1] = _chain(found[0][0], users)
+    if len(found) > SHOWN:
+        lines.append(f"and by {len(found) - SHOWN} more")
+    return lines
+
+
+def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
+    """For each constructor the first that needs it."""
+    users: dict[Constructor, Constructor] = {}
+    for node in (*resolution.assembly.invokes, *resolution.active):
+        for need in node.needs.values():
+            users.setdefault(need, node)
+    return users
+
+
+def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str]:
+    """Who needs that one, up to the function that is invoked."""
+    chain = {node: None}
+    while (user := users.get(node)) is not None and user not in chain:
+        chain[user] = None
+        node = user
+    above = [user for user in list(chain)[1:] if user.kind != "part"]  # its whole is told
+    lines = _shortened(
+        f"  which {'is invoked as' if user.kind == 'invoke' else 'is needed by'} {user}" for user in above
+    )
+    return lines if node.kind == "invoke" else [*lines, "  which nothing invokes"]
+
+
+def _shortened(lines: Iterable[str]) -> list[str]:
+    """The first and the last when there are many."""
+    every = list(lines)
+    left_out = len(every) - 2 * SHOWN
+    if left_out <= 1:
+        return every
+    return [*every[:SHOWN], f"  ... and {left_out} more ...", *every[-SHOWN:]]
+
+
+def _cycles(resolution: Resolution) -> Iterator[Fault]:
+    for knot in cycles(resolution.active):
+        for cycle in itertools.islice(knot, CYCLES):
+            yield _cycle(cycle)
+        if (more := next(knot, None)) is not None:
+            yield Fault("cycle", f"there are more through {type_name(more[0].key)}: mend these first")
+
+
+def _cycle(cycle: list[Constructor]) -> Fault:
+    steps = [  # a part of a result stands for the whole
+        (node, type_name(need.key))
+        for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
+        if node.kind != "part"
+    ]
+    names = [steps[-1][1], *(name for _, name in steps)]
+    edges = (f"{node} needs {name}" for node, name in steps)
+    advice = "do: give what both need to a third, or hand one over in a hook (a Promise)"
+    text = " -> ".join(line.strip() for line in _shortened(names))
+    return Fault("cycle", text, (*edges, advice), tuple(cycle))
+
+
+def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+    needed = {need for node in resolution.nodes for need in node.needs.values() if need.kind == "replace"}
+    stood_in = {node.key for node in resolution.assembly.providers if node.replaced}
+    for fake in resolution.assembly.replaces:
+        where = (f"replaced at {fake.place}",)
+        if fake.key in resolution.injected:
+            text = f"{fake.name} comes from the hive itself and cannot be replaced"
+            yield Fault("replace", text, where, (fake,))
+            continue
+        if faults := tuple(unlike(fake.call, fake.key)):
+            yield Fault("replace", f"the fake is not like {fake.name}", (*faults, *where), (fake,))
+        if fake not in needed and fake.key not in stood_in:
+            lines = (f"near: {line}" for line in nearby.lines(fake.key, without=fake))
+            text = f"nothing provides or needs {fake.name}"
+            yield Fault("replace", text, (*where, *lines), (fake,))

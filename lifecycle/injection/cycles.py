@@ -1,0 +1,111 @@
+"""Order and cycles of a graph, without recursion: chains may be thousands deep.
+
+Needs:  constructors whose needs are connected.
+Gives:  order() and cycles().
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from lifecycle.injection.constructors import Constructor
+
+__all__ = ["cycles", "order"]
+
+Left = dict[Constructor, None]  # a set that keeps its order
+
+
+def order(roots: Iterable[Constructor]) -> list[Constructor]:
+    """Everything reachable from the roots, each after all it needs; the same every time.
+
+    In a graph with cycles some arrow of each is ignored.
+    """
+    done: Left = {}
+    for root in roots:
+        if root in done:
+            continue
+        path = {root: iter(root.needs.values())}
+        while path:
+            node, needs = next(reversed(path.items()))
+            for need in needs:
+                if need not in done and need not in path:
+                    path[need] = iter(need.needs.values())
+                    break
+            else:
+                del path[node]
+                done[node] = None
+    return list(done)
+
+
+def cycles(nodes: Iterable[Constructor]) -> Iterator[Iterator[list[Constructor]]]:
+    """For each knot of constructors that all need each other its short cycles.
+
+    They go on until every arrow is on one; a constructor may be on several. In a cycle each needs the next,
+    the last the first; it begins with the one that comes first in `nodes`.
+    """
+    rank = {node: number for number, node in enumerate(nodes)}
+    if _is_acyclic(order(rank)):
+        return
+    for knot in sorted(_knots(rank), key=lambda knot: min(map(rank.__getitem__, knot))):
+        yield _cycles(knot, rank)
+
+
+def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> Iterator[list[Constructor]]:
+    told: set[tuple[Constructor, Constructor]] = set()
+    for node in sorted(knot, key=rank.__getitem__):
+        for need in node.needs.values():
+            if need not in knot or (node, need) in told:
+                continue
+            cycle = [node, *_way(need, node, knot)]
+            first = cycle.index(min(cycle, key=rank.__getitem__))
+            cycle = cycle[first:] + cycle[:first]
+            told |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+            yield cycle
+
+
+def _is_acyclic(ordered: Iterable[Constructor]) -> bool:
+    """Whether each comes after all it needs, as it does unless arrows had to be ignored."""
+    before: set[Constructor] = set()
+    for node in ordered:
+        if not before.issuperset(node.needs.values()):
+            return False
+        before.add(node)
+    return True
+
+
+def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
+    """Sets of constructors that all need each other (strongly connected components, after Kosaraju)."""
+    users: dict[Constructor, list[Constructor]] = defaultdict(list)
+    for node in nodes:
+        for need in node.needs.values():
+            users[need].append(node)
+    left: Left = dict.fromkeys(node for node in reversed(order(nodes)) if node in nodes)
+    while left:
+        first = next(iter(left))
+        del left[first]
+        knot, frontier = {first}, [first]
+        while frontier:
+            for user in users.get(frontier.pop(), ()):
+                if user in left:
+                    del left[user]
+                    knot.add(user)
+                    frontier.append(user)
+        if len(knot) > 1 or first in first.needs.values():
+            yield knot
+
+
+def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) -> list[Constructor]:
+    """The shortest way from `start` up to `end`, without it, breadth first; there is one within a knot."""
+    came_from: dict[Constructor, Constructor] = {}
+    frontier = deque([start])
+    while frontier[0] is not end:
+        node = frontier.popleft()
+        for need in node.needs.values():
+            if need in knot and need not in came_from:
+                came_from[need] = node
+                frontier.append(need)
+    way: list[Constructor] = []
+    node = end
+    while node is not start:
+        node = came_from[node]
+        way.append(node)
+    return way[::-1]

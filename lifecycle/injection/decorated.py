@@ -1,0 +1,46 @@
+"""Faults of decorators.
+
+Needs:  a resolution.
+Gives:  decorations().
+"""
+
+from collections.abc import Iterator
+
+from lifecycle.errors import Fault
+from lifecycle.hints.keys import Key, type_name
+from lifecycle.injection.constructors import Constructor
+from lifecycle.injection.near import Nearby
+from lifecycle.injection.resolve import Resolution
+
+__all__ = ["decorations", "times"]
+
+
+def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
+    """What is decorated twice in one place, or is not there to be decorated."""
+    for frame in resolution.assembly.frames:
+        for key, nodes in frame.decorators.items():
+            name = type_name(key)
+            places = tuple(f"decorated by {node}" for node in nodes)
+            if key in resolution.injected:
+                yield Fault("decorate", f"{name} comes from the hive itself and cannot be decorated", places)
+            elif len(nodes) > 1:
+                advice = "do: put one inside the other: decorate(outer, decorate(inner, ...))"
+                yield Fault(
+                    "duplicate", f"{name} is decorated {times(len(nodes))} in one place", (*places, advice)
+                )
+            elif not nodes[0].replaced and not _is_there(key, nodes[0], resolution):
+                near = (f"near: {line}" for line in nearby.lines(key))
+                yield Fault(
+                    "decorate", f"nothing provides {name}, so there is nothing to decorate", (*places, *near)
+                )
+
+
+def times(count: int) -> str:
+    """Twice, 3 times."""
+    return "twice" if count == 2 else f"{count} times"
+
+
+def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:
+    """Whether something provides it; a decorator that asks for it anyway is told as missing it."""
+    asked = any(parameter.key == key for parameter in (node.whole or node).parameters)
+    return asked or any(resolution.bare(key, node.scope))

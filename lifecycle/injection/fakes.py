@@ -1,0 +1,122 @@
+"""Whether a fake can stand in for a type, and a value is of it.
+
+Needs:  nothing.
+Gives:  unlike(), what a fake lacks; members(), what a type promises; misfit(), why a value is not of a type.
+
+A fake need not derive from the type: it must have the type's public methods, asynchronous where those are,
+and callable with their parameters.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import is_typeddict
+
+from lifecycle.hints.keys import Key, member_of, origin_class, plain, type_name
+
+__all__ = ["members", "misfit", "unlike"]
+
+
+def unlike(fake: object, key: Key) -> Iterator[str]:
+    """What keeps `fake` from standing in for `key`; nothing when it can."""
+    if (member := member_of(key)) is not None:
+        yield from _unlike_members(fake, member)
+        return
+    kind = origin_class(key)
+    if kind is None or kind in type(fake).__mro__:  # a NewType says nothing of what its values can do
+        return
+    promised = members(kind)
+    if isinstance(fake, type):
+        yield f"{type_name(fake)} is a class: give an instance of it"
+    elif not promised and not getattr(kind, "_is_protocol", False):
+        yield f"it is of type {type_name(type(fake))}"
+    else:
+        for name, wanted in promised.items():
+            yield from _unlike_member(fake, name, getattr(wanted, "__func__", wanted))
+
+
+def misfit(value: object, key: Key) -> Iterator[str]:
+    """Why a value is not of the type it is provided as; nothing when it is.
+
+    It is one when it is an instance of the class, or has what the Protocol asks for. An int is a float, as
+    type checkers have it.
+    """
+    kind = origin_class(key)
+    bare = plain(key)
+    while kind is None and (bare := getattr(bare, "__supertype__", None)) is not None:  # a NewType
+        kind = origin_class(bare)
+    if kind is None or (kind in {float, complex} and isinstance(value, int | float)):
+        return
+    if getattr(kind, "_is_protocol", False):
+        if isinstance(value, type):
+            yield f"{type_name(value)} is a class: give an instance of it"
+        elif kind not in type(value).__mro__:
+            yield from (f"it has no {name}" for name in _promised(kind) if not _has(value, name))
+        return
+    try:
+        fits = isinstance(value, dict if is_typeddict(kind) else kind)
+    except TypeError:  # a class that cannot be asked
+        return
+    if not fits:
+        yield f"it is of type {type_name(type(value))}"
+
+
+@functools.cache
+def _promised(kind: type) -> tuple[str, ...]:
+    return tuple(members(kind))
+
+
+def _has(value: object, name: str) -> bool:
+    """Without running a property."""
+    return hasattr(type(value), name) or inspect.getattr_static(value, name, _MISSING) is not _MISSING
+
+
+def _unlike_members(fake: object, member: Key) -> Iterator[str]:
+    if not isinstance(fake, list):
+        yield f"it is no list, it is of type {type_name(type(fake))}"
+        return
+    for number, one in enumerate(fake):
+        yield from (f"[{number}]: {fault}" for fault in unlike(one, member))
+
+
+def members(kind: type) -> Mapping[str, object]:
+    """Public methods and properties of a class, and the attributes it declares."""
+    found: dict[str, object] = {}
+    for base in reversed(kind.__mro__):
+        if base is not object and base.__module__ != "typing":
+            found |= dict.fromkeys(inspect.get_annotations(base))
+            found |= vars(base)
+    return {name: member for name, member in found.items() if not name.startswith("_")}
+
+
+def _unlike_member(fake: object, name: str, wanted: object) -> Iterator[str]:
+    if inspect.getattr_static(fake, name, _MISSING) is _MISSING:  # static: runs no property
+        yield f"it has no {name}"
+        return
+    if not inspect.isfunction(wanted):
+        return
+    has = getattr(fake, name)
+    if not callable(has):
+        yield f"its {name} is no method"
+        return
+    if (
+        inspect.iscoroutinefunction(wanted)
+        and inspect.isroutine(has)
+        and not inspect.iscoroutinefunction(has)
+    ):
+        yield f"its {name} is not async"
+    try:
+        signature = inspect.signature(has)
+    except ValueError:  # written in C, without a signature to look at
+        return
+    parameters = list(inspect.signature(wanted).parameters.values())[1:]
+    try:
+        signature.bind(
+            *(p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}),
+            **{p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY},
+        )
+    except TypeError as error:
+        yield f"its {name}{signature} cannot be called as {name}{inspect.signature(wanted)}: {error}"
+
+
+_MISSING = object()

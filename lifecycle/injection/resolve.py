@@ -1,0 +1,159 @@
+"""The graph: who needs whom.
+
+Needs:  an assembly.
+Gives:  Resolution: each constructor's needs connected, what could not be, and the order to construct in.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Collection
+
+from lifecycle.hints.keys import Key, member_of, origin_class
+from lifecycle.injection.assembly import Assembly
+from lifecycle.injection.constructors import SELF, Constructor, Frame, Parameter, Scope
+from lifecycle.injection.cycles import order
+
+__all__ = ["Resolution", "Unmet"]
+
+Unmet = dict[Key, list[tuple[Constructor, Parameter]]]
+
+
+class Resolution:
+    """An assembly with its parameters connected. Nothing is called, nothing raised."""
+
+    def __init__(self, assembly: Assembly, injected: Collection[Key]) -> None:
+        self.assembly = assembly
+        self.injected = frozenset(injected)
+        """Keys that the hive itself fills, for each constructor anew."""
+        self.by_key: dict[Key, list[Constructor]] = defaultdict(list)
+        """Everything that provides a key, fakes and what they replace included."""
+        self.missing: Unmet = defaultdict(list)
+        self.hidden: Unmet = defaultdict(list)
+        """Needed, but only provided privately elsewhere."""
+        self._public: dict[Key, Constructor] = {}
+        self._private: dict[Key, dict[Scope, Constructor]] = {}
+        self._index()
+        for node in self.nodes:
+            self._connect(node)
+
+    @property
+    def active(self) -> list[Constructor]:
+        """Every constructor that may be called, and every fake; not what is replaced."""
+        return [node for node in self.assembly.providers if not node.replaced]
+
+    @property
+    def nodes(self) -> list[Constructor]:
+        """The active constructors, then the invoked functions."""
+        return [*self.active, *self.assembly.invokes]
+
+    def order(self) -> list[Constructor]:
+        """What the invoked functions need, and they themselves, each after what it needs."""
+        return order(self.assembly.invokes)
+
+    def find(self, key: Key, scope: Scope) -> Constructor | None:
+        """What provides `key` to `scope`, undecorated: the nearest private one, or the public one."""
+        if (private := self._private.get(key)) is not None:
+            around: Scope | None = scope
+            while around is not None:
+                if around in private:
+                    return private[around]
+                around = around.parent
+        return self._public.get(key)
+
+    def members(self, key: Key, scope: Scope) -> list[Constructor]:
+        """What contributes to the group ``list[Member[T]]``, as far as `scope` sees it."""
+        return [
+            node
+            for node in self.by_key.get(member_of(key), ())
+            if not node.replaced and (not node.private or scope.is_inside(node.scope))
+        ]
+
+    def decorator(self, key: Key, scope: Scope, frame: Frame | None) -> Constructor | None:
+        """The innermost decorator of `key` around `frame`, of those that decorate what `scope` sees.
+
+        One that stands further out sees something else when the value is private in here.
+        """
+        while frame is not None:
+            for node in frame.decorators.get(key, ())[:1]:
+                if not node.replaced and self.bare(key, scope) == self.bare(key, node.scope):
+                    return node
+            frame = frame.parent
+        return None
+
+    def held(self, key: Key, scope: Scope | None = None) -> list[Constructor]:
+        """What stands for `key` in the hive: private ones too; decorated when all of the hive is.
+
+        More than one for a group and for what is provided privately several times. With a `scope` only what
+        that module sees.
+        """
+        if scope is not None:
+            return [node for node in self.bare(key, scope) if node is not None]
+        decorator = self.decorator(key, self.assembly.root, self.assembly.frame)
+        if decorator is not None:
+            return [decorator]
+        keys = key if key in self.by_key else member_of(key)
+        return [node for node in self.by_key.get(keys, ()) if not node.replaced]
+
+    def bare(self, key: Key, scope: Scope) -> list[Constructor | None]:
+        """What stands for `key` in `scope`, undecorated: one or None, or the members of a group."""
+        found = self.find(key, scope)
+        return [found] if found is not None or member_of(key) is None else [*self.members(key, scope)]
+
+    def _index(self) -> None:
+        fakes = {node.key for node in self.assembly.replaces}
+        self._decorated = {node.key for node in self.assembly.decorators}
+        for node in self.assembly.providers:
+            node.replaced = node.key in fakes and node.kind != "replace"
+        if fakes:
+            self._drop_wholes()
+        for node in (*self.assembly.constructors, *self.assembly.replaces):
+            if node.key is None:
+                continue
+            self.by_key[node.key].append(node)
+            if node.private and not node.replaced:
+                self._private.setdefault(node.key, {}).setdefault(node.scope, node)
+            elif not node.replaced:
+                self._public.setdefault(node.key, node)
+
+    def _drop_wholes(self) -> None:
+        """What has several results is replaced when every one of them is."""
+        kept = {node.whole for node in self.assembly.providers if node.whole and not node.replaced}
+        for node in self.assembly.providers:
+            if node.parts:
+                node.replaced = node not in kept
+
+    def _connect(self, node: Constructor) -> None:
+        for parameter in node.parameters:
+            key = self._owner_of(node) if parameter.key == SELF else parameter.key
+            if key in self.injected:
+                node.injected[parameter.name] = key
+                continue
+            found = self.decorator(key, node.scope, node.frame) if key in self._decorated else None
+            found = found or self.find(key, node.scope)
+            if found is not None:
+                node.needs[parameter.name] = found
+            elif parameter.collect is not None:
+                members = self.members(key, node.scope)
+                node.groups[parameter.name] = members
+                node.needs |= {f"{parameter.name}[{at}]": member for at, member in enumerate(members)}
+            elif parameter.required:
+                unmet = self.hidden if self.by_key.get(key) else self.missing
+                unmet[key].append((node, parameter))
+
+    def _owner_of(self, node: Constructor) -> Key:
+        """The key whose class has this very method; the class's name when nothing provides one."""
+        name: str = getattr(node.call, "__name__", "")
+        written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
+        for keys in (self._by_class.get(written_in, ()), self.by_key):  # mostly where it is written
+            for key in keys:
+                if getattr(origin_class(key), name, None) is node.call:
+                    return key
+        return node.name.rpartition(".")[0]
+
+    @functools.cached_property
+    def _by_class(self) -> dict[str, list[Key]]:
+        """Keys by the name of their class."""
+        found: dict[str, list[Key]] = defaultdict(list)
+        for key in self.by_key:
+            found[getattr(origin_class(key), "__qualname__", "")].append(key)
+        return found

@@ -1,0 +1,312 @@
+"""Signatures: what a function or class needs and gives, read from its type hints.
+
+Needs:  nothing.
+Gives:  describe(), which reads hints and tells every fault in them.
+"""
+
+import abc
+import contextlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lifecycle.hints.generics import class_of, filled_in, open_variables
+from lifecycle.hints.keys import (
+    Key,
+    is_awaitable_hint,
+    is_member,
+    is_union,
+    key_of,
+    member_of,
+    plain,
+    type_name,
+    wanted,
+)
+from lifecycle.hints.named import fields_of, is_results
+from lifecycle.hints.places import has_place
+from lifecycle.injection.constructors import SELF, Parameter, Part
+
+__all__ = ["Signature", "describe", "read_hints", "refused", "stand_for"]
+
+_EMPTY = inspect.Parameter.empty
+_STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+_DISGUISES = {"__wrapped__", "__signature__"}
+_USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
+"""Kinds of classes that are called as usual: their instances are made by __init__."""
+_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+
+
+class Signature(NamedTuple):
+    """What a constructor needs and gives."""
+
+    parameters: tuple[Parameter, ...]
+    result: Key | None
+    """None for a function that is invoked, for several results, and when it could not be read."""
+    faults: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    """Several results, each provided."""
+
+
+class _Argument(NamedTuple):
+    """A parameter as Python has it."""
+
+    name: str
+    default: object = _EMPTY
+    positional: bool = False
+    stars: str = ""
+
+
+def describe(call: Callable[..., object], *, invoked: bool = False, decorates: bool = False) -> Signature:
+    """Read the hints of a function or class. An invoked function needs no result.
+
+    One that decorates may return a whole group, ``list[Member[T]]``.
+    """
+    if not has_place(call):
+        return Signature((), None, (f"{call!r} is neither a function nor a class",))
+    kind = class_of(call)
+    result: Key | None = None if kind is None or invoked else key_of(call)
+    parts: tuple[Part, ...] = ()
+    faults = list(_refusals(call) if kind is None else _class_refusals(kind))
+    if faults and kind is not None:
+        return Signature((), result, tuple(faults))
+    of_result: list[str] = []
+    try:
+        hints = read_hints(call, kind)
+        found = _parameters(_arguments(call, kind), hints, invoked, faults)
+        if kind is None and not invoked:
+            result, parts = _result(hints, decorates, of_result)
+    except NameError as error:
+        text = f"its type hint names {error.name}, which is not defined where it is written"
+        return Signature((), result, (f"{text}: import it outside of `if TYPE_CHECKING`, at module level",))
+    except (TypeError, ValueError) as error:
+        return Signature((), result, (f"its parameters cannot be read: {error}",))
+    if any("context manager" in fault for fault in faults):
+        return Signature(found, None, tuple(faults))
+    if not any("async" in fault or "generator" in fault for fault in faults):
+        faults += of_result
+    return Signature(found, result, tuple(faults), parts)
+
+
+def stand_for(hint: object) -> Signature:
+    """Of a function that asks for one thing and does nothing with it."""
+    faults: list[str] = []
+    parameter = _parameter(_Argument("instance"), hint, faults)
+    return Signature((parameter,) if parameter else (), None, tuple(faults))
+
+
+def _refusals(call: Callable[..., object]) -> Iterator[str]:
+    code = getattr(call, "__code__", None)
+    if code is not None and code.co_filename == contextlib.__file__ and hasattr(call, "__wrapped__"):
+        yield "it is a context manager: return the object, and enter and leave in a hook (Lifecycle.enter)"
+        return
+    if code is None or not code.co_flags & _NOT_PLAIN:
+        return
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+        yield "it is async: constructors only build objects; do the work in a hook (Lifecycle.append)"
+    elif inspect.isgeneratorfunction(call):
+        yield "it is a generator: return the object, and clean up in a hook (Lifecycle.enter)"
+
+
+def _class_refusals(kind: type) -> Iterator[str]:
+    if is_results(kind):
+        yield "it is a @results class: provide the function that returns it"
+    elif is_awaitable_hint(kind):
+        yield "its instances are awaitable: constructors return objects that need no await"
+    elif getattr(kind, "_is_protocol", False):
+        yield f"it is a Protocol: provide a class that has its methods, by a function `-> {kind.__name__}`"
+    elif left := sorted(getattr(kind, "__abstractmethods__", ())):
+        yield f"it is abstract, without {', '.join(left)}: provide a class that derives from it"
+
+
+def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
+    """The hints of the parameters and, of a function, the result."""
+    if kind is None:
+        hints = _hints_of(call)
+        if hints.get("return") is typing.Self:  # a classmethod's
+            return hints | {"return": getattr(call, "__self__", typing.Self)}
+        return hints
+    if issubclass(kind, msgspec.Struct) or _has_fields(kind):
+        return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
+    hints = {}
+    for name in ("__new__", "__init__"):
+        function, owner = _method(kind, name)
+        if isinstance(function, types.FunctionType):
+            hints |= filled_in(_hints_of(function), call, owner)
+    return hints
+
+
+def _has_fields(kind: type) -> bool:
+    """Whether its fields are its parameters, and so are their hints: a NamedTuple, a pydantic model."""
+    return (issubclass(kind, tuple) and hasattr(kind, "_fields")) or (
+        "__signature__" in vars(kind) and "__annotations__" in vars(kind)
+    )
+
+
+def _method(kind: type, name: str) -> tuple[object, type]:
+    """What makes instances, and whose it is: not the __init__ that typing puts into every Protocol."""
+    for base in kind.__mro__:
+        method = vars(base).get(name)
+        if method is not None and getattr(method, "__module__", None) != "typing":
+            return getattr(method, "__func__", method), base
+    raise AssertionError(f"object has {name}")
+
+
+def _hints_of(function: Any) -> dict[str, Any]:
+    """As typing.get_type_hints(), without its work where every hint is a class already."""
+    hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
+    for hint in hints.values():
+        if not isinstance(hint, type):
+            return typing.get_type_hints(function, include_extras=True)
+    return hints
+
+
+def _arguments(call: Any, kind: type | None) -> list[_Argument]:
+    """As inspect.signature(), without its work for what is plainly a function or has a plain __init__."""
+    function = call
+    if kind is not None:
+        is_usual = type(kind) in _USUAL and getattr(kind, "__new__", None) is object.__new__
+        function = _method(kind, "__init__")[0] if is_usual and "__signature__" not in vars(kind) else None
+        if function is object.__init__:
+            return []
+    if isinstance(function, types.FunctionType) and not function.__dict__.keys() & _DISGUISES:
+        return list(_plain_arguments(function))[kind is not None :]
+    return [
+        _Argument(
+            parameter.name,
+            parameter.default,
+            parameter.kind is parameter.POSITIONAL_ONLY,
+            _STARS.get(parameter.kind.name, ""),
+        )
+        for parameter in inspect.signature(call if kind is None else kind).parameters.values()
+    ]
+
+
+def _plain_arguments(function: types.FunctionType) -> Iterator[_Argument]:
+    code = function.__code__
+    names = code.co_varnames
+    positional, keyword = code.co_argcount, code.co_kwonlyargcount
+    defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+    first_default = positional - len(defaults)
+    for number, name in enumerate(names[:positional]):
+        default = defaults[number - first_default] if number >= first_default else _EMPTY
+        yield _Argument(name, default, number < code.co_posonlyargcount)
+    stars = positional + keyword
+    if code.co_flags & _VARARGS:
+        yield _Argument(names[stars], stars="*")
+        stars += 1
+    for name in names[positional : positional + keyword]:
+        yield _Argument(name, keyword_defaults.get(name, _EMPTY))
+    if code.co_flags & _VARKEYWORDS:
+        yield _Argument(names[stars], stars="**")
+
+
+def _parameters(
+    arguments: Iterable[_Argument], hints: dict[str, Any], invoked: bool, faults: list[str]
+) -> tuple[Parameter, ...]:
+    found: list[Parameter | None] = []
+    for argument in arguments:
+        name, default, _, stars = argument
+        if stars:
+            faults.append(f"{stars}{name} cannot be filled: name each dependency as a parameter of its own")
+        elif name in hints:
+            found.append(_parameter(argument, hints[name], faults))
+        elif invoked and name == "self" and not found:
+            found.append(Parameter("self", SELF, positional=True))
+        elif default is _EMPTY:
+            faults.append(f"parameter {name!r} has no type hint: the hint says what to inject")
+    return tuple(parameter for parameter in found if parameter is not None)
+
+
+def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Parameter | None:
+    name, default, positional, _ = argument
+    has_default = default is not _EMPTY
+    if isinstance(hint, type):  # nearly always
+        return Parameter(name, hint, not has_default, default if has_default else None, positional)
+    asked = wanted(hint)
+    key, fault = asked.key, None
+    if not isinstance(key, Hashable):
+        fault = " cannot be a key, it is not hashable"
+    elif asked.collect is None and (member := _loose_member(key)) is not None:
+        one = type_name(member)
+        which = "" if member is key else f": {one}"
+        fault = f"{which} is one of many; ask for list[{one}] or tuple[{one}, ...]"
+    elif is_union(key) and not has_default:
+        fault = " is no single type to inject"
+    elif (left := open_variables(key)) and not has_default:
+        fault = " " + _open(key, left)
+    if fault is not None:
+        faults.append(f"parameter {name!r}: {type_name(key)}{fault}")
+        return None
+    required = not (has_default or asked.optional or asked.collect)
+    return Parameter(name, key, required, default if has_default else None, positional, asked.collect)
+
+
+def _loose_member(key: Key) -> Key | None:
+    """The member a key is or holds, when it is not asked for as the members of a group are."""
+    return next((arg for arg in (key, *typing.get_args(key)) if is_member(arg)), None)
+
+
+def _open(key: Key, variables: tuple[object, ...]) -> str:
+    names = " and ".join(map(type_name, variables))
+    return f"{'is open' if key in variables else f'leaves {names} open'}: name a type in its place"
+
+
+def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[Key | None, tuple[Part, ...]]:
+    if "return" not in hints:
+        faults.append("it has no result type: `-> T` says what it provides")
+        return None, ()
+    hint = hints["return"]
+    if hint is type(None):
+        faults.append("it returns None, so it provides nothing: give a result, or use invoke()")
+        return None, ()
+    key = key_of(hint)
+    if is_results(key):
+        parts = tuple(Part(name, key_of(field)) for name, field in fields_of(key).items())
+    elif typing.get_origin(key) is tuple and typing.get_args(key)[1:] != (...,):
+        parts = tuple(Part(number, key_of(arg)) for number, arg in enumerate(typing.get_args(key)))
+    else:
+        refusal = refused(key) if not decorates else _not_decorated(key)
+        if refusal is not None:
+            faults.append(f"it returns {type_name(key)}{refusal}")
+        return (key if refusal is None else None), ()
+    if not parts:
+        faults.append(f"it returns {type_name(key)}, so it provides nothing: give a result, or use invoke()")
+    usable = []
+    for part in parts:
+        at = f"[{part.at}]" if isinstance(part.at, int) else f".{part.at}"
+        refusal = refused(part.key) if not decorates else _not_decorated(part.key)
+        if refusal is not None:
+            faults.append(f"it returns {type_name(part.key)} as {at}{refusal}")
+        else:
+            usable.append(part)
+    return None, tuple(usable)
+
+
+def _not_decorated(key: Key) -> str | None:
+    """Why a type cannot be decorated; None when it can: a group can, a single member cannot."""
+    if is_member(key):
+        return f": members are decorated together; take and return list[{type_name(key)}]"
+    return None if member_of(key) is not None else refused(key)
+
+
+def refused(key: Key) -> str | None:
+    """Why a type cannot be provided; None when it can."""
+    if key is type(None):
+        return ", which provides nothing"
+    if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always
+        return None
+    refusal: str | None = None
+    if is_awaitable_hint(key):
+        refusal = ": constructors return objects that need no await"
+    elif is_union(plain(key)) or not isinstance(key, Hashable):
+        refusal = ", which is no single type to provide"
+    elif (member := member_of(key)) is not None:
+        refusal = f": members are contributed one by one, each as {type_name(member)}"
+    elif left := open_variables(key):
+        refusal = ", which " + _open(key, left)
+    return refusal

@@ -1,0 +1,19 @@
+"""Jobs: work in the background that may fail and is tried again, and how often it did.
+
+Needs:  health, Shutdown, logs.
+Gives:  Jobs, Timer, Observer, Backoff; JobMetrics, JobStats.
+"""
+
+from lifecycle.jobs.jobs import Backoff, Jobs, Observer, Timer
+from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
+
+__all__ = [
+    "Backoff",
+    "JobKind",
+    "JobMetrics",
+    "JobStats",
+    "JobTotals",
+    "Jobs",
+    "Observer",
+    "Timer",
+]

@@ -1,0 +1,468 @@
+"""Jobs: work in the background that may fail and is tried again.
+
+Needs:  Health of the module.
+Gives:  Jobs (injectable, module scoped), Timer, Backoff, Observer.
+
+A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
+stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. One
+marked fatal ends the hive, and so does any that raises what is no Exception, sys.exit() among them.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar, cast, overload
+
+import anyio
+import anyio.abc
+import msgspec
+
+from lifecycle.errors import BodyError, ExitRequestedError, HiveError, as_failure, thrown_away
+from lifecycle.health import Health
+from lifecycle.hints.places import Place, caller
+from lifecycle.hooks.checks import check_async, check_seconds
+from lifecycle.hooks.events import Events, JobEvent, JobStep
+from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, Meter
+from lifecycle.process.logs import Logger
+
+__all__ = ["Backoff", "Jobs", "Observer", "Timer"]
+
+Item = TypeVar("Item")
+Work = Callable[[], Awaitable[object]]
+
+
+class Observer(Protocol):
+    """What watches something by itself, and reports how it is; a Reconciler, for one."""
+
+    async def run(self, health: Health, /) -> None:
+        """Watch, until there is nothing more to watch. After an error it is run again."""
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Pauses between tries, in seconds: growing, with a jitter of half, up to a maximum."""
+
+    first: float = 0.1
+    factor: float = 2.0
+    maximum: float = 60.0
+
+    def pause(self, failures: int) -> float:
+        """The pause after so many failures in a row."""
+        whole = min(self.maximum, self.first * self.factor ** min(failures - 1, 32))
+        return whole * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, guards no secret
+
+
+class Timer:
+    """A job that runs again and again."""
+
+    def __init__(self, debounce: float = 0.0) -> None:
+        self._debounce = debounce
+        self._triggered = anyio.Event()
+
+    def trigger(self) -> None:
+        """Run soon instead of at the end of the interval; while it runs, once more afterwards.
+
+        Soon is at once, or after the debounce pause: triggers within it are one.
+        """
+        self._triggered.set()
+
+    async def wait(self, interval: float) -> None:
+        """Until the interval is over or someone triggers."""
+        with anyio.move_on_after(interval):
+            await self._triggered.wait()
+            if self._debounce:
+                await anyio.sleep(self._debounce)
+        self._triggered = anyio.Event()
+
+
+class Jobs:
+    """Starts jobs. Those added before the hive runs begin with it, later ones at once.
+
+    The health of each is reported under its name. Of jobs added later the health and the metrics go when they
+    are done, so that they may be many, with names of their own: one for each endpoint, say. Two of one name
+    in a module are refused, unless added later: then one may begin while another still ends.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        health: Health,
+        log: Logger,
+        shutdown: Shutdown,
+        backoff: Backoff,
+        metrics: JobMetrics | None = None,
+        module: str = "",
+        events: Events | None = None,
+    ) -> None:
+        self._owner = owner
+        self._health = health
+        self._log = log
+        self._shutdown = shutdown
+        self._backoff = backoff
+        self._metrics = metrics or JobMetrics()
+        self._module = module
+        self._events = events or Events(log)
+        self._queued: list[Job] = []
+        self._known: dict[Job, None] = {}
+        self._group: anyio.abc.TaskGroup | None = None
+        self._over = False
+        self._forgotten = False
+
+    def one_shot(
+        self,
+        name: str,
+        work: Work,
+        *,
+        retries: int | None = None,
+        fatal: bool = False,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Run `work` until it returns once.
+
+        It is tried again after every failure, at most `retries` times; None is without end, or not at all
+        for a fatal job. When the tries are used up the job stays degraded, or, fatal, ends the hive. A try
+        that has run for longer than the longest pause counts as running well.
+        """
+        place = caller()
+        check_async(work, f"job {name!r} of {self._owner}", place)
+        tries = 0 if retries is None and fatal else retries
+
+        async def run(job: Job) -> None:
+            job.health.ok("running")
+            error = await job.attempt(work)
+            while error is not None:
+                if tries is not None and job.failures > tries:
+                    job.health.degraded("failed for good", error)
+                    self._log.error("job failed for good", job=name, tries=job.failures, **_told(error))
+                    job.meter.over = True
+                    if fatal:
+                        self._shutdown.request(error)
+                    return
+                await job.pause(error)
+                error = await job.attempt_again(work, forgive=tries is None)
+            job.done("done")
+
+        self._add("one_shot", name, run, backoff, place)
+
+    def timer(
+        self,
+        name: str,
+        work: Work,
+        interval: float,
+        *,
+        debounce: float = 0.0,
+        rest: float = 0.0,
+        jitter: float = 0.0,
+        backoff: Backoff | None = None,
+    ) -> Timer:
+        """Run `work` every `interval` seconds, the first time after one interval or when triggered.
+
+        The interval counts from the end of a run; each is lengthened at random by up to `jitter` times
+        itself, so that many do not run at the same time. `math.inf` runs it on triggers only. A trigger runs
+        it after `debounce` seconds, together with those that follow meanwhile; none before `rest` seconds
+        after the run before. After a failure the pause grows up to the interval. Raises ValueError for an
+        interval that is not above 0, and for negative pauses.
+        """
+        place, what = caller(), f"job {name!r} of {self._owner}"
+        check_async(work, what, place)
+        check_seconds(interval, f"the interval of {what}", place)
+        for option, value in {"debounce": debounce, "rest": rest, "jitter": jitter}.items():
+            check_seconds(value, f"the {option} of {what}", place, zero=True)
+        timer = Timer(debounce)
+
+        async def run(job: Job) -> None:
+            job.health.ok("waiting")
+            pause = interval
+            while True:
+                await timer.wait(pause * (1 + jitter * random.random()))  # noqa: S311  # spreads load
+                pause = interval
+                if (error := await job.attempt(work)) is not None:
+                    job.report(error)
+                    pause = min(interval, job.backoff.pause(job.failures))
+                else:
+                    job.health.ok()
+                if rest:
+                    await anyio.sleep(rest)
+                    pause = max(0.0, pause - rest)
+
+        job = self._add("timer", name, run, backoff, place)
+        job.meter.interval = 0.0 if math.isinf(interval) else interval
+        return timer
+
+    @overload
+    def observe(self, name: str, items: Observer, /, *, backoff: Backoff | None = None) -> None: ...
+    @overload
+    def observe(
+        self,
+        name: str,
+        items: Callable[[], AsyncIterable[Item]],
+        work: Callable[[Item], Awaitable[object]],
+        *,
+        backoff: Backoff | None = None,
+    ) -> None: ...
+    def observe(
+        self,
+        name: str,
+        items: Callable[[], AsyncIterable[Item]] | Observer,
+        work: Callable[[Item], Awaitable[object]] | None = None,
+        *,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Await `work(item)` for each item of the iteration that `items()` makes.
+
+        When the iteration or the work fails, a new iteration is made after a pause: let it begin with
+        everything there is, as Table.changes does. The job ends when the iteration does. An Observer, such as
+        a Reconciler, brings its own work.
+        """
+        place, what = caller(), f"job {name!r} of {self._owner}"
+        if work is not None:
+            check_async(work, what, place)
+        elif (watch := getattr(items, "run", None)) is None:
+            raise TypeError(f"{what} at {place}: {items!r} is no Observer: it has no run(health)")
+        else:
+            check_async(watch, what, place)
+
+        async def iterate(job: Job) -> None:
+            async with _closing(cast("Callable[[], AsyncIterable[Item]]", items)()) as found:
+                async for item in found:
+                    assert work is not None  # noqa: S101  # the overloads say so
+                    with job.meter:
+                        await work(item)
+                    job.works()
+                    job.health.ok()
+
+        async def run(job: Job) -> None:
+            job.health.ok("watching")
+            if work is None:
+                observer = cast("Observer", items)
+                watch: Work = lambda: observer.run(job.health)  # noqa: E731  # as short as it is
+            else:
+                watch = lambda: iterate(job)  # noqa: E731
+            while (error := await job.attempt(watch, metered=work is None)) is not None:
+                await job.pause(error)
+            job.done("nothing more to watch")
+
+        job = self._add("observe", name, run, backoff, place)
+        if work is None:
+            self._metrics.observed_by(job.meter, items)
+
+    def metrics(self) -> list[JobStats]:
+        """Runs, failures and durations of these jobs; JobMetrics, injectable, tells those of the hive."""
+        return [job.meter.stats() for job in self._known]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The hook of the jobs: begins them, and cancels them at the end."""
+        async with anyio.create_task_group() as group:
+            self._group = group
+            for job in self._queued:
+                group.start_soon(job.run, name=f"{self._owner}: {job.name}")
+            self._queued.clear()
+            try:
+                yield
+            finally:
+                self._over = True
+                self._group = None
+                group.cancel_scope.cancel()
+        if self._forgotten:
+            self.forget()
+
+    def forget(self) -> None:
+        """Take their health and metrics out once they are over: the hive goes on without them."""
+        self._forgotten = True
+        if self._group is None:
+            for job in list(self._known):
+                self._remove(job)
+
+    def _add(
+        self,
+        kind: JobKind,
+        name: str,
+        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        backoff: Backoff | None,
+        place: Place,
+    ) -> "Job":
+        if self._over:
+            raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
+        late = self._group is not None
+        if not late and (other := self._metrics.live(self._module, name)) is not None:
+            module = self._module or self._owner
+            raise ValueError(f"job {name!r} at {place}: {module} has one of this name, added at {other}")
+        meter = self._metrics.meter(self._module, name, kind, place)
+        forget = self._remove if late else None
+        meter.retry_first = (backoff or self._backoff).first
+        job = Job(
+            name,
+            run,
+            meter,
+            self._health,
+            self._log,
+            backoff or self._backoff,
+            forget,
+            events=self._events,
+            is_cancelled=lambda: self._over or anyio.current_effective_deadline() == -math.inf,
+            end_hive=self._shutdown.request,
+        )
+        self._known[job] = None
+        if self._group is None:
+            self._queued.append(job)
+        else:
+            self._group.start_soon(job.run, name=f"{self._owner}: {name}")
+        return job
+
+    def _remove(self, job: "Job") -> None:
+        del self._known[job]
+        self._metrics.forget(job.meter)
+        if job.begun and self._metrics.live(self._module, job.name) is None:
+            job.health.remove()
+
+
+class _EndOfHive(Exception):  # noqa: N818  # no fault of its own: it carries one out of the job's loop
+    """What the work raised, as the cause, is not to be contained."""
+
+
+class Job:
+    """One job: its tries, counted, and how it is."""
+
+    health: Health
+    """There once it has begun."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        meter: Meter,
+        health: Health,
+        log: Logger,
+        backoff: Backoff,
+        forget: Callable[["Job"], None] | None,
+        *,
+        events: Events,
+        is_cancelled: Callable[[], bool],
+        end_hive: Callable[[Exception], None],
+    ) -> None:
+        self.name = name
+        self.meter = meter
+        self.backoff = backoff
+        self.failures = 0
+        """In a row."""
+        self.begun = False
+        self._run = run
+        self._parent = health
+        self._log = log
+        self._forget = forget
+        self._events = events
+        self._is_cancelled = is_cancelled
+        self._end_hive = end_hive
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        """All its life."""
+        self.health, self.begun = self._parent.child(self.name), True
+        self._task = asyncio.current_task()
+        try:
+            await self._run(self)
+        except _EndOfHive as end:
+            failure = end.__cause__
+            assert isinstance(failure, Exception)  # noqa: S101  # as it was raised
+            self.meter.over = True
+            self._tell("ended the hive", self.failures, failure)
+            self.health.degraded("ended the hive", failure)
+            self._log.error("job ends the hive", job=self.name, **_told(failure))
+            self._end_hive(failure)
+
+    async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
+        """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
+        counted = self.meter.failures
+        try:
+            if metered:
+                with self.meter:
+                    await work()
+            else:
+                await work()
+        except BaseException as error:  # containing them is what a job is for
+            if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
+                raise
+            if thrown_away(self._task):
+                raise
+            failure = as_failure(error, f"job {self.name!r}")
+        else:
+            self.works()
+            return None
+        self.failures += 1
+        if self.meter.failures == counted:
+            self.meter.failed(failure)
+        if isinstance(failure, ExitRequestedError | BodyError):
+            raise _EndOfHive from failure
+        await self._absorb_cancellation()
+        return failure
+
+    async def _absorb_cancellation(self) -> None:
+        """What is left of a cancellation by someone else must not reach the other jobs."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling() and not self._is_cancelled():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            task.uncancel()
+
+    async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
+        """As attempt(). When it lasts, health is well again, and, to `forgive`, pauses begin small again."""
+
+        def lasts() -> None:
+            self.health.ok("running")
+            if forgive:
+                self.works()
+
+        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, lasts)
+        try:
+            return await self.attempt(work)
+        finally:
+            timer.cancel()
+
+    async def pause(self, error: Exception) -> None:
+        """Tell of the failure, and wait before the next try."""
+        self.report(error)
+        await anyio.sleep(self.backoff.pause(self.failures))
+
+    def _tell(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
+        self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
+
+    def works(self) -> None:
+        """It has done its work: forget failures before."""
+        if self.failures:
+            self._tell("recovered", self.failures)
+            self.failures = 0
+
+    def report(self, error: Exception) -> None:
+        """Tell of a failure that will be followed by another try."""
+        self._tell("failed", self.failures, error)
+        self.health.degraded("failed, will be tried again", error)
+        self._log.warning(
+            "job failed, will be tried again", job=self.name, failures=self.failures, **_told(error)
+        )
+
+    def done(self, message: str) -> None:
+        """It has ended, as it should."""
+        self._tell("ended")
+        self.health.stopped(message)
+        self.meter.over = True
+        if self._forget is not None:
+            self._forget(self)
+
+
+@asynccontextmanager
+async def _closing(items: AsyncIterable[Item]) -> AsyncIterator[AsyncIterable[Item]]:
+    """Close an asynchronous generator in this task, not whenever it is collected."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
+    return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}

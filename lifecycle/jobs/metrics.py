@@ -1,0 +1,189 @@
+"""How often jobs ran, failed, and how long they took: as plain data, for whoever exports it.
+
+Needs:  nothing.
+Gives:  JobMetrics (injectable, whole hive) with its JobStats and JobTotals; Meter, with which a job counts.
+"""
+
+import re
+import time
+from types import TracebackType
+from typing import Literal
+
+import anyio
+import msgspec
+
+from lifecycle.hints.places import Place
+
+__all__ = ["JobKind", "JobMetrics", "JobStats", "JobTotals", "Meter"]
+
+JobKind = Literal["one_shot", "timer", "observe"]
+
+
+class JobStats(msgspec.Struct, frozen=True):
+    """One job, since it was added. A run is a try, or, where items are observed, the work on one of them."""
+
+    module: str
+    name: str
+    kind: JobKind
+    runs: int
+    """Runs that have ended, failed ones included."""
+    failures: int
+    running: int
+    """Runs going on: 0 or 1."""
+    seconds: float
+    """Duration of all runs that have ended."""
+    last_seconds: float
+    longest_seconds: float
+    last_ended: float | None = None
+    """When the last run ended, in seconds since the epoch."""
+    interval: float = 0.0
+    """Seconds between runs; 0 for what does not run by the clock."""
+    retry_first: float = 0.0
+    """Seconds before the first try after a failure; it grows with each further one."""
+    failures_in_a_row: int = 0
+    last_error: str = ""
+    """What the last run failed with, empty when it did not."""
+    last_succeeded: float | None = None
+    last_failed: float | None = None
+    """When a run did so last, in seconds since the epoch."""
+
+
+class JobTotals(msgspec.Struct):
+    """All jobs of one kind of a module whose names differ in numbers only, also those that are no more."""
+
+    runs: int = 0
+    failures: int = 0
+    running: int = 0
+    """Runs going on now."""
+    seconds: float = 0.0
+    """Duration of all runs that have ended."""
+
+    def add(self, stats: JobStats) -> None:
+        """Count one job more."""
+        self.runs += stats.runs
+        self.failures += stats.failures
+        self.running += stats.running
+        self.seconds += stats.seconds
+
+
+class Meter:
+    """Counts the runs of one job: a run is a ``with`` block, one that raises has failed."""
+
+    __slots__ = (
+        "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
+        "_runs", "_seconds", "failures", "interval", "module", "name", "over", "place", "retry_first",
+    )  # fmt: skip
+
+    def __init__(self, module: str, name: str, kind: JobKind, place: Place | None = None) -> None:
+        self.module = module
+        self.name = name
+        self.place = place
+        """Where it was added."""
+        self.over = False
+        """Whether it has ended by itself."""
+        self._kind: JobKind = kind
+        self._began: float | None = None
+        self._runs = self.failures = 0
+        self._seconds = self._last = self._longest = 0.0
+        self._in_a_row = 0
+        self._last_error = ""
+        self._last_succeeded: float | None = None
+        self._last_failed: float | None = None
+        self.interval = self.retry_first = 0.0
+
+    def __enter__(self) -> None:
+        self._began = anyio.current_time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        began, self._began = self._began or 0.0, None
+        if error is not None and not isinstance(error, Exception):  # cancelled: no run, and nobody's fault
+            return
+        self._last = anyio.current_time() - began
+        self._seconds += self._last
+        self._longest = max(self._longest, self._last)
+        if error is not None:
+            self.failed(error)
+            return
+        self._runs += 1
+        self._last_succeeded, self._last_error, self._in_a_row = time.time(), "", 0
+
+    def failed(self, error: BaseException) -> None:
+        """Count a failure, seen by a block or not."""
+        self._runs += 1
+        self.failures += 1
+        self._in_a_row += 1
+        self._last_failed, self._last_error = time.time(), f"{type(error).__name__}: {error}"
+
+    def stats(self) -> JobStats:
+        """What was counted so far."""
+        return JobStats(
+            self.module,
+            self.name,
+            self._kind,
+            self._runs,
+            self.failures,
+            int(self._began is not None),
+            self._seconds,
+            self._last,
+            self._longest,
+            max(filter(None, (self._last_succeeded, self._last_failed)), default=None),
+            self.interval,
+            self.retry_first,
+            self._in_a_row,
+            self._last_error,
+            self._last_succeeded,
+            self._last_failed,
+        )
+
+
+class JobMetrics:
+    """The jobs of a hive that are there: those that ended by themselves too, unless added while it ran."""
+
+    def __init__(self) -> None:
+        self._meters: dict[Meter, None] = {}
+        self._gone: dict[tuple[str, str, JobKind], JobTotals] = {}
+        self._observers: dict[Meter, object] = {}
+
+    def snapshot(self) -> list[JobStats]:
+        """Every job, in the order they were added."""
+        return [meter.stats() for meter in self._meters]
+
+    def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:
+        """By module, name and kind; a number in a name reads ``N``. What is counted here only grows."""
+        found = {what: msgspec.structs.replace(gone) for what, gone in self._gone.items()}
+        for meter in self._meters:
+            _add(found, meter.stats())
+        return found
+
+    def observers(self) -> list[tuple[str, str, object]]:
+        """What watches by itself, such as a Reconciler, with its module and the name of its job."""
+        return [(meter.module, meter.name, observer) for meter, observer in self._observers.items()]
+
+    def observed_by(self, meter: Meter, observer: object) -> None:
+        """The job does nothing but run this observer."""
+        self._observers[meter] = observer
+
+    def live(self, module: str, name: str) -> Place | None:
+        """Where the job of this name was added, if there is one that has not ended."""
+        live = (one for one in self._meters if (one.module, one.name, one.over) == (module, name, False))
+        return next((one.place for one in live), None)
+
+    def meter(self, module: str, name: str, kind: JobKind, place: Place | None = None) -> Meter:
+        """Count a new job."""
+        meter = Meter(module, name, kind, place)
+        self._meters[meter] = None
+        return meter
+
+    def forget(self, meter: Meter) -> None:
+        """The job is no more."""
+        if meter in self._meters:
+            del self._meters[meter]
+            _add(self._gone, meter.stats())
+        self._observers.pop(meter, None)
+
+
+def _add(totals: dict[tuple[str, str, JobKind], JobTotals], stats: JobStats) -> None:
+    what = (stats.module, re.sub(r"\d+", "N", stats.name), stats.kind)
+    totals.setdefault(what, JobTotals()).add(stats)

@@ -1,0 +1,34 @@
+"""What a hive has as a process: logs, how busy its loop is, how old it is.
+
+Needs:  structlog, asyncio.
+Gives:  Logger and its configuration; LoopLag, measured_loop(); process_age(); listen(), clear_socket().
+"""
+
+from lifecycle.process.logs import (  # first: it imports structlog without rich
+    Logger,
+    configure_logging,
+    log_level,
+    set_log_level,
+    trouble_logged,
+)
+
+# isort: split
+from lifecycle.process.age import process_age
+from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
+from lifecycle.process.socket_path import clear_socket
+from lifecycle.process.unix_socket import listen
+
+__all__ = [
+    "BOUNDS",
+    "Logger",
+    "LoopLag",
+    "Stretches",
+    "clear_socket",
+    "configure_logging",
+    "listen",
+    "log_level",
+    "measured_loop",
+    "process_age",
+    "set_log_level",
+    "trouble_logged",
+]

@@ -1,0 +1,164 @@
+"""Logs: structured, one event a line.
+
+Needs:  nothing.
+Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging(), set_log_level(),
+        log_level(), trouble_logged().
+"""
+
+import contextlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, TextIO, cast
+
+from lifecycle.hints.keys import call_it
+from lifecycle.process.absent import absent
+
+with absent("rich"):
+    import structlog
+
+__all__ = [
+    "Format",
+    "Logger",
+    "configure_logging",
+    "log_level",
+    "logger_for",
+    "set_log_level",
+    "trouble_logged",
+]
+
+Logger = structlog.typing.FilteringBoundLogger
+call_it(Logger, "Logger")
+Format = Literal["auto", "text", "logfmt", "json"]
+
+_trouble: Counter[tuple[str, str]] = Counter()
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
+
+
+class _Levelled(structlog.BoundLoggerBase):
+    """The class of every logger. What is below the level is a method that does nothing."""
+
+    level = "debug"
+
+
+def set_log_level(level: str) -> None:
+    """Log from `level` up from now on, with every logger there is. Raises ValueError for an unknown level."""
+    if level not in _LEVELS:
+        raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
+    for name, method in vars(structlog.make_filtering_bound_logger(_LEVELS[level])).items():
+        if not name.startswith("__"):
+            setattr(_Levelled, name, method)
+    _Levelled.level = level
+
+
+def log_level() -> str:
+    """The level from which on lines are logged; debug where nobody has set one."""
+    return _Levelled.level
+
+
+def logger_for(module: str, base: Logger | None = None) -> Logger:
+    """The logger of a module. Without a base it is as configure_logging() says; by default, if nobody did."""
+    if base is not None:
+        return base.bind(module=module)
+    if not structlog.is_configured():
+        configure_logging()
+    logger: Logger = structlog.get_logger(module=module)
+    return logger
+
+
+def configure_logging(
+    level: str = "info",
+    format: Format = "auto",  # noqa: A002  # reads as it is meant: format="json"
+    stream: TextIO | None = None,
+) -> None:
+    """Set up logging for the process: to `stream`, standard error by default.
+
+    auto is text on a terminal, logfmt otherwise. Logs of libraries through the standard library's logging
+    come out the same way, from warnings up. Raises ValueError for an unknown level or format.
+    """
+    set_log_level(level)
+    stream = cast("TextIO", _StandardError()) if stream is None else stream
+    if format == "auto":
+        format = "text" if stream.isatty() else "logfmt"  # noqa: A001
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            _count_trouble,
+            *_renderers(format, stream),
+        ],
+        wrapper_class=_Levelled,
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=True,
+    )
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _ToStructlog)]:
+        root.removeHandler(handler)
+    root.addHandler(_ToStructlog())
+
+
+def trouble_logged() -> Mapping[tuple[str, str], int]:
+    """How many lines the process has logged at level warning and above, by level and module.
+
+    Only those that configure_logging() had a say in; a module is what the line says, a library's logger too.
+    """
+    return _trouble
+
+
+def _count_trouble(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if (level := event["level"]) in {"warning", "error", "critical"}:
+        _trouble[level, event.get("module", "")] += 1
+    return event
+
+
+def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processor]:  # noqa: A002
+    if format == "text":
+        return [
+            structlog.processors.TimeStamper("%H:%M:%S.%f", utc=False),
+            structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=0),
+        ]
+    shared: list[structlog.typing.Processor] = [
+        structlog.processors.TimeStamper("iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+        structlog.processors.EventRenamer("msg"),
+    ]
+    if format == "json":
+        return [*shared, structlog.processors.JSONRenderer(sort_keys=False)]
+    if format == "logfmt":
+        order = ["time", "level", "msg", "module"]
+        return [*shared, structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True)]
+    raise ValueError(f"log format {format!r}: expected one of auto, text, logfmt, json")
+
+
+class _StandardError:
+    """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests.
+
+    A line that nobody takes (a full disk, a reader of a pipe that has gone) is lost: whoever logs goes on.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+
+class _ToStructlog(logging.Handler):
+    """Hands records of the standard library's loggers on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = structlog.get_logger(module=record.name)
+        logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info or None)

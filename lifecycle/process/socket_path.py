@@ -1,0 +1,35 @@
+"""Whether a unix socket's path is free: never stolen from a live process, taken over from a dead one.
+
+Needs: nothing.   Gives: clear_socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+from lifecycle.errors import HiveError
+
+
+def clear_socket(path: Path) -> None:
+    """Remove the socket file of a process that is gone; nothing happens where there is none.
+
+    Raises HiveError, one line, when a process serves it, with a socket of whatever type, or when something
+    else is in the way.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise HiveError(f"{path} is in the way and is no socket: remove it, or choose another state-dir")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError:  # full backlog, or a socket of another type: someone is there
+            pass
+    raise HiveError(f"another process serves {path}: stop that agent, or choose another state-dir")

@@ -1,0 +1,31 @@
+"""Settings: typed structs, their types, and where their values come from.
+
+Needs:  msgspec; type hints as keys.
+Gives:  Settings and the types of its fields; Sources, which read flags, environment and files.
+"""
+
+from lifecycle.settings.durations import Duration, milliseconds, minutes, seconds
+from lifecycle.settings.macs import MAC
+from lifecycle.settings.options import Formerly, Option, Settings, refuse
+from lifecycle.settings.quantities import Quantity
+from lifecycle.settings.regular import read_regular
+from lifecycle.settings.secrets import Secret
+from lifecycle.settings.sources import Loaded, Setting, Sources
+
+__all__ = [
+    "MAC",
+    "Duration",
+    "Formerly",
+    "Loaded",
+    "Option",
+    "Quantity",
+    "Secret",
+    "Setting",
+    "Settings",
+    "Sources",
+    "milliseconds",
+    "minutes",
+    "read_regular",
+    "refuse",
+    "seconds",
+]

@@ -1,0 +1,217 @@
+"""Settings: frozen typed structs whose fields are options.
+
+Needs:  values.
+Gives:  Settings to derive from, Formerly for what had another name, and the options of a struct with their
+        defaults and help.
+
+    class NeighbourSettings(Settings):
+        neighbour_refresh: Duration = seconds(30)
+        \"\"\"How often the whole kernel table is compared.\"\"\"
+
+is the flag ``--neighbour-refresh``, the variable ``HIVE_NEIGHBOUR_REFRESH`` of a hive with that name, and the
+config-dir file ``neighbour-refresh``. A method ``validate(self)`` checks what types cannot.
+"""
+
+import functools
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from lifecycle.hints.keys import type_name
+from lifecycle.settings import values
+from lifecycle.settings.secrets import Secret
+
+__all__ = [
+    "CONFIG_DIR",
+    "Formerly",
+    "Group",
+    "Option",
+    "Settings",
+    "env_name",
+    "options_of",
+    "refuse",
+    "unreadable",
+]
+
+_PREFIX = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+
+CONFIG_DIR = "config-dir"
+"""Names the directory of settings, so no option can have this name."""
+
+
+def env_name(name: str, prefix: str) -> str:
+    """The environment variable of an option: ``HIVE_NEIGHBOUR_REFRESH``."""
+    return prefix + name.upper().replace("-", "_")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """Base of all structs of settings: frozen, options in kebab-case."""
+
+    def validate(self) -> None:
+        """Raise ValueError("one line") when the values do not fit each other, or a group of them."""
+
+
+def refuse(reasons: Iterable[str]) -> None:
+    """For validate(): raise a ValueError of one reason, a group of them of several; none is fine."""
+    errors = [ValueError(reason) for reason in reasons]
+    if len(errors) > 1:
+        raise ExceptionGroup("settings", errors)
+    for error in errors:
+        raise error
+
+
+class Formerly:
+    """The names an option had: ``Annotated[int, Formerly("old-name")]``.
+
+    An old name still sets the option wherever the new one is absent, and the user is told to rename it.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A struct of settings as one module has it: what the names of its options begin with."""
+
+    struct: type[Settings]
+    prefix: str = ""
+    """Without the dash that follows it; empty for names as the struct has them."""
+
+    @property
+    def options(self) -> "tuple[Option, ...]":
+        """In the order of the fields."""
+        return options_of(self.struct, self.prefix)
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One field of a struct of settings."""
+
+    name: str
+    """As flag and config-dir key: ``neighbour-refresh``."""
+    field: str
+    kind: object
+    """The type."""
+    struct: type[Settings]
+    required: bool
+    formerly: tuple[str, ...] = ()
+    """Old names that still count."""
+    prefix: str = ""
+    """What config() put before the names."""
+
+    @property
+    def group(self) -> Group:
+        """What it belongs to."""
+        return Group(self.struct, self.prefix)
+
+    @property
+    def plain_name(self) -> str:
+        """Its name without the prefix, as validate() of the struct knows it."""
+        return self.name.removeprefix(f"{self.prefix}-") if self.prefix else self.name
+
+    @property
+    def secret(self) -> bool:
+        """Whether its value must never be shown."""
+        return values.is_secret(self.kind)
+
+    @property
+    def file_name(self) -> str | None:
+        """What names a file to read the value from (``token-file``): only a Secret has it."""
+        return f"{self.name}-file" if values.bare(self.kind)[0] is Secret else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that sets it, its own name first."""
+        return (self.name, *([self.file_name] if self.file_name else []), *self.formerly)
+
+    @property
+    def default(self) -> object:
+        """The value when nothing sets it. Only for options that are not required."""
+        info = _fields(self.struct)[self.field]
+        return info.default_factory() if info.default is msgspec.NODEFAULT else info.default
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is written; empty without one."""
+        return "" if self.required else values.show(self.default)
+
+    @property
+    def type_text(self) -> str:
+        """The type in a word or two."""
+        return values.type_text(self.kind)
+
+    @property
+    def help(self) -> str:
+        """The docstring under the field, in one line; empty without one. Reads the source when asked."""
+        return _docstrings(self.struct).get(self.field, "")
+
+
+@functools.cache
+def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
+    """The options of a struct, in the order of its fields, their names after the prefix and a dash."""
+    return tuple(_option(info, struct, prefix) for info in _fields(struct).values())
+
+
+def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str) -> Option:
+    kind, *notes = typing.get_args(info.type) if _is_annotated(info.type) else (info.type,)
+    formerly = tuple(name for note in notes if isinstance(note, Formerly) for name in note.names)
+    stem = f"{prefix}-" if prefix else ""
+    old = tuple(f"{stem}{name}" for name in formerly)
+    return Option(f"{stem}{info.encode_name}", info.name, kind, struct, info.required, old, prefix)
+
+
+def _is_annotated(hint: object) -> bool:
+    return typing.get_origin(hint) is typing.Annotated
+
+
+def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
+    """What keeps a struct from being filled from texts."""
+    if prefix and _PREFIX.fullmatch(prefix) is None:
+        yield f"prefix {prefix!r}: expected kebab-case such as inside"
+        return
+    if not (isinstance(struct, type) and issubclass(struct, Settings)):
+        yield "it is no Settings struct"
+        return
+    try:
+        options = options_of(struct, prefix)
+    except NameError as error:
+        yield f"its type hint names {error.name}, which is not defined where it is written"
+        return
+    for option in options:
+        if not values.known(option.kind):
+            yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
+        if CONFIG_DIR in option.names:
+            yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
+
+
+@functools.cache
+def _fields(struct: type[Settings]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {info.name: info for info in msgspec.structs.fields(struct)}
+
+
+@functools.cache
+def _docstrings(struct: type[Settings]) -> dict[str, str]:
+    """The strings that follow fields in the class body, of the struct and its bases."""
+    import ast  # only help needs it
+
+    found: dict[str, str] = {}
+    for kind in reversed(struct.__mro__):
+        if not issubclass(kind, Settings) or kind is Settings:
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(kind))
+        except (OSError, TypeError):
+            continue  # made without source, as in a console: it has no help to show
+        body = ast.parse(source).body[0]
+        assert isinstance(body, ast.ClassDef)  # noqa: S101  # getsource of a class
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(doc))),
+                ):
+                    found[name] = " ".join(doc.split())
+    return found

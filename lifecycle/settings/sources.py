@@ -1,0 +1,257 @@
+"""Where settings come from: flags, then environment, then config-dir, then defaults.
+
+Needs:  the options of the structs, what each place says of them.
+Gives:  Sources, and load(): every struct filled, the origin of each value, and every error at once.
+
+A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several. A YAML
+file may be named by a flag besides, and goes before it.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lifecycle.errors import Fault, leaves
+from lifecycle.settings import layers, values
+from lifecycle.settings.durations import Duration
+from lifecycle.settings.layers import Findings, Given, Layer, Unknown
+from lifecycle.settings.options import CONFIG_DIR, Group, Option, Settings, env_name
+
+__all__ = ["UNSET", "Loaded", "Setting", "Sources", "load"]
+
+UNSET = "unset"
+"""The origin of a required setting that nobody has given."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One option with its value and where that came from."""
+
+    option: Option
+    value: object
+    origin: str
+    """In words: ``flag --mtu``, ``HIVE_MTU``, ``file /etc/hive/mtu``, ``default``, ``code``, ``unset``."""
+
+    @property
+    def text(self) -> str:
+        """The value as it is written; never a secret's."""
+        return values.show(self.value)
+
+
+class Loaded(Findings):
+    """What the sources gave."""
+
+    filled: dict[Group, Settings] = msgspec.field(default_factory=dict)
+    settings: list[Setting] = msgspec.field(default_factory=list)
+    unset: list[Option] = msgspec.field(default_factory=list)
+    """Required, and given by nobody."""
+    unset_faults: list[Fault] = msgspec.field(default_factory=list)
+    """The faults that say so, which are among the others too."""
+    config_dir: Path | None = None
+    """The config-dir that was read, if any."""
+    config_file: Path | None = None
+    """The YAML file that was named and read, if any."""
+
+    @property
+    def structs(self) -> dict[type[Settings], Settings]:
+        """Those whose options have no prefix, by type."""
+        return {group.struct: filled for group, filled in self.filled.items() if not group.prefix}
+
+
+class Sources:
+    """The outside places of settings. The config-dir itself may come as flag or environment variable."""
+
+    def __init__(
+        self,
+        argv: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        config_dir: str | os.PathLike[str] | None = None,
+        prefix: str | None = None,
+        yaml_name: str | None = None,
+        file_flag: str | None = None,
+        unknown: Unknown = "warn",
+    ) -> None:
+        self.argv = tuple(argv)
+        """Flags only: ``--name=value``, ``--name value``, ``--name`` for a boolean."""
+        self.env = dict(env or {})
+        self.config_dir = Path(config_dir) if config_dir is not None else None
+        self.prefix = prefix
+        """What the names of environment variables start with, in upper case; None is the hive's to choose."""
+        self.yaml_name = yaml_name
+        """Of the file in the config-dir that may hold several settings; files for one of them win."""
+        self.file_flag = file_flag
+        """The flag, as variable too, that may name a YAML file of settings; it goes before the config-dir."""
+        self.unknown: Unknown = unknown
+        """Keys of files, and variables with the prefix, that no option knows: told with what is near (warn),
+        refused, or ignored, where other programs have settings in the same place. An unknown flag is always
+        refused."""
+
+    def with_input(
+        self, argv: Sequence[str], env: Mapping[str, str], unknown: Unknown | None = None
+    ) -> "Sources":
+        """These sources with the flags and variables of a process."""
+        return Sources(
+            argv,
+            env,
+            self.config_dir,
+            self.prefix,
+            self.yaml_name,
+            self.file_flag,
+            self.unknown if unknown is None else unknown,
+        )
+
+
+def load(
+    structs: Iterable[type[Settings] | Group],
+    source: Sources | Mapping[str, object] | None,
+    config_dirs: Sequence[Path] = (),
+    prefix: str = "HIVE_",
+) -> Loaded:
+    """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it.
+
+    `config_dirs`, if there are any, are read instead of the sources' own, the last counting most. `prefix` is
+    that of environment variables, unless the sources have one.
+    """
+    loaded = Loaded()
+    groups = [one if isinstance(one, Group) else Group(one) for one in structs]
+    if isinstance(source, Sources) and source.prefix is not None:
+        prefix = source.prefix
+    options = [option for group in groups for option in group.options]
+    given = _given(options, source, loaded, config_dirs, prefix)
+    for group in groups:
+        _fill(group, given, prefix, loaded)
+    return loaded
+
+
+def _given(
+    options: Sequence[Option],
+    source: Sources | Mapping[str, object] | None,
+    findings: Loaded,
+    config_dirs: Sequence[Path],
+    prefix: str,
+) -> Layer:
+    """What was given for each option, by the place that counts most."""
+    if source is None:
+        return {}
+    names = layers.by_name(options)
+    if not isinstance(source, Sources):
+        return layers.settled(layers.code(source, names, findings), options, findings)
+    findings.unknown = source.unknown
+    known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
+    flags = layers.flags(source.argv, names, findings, known)
+    env = {name.upper(): text for name, text in source.env.items() if text}
+    directory = _place(CONFIG_DIR, flags, env, prefix, source.config_dir)
+    places = [layers.environment(env, prefix, names, findings, known), flags]
+    findings.config_dir = directory
+    if source.file_flag and (file := _place(source.file_flag, flags, env, prefix)) is not None:
+        findings.config_file = file
+        places.insert(0, layers.yaml_file(file, names, findings, flag=f"--{source.file_flag}"))
+        if directory is not None:
+            findings.warnings.append(
+                f"--{source.file_flag} {file} and --{CONFIG_DIR} {directory} are both given: where both"
+                " have a setting, the file's value counts"
+            )
+    for path in reversed(config_dirs or ([] if directory is None else [directory])):
+        places[:0] = layers.directory(path, names, source.yaml_name, findings)
+    given: Layer = {}
+    for layer in places:
+        given |= layers.settled(layer, options, findings)
+    return given
+
+
+def _place(
+    name: str, flags: Layer, env: Mapping[str, str], prefix: str, otherwise: Path | None = None
+) -> Path | None:
+    """What a flag, taken out of them, or a variable says of where settings are; an empty flag: nowhere."""
+    if (flag := flags.pop(name, None)) is not None:
+        return Path(str(flag.raw)) if flag.raw else None
+    if otherwise is None and (named := env.get(env_name(name, prefix))):
+        return Path(named)
+    return otherwise
+
+
+def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
+    settings: list[Setting] = []
+    faults = len(loaded.faults)
+    for option in group.options:
+        if (found := given.get(option.name)) is not None:
+            try:
+                settings.append(Setting(option, _read(found, option, loaded), found.place))
+            except ValueError as error:
+                loaded.fault(f"{found.shown}: {error}")
+        elif option.required:
+            ways = f"--{option.name}, {env_name(option.name, prefix)} or its config-dir file"
+            loaded.fault(f"{option.name} is required: give {ways}")
+            loaded.unset.append(option)
+            loaded.unset_faults.append(loaded.faults[-1])
+            settings.append(Setting(option, None, UNSET))
+        else:
+            settings.append(Setting(option, option.default, "default"))
+    loaded.settings += settings
+    if len(loaded.faults) > faults:
+        return
+    filled = group.struct(**{setting.option.field: setting.value for setting in settings})
+    try:
+        filled.validate()
+    except* ValueError as errors:
+        for text in map(str, leaves(errors)):
+            loaded.fault(_placed(text, settings, given))
+    else:
+        loaded.filled[group] = filled
+
+
+def _read(found: Given, option: Option, findings: Findings) -> object:
+    if found.name in option.formerly:
+        findings.warnings.append(f"{found.shown}: this setting is called {option.name} now; rename it")
+    if found.name == option.file_name:
+        return values.parse(_text_of_file(str(found.raw)), option.kind)
+    raw = found.raw
+    if not isinstance(raw, str):
+        if found.place != "code" and isinstance(raw, list):  # of texts: a flag, perhaps given several times
+            return values.parse_all(raw, option.kind)
+        return values.accept(raw, option.kind)
+    if found.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():
+        if int(raw):
+            findings.warnings.append(f"{found.shown}: a duration without a unit is read as nanoseconds")
+        raw = f"{raw}ns"
+    return values.parse(raw, option.kind)
+
+
+def _text_of_file(path: str) -> str:
+    """What a file holds, without the line end that editors leave. Raises ValueError if it cannot be read."""
+    expected = "expected a file that holds the value"
+    if not path:
+        raise ValueError(expected)
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"it is no UTF-8 text; {expected}") from None
+    except OSError as error:
+        raise ValueError(f"{(error.strerror or str(error)).lower()}; {expected}") from None
+
+
+def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
+    """What validate() says of ``name=value``, said of the place the value came from."""
+    for setting in settings:
+        found = given.get(setting.option.name)
+        said = f"{setting.option.plain_name}={values.show(setting.value)}"
+        if found is not None and found.place != "code" and text.startswith(said):
+            return found.shown + text.removeprefix(said)
+    prefix = next((setting.option.prefix for setting in settings), "")
+    return f"{prefix}: {text}{_origins(text, settings)}" if prefix else f"{text}{_origins(text, settings)}"
+
+
+def _origins(text: str, settings: Iterable[Setting]) -> str:
+    """Where the values come from that an error tells of, as far as someone set them."""
+    words = set(re.findall(r"[\w-]+", text))
+    told = [
+        setting
+        for setting in settings
+        if setting.option.plain_name in words and setting.origin not in {"default", "code"}
+    ]
+    if len(told) == 1:
+        return f" (from {told[0].origin})"
+    origins = "; ".join(f"{setting.option.name} from {setting.origin}" for setting in told)
+    return f" ({origins})" if origins else ""

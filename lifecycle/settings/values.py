@@ -1,0 +1,274 @@
+"""Texts of settings into values, by type.
+
+Needs:  a type as it stands in a Settings struct.
+Gives:  parse() for texts (flags, environment, files), accept() for values given in code, what a type
+        expects in words, and how a value is shown.
+
+Spellings are Cilium's (Go's): booleans ``true t 1 false f 0``, durations ``15s``, lists split at commas and
+white space, maps ``key=value,key1=value1`` or JSON. Quantities are Kubernetes': ``512Mi``.
+"""
+
+import enum
+import functools
+import math
+import typing
+from collections.abc import Callable, Mapping
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from pathlib import Path
+
+from lifecycle.hints.keys import is_union, origin_class, type_name
+from lifecycle.settings.durations import Duration
+from lifecycle.settings.macs import MAC
+from lifecycle.settings.mappings import join, split
+from lifecycle.settings.quantities import Quantity
+from lifecycle.settings.secrets import Secret
+
+__all__ = [
+    "accept",
+    "bare",
+    "choices",
+    "expects",
+    "is_list",
+    "is_map",
+    "is_secret",
+    "items",
+    "known",
+    "parse",
+    "parse_all",
+    "show",
+    "type_text",
+]
+
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+def _boolean(text: str) -> bool:
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("expected true or false")
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("expected a number")
+    return number
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("expected a path, not nothing")
+    return Path(text)
+
+
+_PARSERS: dict[object, tuple[Callable[[str], object], str]] = {
+    str: (str, "text"),
+    bool: (_boolean, "true or false"),
+    int: (functools.partial(int, base=0), "a whole number"),
+    float: (_number, "a number"),
+    Path: (_path, "a path"),
+    Duration: (Duration.parse, "a duration such as 15s, 2m0s or 100ms"),
+    Quantity: (Quantity.parse, "a whole quantity such as 512Mi, 1.5G or 1000"),
+    Secret: (Secret, "a secret text"),
+    MAC: (MAC.parse, "a MAC address such as 02:00:00:00:00:01"),
+    IPv4Address: (IPv4Address, "an IPv4 address such as 10.0.0.1"),
+    IPv4Interface: (IPv4Interface, "an IPv4 address with its prefix length such as 10.0.0.1/24"),
+    IPv4Network: (IPv4Network, "an IPv4 network such as 10.0.0.0/16, without host bits"),
+    IPv6Address: (IPv6Address, "an IPv6 address such as fd00::1"),
+    IPv6Interface: (IPv6Interface, "an IPv6 address with its prefix length such as fd00::1/64"),
+    IPv6Network: (IPv6Network, "an IPv6 network such as fd00::/64, without host bits"),
+    IPv4Address | IPv6Address: (ip_address, "an IP address"),
+    IPv4Network | IPv6Network: (ip_network, "an IP network, without host bits"),
+}
+
+
+def parse(text: str, kind: object) -> object:
+    """The value that `text` stands for. Raises ValueError("expected ...") when it stands for none."""
+    wanted, optional = bare(kind)
+    if optional and text == "":
+        return None
+    if (known_parser := _PARSERS.get(wanted)) is not None:
+        try:
+            return known_parser[0](text)
+        except ValueError:
+            raise ValueError(f"expected {known_parser[1]}") from None
+    if is_list(wanted):
+        item, make = items(wanted)
+        return make(parse(part, item) for part in text.replace(",", " ").split())
+    if is_map(wanted):
+        return accept(_split(text, wanted), wanted)
+    for choice in choices(wanted):
+        if text == show(choice):
+            return choice
+    raise ValueError(f"expected {expects(kind)}")
+
+
+def parse_all(texts: list[str], kind: object) -> object:
+    """The value of a flag given several times: lists go on, of a map's keys the last value counts."""
+    wanted, _ = bare(kind)
+    if not is_map(wanted):
+        return parse(",".join(texts), kind)
+    return accept({key: value for text in texts for key, value in _split(text, wanted).items()}, wanted)
+
+
+def accept(value: object, kind: object) -> object:
+    """A value given in code, as the type wants it; texts are parsed. Raises ValueError if it does not fit."""
+    wanted, optional = bare(kind)
+    if value is None and optional:
+        return None
+    for choice in choices(wanted):
+        spellings = (choice, choice.value) if isinstance(choice, enum.Enum) else (choice,)
+        if any(type(one) is type(value) and one == value for one in spellings):
+            return choice
+    if isinstance(value, str) and wanted is not str:
+        return parse(value, kind)
+    if is_list(wanted) and isinstance(value, list | tuple | set | frozenset):
+        item, make = items(wanted)
+        return make(accept(part, item) for part in value)
+    if is_map(wanted) and isinstance(value, Mapping):
+        return _accept_map(value, wanted)
+    if _is_of(value, wanted):
+        make = {Duration: Duration, Quantity: Quantity}.get(wanted)  # type: ignore[call-overload]  # any hashable
+        return make(value) if make else value
+    raise ValueError(f"expected {expects(kind)}")
+
+
+def _split(text: str, kind: object) -> dict[str, object]:
+    try:
+        return split(text)
+    except ValueError:
+        raise ValueError(f"expected {expects(kind)}") from None
+
+
+def _accept_map(value: Mapping[object, object], kind: object) -> dict[object, object]:
+    key_kind, item = _pair(kind)
+    found = {}
+    for key, part in value.items():
+        try:
+            found[accept(key, key_kind)] = accept(part, item)
+        except ValueError as error:
+            raise ValueError(f"key {key!r}: {error}") from None
+    return found
+
+
+def expects(kind: object) -> str:
+    """What a type wants, in words that follow 'expected'."""
+    wanted, optional = bare(kind)
+    if wanted in _PARSERS:
+        words = _PARSERS[wanted][1]
+    elif is_list(wanted):
+        words = f"a list (commas or spaces between), each {expects(items(wanted)[0])}"
+    elif is_map(wanted):
+        words = f"key=value,key1=value1 or a JSON object, each value {expects(_pair(wanted)[1])}"
+    else:
+        words = "one of " + ", ".join(map(show, choices(wanted)))
+    return f"{words}, or nothing" if optional else words
+
+
+def known(kind: object) -> bool:
+    """Whether settings of this type can be read at all."""
+    wanted, _ = bare(kind)
+    if is_list(wanted):
+        item = items(wanted)[0]
+        return known(item) and not is_list(item) and not is_map(item)
+    if is_map(wanted):
+        key, item = _pair(wanted)
+        return known(key) and known(item) and not (is_list(key) or is_map(key) or is_secret(key))
+    return wanted in _PARSERS or bool(choices(wanted))
+
+
+def is_list(kind: object) -> bool:
+    """Whether the type holds several values, so that a flag may be given more than once."""
+    return origin_class(bare(kind)[0]) in {list, tuple, set, frozenset}
+
+
+def is_map(kind: object) -> bool:
+    """Whether the type holds values under keys."""
+    return origin_class(bare(kind)[0]) in {dict, Mapping}
+
+
+def is_secret(kind: object) -> bool:
+    """Whether a value of the type, or a part of it, must never be shown."""
+    wanted, _ = bare(kind)
+    return wanted is Secret or any(is_secret(arg) for arg in typing.get_args(wanted) if arg is not ...)
+
+
+def show(value: object) -> str:
+    """A value as its text: what parse() would read back, except for secrets."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case enum.Enum():
+            return str(value.value)
+        case list() | tuple() | set() | frozenset():
+            texts = map(show, value)
+            return ",".join(texts if isinstance(value, list | tuple) else sorted(texts))
+        case Mapping():
+            return join({show(key): show(part) for key, part in value.items()})
+        case _:
+            return str(value)
+
+
+def bare(kind: object) -> tuple[object, bool]:
+    """The type without ``| None``, and whether it had that; unions of several are kept as they are."""
+    if not is_union(kind) or type(None) not in (members := typing.get_args(kind)):
+        return kind, False
+    rest = tuple(member for member in members if member is not type(None))
+    return typing.Union[rest], True  # noqa: UP007  # of a tuple known only now
+
+
+def items(kind: object) -> tuple[object, Callable[..., object]]:
+    """What a list type holds, and how to make one; of a map what its values are."""
+    args = [arg for arg in typing.get_args(kind) if arg is not ...]
+    make = origin_class(kind)
+    return (args[-1] if args else str), typing.cast("Callable[..., object]", make)
+
+
+def _pair(kind: object) -> tuple[object, object]:
+    """What a map's keys and values are."""
+    args = typing.get_args(kind)
+    return (args[0], args[1]) if args else (str, str)
+
+
+def choices(kind: object) -> tuple[object, ...]:
+    """The values of an enum or Literal; none for other types."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return tuple(kind)
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+
+
+def _is_of(value: object, kind: object) -> bool:
+    if kind in {float, Duration}:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in {int, Quantity}:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if choices(kind) or is_list(kind) or is_map(kind):
+        return False
+    return isinstance(value, typing.cast("type", kind))
+
+
+def type_text(kind: object) -> str:
+    """The type in a few words, for reference tables."""
+    wanted, optional = bare(kind)
+    if values := choices(wanted):
+        text = "|".join(map(show, values))
+    elif is_list(wanted):
+        text = f"list of {type_text(items(wanted)[0])}"
+    elif is_map(wanted):
+        text = f"map of {type_text(items(wanted)[0])}"
+    else:
+        text = type_name(wanted).lower()
+    return f"{text}, optional" if optional else text

@@ -1,0 +1,40 @@
+"""Tables: rows written by one and watched by many; tables that follow from others; reconcilers.
+
+Needs:  jobs and health, for reconcilers.
+Gives:  Table, Derived, Tables, Reconciler and what they are used with.
+"""
+
+from lifecycle.tables.changes import Change, Changes
+from lifecycle.tables.indexes import LPM, Index, Sorted
+from lifecycle.tables.rate_limit import RateLimit
+from lifecycle.tables.read_table import Derived, ReadTable
+from lifecycle.tables.reconciler import Reconciler
+from lifecycle.tables.registry import Tables
+from lifecycle.tables.snapshot import Snapshot
+from lifecycle.tables.snapshots import Snapshots, snapshot
+from lifecycle.tables.table import Initializer, Table, Transaction
+from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
+
+__all__ = [
+    "LPM",
+    "BatchError",
+    "Change",
+    "Changes",
+    "Derived",
+    "Index",
+    "Initializer",
+    "ObjectStatus",
+    "RateLimit",
+    "ReadTable",
+    "ReconcileError",
+    "Reconciler",
+    "Snapshot",
+    "Snapshots",
+    "Sorted",
+    "Statistics",
+    "Table",
+    "Tables",
+    "Target",
+    "Transaction",
+    "snapshot",
+]

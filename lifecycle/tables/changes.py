@@ -1,0 +1,99 @@
+"""Watching a table: what changed since one looked last.
+
+Needs:  a table.
+Gives:  Change, Changes.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+
+from lifecycle.tables.rows import Rows
+
+__all__ = ["Change", "Changes"]
+
+Row = TypeVar("Row")
+
+
+class Change(msgspec.Struct, Generic[Row], frozen=True):
+    """What happened to one key since the watcher was last told."""
+
+    key: Hashable
+    old: Row | None
+    """The row as this watcher last saw it; None when it saw none."""
+    row: Row | None
+    """The row now; None when it is gone."""
+    revision: int
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the row is gone."""
+        return self.row is None
+
+
+class Changes(Generic[Row]):
+    """An endless iteration over batches of changes, made by ``changes()`` of a table.
+
+    Dropping it ends the watch. It holds no more than the table's keys and what it has yet to tell of deleted
+    ones, however slow its user is.
+    """
+
+    def __init__(self, table: Rows[Row]) -> None:
+        self._table = table
+        self._event: anyio.Event | None = None
+        self._woken = False
+        self._pending: dict[Hashable, tuple[Row | None, int]] = {}
+        """Keys that may have changed, with the row as last seen and the revision of the last change."""
+        self.revision = 0
+        """The table's revision as of the batch to come: where to resume with ``changes(since)``."""
+
+    def __aiter__(self) -> "Changes[Row]":
+        return self
+
+    async def __anext__(self) -> list[Change[Row]]:
+        while not (batch := self.take()):
+            await self.wait()
+        return batch
+
+    def take(self) -> list[Change[Row]]:
+        """What has changed since the last time, at once; empty when nothing has."""
+        rows = self._table._current()  # noqa: SLF001  # the two are one mechanism
+        self._event = None
+        self._woken = False
+        batch = []
+        for key, (old, revision) in self._pending.items():
+            row, at = rows.get(key, (None, revision))
+            if old != row:
+                batch.append(Change(key, old, row, at))
+        self._pending.clear()
+        batch.sort(key=lambda change: change.revision)
+        return batch
+
+    async def wait(self) -> None:
+        """Until there may be something to take() that came after the last one."""
+        if self._pending or self._woken:
+            return
+        if self._event is None:
+            self._event = anyio.Event()
+        await self._event.wait()
+
+    def wake(self) -> None:
+        """End the wait() there is, or the next one: something may have changed."""
+        self._woken = True
+        if self._event is not None:
+            self._event.set()
+
+    def tell(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
+        """Remember what changed, with the row as it was before unless an older one is remembered."""
+        rows, pending = self._table._rows, self._pending  # noqa: SLF001
+        for key, old in changed.items():
+            seen = pending[key][0] if key in pending else old
+            if seen is None and key not in rows:  # came and went unseen
+                pending.pop(key, None)
+            else:
+                pending[key] = (seen, revision)
+        self.revision = revision
+        if self._event is not None:
+            self._event.set()

@@ -1,0 +1,194 @@
+"""The rows of a table: read, watched, waited for; written by whoever builds on this.
+
+Needs:  indexes, changes.
+Gives:  TableCore.
+
+Everything runs on one event loop, so reads between awaits are consistent and no lock is needed.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+from weakref import ref
+
+from lifecycle.tables.changes import Changes
+from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
+from lifecycle.tables.key_waits import KeyWaits
+from lifecycle.tables.rows import Listener, Rows, Stored
+from lifecycle.tables.snapshot import Snapshot
+
+__all__ = ["TableCore"]
+
+Row = TypeVar("Row")
+
+REMEMBERED_DELETIONS = 1024
+"""How many deletions a table can still tell someone who comes back with a revision."""
+
+
+class TableCore(Rows[Row]):
+    """What every table holds, tells and promises. Rows are immutable values, and never None."""
+
+    def __init__(self, name: str, indexes: Mapping[str, IndexSpec[Row]] | None = None) -> None:
+        self.name = name
+        self._rows: Stored[Row] = {}  # ordered by revision
+        self._deleted: Stored[Row] = {}  # ordered by revision
+        self._forgotten = 0  # deletions up to this revision can no longer be told
+        self._revision = 0
+        self._stale = False  # whether _refresh() has to bring the rows up to date first
+        self._listeners: dict[int, ref[Listener]] = {}  # in the order they came
+        self._specs = dict(indexes or {})
+        self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
+        self._snapshot: ref[Snapshot[Row]] | None = None
+        self._waits: KeyWaits[Row] | None = None
+
+    @property
+    def revision(self) -> int:
+        """Counts the transactions that changed something."""
+        self._current()
+        return self._revision
+
+    def snapshot(self) -> Snapshot[Row]:
+        """The rows as they are now, to keep across awaits. Free; the first write while it is held copies."""
+        rows = self._current()
+        held = self._snapshot() if self._snapshot is not None else None
+        if held is None or held.revision != self._revision:
+            held = Snapshot(self.name, rows, self._revision, self._specs)
+            self._snapshot = ref(held)
+        return held
+
+    def changes(self, since: int = 0) -> Changes[Row]:
+        """Watch: batches of changes, the first of them a replay of what is newer than revision `since`.
+
+        Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
+        fetched yet are merged per key; a row that came and went unseen is not told. Raises LookupError when
+        deletions after `since` are no longer known, or it is no revision of this table: start from 0.
+        """
+        rows = self._current()
+        if 0 < since < self._forgotten:
+            raise LookupError(
+                f"table {self.name}: deletions after revision {since} are forgotten; start from 0"
+            )
+        if since > self._revision:
+            raise LookupError(
+                f"table {self.name}: revision {since} is yet to come (now {self._revision}); start from 0"
+            )
+        watcher = Changes(self)
+        if since:
+            for key, (row, revision) in self._deleted.items():
+                if revision > since:
+                    watcher.tell({key: row}, revision)
+        newer: dict[Hashable, Row | None] = {
+            key: None for key, (_, revision) in rows.items() if revision > since
+        }
+        watcher.tell(newer, self._revision)
+        self._listen(watcher)
+        return watcher
+
+    async def wait_for(self, key: Hashable, until: Callable[[Row], bool] | None = None) -> Row:
+        """Wait until there is a row with this key, of which `until` is true if it is given; that row.
+
+        Changes of other keys wake nobody. Deletions are no end: a row to come is waited for.
+        """
+        found = self.get(key)
+        while found is None or (until is not None and not until(found)):
+            found = await self._key_waits().changed(key, found)
+        return found
+
+    async def wait_gone(self, key: Hashable) -> None:
+        """Wait until there is no row with this key."""
+        found = self.get(key)
+        while found is not None:
+            found = await self._key_waits().changed(key, found)
+
+    async def wait_changed(self, key: Hashable, seen: Row | None) -> Row | None:
+        """Wait until the row with this key is another one than `seen`; the new one, None when it is gone.
+
+        Give what it returned to the next call, and no change that lasts is missed; what came and went
+        meanwhile is not told. None stands for no row.
+        """
+        return await self._key_waits().changed(key, seen)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether every announced source has written what it knew. Before that, absence means nothing."""
+        return not self.uninitialized_by
+
+    @property
+    @abstractmethod
+    def uninitialized_by(self) -> list[str]:
+        """Who is still to be waited for."""
+
+    @abstractmethod
+    async def wait_initialized(self) -> None:
+        """Wait until the table is initialized."""
+
+    def _current(self) -> Stored[Row]:
+        if self._stale:
+            self._refresh()
+        return self._rows
+
+    def _index(self, name: str) -> Index[Row] | None:
+        return self._indexes.get(name)
+
+    def _key_waits(self) -> KeyWaits[Row]:
+        if self._waits is None:
+            self._waits = KeyWaits(self.get, self._listen)
+        return self._waits
+
+    def _refresh(self) -> None:
+        """Bring the rows up to date, of a table that can be stale."""
+
+    def _listen(self, listener: Listener) -> None:
+        """Tell it of every change for as long as someone else holds it."""
+        number, listeners = id(listener), self._listeners
+        listeners[number] = ref(listener, lambda _: listeners.pop(number, None))
+
+    def _listening(self) -> list[Listener]:
+        return [found for reference in self._listeners.values() if (found := reference()) is not None]
+
+    def _commit(self, writes: Mapping[Hashable, Row | None]) -> None:
+        """Write all that is new, or raise and write nothing."""
+        changed: dict[Hashable, Row | None] = {}  # key -> the row before
+        for key, row in writes.items():
+            found = self._rows.get(key)
+            old = found[0] if found is not None else None
+            if old is not row and old != row:
+                changed[key] = old
+        if not changed:
+            return
+        plans: list[tuple[Index[Row], Plan]] = []
+        if self._indexes:
+            new = {key: writes[key] for key in changed}
+            try:
+                plans = [(index, index.plan(new)) for index in self._indexes.values()]
+            except BaseException:
+                for index in self._indexes.values():
+                    index.cancel()
+                raise
+        # what may raise has happened
+        revision = self._apply(changed, writes)
+        for index, plan in plans:
+            index.apply(plan)
+        for listener in self._listening():
+            listener.tell(changed, revision)
+
+    def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
+        if self._snapshot is not None:
+            if self._snapshot() is not None:
+                self._rows = self._rows.copy()
+            self._snapshot = None
+        rows, deleted = self._rows, self._deleted
+        self._revision = revision = self._revision + 1
+        for key, old in changed.items():
+            row = writes[key]
+            if old is None:
+                deleted.pop(key, None)
+            else:
+                del rows[key]
+            if row is not None:
+                rows[key] = (row, revision)
+            elif old is not None:
+                deleted[key] = (old, revision)
+        while len(deleted) > REMEMBERED_DELETIONS:
+            _, self._forgotten = deleted.pop(next(iter(deleted)))
+        return revision

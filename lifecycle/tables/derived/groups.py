@@ -1,0 +1,123 @@
+"""What follows from each group of rows: group, aggregate.
+
+Needs:  the changes of a table, pure functions.
+Gives:  GroupRows, AggregateRows.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
+
+from lifecycle.tables.derived.inputs import ABSENT, Input, Plan
+
+__all__ = ["AggregateRows", "GroupRows"]
+
+Row = TypeVar("Row")
+New = TypeVar("New")
+Value = TypeVar("Value", bound=Hashable)
+
+
+class GroupRows(Generic[Row, Value, New]):
+    """What a function makes of all rows with a value, by that value."""
+
+    __slots__ = ("_by", "_groups", "_into", "_of")
+
+    def __init__(self, by: Callable[[Row], Value], into: Callable[[Value, list[Row]], New]) -> None:
+        self._by = by
+        self._into = into
+        self._groups: dict[Value, dict[Hashable, Row]] = {}
+        """The rows by value and key, in the order of the source: least recently changed first."""
+        self._of: dict[Hashable, Value] = {}  # by key of a row its value
+
+    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+        """What to write; raises TypeError when a group is made into None."""
+        rows, by = source.rows(), self._by
+        touched: dict[Value, dict[Hashable, Row]] = {}
+        values: dict[Hashable, Value] = {}
+
+        def group(value: Value) -> dict[Hashable, Row]:
+            if (found := touched.get(value)) is None:
+                found = touched[value] = self._groups.get(value, {}).copy()
+            return found
+
+        for key in source.changed:
+            found = rows.get(key)
+            if (before := self._of.get(key, ABSENT)) is not ABSENT:
+                del group(before)[key]
+            values[key] = value = ABSENT if found is None else by(found[0])
+            if found is not None:
+                group(value)[key] = found[0]
+        writes: dict[Hashable, New | None] = {}
+        for value, members in touched.items():
+            new = self._into(value, list(members.values())) if members else None
+            if new is None and members:
+                raise TypeError(f"table {table}: group {value!r} becomes None; filter() the result instead")
+            writes[value] = new
+
+        def remember() -> None:
+            _remember(self._groups, touched, gone=lambda members: not members)
+            _remember(self._of, values, gone=lambda value: value is ABSENT)
+
+        return writes, remember
+
+
+class AggregateRows(Generic[Row, Value, New]):
+    """The rows with a value added up, by that value."""
+
+    __slots__ = ("_add", "_added", "_by", "_subtract", "_sums", "_zero")
+
+    def __init__(
+        self,
+        by: Callable[[Row], Value],
+        zero: Callable[[Value], New],
+        add: Callable[[New, Row], New],
+        subtract: Callable[[New, Row], New],
+    ) -> None:
+        self._by = by
+        self._zero = zero
+        self._add = add
+        self._subtract = subtract
+        self._sums: dict[Value, tuple[int, New]] = {}
+        """By value how many rows have it, and their sum."""
+        self._added: dict[Hashable, tuple[Value, Row]] = {}
+        """By key of a row its value and the row, as they were added."""
+
+    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+        """What to write; raises TypeError when a sum is None."""
+        rows = source.rows()
+        sums: dict[Value, tuple[int, New]] = {}
+        added: dict[Hashable, tuple[Value, Row]] = {}
+        for key in source.changed:
+            if (before := self._added.get(key)) is not None:
+                value, row = before
+                count, total = sums.get(value) or self._sums[value]
+                sums[value] = count - 1, self._subtract(total, row)
+            if (found := rows.get(key)) is None:
+                added[key] = ABSENT
+                continue
+            value = self._by(found[0])
+            count, total = sums.get(value) or self._sums.get(value) or (0, ABSENT)
+            sums[value] = count + 1, self._add(total if count else self._zero(value), found[0])
+            added[key] = value, found[0]
+        writes: dict[Hashable, New | None] = {}
+        for value, (count, total) in sums.items():
+            if total is None and count:
+                raise TypeError(f"table {table}: the sum of {value!r} is None; add() returns the new sum")
+            writes[value] = total if count else None
+
+        def remember() -> None:
+            _remember(self._sums, sums, gone=lambda held: not held[0])
+            _remember(self._added, added, gone=lambda one: one is ABSENT)
+
+        return writes, remember
+
+
+Held = TypeVar("Held")
+Name = TypeVar("Name")
+
+
+def _remember(known: dict[Name, Held], news: Mapping[Name, Held], gone: Callable[[Held], bool]) -> None:
+    for name, held in news.items():
+        if gone(held):
+            known.pop(name, None)
+        else:
+            known[name] = held

@@ -1,0 +1,75 @@
+"""What a table that follows from others key by key knows of them.
+
+Needs:  the rows of a table.
+Gives:  Input, a source with what changed in it; Plan, what that leads to; ABSENT.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
+
+from lifecycle.tables.core import TableCore
+from lifecycle.tables.rows import Stored
+
+__all__ = ["ABSENT", "Input", "Plan", "nothing_to_remember"]
+
+Row = TypeVar("Row")
+Plan = tuple[dict[Hashable, Row | None], Callable[[], None]]
+"""What to write, and how to remember it once it is written."""
+
+ABSENT: Any = object()
+"""In place of a value that no row has; None is one that rows may have."""
+
+
+class Follower(Protocol):
+    """Who follows a source."""
+
+    def wake(self) -> None:
+        """The source may have changed."""
+        ...
+
+
+class Input(Generic[Row]):
+    """A source, and what has changed in it since it was last worked through."""
+
+    __slots__ = ("__weakref__", "_changed", "_follower", "_source")
+
+    def __init__(self, source: TableCore[Row], follower: Follower) -> None:
+        self._source = source
+        self._follower = ref(follower)
+        self._changed: dict[Hashable, None] | None = None
+        """Keys, as the source has them: least recently changed first. None: all of them."""
+        source._listen(self)  # noqa: SLF001  # tables are one mechanism
+
+    def rows(self) -> Stored[Row]:
+        """The rows by key, up to date."""
+        return self._source._current()  # noqa: SLF001
+
+    @property
+    def changed(self) -> dict[Hashable, None]:
+        """The keys to work through, least recently changed first; up to date once rows() is."""
+        if self._changed is None:
+            self._changed = dict.fromkeys(self.rows())
+        return self._changed
+
+    def worked_through(self) -> None:
+        """All that changed has been."""
+        self._changed = {}
+
+    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+        """The source has changed."""
+        del revision
+        if (known := self._changed) is not None:
+            for key in changed:
+                known.pop(key, None)
+                known[key] = None
+        self.wake()
+
+    def wake(self) -> None:
+        """The source may have changed."""
+        if (follower := self._follower()) is not None:
+            follower.wake()
+
+
+def nothing_to_remember() -> None:
+    """Of what keeps nothing besides the rows."""

@@ -1,0 +1,99 @@
+"""Finding rows of a table by something other than their key.
+
+Needs:  the rows of a table or a snapshot.
+Gives:  Index, what ``table.by(name)`` returns.
+
+A write is planned first, which may raise and leaves no trace, and then applied, which may not raise.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from lifecycle.hints.places import has_place, place_of
+
+__all__ = ["Index", "Plan", "RowSource", "Values"]
+
+Row = TypeVar("Row")
+Values = Callable[[Row], Iterable[Hashable]]
+Plan = dict[Hashable, frozenset[Hashable]]
+Stored = dict[Hashable, tuple[Row, int]]
+
+_TEXTS = (str, bytes, "str", "bytes")
+
+
+def _one_text(table: str, index: str) -> str:
+    return f"table {table}: index {index!r} is by every letter of a text; give the text in a tuple"
+
+
+class RowSource(Protocol[Row]):
+    """Whose rows are found: a table or a snapshot of one."""
+
+    name: str
+
+    def _current(self) -> Stored[Row]:
+        """The rows by key, up to date."""
+        ...
+
+
+class Index(Generic[Row]):
+    """The rows by each of the values that a function gives for a row: none, one or many."""
+
+    def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
+        if getattr(values, "__annotations__", {}).get("return") in _TEXTS:
+            where = f" at {place_of(values)}" if has_place(values) else ""
+            raise TypeError(f"{_one_text(source.name, name)}: its function{where} gives a text")
+        self.name = name
+        self._source = source
+        self._values = values
+        self._keys: dict[Hashable, dict[Hashable, None]] = {}
+        self._of: Plan = {}  # key -> its values
+
+    def get(self, value: Hashable) -> list[Row]:
+        """Every row with this value, in no particular order."""
+        rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
+        return [rows[key][0] for key in self._keys.get(value, ())]
+
+    def one(self, value: Hashable) -> Row | None:
+        """The row with this value. Raises LookupError when there are several."""
+        found = self.get(value)
+        if len(found) > 1:
+            raise LookupError(
+                f"table {self._source.name}: {len(found)} rows have {self.name} {value!r}, not one"
+            )
+        return found[0] if found else None
+
+    def values(self) -> list[Hashable]:
+        """Every value that some row has."""
+        self._source._current()  # noqa: SLF001
+        return list(self._keys)
+
+    def __contains__(self, value: Hashable) -> bool:
+        self._source._current()  # noqa: SLF001
+        return value in self._keys
+
+    def plan(self, rows: Mapping[Hashable, Row | None]) -> Plan:
+        """The values of rows to be written. Raises what the function raises, and is then as it was."""
+        return {key: frozenset() if row is None else self._values_of(row) for key, row in rows.items()}
+
+    def _values_of(self, row: Row) -> frozenset[Hashable]:
+        values = self._values(row)
+        if isinstance(values, str | bytes):
+            raise TypeError(f"{_one_text(self._source.name, self.name)}: its function gave {values!r}")
+        return frozenset(values)
+
+    def cancel(self) -> None:
+        """Forget the plan: it is not applied."""
+
+    def apply(self, plan: Plan) -> None:
+        """Write what was planned."""
+        for key, values in plan.items():
+            before = self._of.pop(key, frozenset())
+            for value in before - values:
+                keys = self._keys[value]
+                del keys[key]
+                if not keys:
+                    del self._keys[value]
+            for value in values - before:
+                self._keys.setdefault(value, {})[key] = None
+            if values:
+                self._of[key] = values

@@ -1,0 +1,54 @@
+"""How a table is told which indexes it has.
+
+Needs:  nothing.
+Gives:  Sorted, LPM: what is given as ``indexes=`` beside plain functions; index_of(), the index itself.
+"""
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from lifecycle.tables.indexes.hashed import Index, RowSource, Values
+
+if TYPE_CHECKING:
+    from lifecycle.tables.indexes.lpm import Prefixes
+
+__all__ = ["LPM", "IndexSpec", "Sorted", "index_of"]
+
+Row = TypeVar("Row")
+
+
+class Sorted(Generic[Row]):
+    """An index in the order of its values, for ranges and prefixes: ``Sorted(lambda pod: [pod.name])``."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Values[Row]) -> None:
+        self.values = values
+
+
+class LPM(Generic[Row]):
+    """An index by IP prefix, for the longest prefix match: ``LPM(lambda node: node.pod_cidrs)``.
+
+    The function gives networks and addresses of the module ipaddress.
+    """
+
+    __slots__ = ("prefixes",)
+
+    def __init__(self, prefixes: "Prefixes[Row]") -> None:
+        self.prefixes = prefixes
+
+
+IndexSpec = Values[Row] | Sorted[Row] | LPM[Row]
+"""A function from a row to the values it is found by, or what makes more of it."""
+
+
+def index_of(source: RowSource[Row], name: str, spec: IndexSpec[Row]) -> Index[Row]:
+    """The index that was asked for, empty."""
+    if isinstance(spec, Sorted):
+        from lifecycle.tables.indexes.ordered import SortedIndex  # tables without one do not load it
+
+        return SortedIndex(source, name, spec.values)
+    if isinstance(spec, LPM):
+        from lifecycle.tables.indexes.lpm import LPMIndex
+
+        return LPMIndex(source, name, spec.prefixes)
+    return Index(source, name, spec)

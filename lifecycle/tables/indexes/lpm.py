@@ -1,0 +1,127 @@
+"""Rows by IP prefix: the longest that holds an address, all around it, all within it.
+
+Needs:  the rows of a table or a snapshot.
+Gives:  LPMIndex, what ``table.lpm(name)`` returns.
+
+Like a routing table in user space: a lookup tries the prefix lengths that exist, the longest first, each by
+hash. A prefix is kept as (IP version, network address, length), which sorts those within it behind it.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from itertools import takewhile
+from typing import TypeVar
+
+from lifecycle.tables.indexes.hashed import RowSource
+from lifecycle.tables.indexes.ordered import OrderedKeys
+
+__all__ = ["LPMIndex", "Prefixes"]
+
+Row = TypeVar("Row")
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Prefixes = Callable[[Row], Iterable[Address | Network]]
+Value = tuple[int, int, int]
+
+BITS = {4: 32, 6: 128}
+
+
+class LPMIndex(OrderedKeys[Row]):
+    """The rows by the IP prefixes that a function gives for a row; an address is the longest prefix."""
+
+    def __init__(self, source: RowSource[Row], name: str, prefixes: Prefixes[Row]) -> None:
+        super().__init__(source, name, lambda row: map(self._value, prefixes(row)))
+        self._counts: dict[int, dict[int, int]] = {4: {}, 6: {}}  # version -> length -> prefixes
+        self._lengths: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
+        """By version the lengths there are, the longest first, each with its mask."""
+
+    def longest(self, address: Address | str) -> Row | None:
+        """The row with the longest prefix that holds the address.
+
+        Raises LookupError when several rows have that prefix, ValueError for a text that is no address.
+        """
+        rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
+        version, number, _ = self._value(ip_address(address) if isinstance(address, str) else address)
+        for length, mask in self._lengths[version]:
+            if keys := self._keys.get((version, number & mask, length)):
+                if len(keys) > 1:
+                    raise LookupError(
+                        f"table {self._source.name}: {len(keys)} rows have the {self.name} that holds "
+                        f"{address} best, not one"
+                    )
+                return rows[next(iter(keys))][0]
+        return None
+
+    def covering(self, prefix: Address | Network | str) -> list[Row]:
+        """Every row with a prefix that holds all of this address or prefix, the longest first."""
+        self._source._current()  # noqa: SLF001
+        version, number, length = self._value(_parsed(prefix))
+        around = ((version, number & mask, one) for one, mask in self._lengths[version] if one <= length)
+        return self._rows_with(value for value in around if value in self._keys)
+
+    def within(self, prefix: Address | Network | str) -> list[Row]:
+        """Every row with a prefix that lies in this one or equals it, by address."""
+        self._source._current()  # noqa: SLF001
+        version, number, length = self._value(_parsed(prefix))
+        end = (version, number + (1 << BITS[version] - length))
+        return self._rows_with(
+            takewhile(lambda value: value < end, self._order.starting_at((version, number, length)))
+        )
+
+    def get(self, value: Hashable) -> list[Row]:
+        """Every row with exactly this prefix: an address or a network."""
+        return super().get(self._value(value))
+
+    def values(self) -> list[Hashable]:
+        """Every prefix that some row has, IPv4 first, by address."""
+        self._source._current()  # noqa: SLF001
+        return [_network(value) for value in self._order]
+
+    def __contains__(self, value: Hashable) -> bool:
+        return super().__contains__(self._value(value))
+
+    def _note(self, came: Iterable[Value], went: Iterable[Value]) -> None:
+        for version, _, length in came:
+            counts = self._counts[version]
+            counts[length] = counts.get(length, 0) + 1
+        for version, _, length in went:
+            counts = self._counts[version]
+            counts[length] -= 1
+            if not counts[length]:
+                del counts[length]
+        for version, counts in self._counts.items():
+            if len(counts) != len(self._lengths[version]) or any(
+                length not in counts for length, _ in self._lengths[version]
+            ):
+                bits = BITS[version]
+                self._lengths[version] = [
+                    (length, (1 << bits) - (1 << bits - length)) for length in sorted(counts, reverse=True)
+                ]
+
+    def _value(self, prefix: object) -> Value:
+        if isinstance(prefix, Network):
+            return prefix.version, int(prefix.network_address), prefix.prefixlen
+        if isinstance(prefix, Address) and not isinstance(prefix, IPv4Interface | IPv6Interface):
+            return prefix.version, int(prefix), BITS[prefix.version]
+        raise TypeError(
+            f"table {self._source.name}: index {self.name} holds addresses and networks of ipaddress, "
+            f"not {prefix!r}"
+        )
+
+
+def _parsed(prefix: Address | Network | str) -> Address | Network:
+    return ip_network(prefix) if isinstance(prefix, str) else prefix
+
+
+def _network(value: Value) -> Network:
+    version, number, length = value
+    return IPv4Network((number, length)) if version == 4 else IPv6Network((number, length))

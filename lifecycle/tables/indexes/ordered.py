@@ -1,0 +1,93 @@
+"""Rows in the order of a value: ranges and prefixes.
+
+Needs:  the rows of a table or a snapshot; values that can be compared with each other.
+Gives:  SortedIndex, what ``table.sorted_by(name)`` returns.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any, TypeVar
+
+from lifecycle.tables.indexes.hashed import Index, Plan, RowSource, Values
+from lifecycle.tables.indexes.sorted_values import SortedValues
+
+__all__ = ["OrderedKeys", "SortedIndex"]
+
+Row = TypeVar("Row")
+Prefix = str | bytes | tuple[Any, ...]
+
+
+class OrderedKeys(Index[Row]):
+    """An index that also keeps its values in order."""
+
+    def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
+        super().__init__(source, name, values)
+        self._order = SortedValues()
+        self._reserved: list[Hashable] = []
+        """Values put in order for a plan that is not applied yet: only comparing tells whether that works."""
+
+    def plan(self, rows: Mapping[Hashable, Row | None]) -> Plan:
+        """The values of rows to be written. Raises TypeError when two of them cannot be compared."""
+        plan = super().plan(rows)
+        new: set[Hashable] = set()
+        new = new.union(*plan.values()).difference(self._keys)
+        try:
+            for value in new:
+                self._order.add(value)
+                self._reserved.append(value)
+        except TypeError as error:
+            self.cancel()
+            raise TypeError(
+                f"table {self._source.name}: index {self.name} is sorted, and a value cannot be compared "
+                f"with the others: {error}"
+            ) from None
+        return plan
+
+    def cancel(self) -> None:
+        """Forget the plan: it is not applied."""
+        for value in self._reserved:
+            self._order.remove(value)
+        self._reserved.clear()
+
+    def apply(self, plan: Plan) -> None:
+        """Write what was planned."""
+        before = {value for key in plan for value in self._of.get(key, ())}
+        super().apply(plan)
+        went = before.difference(self._keys)
+        for value in went:
+            self._order.remove(value)
+        came, self._reserved = self._reserved, []
+        self._note(came, went)
+
+    def _note(self, came: Iterable[Any], went: Iterable[Any]) -> None:
+        """These values are new, and those are gone."""
+
+    def _rows_with(self, values: Iterator[Any]) -> list[Row]:
+        """The rows with these values in their order, each once."""
+        rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
+        keys = {key: None for value in values for key in self._keys[value]}
+        return [rows[key][0] for key in keys]
+
+
+class SortedIndex(OrderedKeys[Row]):
+    """The rows in the order of their values."""
+
+    def range(self, low: Any = None, high: Any = None) -> list[Row]:
+        """Every row with a value from `low` to below `high`, by value; None is no limit.
+
+        A row with several such values comes once, where its least one stands.
+        """
+        self._source._current()  # noqa: SLF001
+        found = iter(self._order) if low is None else self._order.starting_at(low)
+        return self._rows_with(found if high is None else takewhile(lambda value: value < high, found))
+
+    def prefix(self, prefix: Prefix) -> list[Row]:
+        """Every row with a value that begins so, by value. Values are str, bytes or tuples."""
+        self._source._current()  # noqa: SLF001
+        found, length = self._order.starting_at(prefix), len(prefix)
+        return self._rows_with(takewhile(lambda value: value[:length] == prefix, found))
+
+    def values(self) -> list[Hashable]:
+        """Every value that some row has, in order."""
+        self._source._current()  # noqa: SLF001
+        return list(self._order)

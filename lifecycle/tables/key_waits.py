@@ -1,0 +1,71 @@
+"""Waiting for one key of a table.
+
+Needs:  a table.
+Gives:  KeyWaits.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from lifecycle.tables.rows import Listener
+
+__all__ = ["KeyWaits"]
+
+Row = TypeVar("Row")
+
+
+class KeyWaits(Generic[Row]):
+    """Those who wait for keys of a table; it listens to the table only while there are any."""
+
+    def __init__(self, get: Callable[[Hashable], Row | None], listen: Callable[[Listener], None]) -> None:
+        self._get = get
+        self._listen = listen
+        self._events: dict[Hashable, tuple[anyio.Event, int]] = {}
+        """By key the event of all who wait for it, and how many they are."""
+        self._ear: _Ear | None = None
+
+    async def changed(self, key: Hashable, seen: Row | None) -> Row | None:
+        """Wait until the row with this key is another one than `seen`; the new one."""
+        while (row := self._get(key)) == seen:
+            await self._wait(key)
+        return row
+
+    async def _wait(self, key: Hashable) -> None:
+        if self._ear is None:
+            self._ear = _Ear(self._events)
+            self._listen(self._ear)
+        event, waiters = self._events.get(key) or (anyio.Event(), 0)
+        self._events[key] = event, waiters + 1
+        try:
+            await event.wait()
+        finally:
+            held, waiters = self._events.get(key, (event, 0))
+            if held is event and waiters > 1:
+                self._events[key] = event, waiters - 1
+            elif held is event:
+                self._events.pop(key, None)
+            if not self._events:
+                self._ear = None  # which ends the listening
+
+
+class _Ear:
+    """Wakes who waits for a key that changed."""
+
+    __slots__ = ("__weakref__", "_events")
+
+    def __init__(self, events: dict[Hashable, tuple[anyio.Event, int]]) -> None:
+        self._events = events
+
+    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+        del revision
+        for key in changed:
+            if key in self._events:
+                self._events.pop(key)[0].set()
+
+    def wake(self) -> None:
+        """Of a derived table, which only reading it brings up to date: whoever waits has to look."""
+        for event, _ in self._events.values():
+            event.set()
+        self._events.clear()

@@ -1,0 +1,388 @@
+"""A reconciler: makes something outside equal to a table, and keeps it so.
+
+Needs:  a table, a Target.
+Gives:  Reconciler.
+
+Everything is compared at the start and every `full_every` seconds (a sweep); in between only what changed in
+the table is written. What fails is tried again, each object after a pause of its own.
+
+Nothing is touched before the table is initialized and `after` (a restore that must have finished, say) has
+returned: an empty table at the start wipes nothing.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from lifecycle.health import Health
+from lifecycle.jobs.jobs import Backoff
+from lifecycle.tables.changes import Changes
+from lifecycle.tables.rate_limit import RateLimit, TokenBucket
+from lifecycle.tables.read_table import ReadTable
+from lifecycle.tables.table import Table
+from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
+
+__all__ = ["Reconciler"]
+
+Key = TypeVar("Key", bound=Hashable)
+Row = TypeVar("Row")
+Action = Literal["put", "drop"]
+
+BATCH = 256
+SHRINK = 16
+"""By how much batches get smaller with every failure, so that one bad object does not hold up others."""
+
+
+class _Work:
+    """An object that may differ from its row."""
+
+    __slots__ = ("due", "error", "failures")
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.failures = 0
+        self.error: Exception | None = None
+
+
+class Reconciler(Generic[Key, Row]):
+    """Makes `target` equal to `source`; run it with ``jobs.observe("reconcile", reconciler)``.
+
+    `full_every`, in seconds, may be math.inf: then it sweeps at the start and when triggered. `put_early`
+    puts rows as soon as they are there and only waits with dropping: for tables whose rows mean something
+    before all of them are known. `rate_limit` holds up calls of the target's put and drop; what changes
+    meanwhile is merged by key into larger batches.
+    """
+
+    def __init__(
+        self,
+        source: ReadTable[Row],
+        target: Target[Key, Row],
+        *,
+        full_every: float,
+        name: str = "",
+        after: Callable[[], Awaitable[object]] | None = None,
+        put_early: bool = False,
+        batch: int = BATCH,
+        backoff: Backoff | None = None,
+        rate_limit: RateLimit | None = None,
+    ) -> None:
+        self.name = name or source.name
+        self.statistics = Statistics()
+        self._source = source
+        self._target = target
+        self._full_every = full_every
+        self._after = after
+        self._put_early = put_early
+        self._batch = batch
+        self._backoff = backoff or Backoff()
+        self._bucket = TokenBucket(rate_limit) if rate_limit is not None else None
+        self._statuses: Table[ObjectStatus] = Table(f"{self.name}-status", key=lambda status: status.key)
+        self._watch: Changes[Row] | None = None
+        self._taken = -1  # the revision of the source up to which changes are in _work
+        self._work: dict[Key, _Work] = {}
+        self._may_drop = False
+        self._swept = False
+        self._pruned = False  # whether a sweep has looked for what is to be dropped
+        self._sweep_due = -math.inf
+        self._sweep_failures = 0
+        self._sweep_error: Exception | None = None
+        self._news = False
+        self._waiters: list[tuple[Key, int, anyio.Event]] = []
+        self._running = False
+
+    @property
+    def failing(self) -> int:
+        """How many objects failed when they were last tried."""
+        return len(self._failed())
+
+    @property
+    def statuses(self) -> ReadTable[ObjectStatus]:
+        """How far each object has got; a table, to look at and to watch."""
+        return self._statuses
+
+    async def wait_realised(self, key: Key) -> None:
+        """Wait until the row as it is now, its absence or a later one has reached the target.
+
+        An object that fails is waited for until it no longer does; statuses tell.
+        """
+        revision = self._source.revision
+        if not self._is_realised(key, revision):
+            waiter = (key, revision, anyio.Event())
+            self._waiters.append(waiter)
+            try:
+                await waiter[2].wait()
+            finally:
+                self._waiters.remove(waiter)
+
+    def trigger(self) -> None:
+        """Sweep now, or as soon as what is being done is done."""
+        self._sweep_due = -math.inf
+        if self._watch is not None:
+            self._watch.wake()
+
+    async def sweep(self) -> None:
+        """Make everything equal once, before run() goes on from there: for start hooks.
+
+        Waits until it may. Raises ReconcileError when objects failed, and what the target's dump() raised.
+        """
+        if self._running:
+            raise RuntimeError(f"{self.name} is being reconciled: trigger() a sweep")
+        await self._wait_for_gate()
+        await self._sweep()
+        for _, action, keys in list(self._batches(math.inf)):
+            await self._wait_for_rate(None)
+            await self._write(action, keys)
+        if failed := self._failed():
+            raise ReconcileError(self.name, failed)
+
+    async def run(self, health: Health) -> None:
+        """Reconcile for ever, reporting to `health`; after an error of the source it may be run again."""
+        self._running = True
+        try:
+            if self._may_drop:
+                await self._loop(health)
+            elif self._put_early:
+                await self._loop_beside_the_gate(health)
+            else:
+                waits = ", ".join(self._source.uninitialized_by) or "what comes before"
+                health.ok(f"waiting for {self._source.name}: {waits}")
+                await self._wait_for_gate()
+                await self._loop(health)
+        finally:
+            self._running = False
+
+    async def _wait_for_gate(self) -> None:
+        if not self._may_drop:
+            await self._source.wait_initialized()
+            if self._after is not None:
+                await self._after()
+            self._may_drop = True
+            self.trigger()
+
+    async def _loop_beside_the_gate(self, health: Health) -> None:
+        failed: list[Exception] = []
+        async with anyio.create_task_group() as group:
+
+            async def until_it_fails(work: Callable[[], Awaitable[None]]) -> None:
+                try:
+                    await work()
+                except Exception as error:  # noqa: BLE001  # raised below as it is, not in a group
+                    failed.append(error)
+                    group.cancel_scope.cancel()
+
+            group.start_soon(until_it_fails, self._wait_for_gate)
+            group.start_soon(until_it_fails, partial(self._loop, health))
+        raise failed[0]
+
+    async def _loop(self, health: Health) -> None:
+        while True:
+            self._take()
+            if self._sweep_due <= anyio.current_time():
+                await self._try_sweep()
+            self._news = False
+            for failures, action, keys in list(self._batches(anyio.current_time())):
+                if await self._wait_for_rate(health) and self._news:
+                    break  # into larger batches
+                await self._write(action, keys)
+                if failures and self._news:  # what is new goes before the rest of what failed
+                    break
+            self._report(health)
+            await anyio.lowlevel.checkpoint()
+            with anyio.move_on_after(self._next_due() - anyio.current_time()):
+                await self._watching().wait()
+
+    async def _wait_for_rate(self, health: Health | None) -> bool:
+        """Wait until the target may be called again; whether that took any time."""
+        if self._bucket is None or not (pause := self._bucket.pause()):
+            return False
+        if health is not None:
+            self._report(health, held_up=True)
+        began = anyio.current_time()
+        while pause:
+            await anyio.sleep(pause)
+            pause = self._bucket.pause()
+        self.statistics.held_up += anyio.current_time() - began
+        self._take()
+        return True
+
+    def _watching(self) -> Changes[Row]:
+        if self._watch is None:
+            self._watch = self._source.changes()
+        return self._watch
+
+    def _take(self) -> None:
+        """Note what has changed.
+
+        Rows are read after this without an await between: else one that changes, is written and changes back
+        would be no change, and stay.
+        """
+        changed: dict[Key, Action] = {}
+        for change in self._watching().take():
+            key: Key = change.key  # type: ignore[assignment]  # tables do not know the type of their keys
+            self._work[key] = _Work()  # what failed before was another row
+            changed[key] = "drop" if change.row is None else "put"
+        self._taken = self._source.revision
+        if changed:
+            self._news = True
+            now = time.time()
+            with self._statuses.txn() as statuses:
+                for key, action in changed.items():
+                    statuses.put(ObjectStatus(key, action, "pending", now))
+        self._tell_waiters()
+
+    async def _try_sweep(self) -> None:
+        try:
+            await self._sweep()
+        except Exception as error:  # noqa: BLE001  # any fault of the target is reported and tried again
+            self._sweep_error = error
+            self._sweep_failures += 1
+            self._sweep_due = anyio.current_time() + self._backoff.pause(self._sweep_failures)
+
+    async def _sweep(self) -> None:
+        """Compare everything; what differs becomes work."""
+        self._sweep_due = math.inf  # a trigger from here on asks for another one
+        began, statistics = time.perf_counter(), self.statistics
+        try:
+            may_drop = self._may_drop
+            held = await self._target.dump()
+            self._take()
+            self._compare(held, may_drop=may_drop)
+        except BaseException as error:
+            self._sweep_due = -math.inf
+            statistics.failed_sweeps += isinstance(error, Exception)
+            raise
+        statistics.sweeps += 1
+        statistics.last_sweep = time.perf_counter() - began
+        self._sweep_error, self._sweep_failures = None, 0
+        self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
+
+    def _compare(self, held: Mapping[Key, Row], *, may_drop: bool) -> None:
+        """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may."""
+        rows: dict[Any, Row] = {key: row for key, row, _ in self._source.snapshot().items()}
+        differ: dict[Key, Action] = {
+            key: "put" for key, row in rows.items() if key not in held or held[key] != row
+        }
+        if may_drop:
+            differ |= {key: "drop" for key in held if key not in rows}
+        if self._pruned:
+            self.statistics.drift += sum(key not in self._work for key in differ)
+        work = {key: self._work.get(key) or _Work() for key in differ}
+        for one in work.values():
+            one.due = -math.inf
+        self._work = work
+        self._swept = True
+        self._pruned |= may_drop
+        self._note_compared(rows, differ)
+        self._tell_waiters()
+
+    def _note_compared(self, rows: Mapping[Any, Row], differ: Mapping[Key, Action]) -> None:
+        now, known = time.time(), self._statuses
+        with known.txn() as statuses:
+            for key, action in differ.items():
+                if self._work[key].failures == 0:
+                    statuses.put(ObjectStatus(key, action, "pending", now))
+            for key in rows:
+                status = known.get(key)
+                if key not in differ and (status is None or status.state != "done"):
+                    statuses.put(ObjectStatus(key, "put", "done", now))
+            for status in known.all():
+                if status.key not in rows and status.key not in self._work:
+                    statuses.delete(status.key)
+
+    def _batches(self, now: float) -> Iterator[tuple[int, Action, list[Key]]]:
+        """What is due, with how often it has failed: first what never did, then longest due first."""
+        groups: dict[tuple[int, Action], list[Key]] = {}
+        for key, work in self._work.items():
+            if self._swept and work.due <= now:
+                action: Action = "put" if key in self._source else "drop"
+                if action == "put" or self._may_drop:
+                    groups.setdefault((work.failures, action), []).append(key)
+        again: list[tuple[float, tuple[int, Action, list[Key]]]] = []
+        for (failures, action), keys in sorted(groups.items(), key=lambda item: item[0][1], reverse=True):
+            size = max(1, self._batch // SHRINK ** min(failures, 8))
+            for begin in range(0, len(keys), size):
+                part = keys[begin : begin + size]
+                if failures == 0:
+                    yield 0, action, part
+                else:
+                    again.append((self._work[part[0]].due, (failures, action, part)))
+        again.sort(key=lambda item: item[0])
+        yield from (item for _, item in again)
+
+    async def _write(self, action: Action, keys: Iterable[Key]) -> None:
+        source, failures = self._source, dict[Key, Exception]()
+        rows = {key: source.get(key) for key in keys}
+        batch = {key: row for key, row in rows.items() if (row is not None) == (action == "put")}
+        if not batch:
+            return
+        self.statistics.batches += 1
+        if self._bucket is not None:
+            self._bucket.take()
+        try:
+            if action == "put":
+                await self._target.put(batch)  # type: ignore[arg-type]  # no row is None here
+            else:
+                await self._target.drop(list(batch))
+        except BatchError as error:
+            failures = {key: error.failures[key] for key in batch if key in error.failures}
+        except Exception as error:  # noqa: BLE001  # any fault of the target is kept beside its object
+            failures = dict.fromkeys(batch, error)
+        self._written(action, batch, failures)
+        await anyio.lowlevel.checkpoint()
+        self._take()
+
+    def _written(self, action: Action, batch: Iterable[Key], failures: Mapping[Key, Exception]) -> None:
+        now, statistics = time.time(), self.statistics
+        with self._statuses.txn() as statuses:
+            for key in batch:
+                if (error := failures.get(key)) is not None:
+                    work = self._work[key]
+                    work.failures += 1
+                    work.error = error
+                    work.due = anyio.current_time() + self._backoff.pause(work.failures)
+                    statistics.failures += 1
+                    text = f"{type(error).__name__}: {error}"
+                    statuses.put(ObjectStatus(key, action, "failed", now, work.failures, text))
+                    continue
+                del self._work[key]
+                if action == "put":
+                    statistics.puts += 1
+                    statuses.put(ObjectStatus(key, action, "done", now))
+                else:
+                    statistics.drops += 1
+                    statuses.delete(key)
+        self._tell_waiters()
+
+    def _is_realised(self, key: Key, revision: int) -> bool:
+        looked = self._pruned or (self._swept and key in self._source)
+        return looked and revision <= self._taken and key not in self._work
+
+    def _tell_waiters(self) -> None:
+        for key, revision, event in self._waiters:
+            if self._is_realised(key, revision):
+                event.set()
+
+    def _failed(self) -> dict[Hashable, Exception]:
+        return {key: work.error for key, work in self._work.items() if work.error is not None}
+
+    def _next_due(self) -> float:
+        due = [self._sweep_due]
+        if self._swept:
+            due += [work.due for key, work in self._work.items() if self._may_drop or key in self._source]
+        return min(due)
+
+    def _report(self, health: Health, *, held_up: bool = False) -> None:
+        if self._sweep_error is not None:
+            health.degraded("cannot be compared, will be tried again", self._sweep_error)
+        elif failed := self._failed():
+            key, error = next(iter(failed.items()))
+            health.degraded(f"{len(failed)} of {len(self._source)} objects failed, the first: {key}", error)
+        elif held_up:
+            health.ok(f"{len(self._source)} objects; waiting for the rate limit: {len(self._work)}")
+        else:
+            health.ok(f"{len(self._source)} objects")

@@ -1,0 +1,56 @@
+"""The tables of a hive, by name.
+
+Needs:  the hive.
+Gives:  Tables, injectable: for those who show tables to people.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import ref
+
+from lifecycle.tables.read_table import ReadTable
+
+__all__ = ["Tables"]
+
+
+class Tables:
+    """Every table that a constructor of the hive gives, and those that were added.
+
+    While the hive is being built it holds only what is built already.
+    """
+
+    __slots__ = ("_added", "_built")
+
+    def __init__(self, built: Callable[[], Iterable[object]] = tuple) -> None:
+        self._built = built
+        self._added: list[ref[ReadTable[Any]]] = []
+
+    def add(self, *tables: ReadTable[Any]) -> None:
+        """Make tables known that no constructor gives: derived ones, the statuses of a reconciler.
+
+        They are known for as long as someone else holds them.
+        """
+        self._added = [known for known in self._added if known() is not None]
+        self._added.extend(map(ref, tables))
+
+    def all(self) -> list[ReadTable[Any]]:
+        """Every table once, sorted by name."""
+        found = {id(one): one for one in self._built() if isinstance(one, ReadTable)}
+        added = (known() for known in self._added)
+        found |= {id(one): one for one in added if one is not None}
+        return sorted(found.values(), key=lambda table: table.name)
+
+    def get(self, name: str) -> ReadTable[Any]:
+        """The table with this name. Raises LookupError, which tells what there is, or that two have it."""
+        tables = self.all()
+        found = [table for table in tables if table.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise LookupError(f"{len(found)} tables are named {name}: give them names of their own")
+        from difflib import get_close_matches
+
+        names = [table.name for table in tables]
+        near = get_close_matches(name, names, 1)
+        hint = f": did you mean {near[0]}?" if near else f"; there are: {', '.join(names) or 'none'}"
+        raise LookupError(f"no table is named {name}{hint}")

@@ -1,0 +1,101 @@
+"""Rows by key, to read: what tables and snapshots share.
+
+Needs:  indexes.
+Gives:  Rows; Stored, how they are kept; Listener, who is told of changes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from lifecycle.tables.indexes import Index, IndexSpec
+
+if TYPE_CHECKING:
+    from lifecycle.tables.indexes.lpm import LPMIndex
+    from lifecycle.tables.indexes.ordered import SortedIndex
+
+__all__ = ["Listener", "Rows", "Stored"]
+
+Row = TypeVar("Row")
+Stored = dict[Hashable, tuple[Row, int]]
+"""Rows by key, with the revision each was written at, ordered by that."""
+
+
+class Listener(Protocol):
+    """Who is told of changes: watchers and derived tables."""
+
+    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+        """These keys changed, with the rows before."""
+        ...
+
+    def wake(self) -> None:
+        """Something may have changed: look."""
+        ...
+
+
+class Rows(ABC, Generic[Row]):
+    """Rows by key and by index. They are immutable values, and never None."""
+
+    __slots__ = ()
+
+    name: str
+    _rows: Stored[Row]
+    _specs: Mapping[str, IndexSpec[Row]]
+
+    def get(self, key: Hashable) -> Row | None:
+        """The row with this key."""
+        found = self._current().get(key)
+        return found[0] if found else None
+
+    def all(self) -> list[Row]:
+        """Every row, least recently changed first."""
+        return [row for row, _ in self._current().values()]
+
+    def items(self) -> list[tuple[Hashable, Row, int]]:
+        """Every row with its key and the revision it was written at, least recently changed first."""
+        return [(key, row, revision) for key, (row, revision) in self._current().items()]
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._current()
+
+    def by(self, index: str) -> Index[Row]:
+        """The rows by the values of an index. Raises LookupError for one the table was not made with."""
+        self._current()
+        if (found := self._index(index)) is None:
+            known = ", ".join(self._specs) or "none"
+            raise LookupError(f"table {self.name} has no index {index!r}; it has: {known}")
+        return found
+
+    def sorted_by(self, index: str) -> "SortedIndex[Row]":
+        """The rows in the order of an index that is Sorted: ranges and prefixes. LookupError if it is not."""
+        from lifecycle.tables.indexes.ordered import SortedIndex
+
+        found = self.by(index)
+        if not isinstance(found, SortedIndex):
+            raise self._other_kind(index, "Sorted")
+        return found
+
+    def lpm(self, index: str) -> "LPMIndex[Row]":
+        """The rows by the IP prefixes of an index that is LPM. Raises LookupError for others."""
+        from lifecycle.tables.indexes.lpm import LPMIndex
+
+        found = self.by(index)
+        if not isinstance(found, LPMIndex):
+            raise self._other_kind(index, "LPM")
+        return found
+
+    def _other_kind(self, index: str, kind: str) -> LookupError:
+        return LookupError(
+            f"table {self.name}: index {index!r} is not {kind}; make the table with {index!r}: {kind}(...)"
+        )
+
+    @abstractmethod
+    def _index(self, name: str) -> Index[Any] | None:
+        """The index of this name, up to date with _current()."""
+
+    @abstractmethod
+    def _current(self) -> Stored[Row]:
+        """The rows, up to date."""

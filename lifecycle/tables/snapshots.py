@@ -1,0 +1,39 @@
+"""Several tables as they were at the same moment.
+
+Needs:  tables.
+Gives:  snapshot() and what it returns, Snapshots.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from lifecycle.tables.read_table import ReadTable
+from lifecycle.tables.snapshot import Snapshot
+
+__all__ = ["Snapshots", "snapshot"]
+
+Row = TypeVar("Row")
+
+
+class Snapshots:
+    """Several tables as they were at the same moment: ``seen[pods]`` is the Snapshot of the table `pods`."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, tables: Iterable[ReadTable[Any]]) -> None:
+        self._held = {id(table): (table, table.snapshot()) for table in tables}
+
+    def __getitem__(self, table: ReadTable[Row]) -> Snapshot[Row]:
+        """The rows of this table then. Raises LookupError for one that was not named to snapshot()."""
+        if (found := self._held.get(id(table))) is None:
+            known = ", ".join(held.name for held, _ in self._held.values())
+            raise LookupError(f"table {table.name} is not in this snapshot; it is of: {known or 'no table'}")
+        return found[1]
+
+
+def snapshot(*tables: ReadTable[Any]) -> Snapshots:
+    """These tables as they are now, all at the same moment, to keep across awaits.
+
+    Derived tables are brought up to date first. Raises what their functions raise.
+    """
+    return Snapshots(tables)

@@ -1,0 +1,141 @@
+"""A table: rows by key, written by one, watched by many.
+
+Needs:  nothing.
+Gives:  Table; Transaction, Initializer.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+from lifecycle.tables.indexes import IndexSpec
+from lifecycle.tables.read_table import ReadTable
+
+__all__ = ["Initializer", "Table", "Transaction"]
+
+Row = TypeVar("Row")
+
+
+class Initializer:
+    """A source that has not filled the table yet. done() may be called more than once."""
+
+    __slots__ = ("_table", "name")
+
+    def __init__(self, table: "Table[Any]", name: str) -> None:
+        self._table = table
+        self.name = name
+
+    def done(self) -> None:
+        """The source has written everything it knew at its start."""
+        self._table._initializer_done(self)  # noqa: SLF001  # the two are one mechanism
+
+
+class Transaction(Generic[Row]):
+    """Writes that appear together when the `with` block ends, or not at all when it raises."""
+
+    __slots__ = ("_over", "_table", "_writes")
+
+    def __init__(self, table: "Table[Row]") -> None:
+        self._table = table
+        self._writes: dict[Hashable, Row | None] = {}
+        self._over = False
+
+    def put(self, row: Row) -> None:
+        """Insert the row, or put it in place of the one with its key."""
+        self._usable()[self._table.key(row)] = row
+
+    def delete(self, key: Hashable) -> None:
+        """Remove the row with this key, if there is one."""
+        self._usable()[key] = None
+
+    def replace_all(self, rows: Iterable[Row]) -> None:
+        """Make these the only rows: what the table holds under other keys is removed."""
+        writes, key = self._usable(), self._table.key
+        new: dict[Hashable, Row | None] = {key(row): row for row in rows}
+        for gone in (*self._table._rows, *writes):  # noqa: SLF001  # the two are one mechanism
+            writes[gone] = None
+        writes.update(new)
+
+    def get(self, key: Hashable) -> Row | None:
+        """The row as this transaction leaves it."""
+        writes = self._usable()
+        return writes[key] if key in writes else self._table.get(key)
+
+    def __enter__(self) -> "Transaction[Row]":
+        self._table._begin(self)  # noqa: SLF001
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._table._end(self._writes if kind is None else {})  # noqa: SLF001
+
+    def _usable(self) -> dict[Hashable, Row | None]:
+        if self._over:
+            raise RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
+        return self._writes
+
+
+class Table(ReadTable[Row]):
+    """Rows by key. One that equals what is there is no change.
+
+    `indexes` are functions from a row to the values it is found by, see by(). They are pure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: Callable[[Row], Hashable],
+        *,
+        indexes: Mapping[str, IndexSpec[Row]] | None = None,
+    ) -> None:
+        super().__init__(name, indexes)
+        self.key = key
+        self._pending: set[Initializer] = set()
+        self._event: anyio.Event | None = None
+        self._open: Transaction[Row] | None = None
+
+    def txn(self) -> Transaction[Row]:
+        """Write: synchronous, without an await inside. Raises RuntimeError when one is open already."""
+        return Transaction(self)
+
+    def initializer(self, name: str = "") -> Initializer:
+        """Announce a source that will fill the table: it is not initialized before that one is done().
+
+        To be called in constructors. Raises RuntimeError once the table counted as initialized for someone.
+        """
+        if self._event is not None and self._event.is_set():
+            raise RuntimeError(f"table {self.name} is initialized already: announce sources in constructors")
+        initializer = Initializer(self, name)
+        self._pending.add(initializer)
+        return initializer
+
+    @property
+    def uninitialized_by(self) -> list[str]:
+        """Who is still to be waited for."""
+        return sorted(initializer.name for initializer in self._pending)
+
+    async def wait_initialized(self) -> None:
+        """Wait until the table is initialized."""
+        if self._event is None:
+            self._event = anyio.Event()
+            if not self._pending:
+                self._event.set()
+        await self._event.wait()
+
+    def _initializer_done(self, initializer: Initializer) -> None:
+        self._pending.discard(initializer)
+        if not self._pending and self._event is not None:
+            self._event.set()
+
+    def _begin(self, transaction: Transaction[Row]) -> None:
+        if self._open is not None:
+            raise RuntimeError(f"table {self.name}: a transaction is open already; a table has one writer")
+        self._open = transaction
+
+    def _end(self, writes: Mapping[Hashable, Row | None]) -> None:
+        self._open = None
+        self._commit(writes)

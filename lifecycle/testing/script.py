@@ -1,0 +1,143 @@
+"""Pages of text as tests: commands over the tables of a hive, and what they are expected to show.
+
+Needs:  cells; a page in the form of lifecycle.admin.script.
+Gives:  run_script(), scripts(), ScriptError.
+
+    @pytest.mark.parametrize("page", scripts("tests/scripts"), ids=str)
+    async def test_script(page: Path) -> None:
+        await run_script(page, controller_cell)
+"""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lifecycle.admin import commands_cell, write_commands
+from lifecycle.admin.script import (
+    Arguments,
+    Command,
+    CommandError,
+    Commands,
+    Engine,
+    ScriptError,
+    State,
+    builtin,
+    help_command,
+    parse,
+)
+from lifecycle.errors import HiveError
+from lifecycle.hints import Member
+from lifecycle.hive.hive import Hive
+from lifecycle.injection import Cell, invoke, module, provide_private
+from lifecycle.settings import Sources
+from lifecycle.testing.clock import VirtualClock
+from lifecycle.testing.leaks import no_leaks
+
+__all__ = ["ScriptError", "run_script", "scripts"]
+
+UPDATE = "SCRIPT_UPDATE"
+"""The variable that, set to anything, brings the files of pages up to date instead of comparing with them."""
+
+_FLAGS = "#!"
+
+
+class _Contributed:
+    """The commands that the cells of a hive have, and those every hive has."""
+
+    def __init__(self, commands: list[Member[Commands]]) -> None:
+        self.commands = [one for some in commands for one in some]
+
+
+def scripts(folder: Path | str, pattern: str = "*.txtar") -> list[Path]:
+    """The pages in a folder and below, by name. Raises FileNotFoundError where there is none."""
+    found = sorted(Path(folder).rglob(pattern))
+    if not found:
+        raise FileNotFoundError(f"{folder}: no page is called {pattern}")
+    return found
+
+
+async def run_script(
+    page: Path | str,
+    *cells: Cell,
+    settings: Mapping[str, object] | None = None,
+    virtual_time: bool = False,
+    update: bool | None = None,
+    **options: Any,
+) -> None:
+    """Run a page against a hive of the cells; `options` are those of Hive.
+
+    The hive is built before the first command, and started by ``hive/start``. A first line
+    ``#! --name=value`` gives it settings, too. With `virtual_time` the loop's time stands still, but for
+    ``sleep`` and what waits: a page of an hour takes no time. With `update`, or SCRIPT_UPDATE in the
+    environment, what comparisons find different is written into the page. Raises ScriptError, with page and
+    line, at the first command that does not do what is expected, LeakError when something is left behind, and
+    what a hive raises that cannot be built.
+    """
+    path = Path(page)
+    archive = parse(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  # a test may block
+    sources = _settings(archive.script, settings)
+    limits = {"start_timeout": 5.0, "stop_timeout": 5.0}
+    inside = module("script", "Script", commands_cell, provide_private(_Contributed), invoke(_Contributed))
+    async with no_leaks():
+        hive = Hive(*cells, inside, settings=sources, **(limits | options))
+        hive.build()
+        with tempfile.TemporaryDirectory(prefix="script-") as folder:
+            for name, content in archive.files.items():
+                file = Path(folder) / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(content, encoding="utf-8")
+            async with _state(Path(folder), virtual_time=virtual_time) as state:
+                state.updates = bool(os.environ.get(UPDATE)) if update is None else update
+                engine = _engine(hive)
+                try:
+                    await engine.script(state, archive.script, path.name)
+                finally:
+                    await hive.stop()
+    if state.goldens:
+        files = archive.files | {name: new for name, new in state.goldens.items() if name in archive.files}
+        whole = msgspec.structs.replace(archive, files=files).text()
+        path.write_text(whole, encoding="utf-8")  # noqa: ASYNC240
+
+
+def _settings(script: str, settings: Mapping[str, object] | None) -> Sources | Mapping[str, object] | None:
+    first = script.partition("\n")[0]
+    if not first.startswith(_FLAGS):
+        return settings
+    if settings is not None:
+        raise ValueError("the page has flags in its first line: give settings there only")
+    return Sources(first.removeprefix(_FLAGS).split())
+
+
+@asynccontextmanager
+async def _state(directory: Path, *, virtual_time: bool) -> AsyncIterator[State]:
+    if not virtual_time:
+        yield State(directory)
+        return
+    with VirtualClock() as clock:
+        yield State(directory, now=lambda: clock.now, pause=clock.advance)
+
+
+def _engine(hive: Hive) -> Engine:
+    async def start(_state: State, _given: Arguments) -> None:
+        try:
+            await hive.start()
+        except (HiveError, RuntimeError) as error:
+            raise CommandError(str(error)) from error
+
+    async def stop(_state: State, _given: Arguments) -> None:
+        await hive.stop()
+
+    found = [
+        *builtin(),
+        *hive.get(_Contributed).commands,
+        *write_commands(hive),
+        Command("hive/start", "Start the hive", start, most=0),
+        Command("hive/stop", "Stop the hive", stop, most=0),
+    ]
+    engine = Engine([*found, help_command(lambda: engine.commands)])
+    return engine

@@ -1,0 +1,135 @@
+"""Where our program did otherwise than Cilium's: in words, one for each difference.
+
+Needs: recordings, node.   Gives: differences().
+What is not compared, because ours differs on purpose:
+
+* packets and bytes of conntrack entries: released 1.17 leaves them 0 too (bpf-conntrack-accounting is false);
+* times, but for a flow's own lifetime: the entry for ICMP errors about a flow lives as long as the flow may;
+* TCP flags seen that monitor-aggregation-flags does not name (SYN, FIN and RST are the agent's default);
+* forwarded packets in cilium_metrics: ours counts each once, where it leaves;
+* the hop of a packet that goes to the stack, and its destination's MAC: the stack counts hops itself;
+* the entry of the pod that gets the packet: its policy is asked in the sender's program;
+* the mark of a packet that is delivered on the node: no program reads it any more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from tests.kernel.datapath_replay.node import AFFINITY, CONNTRACK, Replayed, clock, destinations
+from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, SHOT, Json, Recording
+
+FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 42, 43, 44, 8
+PUBLIC_FLAGS = 0x07FF
+REPORTED = 0x07  # FIN, SYN, RST
+CT_IN, CT_RELATED = 1, 2
+ICMP = 1
+IPV4 = b"\x08\x00"
+
+
+def differences(recording: Recording, replayed: Replayed) -> list[str]:
+    """None if the two did the same."""
+    return [*_verdict(recording, replayed), *_packet(recording, replayed), *_tables(recording, replayed)]
+
+
+def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    yield from _unequal("verdict", replayed.verdict, recording.verdict)
+    yield from _unequal("drop reasons", replayed.drop_reasons, recording.drop_reasons)
+
+
+def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    if recording.verdict == SHOT:
+        return
+    ours, theirs = replayed.packet, recording.packet_after
+    if recording.verdict == OK:
+        theirs = without_hop(theirs, recording.packet)
+        yield from _unequal("mark", hex(replayed.mark), hex(recording.mark_after))
+    if is_error(theirs) and not is_error(recording.packet):
+        yield from _error(ours, theirs, recording.packet)
+    else:
+        yield from _unequal("packet", ours.hex(), theirs.hex())
+
+
+def is_error(packet: bytes) -> bool:
+    """Whether it is an ICMP error."""
+    return packet[12:14] == IPV4 and packet[23] == ICMP and packet[34] in {3, 11}
+
+
+def _error(ours: bytes, theirs: bytes, about: bytes) -> Iterator[str]:
+    """An answer made of the packet: the same but for how much of it is quoted."""
+    yield from _unequal("MACs", ours[:14].hex(), theirs[:14].hex())
+    yield from _unequal("addresses and hops", ours[22:24] + ours[26:34], theirs[22:24] + theirs[26:34])
+    yield from _unequal("type and code", ours[34:36].hex(), theirs[34:36].hex())
+    yield from _unequal("quote", ours[42:].hex(), about[14 : 14 + len(ours[42:])].hex())
+    for name, part in ("IP", ours[14:34]), ("ICMP", ours[34:]):
+        yield from _unequal(f"{name} checksum", checksum(part), 0)
+
+
+def checksum(data: bytes) -> int:
+    """The Internet checksum (RFC 1071) of what has one: 0."""
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total >> 16) + (total & 0xFFFF)
+    return ~total & 0xFFFF
+
+
+def without_hop(packet: bytes, before: bytes) -> bytes:
+    """The packet with the hop limit and the MAC it came with: what the stack will count and knows itself."""
+    changed = bytearray(packet)
+    changed[0:6] = before[0:6]
+    if packet[12:14] != IPV4:
+        changed[21] = before[21]
+    elif packet[22] != before[22]:
+        changed[22] = before[22]
+        check = struct.unpack_from(">H", changed, 24)[0] - 0x0100 * (before[22] - packet[22])
+        struct.pack_into(">H", changed, 24, check % 0xFFFF)
+    return bytes(changed)
+
+
+def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    to_pods = any(True for _ in destinations(recording))
+    for name in CONNTRACK:
+        theirs = recording.after(name)
+        ours = dict(replayed.tables[name])
+        if recording.hook == "from-container" and to_pods:
+            ours = {key: row for key, row in ours.items() if not key[-1] & CT_IN or key in theirs}
+        for key in sorted(ours.keys() - theirs.keys()):
+            yield f"{name}: {key.hex()} is not in the recording"
+        for key in sorted(theirs.keys() - ours.keys()):
+            yield f"{name}: {key.hex()} is missing"
+        for key in sorted(theirs.keys() & ours.keys()):
+            found = entry_fields(key, ours[key], replayed.now)
+            value, decoded = theirs[key]
+            wanted = entry_fields(key, value, replayed.now, decoded["value"])
+            yield from _unequal(f"{name}: {key.hex()}", found, wanted)
+    for name in AFFINITY:
+        clients = {key: value[8:] for key, (value, _) in recording.after(name).items()}
+        yield from _unequal(name, {key: value[8:] for key, value in replayed.tables[name].items()}, clients)
+    fragments = "cilium_ipv4_frag_datagrams"
+    recorded = {key: value for key, (value, _) in recording.after(fragments).items()}
+    yield from _unequal(fragments, replayed.tables[fragments], recorded)
+
+
+def entry_fields(key: bytes, value: bytes, now: int, told: Json = None) -> dict[str, int | str]:
+    """What of a conntrack entry is compared. ``told``: as the recorder read it, times from now."""
+    (flags,) = struct.unpack_from("<H", value, FLAGS_AT)
+    (lifetime,) = struct.unpack_from("<I", value, LIFETIME_AT)
+    if told is not None:
+        lifetime = clock(told["lifetime"], now)
+    fields: dict[str, int | str] = {
+        "flags": hex(flags & PUBLIC_FLAGS),
+        "rev_nat_index": value[REV_NAT_AT : REV_NAT_AT + 2].hex(),
+        "tx_flags_seen": value[TX_SEEN_AT] & REPORTED,
+        "rx_flags_seen": value[RX_SEEN_AT] & REPORTED,
+        "source_identity": struct.unpack_from("<I", value, IDENTITY_AT)[0],
+        "backend_id": struct.unpack_from("<Q", value, BACKEND_AT)[0],
+    }
+    if not key[-1] & CT_RELATED:
+        fields["lifetime"] = round((lifetime - now) / 20) * 20  # seconds may pass meanwhile
+    return fields
+
+
+def _unequal(what: str, ours: object, theirs: object) -> Iterator[str]:
+    if ours != theirs:
+        yield f"{what}: {ours}, recorded {theirs}"

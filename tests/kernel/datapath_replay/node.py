@@ -1,0 +1,220 @@
+"""Our programs on maps filled as a recording says.
+
+Needs: root, compiled objects.   Gives: Node, Replayed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Self
+
+from cells.datapath.generation import load
+from cells.datapath.libbpf import LoadedObject
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.maps import (
+    EndpointConfig,
+    LxcValue,
+    Map,
+    MetricsKey,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+    create_map,
+    test_run,
+)
+from cells.maps.sizes import MapSizes
+from cells.maps.specs import map_specs, policy_spec
+from lifecycle import Duration
+from tests.kernel.datapath_replay.recordings import (
+    FIRST_DROP_REASON,
+    LAST_RX_AT,
+    LAST_TX_AT,
+    LIFETIME_AT,
+    Json,
+    Recording,
+)
+from tests.kernel.datapath_replay.rules import PROGRAMS
+
+CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global")
+SERVICES = (
+    *(f"cilium_lb{version}_{table}" for version in (4, 6) for table in ("services_v2", "backends_v3")),
+    *("cilium_lb4_reverse_nat", "cilium_lb6_reverse_nat", "cilium_lb_affinity_match"),
+)
+AFFINITY = ("cilium_lb4_affinity", "cilium_lb6_affinity")
+FILLED = (*CONNTRACK, *SERVICES, *AFFINITY, "cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache")
+EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints")
+ANY_SOURCE = 2  # ENDPOINT_ANY_SOURCE
+MARK_AT = 8  # in struct __sk_buff
+ALLOW_ALL = (PolicyKey(0, egress=False), PolicyKey(0, egress=True))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What our program did."""
+
+    verdict: int
+    packet: bytes
+    mark: int
+    drop_reasons: set[int]
+    tables: dict[str, dict[bytes, bytes]]
+    now: int
+    """Seconds since boot when the packet went in."""
+
+
+class Node:
+    """The maps of one node, filled anew for each recording."""
+
+    def __init__(self) -> None:
+        sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
+        specs = map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1)
+        self._maps: dict[str, Map] = {spec.name: create_map(spec) for spec in specs.values()}
+        self._policies: list[Map] = []
+        self._loaded: dict[DatapathSettings, LoadedObject] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for loaded in self._loaded.values():
+            loaded.close()
+        for table in (*self._maps.values(), *self._policies):
+            table.close()
+
+    def replay(self, recording: Recording) -> Replayed:
+        """Fill the maps, run the program on the packet, read the maps."""
+        program = self._load(settings(recording)).programs()[PROGRAMS[recording.hook]]
+        now = int(time.monotonic())
+        self._fill(recording, now)
+        context = bytearray(192)
+        struct.pack_into("<I", context, MARK_AT, recording.mark)
+        run = test_run(program, recording.packet, ctx_in=bytes(context))
+        reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
+        return Replayed(
+            run.retval,
+            run.packet,
+            struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
+            {reason for reason in reasons if reason >= FIRST_DROP_REASON},
+            {name: dict(self._maps[name].items()) for name in FILLED},
+            now,
+        )
+
+    def _load(self, chosen: DatapathSettings) -> LoadedObject:
+        if chosen not in self._loaded:
+            data = (PACKAGED_OBJECTS / "datapath.o").read_bytes()
+            self._loaded[chosen], _ = load(data, "datapath.o", self._maps.values(), 1, chosen)
+        return self._loaded[chosen]
+
+    def _fill(self, recording: Recording, now: int) -> None:
+        for name in EMPTIED:
+            self._maps[name].clear()
+        for name in FILLED:
+            for key, value, decoded in recording.before(name):
+                if name in CONNTRACK:
+                    value = with_times(value, decoded, now)  # noqa: PLW2901
+                self._maps[name].update(key, value)
+        self._tell_node(recording)
+        self._tell_endpoint(recording)
+        self._begin_epochs(recording)
+
+    def _tell_node(self, recording: Recording) -> None:
+        constants = recording.constants
+        router = IPv4Address(constants.get("IPV4_GATEWAY", "0.0.0.0"))
+        host, net = mac(constants["HOST_IFINDEX_MAC"]), mac(constants["CILIUM_NET_MAC"])
+        row = NodeConfig(
+            *(router, 1, host, 1, net, IPv4Network("10.245.0.0/16"), 0),
+            *(IPv6Address(constants["ROUTER_IP"]), IPv6Network("beef::/64"), 0),
+        )
+        self._maps["hive_node"].update(bytes(4), row.pack())
+
+    def _tell_endpoint(self, recording: Recording) -> None:
+        """The endpoint at the link, its recorded policy, and every other's that lets all in."""
+        constants = recording.constants
+        own = int(constants["LXC_ID"])
+        anything = 0 if "ENABLE_SIP_VERIFICATION" in recording.switches else ANY_SOURCE
+        row = EndpointConfig(
+            *(IPv4Address(constants["LXC_IPV4"]), own, int(constants["SECLABEL"])),
+            *(mac(constants["THIS_INTERFACE_MAC"]), recording.packet[6:12], anything),
+            IPv6Address(constants["LXC_IP"]),
+        )
+        self._maps["hive_endpoints"].update(struct.pack("<I", 1), row.pack())
+        for policy in self._policies:
+            policy.close()
+        recorded = {key: value for key, value, _ in recording.before("cilium_policy_<endpoint>")}
+        open_to_all = {key.pack(): PolicyEntry().pack(key) for key in ALLOW_ALL}
+        contents = dict.fromkeys(destinations(recording), open_to_all) | {own: recorded}
+        self._policies = [self._give_policy(number, rows) for number, rows in contents.items()]
+
+    def _give_policy(self, endpoint: int, rows: dict[bytes, bytes]) -> Map:
+        policy = create_map(policy_spec(endpoint, 256))
+        for key, value in rows.items():
+            policy.update(key, value)
+        self._maps["hive_policies"].update(struct.pack("<I", endpoint), struct.pack("<I", policy.fd))
+        return policy
+
+    def _begin_epochs(self, recording: Recording) -> None:
+        """Nothing that the programs remember of the recording before holds."""
+        epochs = self._maps["hive_epoch"]
+        for number in (0, int(recording.constants["LXC_ID"]), *destinations(recording)):
+            key = struct.pack("<I", number)
+            (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
+            epochs.update(key, struct.pack("<Q", epoch + 1))
+
+
+def settings(recording: Recording) -> DatapathSettings:
+    """What was compiled into the recorded programs, as far as it can be set."""
+
+    def seconds(name: str) -> Duration:
+        return Duration(recording.constants[name])
+
+    answers = "SERVICE_NO_BACKEND_RESPONSE" in recording.switches
+    return DatapathSettings(
+        bpf_ct_timeout_regular_tcp=seconds("CT_CONNECTION_LIFETIME_TCP"),
+        bpf_ct_timeout_regular_any=seconds("CT_CONNECTION_LIFETIME_NONTCP"),
+        bpf_ct_timeout_regular_tcp_syn=seconds("CT_SYN_TIMEOUT"),
+        bpf_ct_timeout_regular_tcp_fin=seconds("CT_CLOSE_TIMEOUT"),
+        bpf_ct_timeout_service_tcp=seconds("CT_SERVICE_LIFETIME_TCP"),
+        bpf_ct_timeout_service_any=seconds("CT_SERVICE_LIFETIME_NONTCP"),
+        bpf_ct_timeout_service_tcp_grace=seconds("CT_SERVICE_CLOSE_REBALANCE"),
+        ipv4_service_loopback_address=IPv4Address(recording.constants.get("IPV4_LOOPBACK", "0.0.0.0")),
+        service_no_backend_response="reject" if answers else "drop",
+        enable_sctp="ENABLE_SCTP" in recording.switches,
+    )
+
+
+def destinations(recording: Recording) -> Iterator[int]:
+    """Endpoints of the node that are not at the link."""
+    own = int(recording.constants["LXC_ID"])
+    for _, value, _ in recording.before("cilium_lxc"):
+        row = LxcValue.unpack(value)
+        if not row.is_host and row.endpoint_id != own:
+            yield row.endpoint_id
+
+
+def with_times(value: bytes, decoded: Json, now: int) -> bytes:
+    """A conntrack entry whose times are told from this ``now``."""
+    entry = bytearray(value)
+    told = decoded["value"]
+    for at, field in (
+        (LIFETIME_AT, "lifetime"),
+        (LAST_TX_AT, "last_tx_report"),
+        (LAST_RX_AT, "last_rx_report"),
+    ):
+        struct.pack_into("<I", entry, at, clock(told[field], now))
+    return bytes(entry)
+
+
+def clock(told: int | str, now: int) -> int:
+    """``now+60`` and the like in seconds since boot."""
+    if isinstance(told, int):
+        return told
+    return now + int(told.removeprefix("now") or 0)
+
+
+def mac(text: str) -> bytes:
+    """Its six bytes."""
+    return bytes.fromhex(text.replace(":", ""))

@@ -1,0 +1,110 @@
+"""What Cilium's own datapath programs did with given maps and packets: one JSON file each.
+
+Needs: tests/conformance_data/datapath.   Gives: Recording, load_all().
+A file dropped into that folder is replayed, or excluded by a rule of rules.py; there is no list of names.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parents[2] / "conformance_data" / "datapath"
+
+Json = Any
+"""A decoded recording, or a part of one."""
+
+OK, SHOT, REDIRECT = 0, 2, 7
+FIRST_DROP_REASON: Final = 130
+
+LIFETIME_AT, LAST_TX_AT, LAST_RX_AT = 32, 48, 52
+"""Where a conntrack entry has its times."""
+
+
+def raw(text: str) -> bytes:
+    """Bytes of a key or value; those of times are zero."""
+    return bytes.fromhex(text.replace("t", "0"))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One packet, what was there before, and what came of it."""
+
+    name: str
+    data: Json
+
+    @cached_property
+    def area(self) -> str:
+        """Which part of the datapath it is about."""
+        return str(self.data["area"])
+
+    @cached_property
+    def hook(self) -> str:
+        """Where the program was attached: the first word of the recording's description."""
+        return str(self.data["program"]["hook"].split()[0])
+
+    @cached_property
+    def switches(self) -> frozenset[str]:
+        """What was compiled in."""
+        return frozenset(each.partition("=")[0] for each in self.data["config"]["enabled"])
+
+    @cached_property
+    def constants(self) -> Json:
+        """Numbers and addresses, compiled in or given at load."""
+        return self.data["config"]["constants"] | self.data["config"]["load_time_constants"]
+
+    @cached_property
+    def packet(self) -> bytes:
+        """What came in."""
+        return bytes.fromhex(self.data["input"]["packet"])
+
+    @cached_property
+    def mark(self) -> int:
+        """The mark it came with."""
+        return int(self.data["input"]["ctx"]["mark"], 16)
+
+    @cached_property
+    def verdict(self) -> int:
+        """OK, SHOT or REDIRECT."""
+        return int(self.data["result"]["return_code"])
+
+    @cached_property
+    def mark_after(self) -> int:
+        """The mark it left with."""
+        return int(self.data["result"]["ctx"]["mark"], 16)
+
+    @cached_property
+    def packet_after(self) -> bytes:
+        """What went out."""
+        return bytes.fromhex(self.data["result"]["packet"])
+
+    @cached_property
+    def drop_reasons(self) -> set[int]:
+        """Why it was dropped, if it was."""
+        reasons = {int(row["reason"]) for row in self.data["result"]["metrics_delta"]}
+        return {reason for reason in reasons if reason >= FIRST_DROP_REASON}
+
+    def before(self, table: str) -> list[tuple[bytes, bytes, Json]]:
+        """Entries of a map: key, value, and what the recorder read in them."""
+        rows = self.data["maps_before"].get(table, {"entries": []})["entries"]
+        return [(raw(row["key"]), raw(row["value"]), row.get("decoded", {})) for row in rows]
+
+    def after(self, table: str) -> dict[bytes, tuple[bytes, Json]]:
+        """The same, after the program ran."""
+        rows = {key: (value, decoded) for key, value, decoded in self.before(table)}
+        changes = self.data["result"]["map_changes"].get(table, {"added": [], "changed": [], "deleted": []})
+        for row in changes["deleted"]:
+            rows.pop(raw(row["key"]), None)
+        for row in changes["added"]:
+            rows[raw(row["key"])] = raw(row["value"]), row.get("decoded", {})
+        for row in changes["changed"]:
+            rows[raw(row["key"])] = raw(row["new"]["value"]), row["new"].get("decoded", {})
+        return rows
+
+
+def load_all() -> list[Recording]:
+    """Every recording of the folder, by name."""
+    return [Recording(path.stem, json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]

@@ -1,0 +1,122 @@
+"""Which recordings are not replayed, and why: by what they are about, never by their names.
+
+Needs: recordings.   Gives: reason_not_to_replay().
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from typing import Final
+
+from tests.kernel.datapath_replay.recordings import OK, Recording
+
+PROGRAMS: Final = {
+    "from-container": "hive_from_pod",
+    "to-container": "hive_to_pod",
+    "from-host": "hive_from_host",
+}
+"""Our programs, by where Cilium's were attached."""
+
+_PLACES: Final = (
+    ("to-overlay", "tunnels: not built"),
+    ("cil_from_overlay", "tunnels: not built"),
+    ("cil_from_network", "IPsec: not built"),
+    ("xdp", "programs of native devices: not built"),
+    ("from-netdev", "programs of native devices: not built"),
+    ("to-netdev", "programs of native devices: not built"),
+    ("snat-step", "NAT: not built"),
+    ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
+)
+_SWITCHES: Final = (
+    ("ENABLE_IPSEC", "IPsec: not built"),
+    ("ENABLE_SRV6", "SRv6: not built"),
+    ("ENABLE_EGRESS_GATEWAY", "egress gateway: not built"),
+    ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
+    ("TUNNEL_MODE", "tunnels: not built"),
+    ("ENABLE_NODEPORT", "NodePort: not built"),
+    ("ENABLE_HOST_ROUTING", "NodePort: not built"),
+)
+_POLICY: Final = "cilium_policy_<endpoint>"
+
+_TTL_AT, _HOPS_AT, _NEXT_HEADER_AT = 22, 21, 20
+_IPV6: Final = bytes.fromhex("86dd")
+_FRAGMENT_HEADER: Final = 44
+_TTL_EXCEEDED: Final = 196
+_PROXY_MAGIC, _MAGIC = 0x0200, 0x0F00
+
+
+def reason_not_to_replay(recording: Recording) -> str | None:
+    """None: replay it."""
+    for place, reason in _PLACES:
+        if recording.hook == place:
+            return reason
+    if recording.hook not in PROGRAMS:
+        return f"attached at {recording.hook}: no program of ours is there"
+    for switch, reason in _SWITCHES:
+        if switch in recording.switches:
+            return reason
+    if recording.before("cilium_skip_lb4") or recording.before("cilium_skip_lb6"):
+        return "local redirect: not built"
+    return _known_difference(recording)
+
+
+def _known_difference(recording: Recording) -> str | None:
+    """What ours does otherwise, on purpose."""
+    return next((reason for reason, holds in _DIFFERENCES if holds(recording)), None)
+
+
+def _to_proxy(recording: Recording) -> bool:
+    """Redirected to a proxy: by its mark, or into a container whose policy names a port of one."""
+    if recording.verdict == OK and recording.mark_after & _MAGIC == _PROXY_MAGIC:
+        return True
+    return recording.hook == "to-container" and _has_proxy_port(recording) and not recording.drop_reasons
+
+
+def _answers_itself(recording: Recording) -> bool:
+    loopback = IPv4Address(recording.constants.get("IPV4_LOOPBACK", "0.0.0.0")).packed
+    to_loopback = recording.packet[30:34] == loopback != bytes(4)
+    return recording.hook == "from-container" and not _is_ipv6(recording) and to_loopback
+
+
+def _longer_than_it_is(recording: Recording) -> bool:
+    packet = recording.packet
+    return _is_ipv6(recording) and int.from_bytes(packet[18:20], "big") > len(packet) - 54
+
+
+def _fragment6(recording: Recording) -> bool:
+    return _is_ipv6(recording) and recording.packet[_NEXT_HEADER_AT] == _FRAGMENT_HEADER
+
+
+def _used_up_on_the_way_off(recording: Recording) -> bool:
+    hops = recording.packet[_HOPS_AT if _is_ipv6(recording) else _TTL_AT]
+    return hops <= 1 and _leaves_the_node(recording)
+
+
+_DIFFERENCES: Final = (
+    ("layer 7 proxy: not built", _to_proxy),
+    ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
+    ("a packet that is shorter than its header says is invalid", _longer_than_it_is),
+    ("IPv6 fragments are tracked as IPv4's are, not refused", _fragment6),
+    (
+        "a hop limit that ends on the way off the node: the stack answers (RFC 1812, RFC 4443)",
+        _used_up_on_the_way_off,
+    ),
+)
+
+
+def _is_ipv6(recording: Recording) -> bool:
+    return recording.packet[12:14] == _IPV6
+
+
+def _has_proxy_port(recording: Recording) -> bool:
+    return any(value[:2] != b"\0\0" for _, value, _ in recording.before(_POLICY))
+
+
+def _leaves_the_node(recording: Recording) -> bool:
+    """Whether the packet's destination is none of the node's pods."""
+    packet = recording.packet
+    ipv6 = packet[12:14] == _IPV6
+    destination = packet[38:54] if ipv6 else packet[30:34].ljust(16, b"\0")
+    if packet[12:14] not in {_IPV6, b"\x08\x00"}:
+        return False
+    return all(key[:16] != destination for key, _, _ in recording.before("cilium_lxc"))

@@ -1,0 +1,43 @@
+"""Our programs against what Cilium's did with the same maps and packets."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel.datapath_replay.compare import differences
+from tests.kernel.datapath_replay.node import Node
+from tests.kernel.datapath_replay.recordings import Recording, load_all
+from tests.kernel.datapath_replay.rules import reason_not_to_replay
+from tests.support.namespaces import need_root
+
+pytestmark = pytest.mark.kernel
+
+RECORDINGS = load_all()
+REPLAYED = [each for each in RECORDINGS if reason_not_to_replay(each) is None]
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """Maps and programs."""
+    need_root()
+    with Node() as node:
+        yield node
+
+
+@pytest.mark.parametrize("recording", REPLAYED, ids=lambda recording: recording.name)
+def test_a_packet_fares_as_it_did_with_cilium(node: Node, recording: Recording) -> None:
+    assert differences(recording, node.replay(recording)) == []
+
+
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    areas = Counter(each.area for each in REPLAYED)
+    reasons = Counter(reason for each in RECORDINGS if (reason := reason_not_to_replay(each)))
+    assert areas.total() + reasons.total() == len(RECORDINGS)
+    with capsys.disabled():
+        sys.stdout.write(f"\nrecordings of the datapath: {areas.total()} replayed, {reasons.total()} not:\n")
+        sys.stdout.writelines(f"  {count:3} {area}\n" for area, count in areas.most_common())
+        sys.stdout.writelines(f"  {count:3} not: {reason}\n" for reason, count in reasons.most_common())

@@ -1,0 +1,15 @@
+"""A node with services."""
+
+import pytest
+
+from tests.kernel.datapath.conftest import loaded_world, world
+from tests.kernel.datapath.world import World
+from tests.kernel.datapath_services.services import Services
+
+__all__ = ["loaded_world", "world"]
+
+
+@pytest.fixture
+def services(world: World) -> Services:
+    """None yet."""
+    return Services(world.maps)

@@ -1,0 +1,96 @@
+"""Services in the maps, as the agent writes them.
+
+Needs: the maps.   Gives: Services, Backend.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from cells.maps import Map
+from cells.services.balancer.entries import (
+    MapKey,
+    affinity_key,
+    backend_key,
+    backend_value,
+    master_value,
+    reverse_nat_key,
+    reverse_nat_value,
+    service_key,
+    slot_value,
+)
+from cells.services.model import Address, BackendState, FrontendKey, ServiceFlag
+
+VIP, VIP6 = "10.96.0.10", "fd00:96::10"
+PORT, TARGET = 80, 8080
+
+
+class Backend(NamedTuple):
+    """One backend, by the number it has in the maps."""
+
+    number: int
+    ip: str
+    port: int = TARGET
+    state: BackendState = BackendState.ACTIVE
+
+
+class Services:
+    """Writes frontends with their backends."""
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self._maps = maps
+
+    def serve(
+        self,
+        ip: str,
+        backends: Sequence[Backend],
+        *,
+        port: int = PORT,
+        number: int = 1,
+        protocol: int = 0,
+        scope: int = 0,
+        flags: ServiceFlag = ServiceFlag.ROUTABLE,
+        timeout: int = 0,
+    ) -> None:
+        """Make these a frontend's backends; those that are not active get no new connections."""
+        frontend = Address(ip_address(ip), port, protocol)
+        key = FrontendKey(frontend, scope)
+        for each in backends:
+            self.set_backend(each)
+            self._write(affinity_key(number, each.number), b"\0")
+        active = [each for each in backends if each.state is BackendState.ACTIVE]
+        for slot, each in enumerate(active, 1):
+            self._write(
+                service_key(key, slot), slot_value(backend=each.number, number=number, quarantined=False)
+            )
+        self._write(reverse_nat_key(number, frontend.ip.version), reverse_nat_value(frontend))
+        master = master_value(count=len(active), quarantined=0, number=number, flags=flags, timeout=timeout)
+        self._write(service_key(key, 0), master)
+
+    def set_backend(self, backend: Backend) -> None:
+        """Write the backend alone: its address and state."""
+        address = Address(ip_address(backend.ip), backend.port)
+        self._write(backend_key(backend.number, address.ip.version), backend_value(address, backend.state))
+
+    def remove_backend(self, backend: Backend) -> None:
+        """It is gone, though slots may still name it."""
+        where = backend_key(backend.number, ip_address(backend.ip).version)
+        self._maps[where.map].delete(where.key)
+
+    def part(self, number: int, backend: Backend) -> None:
+        """Clients of the frontend may no longer stay with the backend."""
+        where = affinity_key(number, backend.number)
+        self._maps[where.map].delete(where.key)
+
+    def age_clients(self, seconds: int) -> None:
+        """Let time pass for what is remembered of clients with session affinity."""
+        for name in ("cilium_lb4_affinity", "cilium_lb6_affinity"):
+            for key, value in list(self._maps[name].items()):
+                last, rest = struct.unpack("<Q8s", value)
+                self._maps[name].update(key, struct.pack("<Q8s", last - seconds, rest))
+
+    def _write(self, where: MapKey, value: bytes) -> None:
+        self._maps[where.map].update(where.key, value)

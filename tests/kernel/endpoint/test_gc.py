@@ -1,0 +1,74 @@
+"""A pod whose namespace ends without a DEL goes, with all it had; every other one stays."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cells.endpoint import Endpoint, Endpoints
+from cells.endpoint import gc as endpoint_gc
+from cells.endpoint.gc import EndpointGC
+from cells.ipam import Ipam
+from cells.maps import PolicyMaps
+from lifecycle import HealthTree, Hive, invoke
+from lifecycle.testing import eventually
+from tests.kernel.endpoint.nodes import CELLS, SETTINGS, STATE, add_pod, needed, pods
+from tests.support.namespaces import in_node, new_netns
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+
+def asked(_gc: EndpointGC, _health: HealthTree, _policies: PolicyMaps) -> None:
+    """What the tests need of the hive."""
+
+
+@asynccontextmanager
+async def agent(interval: str) -> AsyncIterator[Hive]:
+    settings = {**SETTINGS, "endpoint-gc-interval": interval}
+    async with Hive(*CELLS, endpoint_gc.cell, invoke(needed, asked), settings=settings).started() as hive:
+        yield hive
+
+
+def left_of(hive: Hive, made: Endpoint) -> tuple[bool, bool, bool, bool]:
+    """Whether there is the endpoint, its state, its address's owner, its policy map."""
+    return (
+        hive.get(Endpoints).get(made.id) is not None,
+        (STATE / str(made.id)).exists(),
+        str(made.ipv4) in hive.get(Ipam).dump(),
+        made.id in {policy.endpoint_id for policy in hive.get(PolicyMaps).used},
+    )
+
+
+async def test_a_pod_whose_namespace_ended_goes_and_others_stay(in_node: None) -> None:
+    with pods(1) as [stays]:
+        async with agent("1s") as hive:
+            kept = add_pod(hive, 1, stays)
+            ends = new_netns()
+            gone = add_pod(hive, 2, ends)
+            ends.close()
+            await eventually(lambda: left_of(hive, gone) == (False, False, False, False), within=10)
+            assert left_of(hive, kept) == (True, True, True, True)
+
+
+async def test_it_is_marked_first_and_removed_only_when_it_is_still_gone(in_node: None) -> None:
+    with pods(1) as [stays]:
+        async with agent("0s") as hive:
+            kept = add_pod(hive, 1, stays)
+            ends = new_netns()
+            gone = add_pod(hive, 2, ends)
+            gc = hive.get(EndpointGC)
+            await gc.collect()
+            ends.close()
+            await eventually(lambda: missing(gone))
+            await gc.collect()
+            assert left_of(hive, gone) == (True, True, True, True)
+            (status,) = hive.get(HealthTree).snapshot("endpoint-gc.gc")
+            assert status.message == f"links of endpoints {gone.id} are gone; removed the next time"
+            await gc.collect()
+            assert left_of(hive, gone) == (False, False, False, False)
+            assert left_of(hive, kept) == (True, True, True, True)
+
+
+def missing(made: Endpoint) -> bool:
+    return bool(endpoint_gc.LinkPresence().missing([made]))

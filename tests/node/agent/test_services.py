@@ -1,0 +1,103 @@
+"""Services of a folder of manifests, as pods reach them and as clients of the agent see them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from cells.maps import open_map
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab
+from tests.support.agents import serving, terminated
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+VIP, PORT, TARGET = "10.96.0.10", 80, 8080
+SERVICES = Path("/sys/fs/bpf/tc/globals/cilium_lb4_services_v2")
+
+
+def manifests(*backends: str) -> str:
+    endpoints = ", ".join(f"{{addresses: [{ip}]}}" for ip in backends)
+    return f"""
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop}}
+spec: {{clusterIP: {VIP}, clusterIPs: [{VIP}], ports: [{{name: http, port: {PORT}}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+endpoints: [{endpoints}]
+ports: [{{name: http, port: {TARGET}}}]
+"""
+
+
+def reached(lab: Lab, client: pods.Attached, server: pods.Attached) -> bool:
+    """Whether the service leads from one pod to the other, which sees the pod's own address."""
+    with lab.open_pod(client.pod) as calling, lab.open_pod(server.pod) as called:
+        with inside(called):
+            listener = socket.create_server(("", TARGET))
+        with inside(calling):
+            outgoing = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        seen: list[str] = []
+
+        def accept() -> None:
+            try:
+                connection, peer = listener.accept()
+            except OSError:
+                return
+            seen.append(peer[0])
+            connection.close()
+
+        with listener, outgoing:
+            listener.settimeout(2)
+            outgoing.settimeout(2)
+            thread = threading.Thread(target=accept)
+            thread.start()
+            try:
+                outgoing.connect((VIP, PORT))
+            except OSError:
+                return False
+            finally:
+                thread.join()
+        return seen == [client.ipv4]
+
+
+def entries() -> int:
+    with open_map(SERVICES) as services:
+        return sum(1 for _ in services.items())
+
+
+def test_pods_reach_a_service_which_outlives_the_agent_and_goes_with_its_object(
+    node: Lab, tmp_path: Path
+) -> None:
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    client, one, two = (pods.add(node, name) for name in ("client", "one", "two"))
+    file = tmp_path / "web.yaml"
+    file.write_text(manifests(one.ipv4))
+    eventually(lambda: len(ask("/v1/service", api_socket(pid))) == 1)
+    assert reached(node, client, one)
+    (service,) = ask("/v1/service", api_socket(pid))
+    spec = service["status"]["realized"]
+    assert spec["frontend-address"] == {"ip": VIP, "port": PORT, "protocol": "TCP", "scope": "external"}
+    assert [one["ip"] for one in spec["backend-addresses"]] == [one.ipv4]
+    assert (spec["flags"]["namespace"], spec["flags"]["name"]) == ("shop", "web")
+    assert terminated(node, pid) == 0
+    assert reached(node, client, one)
+    file.write_text(manifests(two.ipv4))
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    eventually(lambda: reached(node, client, two))
+    (again,) = ask("/v1/service", api_socket(pid))
+    assert again["spec"]["id"] == spec["id"]
+    file.unlink()
+    with node.open() as run:
+        eventually(lambda: run.run(entries) == 0)
+    assert ask("/v1/service", api_socket(pid)) == []

@@ -1,0 +1,65 @@
+"""The stand-in alone: ``python -m tests.support.apiserver --kubeconfig FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.server import ADMIN_TOKEN, ApiServer
+
+
+def kubeconfig(url: str, ca: Path, token: str = ADMIN_TOKEN) -> str:
+    """A kubeconfig for the server."""
+    cluster = {"server": url, "certificate-authority": str(ca)}
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "stand-in",
+            "clusters": [{"name": "stand-in", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": token}}],
+            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "admin"}}],
+        }
+    )
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Until interrupted."""
+    server = ApiServer()
+    for path in arguments.objects:
+        for document in yaml.safe_load_all(Path(path).read_text()):  # noqa: ASYNC240  # before it serves
+            if document:
+                server.add(document)
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority(Path(folder))
+        tls = None if arguments.plain else authority.serving()
+        async with server.serving(port=arguments.port, tls=tls) as url:
+            if arguments.kubeconfig:
+                text = kubeconfig(url, authority.certificate)
+                Path(arguments.kubeconfig).write_text(text)  # noqa: ASYNC240
+            sys.stdout.write(f"{url} token={ADMIN_TOKEN} ca={authority.certificate}\n")
+            sys.stdout.flush()
+            await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.apiserver", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="port of the loopback address; 0 for any")
+    parser.add_argument("--plain", action="store_true", help="HTTP; kubectl sends its token over TLS only")
+    parser.add_argument("--kubeconfig", help="file to write a kubeconfig to")
+    parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")
+    try:
+        asyncio.run(serve(parser.parse_args()))
+    except KeyboardInterrupt:
+        return
+
+
+if __name__ == "__main__":
+    main()

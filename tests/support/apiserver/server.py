@@ -1,0 +1,173 @@
+"""A stand-in for an API server of Kubernetes 1.36, held to recordings of a real one.
+
+Gives: ApiServer. Everything is in memory and in one event loop; one instance is one cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.support.apiserver import auth
+from tests.support.apiserver.admission import Admission
+from tests.support.apiserver.auth import Authorizer, User, Users
+from tests.support.apiserver.connection import Connection
+from tests.support.apiserver.crds import Definitions
+from tests.support.apiserver.discovery import Discovery
+from tests.support.apiserver.errors import Obj, StatusError, internal
+from tests.support.apiserver.faults import Faults
+from tests.support.apiserver.flow import Flow
+from tests.support.apiserver.handlers import Handlers
+from tests.support.apiserver.kinds import Kind, Registry
+from tests.support.apiserver.reads import Reads
+from tests.support.apiserver.store import Store
+from tests.support.apiserver.strategies import STRATEGIES
+from tests.support.apiserver.strategies.ranges import Ranges
+from tests.support.apiserver.watches import Watches
+from tests.support.apiserver.wire import encode
+from tests.support.apiserver.writes import Writes, now
+
+ADMIN_TOKEN = "admin-token"
+DEFAULT_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+
+
+class Limits:
+    """How large objects may be."""
+
+    def __init__(self) -> None:
+        self.store = 1536 * 1024
+        self.transport = 2 * 1024 * 1024
+
+    def check_size(self, obj: Obj) -> None:
+        """Raises StatusError 500 for an object the store does not take."""
+        size = len(encode(obj))
+        if size > self.transport:
+            raise internal(
+                "rpc error: code = ResourceExhausted desc = trying to send message larger than max"
+                f" ({size} vs. {self.transport})"
+            )
+        if size > self.store:
+            raise internal("etcdserver: request is too large")
+
+
+class ApiServer:
+    """One API server with its store.
+
+    ``async with server.serving() as url`` serves it on a port of the loopback address. Between two of those
+    the store stays: that is a restart, after :meth:`restart`.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, User] | None = None,
+        *,
+        dual_stack: bool = True,
+        bookmark_every: float = 60.0,
+    ) -> None:
+        self.bookmark_every = bookmark_every
+        self.future_wait = 3.0
+        """Seconds a read waits for a version that is yet to come."""
+        self.crd_delay = 0.02
+        """Seconds each step of a definition's life takes."""
+        self.store = Store()
+        self.kinds = Registry(STRATEGIES)
+        self.limits = Limits()
+        self.faults = Faults()
+        self.flow = Flow(self.store)
+        admin = User("kubernetes-admin", ("system:masters",))
+        self.users = Users({ADMIN_TOKEN: admin} if tokens is None else tokens)
+        self.authorizer = Authorizer(self.store)
+        self.ranges = Ranges(dual_stack=dual_stack)
+        self.admission = Admission(self)
+        self.reads = Reads(self)
+        self.writes = Writes(self)
+        self.watches = Watches(self)
+        self.discovery = Discovery(self)
+        self.definitions = Definitions(self)
+        self.handlers = Handlers(self)
+        self.requests: list[tuple[str, str]] = []
+        """The method and the target of every request that came."""
+        self.port = 0
+        self._connections: set[asyncio.Task[None]] = set()
+        self._bootstrap()
+
+    # ---- life
+
+    @asynccontextmanager
+    async def serving(
+        self, *, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[str]:
+        """Serve until the block ends; the address to ask."""
+        server = await asyncio.start_server(self._serve, host, port, ssl=tls, limit=2 * 1024 * 1024 + 8192)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"{'https' if tls else 'http'}://{host}:{self.port}"
+        finally:
+            server.close()
+            await self.hang_up()
+            await server.wait_closed()
+            await self.definitions.stop()
+
+    async def hang_up(self) -> None:
+        """Break every connection there is."""
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def restart(self) -> None:
+        """Forget what a restarted server does not know: snapshots, old events, the storages of custom resources."""
+        self.store.bump()
+        self.store.forget()
+        self.definitions.restarted()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await Connection(self, reader, writer).run()
+        finally:
+            self._connections.discard(task)
+
+    # ---- objects
+
+    def converted(self, obj: Obj, kind: Kind) -> Obj:
+        """A stored object as this kind's version has it."""
+        convert = kind.strategy.from_storage
+        if obj.get("apiVersion") == kind.api_version and convert is None:
+            return obj
+        found = convert(obj, kind) if convert is not None else obj
+        return {**found, "apiVersion": kind.api_version, "kind": kind.kind}
+
+    def for_storage(self, obj: Obj, kind: Kind) -> Obj:
+        """An object as it is stored."""
+        convert = kind.strategy.to_storage
+        return convert(obj, kind) if convert is not None else obj
+
+    def add(self, obj: Obj, *, manager: str = "test") -> Obj:
+        """Store an object as an administrator would create it; it as stored. For tests. Raises StatusError."""
+        from tests.support.apiserver.writes import Call
+
+        group, _, version = obj["apiVersion"].rpartition("/")
+        kind = next(one for one in self.kinds.of(group, version) if one.kind == obj["kind"])
+        metadata = obj["metadata"]
+        namespace = metadata.get("namespace", "default") if kind.namespaced else ""
+        return self.writes.create(Call(kind, namespace, "", manager=manager), obj)
+
+    def _bootstrap(self) -> None:
+        for name in DEFAULT_NAMESPACES:
+            self.add(
+                {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}},
+                manager="kube-apiserver",
+            )
+        auth.bootstrap(self.store, now(), lambda: str(uuid.uuid4()))
+        self.ranges.bootstrap(self)
+
+    def told(self, error: StatusError) -> Any:
+        """The body of a refusal."""
+        return error.body

@@ -1,0 +1,342 @@
+"""A recorded scenario, played to the stand-in exchange by exchange.
+
+Gives: Scenario, replay, Result, excluded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tests.support.apiserver import ApiServer, User
+from tests.unit.apiserver.comparison import Bound, differences
+from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
+
+RECORDINGS = Path(__file__).parents[2] / "conformance_data" / "kubernetes"
+ACCOUNT = ("system:serviceaccounts", "system:serviceaccounts:kube-system")
+USERS = {
+    "admin": User("kubernetes-admin", ("system:masters",), "u-admin"),
+    "agent": User("system:serviceaccount:kube-system:cilium", ACCOUNT, "u-agent"),
+    "operator": User("system:serviceaccount:kube-system:cilium-operator", ACCOUNT, "u-operator"),
+    "nodea": User("system:node:node-a", ("system:nodes",), "u-nodea"),
+    "nobody": User("nobody-special", (), "u-nobody"),
+    "throttled": User("throttled-user", (), "u-throttled"),
+    "queued": User("queued-user", (), "u-queued"),
+}
+LONGEST = 12.0
+"""Seconds a watch of a replay may last: what takes longer is left out."""
+_ABRIDGED = re.compile(r'"\$elided(?!: \d+ times)')
+PROTOBUF = "application/vnd.kubernetes.protobuf"
+
+
+class Result(NamedTuple):
+    """What came of one exchange."""
+
+    id: int
+    outcome: str
+    """``same``, ``different`` or ``excluded``."""
+    why: str = ""
+
+
+class Scenario:
+    """One recording."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recorded: dict[str, Any] = json.loads(path.read_bytes())
+
+    @property
+    def name(self) -> str:
+        """Of the scenario."""
+        return str(self.recorded["name"])
+
+    def excluded(self) -> str:
+        """Why the whole scenario is left out, by what it needs; nothing when it is not."""
+        profile = self.recorded["profile"]
+        if profile == "full":
+            return "needs the controllers of a whole cluster"
+        if profile in {"restart", "tiny-inflight"}:
+            return "its server is stopped, starved or restarted by hand; tested in test_restart"
+        if self.recorded["group"] == "limits" and any(
+            "another request" in step.get("action", "") for step in self.steps
+        ):
+            return "needs another client at the same time; tested in test_limits"
+        return ""
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """Its exchanges and actions."""
+        return list(self.recorded["exchanges"])
+
+
+def _has_rules(value: Any) -> bool:
+    if isinstance(value, dict):
+        return "x-kubernetes-validations" in value or any(map(_has_rules, value.values()))
+    return isinstance(value, list) and any(map(_has_rules, value))
+
+
+def left_out(step: dict[str, Any]) -> str:
+    """Why one exchange is left out, by a feature the stand-in does not have; nothing when it is not."""
+    request, response = step["request"], step.get("response") or {}
+    headers = {name.lower(): str(value) for name, value in (response.get("headers") or {}).items()}
+    if (
+        PROTOBUF in headers.get("content-type", "")
+        or request.get("headers", {}).get("Content-Type") == PROTOBUF
+    ):
+        return "protobuf is not spoken"
+    if request.get("client_certificate"):
+        return "client certificates need TLS; tested in test_tls"
+    text = json.dumps(response.get("body") or "")
+    if _has_rules(request.get("body")) and response.get("status") == 422:
+        return "CEL is not compiled"
+    end = (step.get("end") or {}).get("seconds_after_start", 0)
+    if end > LONGEST:
+        return f"takes {end} s"
+    path = request.get("path") or request.get("raw_target", "")
+    if path.startswith(("/openapi/v2", "/openapi/v3/")):
+        return "the OpenAPI documents themselves are not served"
+    if "polled" in str(step.get("note")) and response.get("status") in {404, 429}:
+        return "one of the answers while a definition comes into force, which may be left out"
+    if _ABRIDGED.search(json.dumps(request)) or "body_elided" in request:
+        return "the recording does not have the bytes that were sent"
+    if "/apiservices" in path or "/servicecidrs" in path:
+        return "the objects a real server keeps of itself are not there"
+    if re.search(r"/pods/[^/]+/(log|exec|attach|portforward|proxy)$", path):
+        return "there is no kubelet"
+    del text
+    return ""
+
+
+async def replay(scenario: Scenario) -> list[Result]:
+    """Play it to a server of its own."""
+    dual = scenario.recorded["profile"] != "single-stack"
+    tokens = {f"token-{name}": user for name, user in USERS.items()}
+    server = ApiServer(tokens, dual_stack=dual)
+    bound = Bound({name: f"token-{name}" for name in USERS})
+    async with server.serving() as url:
+        player = _Player(server, url, bound)
+        try:
+            await player.prepare(scenario.recorded.get("requires") or ())
+            return await player.play(scenario)
+        finally:
+            await player.close()
+
+
+class _Player:
+    def __init__(self, server: ApiServer, url: str, bound: Bound) -> None:
+        self._server = server
+        self._url = url
+        self._bound = bound
+        self._watches: list[tuple[dict[str, Any], Stream]] = []
+        self._checked: dict[int, int] = {}
+        self._bad: dict[int, str] = {}
+        self._rules = False
+        self._ruled = False
+        self._at: dict[int, int] = {}
+
+    async def close(self) -> None:
+        for _, stream in self._watches:
+            await stream.close()
+
+    async def prepare(self, needed: Sequence[str]) -> None:
+        """Make the definitions a scenario needs."""
+        for one in needed:
+            body = json.loads((RECORDINGS / "fixtures" / f"{one.replace(':', '_')}.json").read_bytes())
+            body = body.get("body", body)
+            self._rules = self._rules or _has_rules(body)
+            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            answer = await self._send("POST", path, body)
+            assert answer is not None, one
+            assert answer.status == 201, answer.body
+            spec = body["spec"]
+            for version in spec["versions"]:
+                if version.get("served"):
+                    await self._until(
+                        f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}", 200
+                    )
+
+    async def _send(self, method: str, path: str, body: Any = None) -> Received | None:
+        headers = [("Authorization", "Bearer token-admin"), ("Content-Type", "application/json")]
+        data = json.dumps(body).encode() if body is not None else b""
+        return await exchange(self._url, Sent(method, path, headers, data))
+
+    async def _until(self, path: str, status: int) -> None:
+        async with asyncio.timeout(10):
+            while (answer := await self._send("GET", path)) is None or answer.status != status:  # noqa: ASYNC110  # the server tells nobody
+                await asyncio.sleep(0.01)
+
+    async def play(self, scenario: Scenario) -> list[Result]:
+        results = []
+        steps = scenario.steps
+        for number, step in enumerate(steps):
+            if "request" not in step:
+                await self._act(step)
+                continue
+            self._rules = self._rules or _has_rules(step["request"].get("body"))
+            if reason := left_out(step) or self._by_rules(step):
+                results.append(Result(step["id"], "excluded", reason))
+                if not step.get("watch") and step["request"].get("method") != "GET":
+                    await self._one(step)  # what follows may need what it does
+            else:
+                wrong = await self._one(step)
+                results.append(Result(step["id"], "different" if wrong else "same", "; ".join(wrong)))
+            following = steps[number + 1]["id"] if number + 1 < len(steps) else step["id"] + 1
+            await self._settle(following - 1)
+        bad = self._bad
+        return [
+            one._replace(outcome="different", why=f"{one.why} {bad[one.id]}")
+            if one.id in bad and one.outcome == "same"
+            else one
+            for one in results
+        ]
+
+    def _by_rules(self, step: dict[str, Any]) -> str:
+        response = step.get("response") or {}
+        written = step["request"].get("method") in {"POST", "PUT", "PATCH"}
+        if self._rules and written and response.get("status") == 422:
+            self._ruled = True
+        return "CEL rules are not evaluated" if self._ruled else ""
+
+    async def _act(self, step: dict[str, Any]) -> None:
+        if "poll" in step:
+            await self._until(step["poll"]["path"], step["poll"]["status"])
+        else:
+            await asyncio.sleep(min(step.get("sleep", 0.3), 0.3))
+
+    async def _one(self, step: dict[str, Any]) -> list[str]:
+        sent = self._request(step["request"])
+        if step.get("watch"):
+            return await self._watch(step, sent)
+        recorded = step.get("response") or {}
+        answer = await exchange(self._url, sent)
+        wanted = recorded.get("status")
+        polled = step.get("polled") or wanted == 200
+        async with asyncio.timeout(10):
+            while answer is not None and answer.status == 429 and wanted != 429 and polled:
+                await asyncio.sleep(0.01)
+                answer = await exchange(self._url, sent)
+            while (
+                answer is not None and step.get("polled") and answer.status != wanted and wanted in {200, 404}
+            ):
+                await asyncio.sleep(0.01)
+                answer = await exchange(self._url, sent)
+        return self._compare(recorded, answer)
+
+    def _request(self, recorded: dict[str, Any]) -> Sent:
+        fill = self._bound.fill
+        headers = []
+        for name, value in (recorded.get("headers") or {}).items():
+            headers += [(name, fill(one)) for one in (value if isinstance(value, list) else [value])]
+        if "body" in recorded:
+            body = json.dumps(fill(recorded["body"])).encode()
+        else:
+            body = str(fill(recorded.get("body_text", ""))).encode()
+        where = recorded.get("raw_target") or target(recorded["path"], fill(recorded.get("query") or {}))
+        version = recorded.get("http_version", "HTTP/1.1")
+        version = version if version.startswith("HTTP/") else f"HTTP/{version}"
+        return Sent(recorded["method"], fill(where), headers, body, version)
+
+    def _compare(self, recorded: dict[str, Any], answer: Received | None) -> list[str]:
+        if answer is None:
+            return [] if "without a response" in str(recorded.get("connection")) else ["the server hung up"]
+        if "status" not in recorded:
+            return [f"recorded {recorded.get('connection')}, got {answer.status}"]
+        found = []
+        if answer.status != recorded["status"]:
+            found.append(f"status: recorded {recorded['status']}, got {answer.status} {answer.body[:300]!r}")
+            return found
+        found += self._compare_headers(recorded.get("headers") or {}, answer)
+        if "body" in recorded:
+            try:
+                body = answer.json
+            except ValueError:
+                return [*found, f"body is no JSON: {answer.body[:200]!r}"]
+            wanted = recorded["body"]
+            if recorded.get("body_elided"):
+                if "items" not in wanted or "resourceVersion" not in wanted["metadata"]:
+                    return found
+                wanted = {"$elided": True, **wanted}
+            return found + differences(wanted, body, self._bound)
+        if "yaml" in answer.headers.get("content-type", "") and "body_text" in recorded:
+            return found + differences(
+                yaml.safe_load(recorded["body_text"]), yaml.safe_load(answer.body), self._bound
+            )
+        if "body_text" in recorded and not self._bound.text(recorded["body_text"], answer.body.decode()):
+            found.append(f"text: recorded {recorded['body_text'][:300]!r}, got {answer.body[:300]!r}")
+        return found
+
+    def _compare_headers(self, recorded: dict[str, Any], answer: Received) -> list[str]:
+        found = []
+        for name in ("Content-Type", "Retry-After", "Warning", "Content-Encoding", "Location", "Etag"):
+            wanted = recorded.get(name)
+            got = answer.headers.get(name.lower())
+            if isinstance(wanted, list):
+                wanted = "\n".join(wanted)
+            if wanted is None and name in {"Content-Type", "Content-Encoding", "Etag"}:
+                continue
+            if wanted != got and not (wanted and got and self._bound.text(wanted, got)):
+                found.append(f"header {name}: recorded {wanted!r}, got {got!r}")
+        return found
+
+    async def _watch(self, step: dict[str, Any], sent: Sent) -> list[str]:
+        stream = Stream(self._url, sent)
+        await stream.begun()
+        answer = stream.answer
+        recorded = step.get("response") or {}
+        if answer is None:
+            return ["the server hung up"]
+        if answer.status != recorded.get("status"):
+            return [f"status: recorded {recorded.get('status')}, got {answer.status} {answer.body[:300]!r}"]
+        self._watches.append((step, stream))
+        return []
+
+    async def _settle(self, after: int) -> None:
+        """Every watch has told what belongs before the next exchange, and has ended if it should have."""
+        for step, stream in list(self._watches):
+            wanted = [line for line in step.get("stream", []) if line["after"] <= after]
+            await self._told(step, stream, wanted)
+            end = step.get("end") or {}
+            if end.get("after", 10**9) <= after:
+                if end["how"].startswith("closed by the client"):
+                    await stream.close()
+                elif not await stream.over():
+                    self._bad[step["id"]] = f"the stream did not end: {end['how']}"
+                elif ("last chunk" in end["how"]) is not (stream.ended == "last chunk"):
+                    self._bad[step["id"]] = f"recorded end {end['how']}, got {stream.ended}"
+                self._watches.remove((step, stream))
+                await stream.close()
+
+    async def _told(self, step: dict[str, Any], stream: Stream, wanted: list[dict[str, Any]]) -> None:
+        at = self._checked.get(step["id"], 0)
+        position = self._positions.get(step["id"], 0)
+        while at < len(wanted):
+            recorded = wanted[at]["event"]
+            if recorded is None:
+                at += 1
+                continue
+            if not await stream.until(position + 1):
+                self._bad.setdefault(step["id"], f"event {at} did not come: {json.dumps(recorded)[:200]}")
+                break
+            got = stream.events[position]
+            position += 1
+            if got["type"] == "BOOKMARK" and recorded["type"] != "BOOKMARK":
+                continue
+            if wrong := differences(recorded, got, self._bound):
+                self._bad.setdefault(step["id"], f"event {at}: {'; '.join(wrong)}")
+            at += 1
+        self._checked[step["id"]], self._positions[step["id"]] = at, position
+
+    @property
+    def _positions(self) -> dict[int, int]:
+        return self._at
+
+
+def scenarios() -> list[Scenario]:
+    """Every recording there is."""
+    return [Scenario(path) for path in sorted(RECORDINGS.glob("*.json")) if path.name != "index.json"]

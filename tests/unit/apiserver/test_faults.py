@@ -1,0 +1,95 @@
+"""Faults that tests inject, requests that are too many, and users by their certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
+from tests.support.apiserver.certificates import Authority
+from tests.unit.apiserver.test_restart import AUTH, CONFIGMAPS, configmap, get, watch
+from tests.unit.apiserver.wire_client import Sent, exchange
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    users = {ADMIN_TOKEN: User("admin", ("system:masters",)), "slow": User("throttled", ("system:nobody",))}
+    one = ApiServer(users)
+    async with one.serving():
+        yield one
+
+
+async def test_an_answer_can_be_put_in_place_of_the_real_one(server: ApiServer) -> None:
+    server.faults.add(Fault(on(CONFIGMAPS), times=2, status=503, headers={"Retry-After": "1"}))
+    assert [(await get(server, CONFIGMAPS)).status for _ in range(3)] == [503, 503, 200]
+
+
+async def test_a_connection_can_be_closed_without_an_answer(server: ApiServer) -> None:
+    server.faults.add(Fault(close=True))
+    url = f"http://127.0.0.1:{server.port}"
+    assert await exchange(url, Sent("GET", CONFIGMAPS, [AUTH])) is None
+    assert (await get(server, CONFIGMAPS)).status == 200
+
+
+async def test_a_stream_can_be_cut_in_the_middle_of_an_event(server: ApiServer) -> None:
+    server.add(configmap("a"))
+    server.add(configmap("b"))
+    server.faults.add(Fault(on(CONFIGMAPS, watch=True), cut_after=1))
+    stream = watch(server, CONFIGMAPS)
+    assert await stream.over()
+    names = [one["object"]["metadata"]["name"] for one in stream.events]
+    assert (names[-1], len(names), stream.ended) == ("a", len(names), "closed")
+    assert "b" not in names
+
+
+async def test_a_level_without_seats_refuses_and_says_when_to_come_back(server: ApiServer) -> None:
+    group = "flowcontrol.apiserver.k8s.io/v1"
+    reject = {"nominalConcurrencyShares": 1, "limitResponse": {"type": "Reject"}}
+    level = {"type": "Limited", "limited": reject}
+    server.add(
+        {
+            "apiVersion": group,
+            "kind": "PriorityLevelConfiguration",
+            "metadata": {"name": "few"},
+            "spec": level,
+        }
+    )
+    subjects = [{"kind": "User", "user": {"name": "throttled"}}]
+    spec = {
+        "matchingPrecedence": 1,
+        "priorityLevelConfiguration": {"name": "few"},
+        "rules": [{"subjects": subjects}],
+    }
+    server.add({"apiVersion": group, "kind": "FlowSchema", "metadata": {"name": "few"}, "spec": spec})
+    server.flow.busy["few"] = 1
+    sent = Sent("GET", CONFIGMAPS, [("Authorization", "Bearer slow")])
+    answer = await exchange(f"http://127.0.0.1:{server.port}", sent)
+    assert answer is not None
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert answer.body == b"Too many requests, please try again later.\n"
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_client_certificate_says_who_asks(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    trusted = ssl.create_default_context(cafile=str(authority.certificate))
+    trusted.load_cert_chain(*authority.issue("alice", "/O=dev/CN=alice"))
+    server = ApiServer()
+    async with server.serving(tls=authority.serving()):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusted)
+        body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+        writer.close()
+    info = json.loads(answer.partition(b"\r\n\r\n")[2])["status"]["userInfo"]
+    assert info["username"] == "alice"
+    assert info["groups"] == ["dev", "system:authenticated"]

@@ -1,0 +1,115 @@
+"""What a client meets when the server's past is gone, or the server itself was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
+
+CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
+EVENTS = "/api/v1/namespaces/default/events"
+AUTH = ("Authorization", f"Bearer {ADMIN_TOKEN}")
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    one = ApiServer()
+    async with one.serving():
+        yield one
+
+
+def configmap(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+
+
+def event(name: str) -> dict[str, Any]:
+    involved = {"kind": "Pod", "namespace": "default", "name": "p"}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": {"name": name}, "involvedObject": involved}
+
+
+async def get(server: ApiServer, path: str, **query: object) -> Received:
+    answer = await exchange(f"http://127.0.0.1:{server.port}", Sent("GET", target(path, dict(query)), [AUTH]))
+    assert answer is not None
+    return answer
+
+
+def watch(server: ApiServer, path: str, **query: object) -> Stream:
+    sent = Sent("GET", target(path, {"watch": 1, **query}), [AUTH])
+    return Stream(f"http://127.0.0.1:{server.port}", sent)
+
+
+async def test_a_watch_from_before_a_restart_is_told_that_its_version_is_too_old(server: ApiServer) -> None:
+    version = server.add(configmap("a"))["metadata"]["resourceVersion"]
+    server.restart()
+    stream = watch(server, CONFIGMAPS, resourceVersion=version)
+    assert await stream.over()
+    assert [one["type"] for one in stream.events] == ["ERROR"]
+    assert stream.events[0]["object"]["code"] == 410
+    assert stream.events[0]["object"]["reason"] == "Expired"
+    assert stream.ended == "last chunk"
+
+
+async def test_a_list_goes_on_from_the_cache_after_a_compaction_but_not_after_a_restart(
+    server: ApiServer,
+) -> None:
+    for name in "abc":
+        server.add(configmap(name))
+    page = (await get(server, CONFIGMAPS, limit=1)).json
+    server.add(configmap("d"))
+    server.store.compact()
+    token = page["metadata"]["continue"]
+    again = await get(server, CONFIGMAPS, **{"continue": token})
+    assert [one["metadata"]["name"] for one in again.json["items"]] == ["b", "c"]
+    server.restart()
+    gone = await get(server, CONFIGMAPS, **{"continue": token})
+    assert (gone.status, gone.json["reason"]) == (410, "Expired")
+    fresh = await get(server, CONFIGMAPS, **{"continue": gone.json["metadata"]["continue"]})
+    assert [one["metadata"]["name"] for one in fresh.json["items"]] == ["b", "c", "d"]
+
+
+async def test_events_have_no_cache_so_compaction_ends_their_lists_at_once(server: ApiServer) -> None:
+    for name in "abc":
+        server.add(event(name))
+    page = (await get(server, EVENTS, limit=1)).json
+    server.add(event("d"))
+    server.store.compact()
+    gone = await get(server, EVENTS, **{"continue": page["metadata"]["continue"]})
+    assert gone.status == 410
+    exact = await get(
+        server,
+        EVENTS,
+        resourceVersion=page["items"][0]["metadata"]["resourceVersion"],
+        resourceVersionMatch="Exact",
+    )
+    assert exact.json["message"] == "The resourceVersion for the provided list is too old."
+
+
+async def test_the_first_request_for_a_custom_resource_after_a_restart_is_to_be_repeated(
+    server: ApiServer,
+) -> None:
+    server.add(definition())
+    path = "/apis/example.io/v1/things"
+    async with asyncio.timeout(5):
+        while (await get(server, path)).status != 200:  # noqa: ASYNC110  # the server tells nobody
+            await asyncio.sleep(0.01)
+    server.restart()
+    refused = await get(server, path)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert (await get(server, path)).status == 200
+
+
+def definition() -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    names = {"plural": "things", "kind": "Thing"}
+    spec = {"group": "example.io", "scope": "Cluster", "names": names, "versions": [version]}
+    metadata = {"name": "things.example.io"}
+    api = "apiextensions.k8s.io/v1"
+    return {"apiVersion": api, "kind": "CustomResourceDefinition", "metadata": metadata, "spec": spec}

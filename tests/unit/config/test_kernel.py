@@ -1,0 +1,27 @@
+"""A kernel that is too old is refused in one line; what goes missing on others is told."""
+
+import pytest
+
+from cells.config.kernel import check_kernel, missing_features
+from lifecycle import HiveError
+
+
+@pytest.mark.parametrize("release", ["5.10.0-28-amd64", "5.13.19", "4.18.0-513.el8.x86_64"])
+def test_an_old_kernel_is_refused(release: str) -> None:
+    with pytest.raises(HiveError) as caught:
+        check_kernel(release)
+    assert str(caught.value) == (
+        f"Linux {release} is too old: the agent needs 5.14 or later, whose BPF can forget the flows"
+        " of removed pods; start a newer kernel"
+    )
+
+
+@pytest.mark.parametrize("release", ["5.14.0-427.el9.x86_64", "6.1.0-18-amd64", "6.18.44", "7.0", "custom"])
+def test_others_are_not(release: str) -> None:
+    check_kernel(release)
+
+
+def test_what_goes_missing_is_told_with_the_version_it_takes() -> None:
+    late = "a pod's first packet to the node may be late by up to a second; it takes Linux 6.8"
+    assert missing_features("6.1.0-18-amd64") == [late]
+    assert missing_features("6.8.0-31-generic") == missing_features("custom") == []

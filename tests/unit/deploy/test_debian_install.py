@@ -1,0 +1,106 @@
+"""What `make demo` and `make test` say when something is missing: one line, and what to install."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+NEW_PYTHON = "exit 0"
+OLD_PYTHON = 'case "$*" in --version) echo Python 3.9.2;; *) exit 1;; esac'
+WITHOUT_VENV = 'case "$*" in *ensurepip*) exit 1;; esac'
+TOOLS = ("sed", "mktemp", "rm", "tail", "sh")
+
+
+class Machine:
+    """A folder of commands, and what the script says where there are no others."""
+
+    def __init__(self, directory: Path) -> None:
+        self.commands = directory / "bin"
+        self.commands.mkdir()
+        for name in TOOLS:
+            (self.commands / name).symlink_to(f"/usr/bin/{name}")
+        self.has("dpkg-query", "echo installed")
+        self.has("id", "echo 0")
+        self.has("python3", NEW_PYTHON)
+        self.packages = directory / "packages"
+        self.packages.write_text("# a list\nclang   compiles\nmusl-tools   compiles\n")
+
+    def has(self, name: str, script: str) -> None:
+        path = self.commands / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def lacks(self, name: str) -> None:
+        (self.commands / name).unlink()
+
+    def install(self) -> tuple[int, str]:
+        done = subprocess.run(
+            ["/bin/sh", ROOT / "configs/debian/install", self.packages],
+            env={"PATH": str(self.commands)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_nothing_is_said_when_everything_is_there(machine: Machine) -> None:
+    assert machine.install() == (0, "")
+
+
+def test_root_gets_what_is_missing(machine: Machine) -> None:
+    machine.has("dpkg-query", 'case "$*" in *clang*) exit 1;; *) echo installed;; esac')
+    machine.has("apt-get", "exit 0")
+    assert machine.install() == (0, "installing clang\n")
+
+
+def test_others_hear_what_to_install(machine: Machine) -> None:
+    machine.has("dpkg-query", "exit 1")
+    machine.has("apt-get", "exit 0")
+    machine.has("id", "echo 1000")
+    machine.has("python3", WITHOUT_VENV)
+    said = "make: packages are missing; install them as root: apt-get install clang musl-tools python3-venv\n"
+    assert machine.install() == (1, said)
+
+
+def test_another_system_hears_what_is_needed(machine: Machine) -> None:
+    machine.lacks("dpkg-query")
+    machine.lacks("python3")
+    said = (
+        "make: these Debian packages, or what your system calls them, are needed: clang musl-tools python3"
+        " python3-venv\n"
+    )
+    assert machine.install() == (1, said)
+
+
+def test_an_old_python_is_named(machine: Machine) -> None:
+    machine.has("python3", OLD_PYTHON)
+    said = (
+        "make: Python 3.9.2 is too old: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
+    )
+    assert machine.install() == (1, said)
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "kernel", "node"])
+def test_who_is_not_root_is_told_before_anything_is_installed(target: str, machine: Machine) -> None:
+    machine.has("id", "echo 1000")
+    done = subprocess.run(
+        ["/usr/bin/make", "--no-print-directory", f"PYTHON={sys.executable}", target],
+        cwd=ROOT,
+        env={"PATH": f"{machine.commands}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    why = "it makes network namespaces and loads BPF programs; make unit needs none"
+    assert done.stderr.splitlines()[0] == f"make: run {target} as root: {why}"
+    assert done.stdout == ""

@@ -1,0 +1,13 @@
+"""Fixtures of the HTTP server's tests."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+
+@pytest.fixture
+async def async_stack() -> AsyncIterator[AsyncExitStack]:
+    """Leaves what was entered, last things first, when the test ends."""
+    async with AsyncExitStack() as stack:
+        yield stack

@@ -1,0 +1,38 @@
+"""A cluster that gives identities when it may."""
+
+from __future__ import annotations
+
+import anyio
+
+from cells.cluster.identity import CLUSTER, NodeAllocator, NoIdentityError
+
+
+class SlowAllocator:
+    """An IdentityAllocator that has to be waited for, until ``may_answer`` is set."""
+
+    def __init__(self) -> None:
+        self._numbers = NodeAllocator(CLUSTER)
+        self.may_answer = anyio.Event()
+        self.asked: list[tuple[str, ...]] = []
+        self.released: list[int] = []
+        self.refuse = False
+
+    def allocate_now(self, labels: tuple[str, ...], former: int = 0) -> None:
+        """Never at once."""
+
+    async def allocate(self, labels: tuple[str, ...], former: int = 0) -> int:
+        self.asked.append(labels)
+        await self.may_answer.wait()
+        if self.refuse:
+            raise NoIdentityError("the cluster gives none")
+        return self._numbers.allocate_now(labels, former)
+
+    def release(self, number: int) -> None:
+        self.released.append(number)
+        self._numbers.release(number)
+
+    def hold(self, number: int) -> None:
+        self._numbers.hold(number)
+
+    def unhold(self, number: int) -> None:
+        self._numbers.unhold(number)

@@ -1,0 +1,218 @@
+"""Whose a prefix is, when several say so; and that the map says what counts, and nothing goes too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address, ip_network
+
+import anyio
+import pytest
+from anyio import to_thread
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source, prefix_of
+from cells.cluster.ipcache.cell import ipcache, ipcache_table
+from cells.maps import IpcacheValue
+from lifecycle import HealthTree, Hive, Tables, invoke, module, provide, supply
+from tests.support.waiting import eventually
+from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
+
+POD = "10.0.1.7/32"
+
+
+def claim(prefix: str, identity: int, source: Source = Source.LOCAL, resource: str = "") -> IpcacheEntry:
+    return IpcacheEntry(
+        prefix=ip_network(prefix), identity=identity, source=source, resource=resource or f"test//{identity}"
+    )
+
+
+def test_a_claim_is_in_the_map_at_once_and_goes_with_its_withdrawal() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300, resource="ep//7"), claim("fd00::7/128", 300, resource="ep//7"))
+    assert kernel.identities == {POD: 300, "fd00::7/128": 300}
+    assert kernel.voided == 1
+    known.withdraw("ep//7", [ip_network(POD), ip_network("fd00::7/128")])
+    assert kernel.identities == {}
+    assert kernel.voided == 2
+    assert known.table.all() == []
+
+
+def test_the_node_beats_an_endpoint_of_its_address_and_gives_it_back() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 1, resource="daemon//reserved"))
+    known.upsert(claim(POD, 300, resource="ep//7"))
+    assert kernel.identities == {POD: 1}
+    row = known.table.get(ip_network(POD))
+    assert row is not None
+    assert [(each.resource, each.identity) for each in row.shadowed] == [("ep//7", 300)]
+    known.withdraw("daemon//reserved", [ip_network(POD)])
+    assert kernel.identities == {POD: 300}
+
+
+def test_withdrawing_what_is_shadowed_or_was_never_claimed_changes_nothing() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 1, resource="daemon//reserved"))
+    known.upsert(claim(POD, 300, resource="ep//7"))
+    kernel.writes.clear()
+    known.withdraw("ep//7", [ip_network(POD)])
+    known.withdraw("ep//8", [ip_network(POD), ip_network("10.0.1.8/32")])
+    assert (kernel.writes, kernel.voided) == ([], 1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]),
+            st.none() | st.tuples(st.sampled_from(Source), st.integers(1, 3)),
+        ),
+        max_size=12,
+    )
+)
+def test_the_strongest_claim_counts_whatever_came_before(
+    steps: list[tuple[str, tuple[Source, int] | None]],
+) -> None:
+    """Against a model: a list of claims, the newest first, of which the first of the strongest counts."""
+    kernel = FakeIpcacheMap()
+    known, model = IpcacheOver(kernel), list[tuple[str, Source, int]]()
+    for resource, made in steps:
+        model = [each for each in model if each[0] != resource]
+        if made is None:
+            known.withdraw(resource, [ip_network(POD)])
+        else:
+            model.insert(0, (resource, *made))
+            known.upsert(claim(POD, made[1], made[0], resource))
+        order = list(Source)
+        best = min(model, key=lambda each: (order.index(each[1]), each[2] != 1), default=None)
+        # of claims that tie, any may count: the model's order is that of their making, as is the table's
+        row = known.table.get(ip_network(POD))
+        assert (row is None) == (best is None)
+        if row is not None and best is not None:
+            assert (order.index(row.source), row.identity != 1) == (order.index(best[1]), best[2] != 1)
+            assert kernel.identities == {POD: row.identity}
+            assert {each.resource for each in row.claims} == {each[0] for each in model}
+        else:
+            assert kernel.identities == {}
+
+
+def test_the_later_of_two_equal_claims_counts() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300, Source.KVSTORE))
+    known.upsert(claim(POD, 301, Source.KVSTORE))
+    assert kernel.identities == {POD: 301}
+
+
+def test_what_a_former_agent_left_as_it_should_be_is_not_written_again() -> None:
+    kernel = FakeIpcacheMap()
+    kernel.put({POD: 300, "10.0.1.8/32": 301})
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300))
+    assert (kernel.writes, kernel.voided) == ([], 0)
+    known.upsert(claim("10.0.1.8/32", 302))
+    assert kernel.writes == [("update", "10.0.1.8/32")]
+    assert known.leftovers == {}
+
+
+def test_a_claim_that_is_made_again_finds_its_row_gone_and_writes_it() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300))
+    kernel.rows.clear()
+    known.upsert(claim(POD, 300))
+    assert kernel.identities == {POD: 300}
+
+
+def test_a_row_of_its_own_is_written_though_a_shorter_prefix_says_the_same() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(claim("0.0.0.0/0", 2, resource="daemon//reserved"))
+    known.upsert(claim("192.0.2.0/24", 2, Source.GENERATED))
+    assert kernel.identities == {"0.0.0.0/0": 2, "192.0.2.0/24": 2}
+
+
+def test_tunnels_and_flags_are_in_the_row() -> None:
+    kernel = FakeIpcacheMap()
+    away = IpcacheEntry(
+        prefix=prefix_of(IPv4Address("10.0.2.7")),
+        identity=400,
+        source=Source.CUSTOM_RESOURCE,
+        resource="cep/default/web-0",
+        tunnel_endpoint=IPv4Address("192.0.2.2"),
+        encrypt_key=3,
+        skip_tunnel=True,
+    )
+    IpcacheOver(kernel).upsert(away)
+    assert list(kernel.rows.values()) == [IpcacheValue(400, IPv4Address("192.0.2.2"), 3, 1)]
+
+
+def test_a_claim_the_kernel_refuses_is_not_made() -> None:
+    kernel = FakeIpcacheMap(broken=True)
+    known = IpcacheOver(kernel)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        known.upsert(claim(POD, 300))
+    assert known.table.all() == []
+
+
+def test_leftovers_may_be_discarded_but_never_what_is_claimed() -> None:
+    kernel = FakeIpcacheMap()
+    kernel.put({POD: 300, "10.0.1.8/32": 301})
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300))
+    known.discard([ip_network(POD), ip_network("10.0.1.8/32"), ip_network("10.0.1.9/32")])
+    assert kernel.identities == {POD: 300}
+    assert kernel.voided == 1
+
+
+class Known:
+    """A source that knows its claims later than at the start."""
+
+    def __init__(self, known: Ipcache) -> None:
+        self.done = known.table.initializer("test").done
+
+
+def running(kernel: FakeIpcacheMap) -> Hive:
+    def needed(_: Ipcache, __: Known, ___: HealthTree, ____: Tables) -> None: ...
+
+    parts = (provide(ipcache_table, ipcache, Known), supply(kernel, IpcacheMap), invoke(needed))
+    return Hive(module("ipcache", "the ipcache over a dict", *parts))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    await to_thread.run_sync(eventually, holds)
+
+
+@pytest.mark.anyio
+async def test_nothing_goes_before_every_source_has_said_what_it_knows() -> None:
+    kernel = FakeIpcacheMap()
+    kernel.put({POD: 300, "10.0.1.8/32": 301})
+    async with running(kernel).started() as hive:
+        await anyio.wait_all_tasks_blocked()
+        assert kernel.writes == []
+        hive.get(Ipcache).upsert(claim(POD, 300))
+        hive.get(Known).done()
+        await until(lambda: kernel.identities == {POD: 300})
+        assert kernel.writes == [("delete", "10.0.1.8/32")]
+
+
+@pytest.mark.anyio
+async def test_a_refused_withdrawal_is_made_up_for() -> None:
+    kernel = FakeIpcacheMap()
+    async with running(kernel).started() as hive:
+        known = hive.get(Ipcache)
+        hive.get(Known).done()
+        known.upsert(claim(POD, 300))
+        await until(lambda: len(hive.get(Tables).get("ipcache-status").all()) == 1)
+
+        def level() -> str:
+            return {each.module: each.level for each in hive.get(HealthTree).snapshot()}["ipcache.sweep"]
+
+        kernel.broken = True
+        with pytest.raises(OSError, match="Cannot allocate"):
+            known.withdraw("test//300", [ip_network(POD)])
+        await until(lambda: level() == "degraded")
+        kernel.broken = False
+        await until(lambda: kernel.identities == {} and level() == "ok")

@@ -1,0 +1,113 @@
+"""One of several holds a lease; events of a kind are one series."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import structlog
+
+from cells.kubernetes import NODES
+from cells.kubernetes.client import Access, Client, connect
+from cells.kubernetes.leases import LEASES, Election
+from cells.kubernetes.notices import About, EventRecorder
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on
+from tests.support.apiserver.errors import Resource
+
+pytestmark = pytest.mark.anyio
+NAMESPACE = "kube-system"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    one = ApiServer()
+    async with one.serving():
+        yield one
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[Client]:
+    made = connect(Access(servers=(f"http://127.0.0.1:{server.port}",), token=ADMIN_TOKEN), qps=0)
+    yield made
+    await made.reset()
+
+
+class Candidate:
+    """Somebody who wants to lead."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        log = structlog.get_logger()
+        self.election = Election(client, "lock", NAMESPACE, name, log, duration=1.0, deadline=0.5, retry=0.02)
+        self.leads = False
+        self.task = asyncio.create_task(self.election.run(self._work))
+
+    async def _work(self) -> None:
+        self.leads = True
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.leads = False
+
+    async def stop(self) -> None:
+        """As when its process ends in order."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_one_leads_and_the_next_does_once_it_has_let_go(client: Client) -> None:
+    one = Candidate(client, "one")
+    await eventually(lambda: one.leads)
+    two = Candidate(client, "two")
+    await eventually(lambda: two.election.leader == "one")
+    assert not two.leads
+    await one.stop()
+    await eventually(lambda: two.leads)
+    lease = await client.get(LEASES, "lock", NAMESPACE)
+    assert lease.spec.holder_identity == "two"
+    assert lease.spec.lease_transitions == 1
+    await two.stop()
+    assert (await client.get(LEASES, "lock", NAMESPACE)).spec.holder_identity == ""
+
+
+async def test_a_leader_that_cannot_renew_stops_before_another_begins(
+    server: ApiServer, client: Client
+) -> None:
+    one = Candidate(client, "one")
+    await eventually(lambda: one.leads)
+    server.faults.add(Fault(on("/apis/coordination.k8s.io"), times=-1, status=500))
+    await eventually(one.task.done)
+    assert not one.leads
+    server.faults.clear()
+    two = Candidate(client, "two")
+    await eventually(lambda: two.leads, within=10)
+    await two.stop()
+
+
+async def test_a_lease_taken_by_somebody_else_is_lost(server: ApiServer, client: Client) -> None:
+    one = Candidate(client, "one")
+    await eventually(lambda: one.leads)
+    taken = {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 60}}
+    await client.patch(LEASES, "lock", taken, NAMESPACE)
+    await eventually(one.task.done)
+    assert not one.leads
+    assert (await client.get(LEASES, "lock", NAMESPACE)).spec.holder_identity == "thief"
+
+
+async def test_the_same_event_again_is_counted_in_its_series(server: ApiServer, client: Client) -> None:
+    recorder = EventRecorder(client, "cilium.io/agent", "node-a")
+    about = About(NODES, "node-a")
+    events = server.store.of(Resource("", "events")).objects
+    for _ in range(3):
+        await recorder.tell(about, "IPAMFull", "no address is left", action="Allocate", kind="Warning")
+    (event,) = events.values()
+    assert event["series"]["count"] == 3
+    assert event["involvedObject"]["name"] == "node-a"
+    await recorder.tell(about, "IPAMFree", "there are addresses again", action="Allocate")
+    assert len(events) == 2
+    for key in list(events):
+        server.store.delete(Resource("", "events"), key)
+    await recorder.tell(about, "IPAMFull", "no address is left", action="Allocate", kind="Warning")
+    assert len(events) == 1

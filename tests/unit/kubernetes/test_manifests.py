@@ -1,0 +1,238 @@
+"""A folder of manifests is a source of objects: each file as it was last good."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cells import kubernetes
+from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import PODS, SERVICES, KubernetesSettings, ManifestFile, Resources
+from cells.kubernetes.manifests.folder import Folder
+from cells.kubernetes.manifests.parse import Problem, parse
+from lifecycle import Cell, HealthTree, Hive, Lifecycle, Table, supply
+from lifecycle.testing import eventually
+
+pytestmark = pytest.mark.anyio
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  labels: {{app: {app}}}
+spec:
+  nodeName: node-a
+  containers:
+  - name: c
+    ports:
+    - containerPort: 80
+"""
+
+
+def test_documents_lists_and_json_are_all_read() -> None:
+    text = (
+        "---\n" + POD.format(name="a", app="web") + "---\n# nothing\n---\n" + POD.format(name="b", app="db")
+    )
+    assert [(one.kind, one.key) for one in parse(text.encode())] == [
+        (PODS, ("default", "a")),
+        (PODS, ("default", "b")),
+    ]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "x"}}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}}
+    listed = {"apiVersion": "v1", "kind": "List", "items": [service, deployment]}
+    assert [(one.kind, one.key) for one in parse(json.dumps(listed).encode())] == [(SERVICES, ("x", "s"))]
+    typed = {"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "t"}}]}
+    assert [one.key for one in parse(json.dumps(typed).encode())] == [("default", "t")]
+
+
+def test_a_node_has_no_namespace_and_times_stay_text() -> None:
+    metadata = "{name: n, namespace: x, deletionTimestamp: 2025-01-15T10:00:00Z}"
+    text = f"apiVersion: v1\nkind: Node\nmetadata: {metadata}\n"
+    (node,) = parse(text.encode())
+    assert node.key == ("", "n")
+    assert node.row.metadata.deletion_timestamp == "2025-01-15T10:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            POD.format(name="a", app="x").replace("containerPort: 80", "containerPort: eighty"),
+            "11:22: Pod a: spec.containers[0].ports[0].containerPort: expected `int`, got `str`",
+        ),
+        ("a: [", "2:1: did not find expected node content"),
+        ("a: b\n c: d", "2:3: mapping values are not allowed in this context"),
+        ("just text", "1:1: expected an object with apiVersion and kind"),
+        ("kind: Pod\n", "1:1: apiVersion is missing; expected an object with apiVersion and kind"),
+        ("apiVersion: v1\n", "1:1: kind is missing; expected an object with apiVersion and kind"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "3:11: metadata.name of the Pod is missing"),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  name: b\n",
+            "5:3: name is twice in one mapping",
+        ),
+        (
+            POD.format(name="a", app="x") + "---\n" + POD.format(name="a", app="y"),
+            "13:1: Pod default/a stands in line 1 already",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(Problem) as raised:
+        parse(text.encode())
+    assert str(raised.value) == told
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused_in_one_line(text: bytes) -> None:
+    told = ""
+    with suppress(Problem):
+        try:
+            parse(text)
+        except Problem as problem:
+            told = str(problem)
+            raise
+    assert "\n" not in told
+
+
+def test_a_broken_file_keeps_its_last_good_objects(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
+    (tmp_path / "b.yaml").write_text(POD.format(name="b", app="web"))
+    folder = Folder(tmp_path)
+    assert folder.read()
+    (tmp_path / "a.yaml").write_text("kind: [")
+    assert folder.read()
+    assert set(folder.objects()["pods"]) == {("default", "a"), ("default", "b")}
+    assert folder.files()[0].error.startswith(f"{tmp_path}/a.yaml:2:1: ")
+    assert folder.complete
+    assert not folder.read()
+    (tmp_path / "a.yaml").unlink()
+    assert folder.read({"a.yaml"})
+    assert set(folder.objects()["pods"]) == {("default", "b")}
+
+
+def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "1.yaml").write_text(POD.format(name="a", app="first"))
+    (tmp_path / "2.yaml").write_text(POD.format(name="a", app="second"))
+    folder = Folder(tmp_path)
+    folder.read()
+    assert folder.objects()["pods"]["default", "a"].labels == {"app": "first"}
+    assert (
+        folder.files()[1].error
+        == f"{tmp_path}/2.yaml:1:1: Pod default/a stands in 1.yaml already, which counts"
+    )
+
+
+def test_hidden_files_and_others_are_not_read(tmp_path: Path) -> None:
+    for name in (".a.yaml", "a.yaml~", "a.txt", ".a.yaml.swp"):
+        (tmp_path / name).write_text("kind: [")
+    (tmp_path / "sub.yaml").mkdir()
+    folder = Folder(tmp_path)
+    folder.read()
+    assert folder.files() == []
+
+
+def node() -> Cell:
+    """What the agent knows of its node, without claiming it."""
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    return supply(known, type=AgentConfig)
+
+
+@asynccontextmanager
+async def agent(folder: Path) -> AsyncIterator[Hive]:
+    async with Hive(node(), kubernetes.cell, settings={"manifests-dir": str(folder)}).started() as hive:
+        yield hive
+
+
+def pod_names(hive: Hive) -> set[str]:
+    return {row.name for row in hive.get(Resources).table(PODS).all()}
+
+
+async def test_the_tables_follow_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(POD.format(name="a", app="web"))
+    async with agent(folder) as hive:
+        table = hive.get(Resources).table(PODS)
+        assert table.initialized
+        assert pod_names(hive) == {"a"}
+        (folder / "b.yaml").write_text(POD.format(name="b", app="web"))
+        await eventually(lambda: pod_names(hive) == {"a", "b"})
+        fresh = folder / ".b.tmp"
+        fresh.write_text(POD.format(name="c", app="web"))
+        fresh.replace(folder / "b.yaml")
+        await eventually(lambda: pod_names(hive) == {"a", "c"})
+        (folder / "a.yaml").unlink()
+        await eventually(lambda: pod_names(hive) == {"c"})
+
+
+async def test_a_broken_file_is_told_in_health_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
+    async with agent(tmp_path) as hive:
+        (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web").replace("80", "eighty"))
+        files = hive.get(Table[ManifestFile])
+        await eventually(lambda: (one := files.get("a.yaml")) is not None and bool(one.error))
+        assert pod_names(hive) == {"a"}
+        told = [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
+        assert [one.module.rpartition(".")[2] for one in told] == ["manifests"]
+        assert f"{tmp_path}/a.yaml:11:22: Pod a:" in told[0].message
+        (tmp_path / "a.yaml").write_text(POD.format(name="a2", app="web"))
+        await eventually(lambda: pod_names(hive) == {"a2"})
+        await eventually(
+            lambda: not [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
+        )
+
+
+async def test_a_file_broken_from_the_start_leaves_open_what_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: [")
+    (tmp_path / "b.yaml").write_text(POD.format(name="b", app="web"))
+    async with agent(tmp_path) as hive:
+        table = hive.get(Resources).table(PODS)
+        assert pod_names(hive) == {"b"}
+        assert not table.initialized
+        (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
+        await table.wait_initialized()
+        assert pod_names(hive) == {"a", "b"}
+
+
+async def test_a_mounted_config_map_is_swapped_as_a_whole(tmp_path: Path) -> None:
+    def generation(number: int, *names: str) -> None:
+        fresh = tmp_path / f"..data_{number}"
+        fresh.mkdir()
+        for name in names:
+            (fresh / "pods.yaml").write_text(POD.format(name=name, app="web"))
+        (tmp_path / "..data_tmp").symlink_to(fresh.name)
+        os.replace(tmp_path / "..data_tmp", tmp_path / "..data")  # noqa: PTH105  # a link over a link
+
+    generation(1, "one")
+    (tmp_path / "pods.yaml").symlink_to("..data/pods.yaml")
+    async with agent(tmp_path) as hive:
+        assert pod_names(hive) == {"one"}
+        generation(2, "two")
+        await eventually(lambda: pod_names(hive) == {"two"})
+
+
+async def test_without_a_source_the_tables_are_empty_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    async with Hive(node(), kubernetes.cell).started() as hive:
+        resources = hive.get(Resources)
+        assert all(resources.table(kind).initialized for kind in resources.kinds)
+        assert not hive.get(kubernetes.KubernetesAPI).enabled
+        assert not [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
+
+
+def test_two_sources_are_refused() -> None:
+    both = KubernetesSettings(manifests_dir="/x", k8s_api_server="https://a")
+    with pytest.raises(ValueError, match="objects come from one place"):
+        both.validate()

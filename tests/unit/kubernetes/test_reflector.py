@@ -1,0 +1,285 @@
+"""A table follows an API server through everything that happens to one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from cells.kubernetes import CILIUM_NODES, PODS, Kind, Pod, SourceStatus
+from cells.kubernetes.client import Access, connect
+from cells.kubernetes.source import Sink
+from cells.kubernetes.source.reflector import Reflector
+from lifecycle import HealthTree, Table
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on
+from tests.unit.apiserver.replay import RECORDINGS
+
+pytestmark = pytest.mark.anyio
+PODS_PATH = "/api/v1/pods"
+DEFINITIONS = RECORDINGS / "fixtures"
+
+
+def pod(name: str, ip: str = "10.0.0.1", **metadata: Any) -> dict[str, Any]:
+    spec = {"nodeName": "node-a", "containers": [{"name": "c", "image": "x"}]}
+    meta = {"name": name, "namespace": "default", "labels": {"ip": ip}, **metadata}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+class World:
+    """A stand-in, a reflector, and the table it fills."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
+        self.table: Table[Pod] = Table("pods", key=lambda one: one.key)
+        self.health = HealthTree()
+        self.emptied = False
+        """Whether the table was ever seen empty after it had rows."""
+
+    def names(self) -> set[str]:
+        return {one.name for one in self.table.all()}
+
+    @property
+    def status(self) -> SourceStatus:
+        found = self.statuses.get("pods")
+        assert found is not None
+        return found
+
+    def change(self, obj: dict[str, Any]) -> None:
+        """Write an object over what there is, as somebody else would."""
+        kind = self.server.kinds.get("", "v1", "pods")
+        assert kind is not None
+        key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
+        live = self.server.store.get(kind.storage, key) or {}
+        self.server.store.put(
+            kind.storage, key, {**live, "metadata": {**live["metadata"], **obj["metadata"]}}
+        )
+
+    def delete(self, name: str) -> None:
+        kind = self.server.kinds.get("", "v1", "pods")
+        assert kind is not None
+        self.server.store.delete(kind.storage, ("default", name))
+
+
+async def reach(wanted: Callable[[], bool]) -> None:
+    await eventually(wanted, within=10)
+
+
+@asynccontextmanager
+async def following(
+    server: ApiServer, url: str, kind: Kind[Any] = PODS, *, others: tuple[str, ...] = ()
+) -> AsyncIterator[World]:
+    world = World(server)
+    sink: Sink[Any] = Sink(
+        kind, world.table, world.statuses, world.health.reporter("k8s"), structlog.get_logger()
+    )
+    sink.begin()
+    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=5)
+    reflector = Reflector(client, kind, sink, first_pause=0.01, longest_pause=0.1)
+    task = asyncio.create_task(reflector.run())
+    watcher = asyncio.create_task(_watch_for_gaps(world))
+    try:
+        yield world
+    finally:
+        for one in (task, watcher):
+            one.cancel()
+        results = await asyncio.gather(task, watcher, return_exceptions=True)
+        await client.reset()
+        assert all(isinstance(one, asyncio.CancelledError) for one in results), results
+
+
+async def _watch_for_gaps(world: World) -> None:
+    filled = False
+    async for _ in world.table.changes():
+        filled = filled or bool(len(world.table))
+        world.emptied = world.emptied or (filled and not len(world.table))
+
+
+@pytest.fixture
+async def server() -> ApiServer:
+    one = ApiServer()
+    one.future_wait = 0.2
+    return one
+
+
+async def test_what_there_is_comes_first_then_what_changes(server: ApiServer) -> None:
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url) as world:
+        await world.table.wait_initialized()
+        assert world.names() == {"a"}
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"})
+        world.change(pod("a", "10.0.0.9"))
+        await reach(
+            lambda: (row := world.table.get(("default", "a"))) is not None and row.labels["ip"] == "10.0.0.9"
+        )
+        world.delete("b")
+        await reach(lambda: world.names() == {"a"})
+        assert world.status.state == "watching"
+        assert world.status.changed > 0
+
+
+async def test_an_older_server_is_listed_page_by_page(server: ApiServer) -> None:
+    for number in range(1203):
+        server.add(pod(f"p{number}"))
+    refused = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}
+    streams = server.faults.add(
+        Fault(lambda request: "sendInitialEvents" in request.query, times=-1, status=422, body=refused)
+    )
+    async with server.serving() as url, following(server, url) as world:
+        await world.table.wait_initialized()
+        assert len(world.table) == 1203
+        assert streams.hits == 1
+        assert sum("limit=500" in target for _, target in server.requests) == 3
+        server.add(pod("late"))
+        await reach(lambda: "late" in world.names())
+
+
+TROUBLE = {
+    "closed without an answer": Fault(on(PODS_PATH), times=3, close=True),
+    "500": Fault(on(PODS_PATH), times=3, status=500),
+    "503": Fault(on(PODS_PATH), times=3, status=503),
+    "504 without a Status": Fault(on(PODS_PATH), times=3, status=504, body="Gateway Timeout"),
+    "429 with Retry-After": Fault(
+        on(PODS_PATH), times=2, status=429, headers={"Retry-After": "0.05"}, body="busy"
+    ),
+    "401": Fault(on(PODS_PATH), times=3, status=401),
+    "409": Fault(on(PODS_PATH), times=2, status=409),
+    "410 as a status": Fault(on(PODS_PATH), times=2, status=410),
+    "garbage instead of JSON": Fault(on(PODS_PATH), times=3, status=200, body=b"\x00\xff{{{ no JSON"),
+    "JSON that is no list": Fault(on(PODS_PATH), times=3, status=200, body=b'{"items": 7}'),
+    "an empty body": Fault(on(PODS_PATH), times=3, status=200, body=b""),
+    "a redirect": Fault(on(PODS_PATH), times=2, status=302, body=b""),
+    "garbage in the stream": Fault(on(PODS_PATH, watch=True), times=3, insert=b"\x00 garbage\n"),
+    "an event of no kind": Fault(
+        on(PODS_PATH, watch=True), times=3, insert=b'{"type":"BOGUS","object":{}}\n'
+    ),
+    "an error that is no Status": Fault(
+        on(PODS_PATH, watch=True), times=3, insert=b'{"type":"ERROR","object":[]}\n'
+    ),
+    "cut in the middle of a line": Fault(on(PODS_PATH, watch=True), times=3, cut_after=0),
+    "ended at once": Fault(on(PODS_PATH, watch=True), times=3, end_after=0),
+}
+
+
+@pytest.mark.parametrize("what", TROUBLE)
+@pytest.mark.parametrize("when", ["at the start", "later"])
+async def test_it_comes_through(server: ApiServer, what: str, when: str) -> None:
+    known = TROUBLE[what]
+    fault = Fault(**{**known.__dict__, "hits": 0})
+    server.add(pod("a"))
+    if when == "at the start":
+        server.faults.add(fault)
+    async with server.serving() as url, following(server, url) as world:
+        if when == "later":
+            await world.table.wait_initialized()
+            server.faults.add(fault)
+            await server.hang_up()
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"})
+        await reach(lambda: fault.hits == known.times and world.status.state == "watching")
+        world.delete("a")
+        await reach(lambda: world.names() == {"b"})
+        assert not world.emptied
+
+
+async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap(server: ApiServer) -> None:
+    server.add(pod("a"))
+    server.add(pod("b"))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.status.state == "watching" and len(world.table) == 2)
+        world.delete("a")
+        server.restart()
+        await server.hang_up()
+        server.add(pod("c"))
+        await reach(lambda: world.names() == {"b", "c"})
+        assert not world.emptied
+
+
+async def test_what_is_known_stays_in_force_while_there_is_no_server(server: ApiServer) -> None:
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url) as world:
+        await world.table.wait_initialized()
+        server.faults.add(Fault(times=-1, close=True))
+        await server.hang_up()
+        await reach(lambda: world.status.state == "failing")
+        assert world.names() == {"a"}
+        assert "degraded" in {one.level for one in world.health.snapshot()}
+        server.faults.clear()
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"})
+        assert {one.level for one in world.health.snapshot() if one.module == "k8s.pods"} == {"ok"}
+
+
+async def test_another_server_is_asked_when_one_does_not_answer(server: ApiServer) -> None:
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url, others=("http://127.0.0.1:1",)) as world:
+        await world.table.wait_initialized()
+        assert world.names() == {"a"}
+
+
+async def test_an_object_that_cannot_be_read_keeps_its_last_good_row(server: ApiServer) -> None:
+    server.add(pod("a"))
+    server.add(pod("b"))
+    async with server.serving() as url, following(server, url) as world:
+        await world.table.wait_initialized()
+        kind = server.kinds.get("", "v1", "pods")
+        assert kind is not None
+        live = server.store.get(kind.storage, ("default", "a"))
+        assert live is not None
+        server.store.put(kind.storage, ("default", "a"), {**live, "spec": {"nodeName": 5}})
+        await reach(lambda: bool(world.status.broken))
+        assert "pods/default/a" in world.status.broken[0]
+        assert "nodeName" in world.status.broken[0]
+        row = world.table.get(("default", "a"))
+        assert row is not None
+        assert row.spec.node_name == "node-a"
+        server.restart()
+        await server.hang_up()
+        server.add(pod("c"))
+        await reach(lambda: world.names() == {"a", "b", "c"})
+        server.store.put(kind.storage, ("default", "a"), live)
+        await reach(lambda: not world.status.broken)
+
+
+async def test_a_kind_nobody_serves_holds_nobody_up_and_is_followed_once_it_is_there(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kubernetes.source.reflector.ABSENT_PAUSE", 0.05)
+    async with server.serving() as url, following(server, url, CILIUM_NODES) as world:
+        await world.table.wait_initialized()
+        found = world.statuses.get("ciliumnodes.cilium.io")
+        assert found is not None
+        assert found.state == "absent"
+        server.add(json.loads((DEFINITIONS / "crd_ciliumnodes.json").read_bytes()))
+        await reach(lambda: server.kinds.get("cilium.io", "v2", "ciliumnodes") is not None)
+        server.add(
+            {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n"}, "spec": {}}
+        )
+        await reach(lambda: world.names() == {"n"})
+
+
+async def test_only_what_is_asked_for_comes(server: ApiServer) -> None:
+    server.add(pod("a"))
+    other = pod("b")
+    other["spec"]["nodeName"] = "node-b"
+    server.add(other)
+    world = World(server)
+    sink: Sink[Pod] = Sink(
+        PODS, world.table, world.statuses, world.health.reporter("k8s"), structlog.get_logger()
+    )
+    async with server.serving() as url:
+        client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0)
+        reflector = Reflector(client, PODS, sink, query={"fieldSelector": "spec.nodeName=node-a"})
+        task = asyncio.create_task(reflector.run())
+        await world.table.wait_initialized()
+        assert world.names() == {"a"}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.reset()

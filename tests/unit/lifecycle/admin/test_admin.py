@@ -1,0 +1,193 @@
+"""The admin cell: commands over a unix socket of a hive that runs."""
+
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from lifecycle import Hive, StartError, Table, log_level, provide, set_log_level
+from lifecycle.admin import AdminSocket, admin
+from lifecycle.testing import eventually, started
+from tests.unit.lifecycle.script import shop
+from tests.unit.lifecycle.script.shop import Order
+
+pytestmark = pytest.mark.anyio
+
+
+class Client:
+    """A client of the shell, which may be Cilium's: a line out, lines in, up to the end mark."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._text = ""
+
+    async def send(self, line: str) -> None:
+        await self._stream.send(f"{line}\n".encode())
+
+    async def read_line(self) -> str:
+        while "\n" not in self._text:
+            self._text += (await self._stream.receive()).decode()
+        line, _, self._text = self._text.partition("\n")
+        return line
+
+    async def ask(self, line: str) -> list[str]:
+        await self.send(line)
+        lines = [await self.read_line()]
+        while lines[-1] not in {"<<end>>", "<<failed>>"}:
+            lines.append(await self.read_line())
+        return lines
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+@asynccontextmanager
+async def shell(tmp_path: Path, *cells: Any) -> AsyncIterator[tuple[Client, Hive]]:
+    path = tmp_path / "admin.sock"
+    hive = started(shop.cell, admin(), *cells, settings={"admin-socket": path})
+    async with hive as running, await anyio.connect_unix(path) as stream:
+        yield Client(stream), running
+
+
+async def test_a_command_gets_its_output_and_an_end_mark(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, hive):
+        with hive.get(Table[Order]).txn() as txn:
+            txn.put(Order(1, "ann", "192.0.2.1"))  # type: ignore[arg-type]  # any row will do
+        assert await client.ask("db/show --columns=number,customer orders") == [
+            "NUMBER   CUSTOMER",
+            "1        ann",
+            "<<end>>",
+        ]
+        assert [line.split()[0] for line in await client.ask("db")] == [
+            "NAME",
+            "customers",
+            "orders",
+            "<<end>>",
+        ]
+        assert (await client.ask("shop/deliver")) == ["delivered", "<<end>>"]
+        assert await client.ask("") == ["<<end>>"]
+        assert (await client.ask("help"))[0].startswith("db ")
+
+
+async def test_every_look_at_a_hive_works_over_the_socket(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        assert "  shop  Delivers orders" in await client.ask("hive")
+        assert "shop" in await client.ask("hive settings")
+        assert any("serve the admin socket" in line for line in await client.ask("hive hooks"))
+        assert "  1. invoked Delivery (shop)" in await client.ask("hive why Delivery")
+        assert (await client.ask("hive/timeline"))[0].split() == ["STEP", "TOOK", "BEGAN", "WHAT"]
+        assert any("deliver" in line for line in await client.ask("hive/jobs"))
+        assert any(line.startswith("shop.deliver") for line in await client.ask("health"))
+        assert (await client.ask("health shop"))[0].startswith("MODULE")
+        told = await client.ask("status")
+        assert any(line.startswith("tables:") and "2, 0 not complete" in line for line in told)
+
+
+async def test_the_log_level_is_shown_and_set(tmp_path: Path) -> None:
+    before = log_level()
+    try:
+        async with shell(tmp_path) as (client, _hive):
+            assert await client.ask("log/level warning") == ["warning", "<<end>>"]
+            assert log_level() == "warning"
+            assert await client.ask("log/level loud") == [
+                "log level 'loud': expected one of debug, info, warning, warn, error, critical",
+                "<<end>>",
+            ]
+    finally:
+        set_log_level(before)
+
+
+async def test_a_failure_is_told_and_marked_for_those_who_ask_for_that(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        line = "no table is named order: did you mean orders?"
+        assert await client.ask("db/show order") == [line, "<<end>>"]
+        assert await client.ask("#marks") == ["<<end>>"]
+        assert await client.ask("db/show order") == [line, "<<failed>>"]
+        assert await client.ask("db") != ["<<failed>>"]
+        assert await client.ask("cat /etc/passwd") == ["cat: no such command", "<<failed>>"]
+
+
+async def test_words_are_completed(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        assert await client.ask("#complete db/sho") == ["db/show", "<<end>>"]
+        assert await client.ask("#complete db/show ") == ["customers", "orders", "<<end>>"]
+        assert await client.ask("#complete db/show --format=j") == ["--format=json", "<<end>>"]
+        assert await client.ask("#complete log/level d") == ["debug", "<<end>>"]
+        assert await client.ask("#complete hive/disable s") == ["shop", "<<end>>"]
+
+
+async def test_a_table_is_watched_until_the_client_has_enough(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, hive):
+        orders = hive.get(Table[Order])
+        await client.send("db/watch customers")
+        with orders.txn() as txn:
+            txn.put(Order(1, "ann", "192.0.2.1"))  # type: ignore[arg-type]
+        assert await client.read_line() == "+ ann  name=ann  orders=1"
+        with orders.txn() as txn:
+            txn.delete(1)
+        assert await client.read_line() == "- ann"
+        await client.close()  # the hive stops without waiting for anybody, and nothing is left: see started()
+
+
+async def test_a_client_that_closes_its_side_at_once_gets_its_answers(tmp_path: Path) -> None:
+    async with shell(tmp_path):
+        async with await anyio.connect_unix(tmp_path / "admin.sock") as stream:
+            await stream.send(b"shop/deliver\nlog/level\n")
+            await stream.send_eof()
+            text = b"".join([part async for part in stream])
+        assert text.decode().splitlines() == ["delivered", "<<end>>", log_level(), "<<end>>"]
+
+
+async def test_exit_closes_the_connection(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        await client.send("exit")
+        with pytest.raises(anyio.EndOfStream):
+            await client.read_line()
+
+
+async def test_clients_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        await client.send("db/watch orders")
+        async with await anyio.connect_unix(tmp_path / "admin.sock") as stream:
+            assert await Client(stream).ask("echo hi") == ["hi", "<<end>>"]
+
+
+async def test_only_the_owner_may_connect_and_the_file_goes_with_the_hive(tmp_path: Path) -> None:
+    async with shell(tmp_path):
+        assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
+    assert not (tmp_path / "admin.sock").exists()
+
+
+async def test_a_socket_that_is_served_is_not_taken(tmp_path: Path) -> None:
+    async with shell(tmp_path):
+        with pytest.raises(StartError, match="another process serves"):
+            await Hive(admin(), settings={"admin-socket": tmp_path / "admin.sock"}).start()
+
+
+async def test_without_a_path_nothing_is_served() -> None:
+    async with started(admin(), settings={"admin-socket": None}) as hive:
+        assert [hook.name for hook in hive.graph().hooks] == []
+
+
+async def test_the_socket_may_be_anybodys_setting(tmp_path: Path) -> None:
+    class Place:
+        path = tmp_path / "mine.sock"
+
+    def mine(place: Place) -> AdminSocket:
+        return AdminSocket(place.path)
+
+    async with started(admin(mine), provide(Place)) as hive:
+        assert (tmp_path / "mine.sock").is_socket()
+        assert not [option.name for option in hive.options()]
+
+
+async def test_a_command_that_stops_its_own_module_ends_the_connection(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, hive):
+        await client.send("hive/disable admin")
+        await eventually(lambda: hive.modules.disabled == ["admin"])
+        await eventually(lambda: not (tmp_path / "admin.sock").exists())

@@ -1,0 +1,273 @@
+"""However the body of a hook, a job or a constructor ends: the hive ends, and says truly why."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from lifecycle import (
+    BuildError,
+    Hive,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Shutdown,
+    StartError,
+    StopError,
+    exit_code,
+    invoke,
+)
+from lifecycle.errors import BodyError, ExitRequestedError
+from lifecycle.testing import no_leaks
+
+pytestmark = pytest.mark.anyio
+
+
+class Killed(BaseException):
+    """Somebody's own, which is no Exception."""
+
+
+async def await_a_cancelled_task() -> None:
+    """The usual ``task.cancel(); await task``."""
+    task = asyncio.ensure_future(anyio.sleep_forever())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+
+
+async def be_cancelled() -> None:
+    """Somebody cancels the very task."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await anyio.sleep_forever()
+
+
+async def cancel_oneself_and_return() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def exit_with_three() -> None:
+    sys.exit(3)
+
+
+async def exit_with_a_text() -> None:
+    sys.exit("no licence")
+
+
+async def exit_well() -> None:
+    sys.exit()
+
+
+async def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+async def kill() -> None:
+    raise Killed("for good")
+
+
+async def close() -> None:
+    raise GeneratorExit
+
+
+async def fail_among_others() -> None:
+    raise BaseExceptionGroup("several", [ValueError("bad"), SystemExit(4)])
+
+
+ENDINGS: list[tuple[Callable[[], Coroutine[Any, Any, None]], str, int]] = [
+    (await_a_cancelled_task, "UnexpectedCancelError: it awaited something that was cancelled", 1),
+    (be_cancelled, "UnexpectedCancelError: it awaited something that was cancelled", 1),
+    (exit_with_three, "called sys.exit(3)", 3),
+    (exit_with_a_text, "no licence", 1),
+    (exit_well, "called sys.exit(0)", 0),
+    (interrupt, "was interrupted", 130),
+    (kill, "BodyError: it raised Killed, which is no Exception: for good", 1),
+    (close, "BodyError: it raised GeneratorExit, which is no Exception", 1),
+    (fail_among_others, "called sys.exit(4)", 4),
+]
+endings = pytest.mark.parametrize(
+    ("end", "told", "code"), ENDINGS, ids=lambda one: getattr(one, "__name__", "")
+)
+
+
+class Daemon:
+    """Three hooks, one after the other, the middle one of which ends as it is told to."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def hive(self, middle: Callable[[], AbstractAsyncContextManager[object]]) -> Hive:
+        def build(lifecycle: Lifecycle) -> None:
+            lifecycle.append(Hook("below", stop=lambda: self.stop("below")))
+            lifecycle.enter("middle", middle)
+            lifecycle.append(Hook("above", stop=lambda: self.stop("above")))
+
+        return Hive(invoke(build), stop_timeout=5, stop_budget=5)
+
+    async def stop(self, name: str) -> None:
+        self.stopped.append(name)
+
+
+@endings
+async def test_a_start_ends_with_it_and_what_had_started_is_stopped(
+    end: Callable[[], Awaitable[None]], told: str, code: int
+) -> None:
+    @asynccontextmanager
+    async def middle() -> Any:
+        await end()
+        yield
+
+    daemon = Daemon()
+    async with no_leaks():
+        with anyio.fail_after(3), pytest.raises(StartError) as raised:
+            await daemon.hive(middle).start()
+    assert told in str(raised.value)
+    assert exit_code(raised.value) == code
+    assert daemon.stopped == ["below"]
+
+
+@endings
+async def test_a_stop_ends_with_it_and_everything_is_stopped(
+    end: Callable[[], Awaitable[None]], told: str, code: int
+) -> None:
+    @asynccontextmanager
+    async def middle() -> Any:
+        yield
+        await end()
+
+    daemon = Daemon()
+    async with no_leaks():
+        with anyio.fail_after(3), pytest.raises(StopError) as raised:
+            async with daemon.hive(middle).started():
+                pass
+    assert told in str(raised.value)
+    assert exit_code(raised.value) == code
+    assert daemon.stopped == ["above", "below"]
+
+
+@endings
+async def test_a_job_that_is_no_exception_ends_the_hive_and_one_that_is_cancelled_is_tried_again(
+    end: Callable[[], Awaitable[None]], told: str, code: int
+) -> None:
+    runs = 0
+    again = anyio.Event()
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs > 1:
+            again.set()
+        else:
+            await end()
+
+    def build(jobs: Jobs, lifecycle: Lifecycle) -> None:
+        jobs.one_shot("other", anyio.sleep_forever)
+        jobs.one_shot("job", work)
+
+    hive = Hive(invoke(build))
+    async with no_leaks():
+        with anyio.fail_after(3):
+            if "UnexpectedCancelError" in told:
+                async with hive.started():
+                    await again.wait()
+                assert runs == 2
+            else:
+                with pytest.raises((ExitRequestedError, BodyError)) as raised:
+                    async with hive.started():
+                        await anyio.sleep_forever()
+                assert exit_code(raised.value) == code
+                assert told in f"{type(raised.value).__name__}: {raised.value}"
+
+
+async def test_a_stop_that_cancels_its_own_task_and_returns_has_ended_well() -> None:
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("hook", stop=cancel_oneself_and_return))
+
+    async with no_leaks():
+        with anyio.fail_after(3):
+            async with Hive(invoke(build)).started():
+                pass
+
+
+async def test_a_start_that_cancels_its_own_task_and_returns_ends_the_hive() -> None:
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("hook", cancel_oneself_and_return))
+
+    hive = Hive(invoke(build))
+    async with no_leaks():
+        with anyio.fail_after(3), pytest.raises((StartError, StopError), match="UnexpectedCancelError"):
+            async with hive.started():
+                await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Killed("x"), asyncio.CancelledError()])
+async def test_a_constructor_ends_the_start_by_name(error: BaseException) -> None:
+    def build() -> None:
+        raise error
+
+    with pytest.raises(BuildError, match=r"build \(hive\) at .*test_endings.py:"):
+        await Hive(invoke(build)).start()
+
+
+async def test_what_a_fatal_job_and_a_stop_fail_with_is_both_told() -> None:
+    async def fail() -> None:
+        raise HiveError("the lock is lost")
+
+    async def stop() -> None:
+        raise OSError("disk full")
+
+    def build(jobs: Jobs, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("disk", stop=stop))
+        jobs.one_shot("lock", fail, fatal=True)
+
+    with pytest.raises(HiveError, match="the lock is lost") as raised:
+        async with Hive(invoke(build)).started():
+            await anyio.sleep_forever()
+    assert "hook 'disk' (hive) failed to stop: OSError: disk full" in raised.value.__notes__[0]
+
+
+async def test_a_request_between_the_start_and_the_block_ends_the_block() -> None:
+    """The loop runs others between the last hook's start and the block."""
+
+    def build(lifecycle: Lifecycle, shutdown: Shutdown) -> None:
+        async def start() -> None:
+            asyncio.get_running_loop().call_soon(shutdown.request, HiveError("too late"))
+
+        lifecycle.append(Hook("hook", start))
+
+    with anyio.fail_after(3), pytest.raises(HiveError, match="too late"):
+        async with Hive(invoke(build)).started():
+            await anyio.sleep_forever()
+
+
+async def test_a_request_from_a_thread_is_noticed_at_once() -> None:
+    hive = Hive(invoke(lambda: None))
+
+    async def work() -> None:
+        async with hive.started():
+            await anyio.to_thread.run_sync(hive.shutdown.request, HiveError("from a thread"))
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(3), pytest.raises(HiveError, match="from a thread"):
+        await work()
+
+
+def test_a_loop_that_is_torn_down_stops_every_hook() -> None:
+    """asyncio.run() cancels all there is when its coroutine returns; the hive was started and left alone."""
+    daemon = Daemon()
+
+    @asynccontextmanager
+    async def middle() -> Any:
+        yield
+        daemon.stopped.append("middle")
+
+    asyncio.run(daemon.hive(middle).start())
+    assert set(daemon.stopped) == {"above", "below"}

@@ -1,0 +1,270 @@
+"""The events of a hive: what happens to hooks, jobs and modules, in order; and the log of them."""
+
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from lifecycle import (
+    Backoff,
+    Event,
+    Events,
+    Hive,
+    Hook,
+    HookEvent,
+    JobEvent,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ModuleEvent,
+    StartError,
+    invoke,
+    module,
+    provide,
+)
+from lifecycle.testing import VirtualClock, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+async def nothing() -> None: ...
+
+
+class Disk:
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("mount", self.mount, nothing))
+
+    async def mount(self) -> None:
+        await anyio.sleep(2)
+
+
+class Web:
+    def __init__(self, disk: Disk, lifecycle: Lifecycle) -> None:
+        lifecycle.enter("listen", self.listening)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        yield
+
+
+cell = module("files", "Files", provide(Disk, Web), invoke(Web))
+
+
+class Lines:
+    """A logger that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.log: Logger = structlog.wrap_logger(
+            None, processors=[self._keep], wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG)
+        )
+
+    def _keep(self, _logger: object, method: str, event: Any) -> Any:
+        self.lines.append({"level": method, **event})
+        raise structlog.DropEvent
+
+    def of(self, level: str) -> list[tuple[str, str]]:
+        return [(one["event"], one.get("hook", "")) for one in self.lines if one["level"] == level]
+
+
+def followed(hive: Hive) -> list[Event]:
+    events: list[Event] = []
+    hive.events.subscribe(events.append)
+    return events
+
+
+def steps(events: list[Event]) -> list[tuple[str, str]]:
+    return [(one.step, one.hook) for one in events if isinstance(one, HookEvent)]
+
+
+async def test_hooks_are_told_of_in_order_with_what_they_took_and_where_they_are_written() -> None:
+    hive = Hive(cell)
+    events = followed(hive)
+    with VirtualClock() as clock:
+        async with anyio.create_task_group() as group:
+            group.start_soon(hive.start)
+            await clock.advance(2)
+        await hive.stop()
+    assert steps(events) == [
+        ("starting", "mount"),
+        ("started", "mount"),
+        ("starting", "listen"),
+        ("started", "listen"),
+        ("stopping", "listen"),
+        ("stopped", "listen"),
+        ("stopping", "mount"),
+        ("stopped", "mount"),
+    ]
+    here = str(Path(__file__))
+    told = [one for one in events if isinstance(one, HookEvent)]
+    assert {(one.module, one.owner, one.place.file) for one in told} == {
+        ("files", "Disk", here),
+        ("files", "Web", here),
+    }
+    assert told[0].place.line == Disk.mount.__code__.co_firstlineno
+    assert all((one.took is None) == one.step.endswith("ing") for one in told)
+
+
+async def test_slow_hooks_are_logged_at_info_and_others_at_debug() -> None:
+    for slow, level in ((0.0, "info"), (60.0, "debug")):
+        lines = Lines()
+        async with Hive(module("web", "Web", invoke(hooked)), log=lines.log, slow_hook=slow).started():
+            pass
+        assert [one for one in lines.of(level) if one[0] in {"hook started", "hook stopped"}] == [
+            ("hook started", "hooked"),
+            ("hook stopped", "hooked"),
+        ]
+        line = next(one for one in lines.lines if one["event"] == "hook started")
+        assert re.fullmatch(r"[\d.]+(us|ms|s)", line["took"])
+        assert re.fullmatch(r".*test_events\.py:\d+", line["at"])
+        assert line["of"] == "web"
+
+
+def hooked(lifecycle: Lifecycle) -> None:
+    lifecycle.append(Hook("hooked", partial(nothing)))
+
+
+def failing(when: str) -> Callable[[Lifecycle], None]:
+    async def broken() -> None:
+        raise OSError("broken")
+
+    @asynccontextmanager
+    async def crashing() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(broken)
+            yield
+
+    def register(lifecycle: Lifecycle) -> None:
+        match when:
+            case "failed to start":
+                lifecycle.append(Hook("bad", broken))
+            case "failed to stop":
+                lifecycle.append(Hook("bad", stop=broken))
+            case _:
+                lifecycle.enter("bad", crashing)
+
+    return register
+
+
+@pytest.mark.parametrize("when", ["failed to start", "crashed", "failed to stop"])
+async def test_failures_of_hooks_are_told_of_with_their_error(when: str) -> None:
+    hive = Hive(invoke(failing(when)))
+    events = followed(hive)
+
+    async def run() -> None:
+        async with hive.started():
+            if when == "crashed":
+                await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup):
+        await run()
+    (failed,) = [one for one in events if isinstance(one, HookEvent) and one.error is not None]
+    assert (failed.step, failed.hook) == (when, "bad")
+    assert "broken" in repr(failed.error)
+
+
+async def test_a_hook_that_is_left_behind_is_told_of() -> None:
+    async def deaf() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.3)
+
+    def register(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("deaf", stop=deaf, stop_timeout=0.01))
+
+    hive = Hive(invoke(register), stop_budget=0.02)
+    events = followed(hive)
+    with pytest.raises(ExceptionGroup):
+        async with hive.started():
+            pass
+    assert ("failed to stop", "deaf") in steps(events)
+
+
+async def test_a_job_that_fails_recovers_and_ends_is_told_of() -> None:
+    tries = 0
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise OSError("not yet")
+
+    def register(jobs: Jobs) -> None:
+        jobs.one_shot("work", work, retries=5, backoff=Backoff(first=0.001))
+
+    lines = Lines()
+    hive = Hive(module("shop", "Shop", invoke(register)), log=lines.log)
+    events = followed(hive)
+    async with hive.started():
+        await eventually(lambda: any(isinstance(one, JobEvent) and one.step == "ended" for one in events))
+    told = [one for one in events if isinstance(one, JobEvent)]
+    assert [(one.step, one.failures) for one in told] == [
+        ("failed", 1),
+        ("failed", 2),
+        ("recovered", 2),
+        ("ended", 0),
+    ]
+    assert {(one.job, one.module) for one in told} == {("work", "shop")}
+    assert ("job works again", "") in lines.of("info")
+
+
+async def test_modules_that_are_switched_are_told_of() -> None:
+    async with Hive(module("web", "Web", invoke(hooked))).started() as hive:
+        events = followed(hive)
+        await hive.modules.disable("web")
+        await hive.modules.enable("web")
+    assert [one for one in events if isinstance(one, ModuleEvent)] == [
+        ModuleEvent("disabled", "web", ("web",)),
+        ModuleEvent("enabled", "web", ("web",)),
+    ]
+
+
+async def test_a_constructor_may_follow_as_a_stream() -> None:
+    class Follower:
+        def __init__(self, events: Events, jobs: Jobs) -> None:
+            self.seen: list[Event] = []
+            self.events = events
+            jobs.observe("follow", events.stream, self.see)
+
+        async def see(self, event: Event) -> None:
+            self.seen.append(event)
+
+    hive = Hive(provide(Follower), invoke(Follower), module("web", "Web", invoke(hooked)))
+    async with hive.started():
+        await eventually(lambda: hive.get(Follower).events is hive.get(Events))
+        await hive.modules.disable("web")
+        seen = hive.get(Follower).seen
+        await eventually(lambda: any(isinstance(one, ModuleEvent) for one in seen))
+        assert ("stopped", "hooked") in steps(seen)
+
+
+async def test_a_follower_that_fails_or_has_enough_changes_nothing() -> None:
+    hive = Hive(invoke(hooked), log=(lines := Lines()).log)
+
+    def broken(event: Event) -> None:
+        raise ValueError("mine")
+
+    seen: list[Event] = []
+    hive.events.subscribe(broken)
+    enough = hive.events.subscribe(seen.append)
+    async with hive.started():
+        enough()
+    assert steps(seen) == [("starting", "hooked"), ("started", "hooked")]
+    assert ("a follower of events has failed", "") in lines.of("error")
+
+
+async def test_a_hook_that_is_overdue_fails_to_start() -> None:
+    def register(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("slow", anyio.sleep_forever, start_timeout=0.01))
+
+    hive = Hive(invoke(register))
+    events = followed(hive)
+    with pytest.raises(StartError):
+        await hive.start()
+    assert steps(events) == [("starting", "slow"), ("failed to start", "slow")]

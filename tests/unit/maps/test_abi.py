@@ -1,0 +1,64 @@
+"""Records and flags are those of the datapath: its compiler says so, and no flag is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+import cells.maps
+from cells.datapath.build import FLAGS, SOURCES, arch_headers, find_clang
+from cells.maps import ENDPOINT_FLAGS, NODE_EVENTS
+from cells.maps.abi import LAYOUTS, Layout
+
+HEADER = SOURCES / "lib" / "maps.h"
+NOT_RECORDS = {"address"}
+"""Parts of others."""
+
+
+def compiled(code: str) -> str:
+    """What the compiler says of the code, with the datapath's layouts; empty when it is content."""
+    command = [find_clang(), *FLAGS, f"-I{arch_headers()}", f"-I{SOURCES}", "-fsyntax-only", "-x", "c", "-"]
+    source = f'#include "lib/maps.h"\n{code}'
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
+
+
+def claims(layout: Layout) -> list[str]:
+    """What the definition in Python says of the struct in C."""
+    name = f"struct {layout.name}"
+    offsets = {member: at for member, at in layout.offsets.items() if not member.startswith("_")}
+    return [
+        f'_Static_assert(sizeof({name}) == {layout.size}, "size of {layout.name}");',
+        *(
+            f'_Static_assert(__builtin_offsetof({name}, {member}) == {at}, "{layout.name}.{member}");'
+            for member, at in offsets.items()
+        ),
+    ]
+
+
+def test_sizes_and_offsets_are_those_of_the_c_structs() -> None:
+    assert compiled("\n".join(line for layout in LAYOUTS for line in claims(layout))) == ""
+
+
+def test_a_wrong_offset_would_be_told() -> None:
+    wrong = Layout("address_key", ip="16s", key="B", family="B", cluster_id="H")
+    LAYOUTS.remove(wrong)
+    said = compiled("\n".join(claims(wrong)))
+    assert "address_key.key" in said
+    assert "address_key.family" in said
+
+
+def test_every_struct_of_a_map_has_its_record() -> None:
+    structs = set(re.findall(r"^struct (\w+) \{", HEADER.read_text(encoding="utf-8"), re.MULTILINE))
+    assert structs - NOT_RECORDS == {layout.name for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize(("prefix", "words"), [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_TELLS_", NODE_EVENTS)])
+def test_every_flag_has_its_number_and_its_words(prefix: str, words: Mapping[int, str]) -> None:
+    defined = re.findall(rf"^#define ({prefix}\w+) (\d+)", HEADER.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: int(number) for name, number in defined} == {
+        name: getattr(cells.maps, name) for name, _ in defined
+    }
+    assert {int(number) for _, number in defined} == words.keys()

@@ -1,0 +1,116 @@
+"""Where the recorded engine is wrong, or knows what this one does not: rules over objects, not names.
+
+Gives: upstream_fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tests.unit.policy.replay import Case, Json
+
+ICMP_ZERO: Final = (0, "0", "EchoReply")
+
+
+def upstream_fault(case: Case) -> str | None:
+    """Why a case's verdicts or entries must differ, or None."""
+    recording = case.recording
+    policies = [one for one in recording["objects"] if "spec" in one or "specs" in one]
+    specs = [spec for one in policies for spec in (one.get("spec"), *(one.get("specs") or ())) if spec]
+    for reason, holds in (
+        ("proxy visibility annotations are gone from 1.17", _has_visibility(recording)),
+        ("policyTypes decides, as Kubernetes says", any(map(_other_policy_type, policies))),
+        ("ICMP type 0 is a type, not every type", any(_icmp_zero(spec) for spec in specs)),
+        ("a range from port 0 is no wildcard", any(_range_from_zero(spec) for spec in specs)),
+        ("a CIDR group empties only itself", any(map(_group_beside_others, policies))),
+        ("nodeSelector is refused in specs, too", any(map(_node_selector_in_specs, policies))),
+        ("deny rules are held to the same as allow rules", any(map(_odd_deny, specs))),
+        ("a deny of one family leaves the other alone", _world_of_one_family(case, specs)),
+    ):
+        if holds:
+            return reason
+    return None
+
+
+def _has_visibility(recording: Json) -> bool:
+    return any("proxy_visibility" in one for one in recording["endpoints"])
+
+
+def _other_policy_type(policy: Json) -> bool:
+    spec = policy.get("spec") or {}
+    types = spec.get("policyTypes") or ()
+    return (
+        policy["kind"] == "NetworkPolicy"
+        and bool(types)
+        and (
+            (bool(spec.get("ingress")) and "Ingress" not in types)
+            or (bool(spec.get("egress")) and "Egress" not in types)
+        )
+    )
+
+
+def _values(value: Any, key: str) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == key:
+                yield inner
+            yield from _values(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _values(inner, key)
+
+
+def _icmp_zero(spec: Json) -> bool:
+    return any(
+        field.get("type") in ICMP_ZERO and field.get("family", "IPv4") == "IPv4"
+        for fields in _values(spec, "fields")
+        for field in fields
+    )
+
+
+def _range_from_zero(spec: Json) -> bool:
+    return any(
+        str(port.get("port")) == "0" and 0 < (port.get("endPort") or 0) < 65535
+        for ports in _values(spec, "ports")
+        for port in ports or ()
+    )
+
+
+def _group_beside_others(policy: Json) -> bool:
+    rules = [
+        rule
+        for spec in (policy.get("spec"), *(policy.get("specs") or ()))
+        for direction in ("ingress", "egress", "ingressDeny", "egressDeny")
+        for rule in (spec or {}).get(direction) or ()
+    ]
+    with_group = [rule for rule in rules if list(_values(rule, "cidrGroupRef"))]
+    return bool(with_group) and any("CIDRSet" not in str(rule) for rule in rules)
+
+
+def _node_selector_in_specs(policy: Json) -> bool:
+    return policy["kind"] == "CiliumNetworkPolicy" and any(
+        "nodeSelector" in spec for spec in policy.get("specs") or ()
+    )
+
+
+def _odd_deny(spec: Json) -> bool:
+    """Names of ports keep their case upstream, and so never match."""
+    return any(
+        str(port.get("port")) != str(port.get("port")).lower()
+        for direction in ("ingressDeny", "egressDeny")
+        for ports in _values(spec.get(direction), "ports")
+        for port in ports or ()
+    )
+
+
+def _world_of_one_family(case: Case, specs: list[Json]) -> bool:
+    denied = {
+        str(prefix)
+        for spec in specs
+        for direction in ("ingressDeny", "egressDeny")
+        for key in ("toCIDR", "fromCIDR", "cidr")
+        for value in _values(spec.get(direction), key)
+        for prefix in (value if isinstance(value, list) else [value])
+    }
+    return case.options.dual_stack and len(denied & {"0.0.0.0/0", "::/0"}) == 1 and "world" in str(specs)

@@ -1,0 +1,152 @@
+"""Policies from a folder of manifests to policy maps and the ipcache, through the cells, over fakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import identity, ipcache
+from cells.cluster.identity import Identities
+from cells.cluster.ipcache import IpcacheMap
+from cells.config import AgentConfig, AgentSettings
+from cells.maps import PolicyEntry, PolicyKey
+from cells.policy import control
+from cells.policy import maps as policy_maps
+from cells.policy.control import PolicyObject
+from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool
+from lifecycle import Hive, Lifecycle, Table, invoke, replace, supply
+from lifecycle.testing import eventually
+from tests.unit.ipcache.fakes import FakeIpcacheMap
+from tests.unit.policy_maps.test_endpoint_policies import FakeMaps
+
+pytestmark = pytest.mark.anyio
+
+CART = ("k8s:app=cart", "k8s:io.cilium.k8s.policy.cluster=default", "k8s:io.kubernetes.pod.namespace=shop")
+FRONTEND = ("k8s:app=frontend", *CART[1:])
+HOST = PolicyKey(1, egress=False)
+EGRESS = PolicyKey(0, egress=True)
+WEB = """
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: cart, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: cart}}
+  ingress:
+    - fromEndpoints: [{matchLabels: {app: frontend}}]
+      toPorts: [{ports: [{port: "8080", protocol: TCP}]}]
+"""
+
+
+class Room:
+    """One endpoint, the cart, in a node whose objects are a folder's files."""
+
+    def __init__(self, hive: Hive, folder: Path, maps: FakeMaps, kernel: FakeIpcacheMap) -> None:
+        self.folder, self.maps, self.kernel = folder, maps, kernel
+        self.identities = hive.get(Identities)
+        self.policies = hive.get(EndpointPolicies)
+        self.objects = hive.get(Table[PolicyObject])
+        self.policies.regenerate = self._regenerate
+        self.cart = self.policies.acquire()
+        self._realize()
+
+    def _realize(self) -> None:
+        found = self.identities.acquire_now(CART)
+        assert found is not None
+        self.policies.realize(self.cart, found.id, CART)
+
+    def _regenerate(self, ids: object, reason: str) -> None:
+        del ids, reason
+        self._realize()
+
+    @property
+    def entries(self) -> dict[PolicyKey, PolicyEntry]:
+        return dict(self.maps.maps[self.cart])
+
+    def write(self, text: str, name: str = "policy.yaml") -> None:
+        temporary = self.folder / f".{name}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(self.folder / name)
+
+
+@asynccontextmanager
+async def room(folder: Path) -> AsyncIterator[Room]:
+    maps, kernel = FakeMaps(), FakeIpcacheMap()
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+
+    def needed(_: EndpointPolicies, __: Identities, ___: Table[PolicyObject]) -> None: ...
+
+    cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell, supply(known))
+    fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
+    hive = Hive(*cells, *fakes, invoke(needed), settings={"manifests-dir": str(folder)})
+    async with hive.started():
+        yield Room(hive, folder, maps, kernel)
+
+
+async def test_an_endpoint_without_policies_may_do_everything(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        assert node.entries.keys() == {*ALLOW_ALL, HOST}
+
+
+async def test_a_policy_is_in_the_map_once_its_file_is_there_and_gone_with_it(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        web = PolicyKey(frontend.id, egress=False, protocol=6, port=8080, port_bits=16)
+        node.write(WEB)
+        await eventually(lambda: node.entries.keys() == {web, HOST, EGRESS})
+        assert node.policies.status(node.cart).ingress_enforced
+        assert [one.valid for one in node.objects.all()] == [True]
+        (node.folder / "policy.yaml").unlink()
+        await eventually(lambda: node.entries.keys() == {*ALLOW_ALL, HOST})
+        assert node.objects.all() == []
+
+
+async def test_an_identity_that_comes_gets_its_entries_and_loses_them(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(WEB)
+        await eventually(lambda: node.entries.keys() == {HOST, EGRESS})
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        web = PolicyKey(frontend.id, egress=False, protocol=6, port=8080, port_bits=16)
+        await eventually(lambda: web in node.entries)
+        node.identities.release(frontend.id)
+        await eventually(lambda: web not in node.entries)
+
+
+async def test_a_refused_policy_leaves_what_its_name_said_in_force(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(WEB)
+        await eventually(lambda: node.entries.keys() == {HOST, EGRESS})
+        node.write(WEB.replace('"8080"', '"70000"'))
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        (refused,) = node.objects.all()
+        assert "value out of range" in refused.message
+        assert refused.path == "spec.ingress[0].toPorts[0].ports[0]"
+        assert node.entries.keys() == {HOST, EGRESS}
+
+
+async def test_what_needs_a_proxy_is_refused_by_name(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(
+            WEB.replace("ingress:", "egress:").replace(
+                "fromEndpoints: [{matchLabels: {app: frontend}}]", "toFQDNs: [{matchName: a.example}]"
+            )
+        )
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        assert "DNS proxy" in node.objects.all()[0].message
+
+
+async def test_a_prefix_has_entries_before_packets_get_its_identity(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(WEB.replace("fromEndpoints: [{matchLabels: {app: frontend}}]", "fromCIDR: [192.0.2.0/24]"))
+        await eventually(lambda: "192.0.2.0/24" in node.kernel.identities)
+        number = node.kernel.identities["192.0.2.0/24"]
+        assert PolicyKey(number, egress=False, protocol=6, port=8080, port_bits=16) in node.entries
+        (node.folder / "policy.yaml").unlink()
+        await eventually(lambda: node.entries.keys() == {*ALLOW_ALL, HOST})
+        assert node.kernel.identities == {}

@@ -1,0 +1,164 @@
+"""``hive policy``: why a connection is allowed or not, and what is wrong in a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hive.main import cli
+
+SHOP = Path(__file__).parents[3] / "docs" / "examples" / "shop"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["policy", *map(str, arguments)], standalone_mode=False)
+
+
+def explain(folder: Path, source: str, destination: str) -> tuple[bool, list[dict[str, Any]]]:
+    result = run("explain", "--manifests", folder, source, destination, "-o", "json")
+    answer = json.loads(result.output)
+    assert result.return_value == (0 if answer["allowed"] else 1)
+    return answer["allowed"], answer["directions"]
+
+
+def findings(folder: Path) -> list[tuple[str, str, str]]:
+    result = run("check", folder, "-o", "json")
+    return [(one["where"], one["severity"], one["text"]) for one in json.loads(result.output)]
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "pods.yaml").write_text((SHOP / "pods.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "policy.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def cnp(spec: str, name: str = "p") -> str:
+    head = f"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {{name: {name}, namespace: shop}}"
+    return f"{head}\nspec:\n{spec}"
+
+
+def test_the_rule_that_allows_is_named_with_its_line() -> None:
+    allowed, (egress, ingress) = explain(SHOP, "shop/frontend", "shop/cart:8080")
+    assert allowed
+    assert egress["enforced"] is False
+    (rule,) = ingress["rules"]
+    assert rule == "policies.yaml:21: spec.ingress[0].from[0] of NetworkPolicy shop/frontend-to-cart"
+
+
+def test_what_is_missing_is_said_of_the_rule_that_almost_allows() -> None:
+    allowed, (_, ingress) = explain(SHOP, "shop/frontend", "shop/postgres:5432")
+    assert not allowed
+    (near,) = ingress["near"]
+    assert near["missing"] == "it allows 5432/TCP for peers with app=cart (the peer has frontend)"
+    _, (_, other_port) = explain(SHOP, "shop/cart", "shop/postgres:1/UDP")
+    assert other_port["near"][0]["missing"] == "it allows this peer on 5432/TCP only"
+
+
+def test_a_deny_is_named(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        cnp(
+            "  endpointSelector: {}\n"
+            "  egress:\n    - toEntities: [all]\n"
+            "  egressDeny:\n    - toCIDR: [192.0.2.0/24]\n"
+        ),
+    )
+    allowed, (egress,) = explain(folder, "shop/cart", "192.0.2.7:443")
+    assert not allowed
+    assert egress["verdict"] == "deny"
+    assert egress["rules"] == ["policy.yaml:9: spec.egressDeny[0] of CiliumNetworkPolicy shop/p"]
+    assert explain(folder, "shop/cart", "198.51.100.7:443")[0]
+
+
+def test_the_table_shows_who_reaches_whom() -> None:
+    result = run("explain", "--manifests", SHOP, "--all", "shop", "--port", "5432")
+    assert "shop/cart       shop/postgres   5432/TCP   allowed" in result.output
+    assert "shop/frontend   shop/postgres   5432/TCP   denied by ingress" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("shop/frontnd", "shop/cart"), "did you mean shop/frontend?"),
+        (("shop/frontend", "shop/cart:70000"), "expected PORT/PROTO"),
+        (("shop/frontend",), "expected SRC and DST"),
+    ],
+)
+def test_wrong_input_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
+    result = run("explain", "--manifests", SHOP, *arguments)
+    assert said in str(result.exception)
+
+
+def test_a_good_folder_has_no_error() -> None:
+    assert {severity for _, severity, _ in findings(SHOP)} == {"note"}
+
+
+def test_a_refused_policy_is_told_with_its_line(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        cnp(
+            "  endpointSelector: {}\n  ingress:\n    - toPorts:\n"
+            '        - ports:\n            - {port: "70000"}\n'
+        ),
+    )
+    where, severity, text = findings(folder)[-1]
+    assert (where, severity) == ("policy.yaml:9", "error")
+    assert "value out of range" in text
+
+
+def test_misspelt_fields_and_labels_are_told_with_what_is_near(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        cnp(
+            "  endpointSelector: {matchLabels: {app: crat}}\n"
+            "  ingress:\n    - fromEndpoint: [{}]\n    - fromEndpoints: [{matchLabels: {teir: web}}]\n"
+        ),
+    )
+    texts = [text for _, _, text in findings(folder)]
+    assert any("did you mean fromEndpoints?" in text for text in texts)
+    assert any("selects no pod: no pod has app=crat; did you mean app=cart?" in text for text in texts)
+    assert any("no pod has the label teir; did you mean tier?" in text for text in texts)
+
+
+def test_a_rule_that_others_make_superfluous_is_told(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        cnp(
+            "  endpointSelector: {matchLabels: {app: cart}}\n  ingress:\n"
+            "    - fromEndpoints: [{}]\n"
+            "    - fromEndpoints: [{matchLabels: {app: frontend}}]\n"
+            "    - fromEntities: [world]\n"
+        ),
+    )
+    told = [(where, text) for where, severity, text in findings(folder) if severity == "warning"]
+    assert told == [
+        (
+            "policy.yaml:8",
+            "this rule of CiliumNetworkPolicy shop/p has no effect: other rules decide all it says",
+        )
+    ]
+
+
+def test_broken_files_and_what_is_no_object_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: Pod\nmetadata: {name: [}\n", encoding="utf-8")
+    (tmp_path / "b.json").write_text("[1, 2]", encoding="utf-8")
+    (tmp_path / "c.yml").write_bytes(b"\xff\xfe\x00")
+    told = {where: text for where, _, text in findings(tmp_path)}
+    assert told["a.yaml:2"].startswith("column ")
+    assert told["b.json:1"] == "expected a Kubernetes object with kind and metadata"
+    assert "UTF-8" in told["c.yml:1"]
+
+
+def test_the_pages_commands_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = SHOP.parents[2] / "docs" / "policy.md"
+    monkeypatch.chdir(SHOP.parents[2])
+    blocks = [block.split("```")[0] for block in page.read_text(encoding="utf-8").split("```console\n")[1:]]
+    assert blocks
+    for block in blocks:
+        for call in block.split("$ hive policy ")[1:]:
+            command, _, printed = call.partition("\n")
+            assert run(*command.split()).output.strip() == printed.strip()

@@ -1,0 +1,25 @@
+"""Computed entries in the layout of policy maps."""
+
+from __future__ import annotations
+
+from cells.cluster.identity import HOST
+from cells.maps import PolicyEntry, PolicyKey
+from cells.policy.compute import Entry, Key, PortKey, Redirect, map_entries
+
+WEB = PolicyKey(identity=300, egress=False, protocol=6, port=80, port_bits=16)
+
+
+def test_computed_entries_become_those_of_the_map() -> None:
+    http = Entry(redirect=Redirect(0, 10080, "cilium-http-ingress"), auth=1)
+    entries = map_entries(
+        {Key(300, PortKey(6, 80, 16)): http, Key(HOST, PortKey()): Entry()},
+        {Key(0, PortKey(17)): Entry(deny=True, auth=2)},
+    )
+    assert entries == {
+        WEB: PolicyEntry(proxy_port=10080, auth_type=1),
+        PolicyKey(identity=HOST, egress=False): PolicyEntry(),
+        PolicyKey(identity=0, egress=True, protocol=17): PolicyEntry(deny=True),
+    }
+    for key, entry in entries.items():
+        assert PolicyKey.unpack(key.pack()) == key
+        assert PolicyEntry.unpack(entry.pack(key)) == entry

@@ -1,0 +1,168 @@
+"""Every recorded case of Cilium's policy engine, through this one: same refusals, verdicts and entries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from cells.policy.compute import Entry, Key, PolicyConflictError
+from cells.policy.compute.lookup import lookup
+from cells.policy.rules import Direction, PolicyError
+from tests.unit.policy.exclusions import upstream_fault
+from tests.unit.policy.replay import (
+    DIRECTIONS,
+    PROTOCOL_NUMBERS,
+    Case,
+    Json,
+    by_identity,
+    names,
+    recorded_entries,
+)
+
+AUTH_TYPES = {"disabled": 0, "spire": 1, "test-always-fail": 2}
+counts: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def print_counts(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line(
+            f"\npolicy recordings: {', '.join(f'{n} {k}' for k, n in sorted(counts.items()))}"
+        )
+
+
+def refused_by_design(case: Case, recorded: Json, error: PolicyError | None) -> bool:
+    """Objects that upstream let through by mistake, and this engine refuses."""
+    return (
+        error is not None
+        and recorded["result"] == "accepted"
+        and (
+            "Deny[" in error.path
+            or error.reason == "rule cannot have NodeSelector"
+            or "ICMP type" in error.reason
+            or bool(case.recording.get("bypass_crd_schema"))
+        )
+    )
+
+
+def imported(case: Case) -> bool:
+    """Import the case's objects, compare each answer; whether this engine took what upstream took."""
+    same = True
+    for recorded, error in zip(case.recording["expect"]["imports"], case.import_objects(), strict=True):
+        if refused_by_design(case, recorded, error):
+            same = False
+            continue
+        assert (error is None) == (recorded["result"] == "accepted"), (recorded, str(error))
+        if error is not None and recorded.get("stage") == "agent-parse" and "error" in recorded:
+            texts = {recorded["error"], *recorded.get("error_variants", ())}
+            assert str(error) in texts or set(str(error).split()) == set(recorded["error"].split())
+        if error is not None:
+            assert error.reason
+    return same
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recorded_case(name: str) -> None:
+    case = Case(name)
+    if not imported(case):
+        counts["with an object refused that upstream accepts by mistake"] += 1
+        return
+    fault = upstream_fault(case)
+    if fault is not None:
+        counts[f"excluded: {fault}"] += 1
+        return
+    counts["replayed"] += 1
+    for endpoint in case.recording["endpoints"]:
+        expected = case.recording["expect"]["endpoints"].get(endpoint["name"])
+        if expected is not None:
+            compare(case, endpoint, expected)
+
+
+def compare(case: Case, endpoint: Json, expected: Json) -> None:
+    if "policy_error" in expected:
+        with pytest.raises(PolicyConflictError) as caught:
+            case.entries(endpoint)
+        assert str(caught.value) in expected["policy_error_variants"]
+        return
+    for direction in DIRECTIONS:
+        assert case.policy(endpoint, direction).enforced == expected[f"{direction}_enforced"]
+    entries = case.entries(endpoint)
+    same_verdicts(entries, expected.get("verdicts", ()))
+    same_entries(entries, expected["map"])
+    counts["entries"] += len(expected["map"])
+
+
+def same_verdicts(entries: dict[tuple[Direction, Key], Entry], recorded: Json) -> None:
+    directions = {direction: by_identity(entries, direction) for direction in DIRECTIONS}
+    for one in recorded:
+        for result, identities in one["result"].items():
+            for identity in identities:
+                protocol = PROTOCOL_NUMBERS[one["protocol"]]
+                match = lookup(directions[one["direction"]], identity, protocol, one["port"])
+                assert match.verdict == result.split()[0], (one["direction"], identity, one["port"])
+                counts["verdicts"] += 1
+
+
+def same_entries(entries: dict[tuple[Direction, Key], Entry], recorded: Json) -> None:
+    wanted = recorded_entries(recorded)
+    for where, entry in wanted.items():
+        if where not in entries:
+            assert entry["deny"], f"{where} is missing"
+            assert denied_more_broadly(where, entries), f"{where} is missing"
+    for where in entries.keys() - wanted.keys():
+        anybody = entries.get((where[0], Key(0, where[1].ports)))
+        assert anybody is not None, f"{where} is too much"
+        assert anybody.same_effect(entries[where]) or anybody.redirect == entries[where].redirect
+    for where in entries.keys() & wanted.keys():
+        entry, known = entries[where], wanted[where]
+        assert entry.deny == known["deny"]
+        assert (entry.redirect.name if entry.redirect else None) == known.get("redirect", {}).get("proxy")
+        assert entry.auth_type == AUTH_TYPES[known.get("auth_type", "disabled")]
+
+
+def denied_more_broadly(where: tuple[Direction, Key], entries: dict[tuple[Direction, Key], Entry]) -> bool:
+    """Upstream repeats denies inside wider ones of the same identity, for prefixes inside denied prefixes."""
+    direction, key = where
+    return any(
+        entry.deny and way == direction and other.identity == key.identity and other.ports.covers(key.ports)
+        for (way, other), entry in entries.items()
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("steps-")])
+def test_a_recorded_series(name: str) -> None:
+    case = Case(name)
+    assert imported(case)
+    steps = case.recording["steps"]
+    for step, expected in zip(steps, case.recording["expect"]["steps"][1:], strict=True):
+        for one in step.get("apply", ()):
+            case.apply(one)
+        for one in step.get("delete", ()):
+            case.delete(one)
+        for added in (*expected.get("identities_added", ()), *expected.get("local_identities_added", ())):
+            case.add_identity(added)
+        for gone in (*expected.get("identities_deleted", ()), *expected.get("local_identities_deleted", ())):
+            case.cache.remove_identity(gone)
+        assert case.repository.revision == expected["revision"]
+        for endpoint in case.recording["endpoints"]:
+            recorded = expected["endpoints"].get(endpoint["name"])
+            if recorded is not None and "map" in recorded:
+                same_after_step(case, endpoint, recorded)
+        counts["steps"] += 1
+
+
+def same_after_step(case: Case, endpoint: Json, recorded: Json) -> None:
+    """As a whole computation would have it: what upstream leaves behind, or forgets, is not copied."""
+    differs = recorded.get("differs_from_full_recomputation", {})
+    left_behind = recorded_entries(differs.get("only_incremental", ()))
+    wanted = recorded_entries(recorded["map"])
+    kept = [one for where, one in wanted.items() if where not in left_behind]
+    same_entries(case.entries(endpoint), [*kept, *differs.get("only_full", ())])
+
+
+def test_every_recording_is_counted() -> None:
+    assert len(names()) >= 386

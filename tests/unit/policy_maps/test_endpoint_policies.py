@@ -1,0 +1,244 @@
+"""An endpoint's policy is computed, kept and made so in its map; and its status says what the map has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from anyio import to_thread
+
+from cells.maps import PolicyEntry, PolicyKey, PoolEmpty
+from cells.policy.maps import (
+    ALLOW_ALL,
+    ALLOW_LOCALHOST,
+    EndpointPolicies,
+    EndpointPolicy,
+    Enforcement,
+    Localhost,
+    NodePolicy,
+    PolicyComputer,
+    PolicyEntries,
+    PolicyMapPool,
+    PolicySettings,
+    RealizedPolicy,
+    cell,
+)
+from cells.policy.maps.metrics import families
+from lifecycle import HealthTree, Hive, HiveError, invoke, replace
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+WEB = PolicyKey(identity=300, egress=False, protocol=6, port=80, port_bits=16)
+ALLOW_WEB: PolicyEntries = {WEB: PolicyEntry()}
+
+
+@dataclass
+class FakeMaps:
+    """PolicyMapPool over dicts."""
+
+    maps: dict[int, PolicyEntries] = field(default_factory=dict)
+    writes: list[int] = field(default_factory=list)
+    broken: set[int] = field(default_factory=set)
+
+    def acquire(self) -> int:
+        number = len(self.maps) + 1
+        if number > 3:
+            raise PoolEmpty("none")
+        self.maps[number] = {}
+        return number
+
+    def adopt(self, endpoint_id: int) -> None:
+        self.maps[endpoint_id] = {}
+
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
+        self.writes.append(endpoint_id)
+        if endpoint_id in self.broken:
+            raise OSError(28, "update map: No space left on device")
+        self.maps[endpoint_id] = entries
+
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
+        wrong = len(self.maps[endpoint_id].keys() ^ entries.keys())
+        self.maps[endpoint_id] = entries
+        return wrong
+
+    def release(self, endpoint_id: int) -> None:
+        self.maps.pop(endpoint_id, None)
+
+
+@dataclass
+class FakeRules:
+    """PolicyComputer that says the same to everyone."""
+
+    revision: int = 1
+    entries: PolicyEntries = field(default_factory=dict)
+    conflict: str = ""
+
+    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+        if self.conflict:
+            raise HiveError(self.conflict)
+        return wanted(endpoint_id, self.revision, self.entries)
+
+
+def wanted(endpoint_id: int, revision: int, entries: PolicyEntries) -> EndpointPolicy:
+    return EndpointPolicy(
+        endpoint_id=endpoint_id,
+        revision=revision,
+        ingress_enforced=True,
+        egress_enforced=False,
+        entries=entries,
+    )
+
+
+@dataclass
+class Room:
+    """The cell, running over fakes."""
+
+    policies: EndpointPolicies
+    maps: FakeMaps
+    rules: FakeRules
+    hive: Hive
+
+    def made(self) -> int:
+        """A new endpoint's number."""
+        number = self.policies.acquire()
+        self.policies.realize(number, 300, ("k8s:app=web",))
+        return number
+
+    def level(self, job: str) -> str:
+        return {each.module: each.level for each in self.hive.get(HealthTree).snapshot()}[f"policy.{job}"]
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    async with running({}) as room:
+        yield room
+
+
+@asynccontextmanager
+async def running(settings: dict[str, object]) -> AsyncIterator[Room]:
+    maps, rules = FakeMaps(), FakeRules(entries=ALLOW_WEB)
+
+    def needed(_: EndpointPolicies, __: HealthTree) -> None: ...
+
+    fakes = (replace(PolicyMapPool, maps), replace(PolicyComputer, rules))
+    async with Hive(cell, *fakes, invoke(needed), settings=settings).started() as hive:
+        yield Room(hive.get(EndpointPolicies), maps, rules, hive)
+
+
+async def test_a_new_endpoint_has_its_policy_in_its_map_at_once(room: Room) -> None:
+    number = room.made()
+    assert room.maps.maps == {number: ALLOW_WEB}
+    assert room.policies.table.get(number) == wanted(number, 1, ALLOW_WEB)
+    assert room.policies.status(number) == RealizedPolicy(
+        endpoint_id=number, revision=1, ingress_enforced=True, entries=1
+    )
+
+
+async def test_an_endpoint_that_goes_leaves_nothing(room: Room) -> None:
+    number = room.made()
+    room.policies.release(number)
+    assert (room.maps.maps, room.policies.table.all(), room.policies.realized.all()) == ({}, [], [])
+
+
+async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> None:
+    number = room.made()
+    room.maps.broken.add(number)
+    room.rules.revision, room.rules.entries = 2, {}
+    with pytest.raises(OSError, match="No space left"):
+        room.policies.realize(number, 300, ())
+    status = room.policies.status(number)
+    assert (status.revision, status.entries) == (1, 1)
+    assert "No space left" in status.error
+    room.maps.broken.clear()
+    room.policies.realize(number, 300, ())
+    assert room.policies.status(number) == RealizedPolicy(
+        endpoint_id=number, revision=2, ingress_enforced=True
+    )
+
+
+async def test_rules_that_contradict_each_other_leave_the_policy_there_is(room: Room) -> None:
+    number = room.made()
+    room.rules.conflict = "two listeners on one port"
+    with pytest.raises(HiveError, match="two listeners"):
+        room.policies.realize(number, 300, ())
+    assert room.maps.maps == {number: ALLOW_WEB}
+    assert room.policies.status(number).error == "two listeners on one port"
+    assert room.policies.table.get(number) == wanted(number, 1, ALLOW_WEB)
+
+
+async def test_endpoints_of_another_revision_are_regenerated_and_not_written_behind_their_backs(
+    room: Room,
+) -> None:
+    number, asked = room.made(), list[tuple[set[int], str]]()
+    room.policies.regenerate = lambda ids, reason: asked.append((set(ids), reason))
+    room.maps.writes.clear()
+    room.policies.change([wanted(number, 2, {})], "policy rules added")
+    assert asked == [({number}, "policy rules added")]
+    assert room.maps.writes == []
+    assert room.policies.table.get(number) == wanted(number, 2, {})
+
+
+async def test_peers_that_come_are_written_soon_and_tried_again_until_they_are(room: Room) -> None:
+    first, second = room.made(), room.made()
+    room.maps.broken.add(first)
+    both = [wanted(each, 1, ALLOW_ALL) for each in (first, second)]
+    room.policies.change(both, "identities changed")
+    await to_thread.run_sync(eventually, lambda: room.maps.maps[second] == ALLOW_ALL)
+    await to_thread.run_sync(eventually, lambda: room.level("policy-map-sync") == "degraded")
+    assert "No space left" in room.policies.status(first).error
+    room.maps.broken.clear()
+    await to_thread.run_sync(eventually, lambda: room.maps.maps[first] == ALLOW_ALL)
+    assert room.policies.status(first).error == ""
+    await to_thread.run_sync(eventually, lambda: room.level("policy-map-sync") == "ok")
+
+
+async def test_what_has_not_changed_and_who_is_gone_are_not_written(room: Room) -> None:
+    number = room.made()
+    room.maps.writes.clear()
+    room.policies.change([wanted(number, 1, ALLOW_WEB), wanted(99, 1, ALLOW_ALL)], "nothing")
+    await room.policies.apply()
+    assert room.maps.writes == []
+    assert room.policies.table.get(99) is None
+
+
+async def test_whole_maps_are_compared_and_put_right(room: Room) -> None:
+    number = room.made()
+    room.maps.maps[number] = {**ALLOW_WEB, PolicyKey(identity=256, egress=True): PolicyEntry()}
+    await room.policies.reconcile()
+    assert room.maps.maps == {number: ALLOW_WEB}
+
+
+async def test_maps_are_compared_at_the_interval_that_is_set() -> None:
+    async with running({"policy-map-full-reconciliation-interval": "10ms"}) as room:
+        number = room.made()
+        room.maps.maps[number] = {}
+        await to_thread.run_sync(eventually, lambda: room.maps.maps[number] == ALLOW_WEB)
+    assert PolicySettings(policy_map_full_reconciliation_interval=0).reconciliation_seconds == float("inf")  # type: ignore[arg-type]
+
+
+async def test_metrics_tell_what_is_enforced(room: Room) -> None:
+    room.made()
+    enforced, revision = families(room.policies)
+    assert enforced.series[("ingress",)] == 1
+    assert sum(value for value in enforced.series.values() if isinstance(value, int)) == 1
+    assert revision.series == {(): 1}
+
+
+@pytest.mark.parametrize(
+    ("mode", "localhost", "entries"),
+    [
+        (Enforcement.ALWAYS, Localhost.ALWAYS, ALLOW_LOCALHOST),
+        (Enforcement.ALWAYS, Localhost.AUTO, {}),
+        (Enforcement.ALWAYS, Localhost.POLICY, {}),
+        (Enforcement.DEFAULT, Localhost.POLICY, ALLOW_ALL),
+        (Enforcement.NEVER, Localhost.ALWAYS, ALLOW_ALL),
+    ],
+)
+async def test_what_the_mode_alone_allows(
+    mode: Enforcement, localhost: Localhost, entries: PolicyEntries
+) -> None:
+    policy = NodePolicy(PolicySettings(enable_policy=mode, allow_localhost=localhost)).compute(1, 300, ())
+    assert policy.entries == entries
+    assert policy.ingress_enforced == policy.egress_enforced == (mode is Enforcement.ALWAYS)

@@ -1,0 +1,244 @@
+"""A recorded run of Cilium's service control plane, through our catalogue and load balancer.
+
+Needs: a file of tests/conformance_data/services.   Gives: Run, load, names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.services.balancer import IdsExhaustedError, LoadBalancer, Write
+from cells.services.balancer.balancer import Installed
+from cells.services.maglev import MaglevTables, Seed
+from cells.services.maglev.table import DEFAULT_SEED
+from cells.services.model import (
+    Backend,
+    BackendState,
+    LoadBalancerOptions,
+    Node,
+    ServiceName,
+)
+from cells.services.model.catalog import FrontendChange, ServiceCatalog, Upsert
+from cells.services.model.health import health_answers
+from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL
+
+DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"
+STATES: Final = {one: one.name.lower() for one in BackendState}
+
+Json = Any
+
+
+@cache
+def load(name: str) -> Json:
+    """A recording."""
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def names(folder: str) -> list[str]:
+    """Every recording of a folder."""
+    return sorted(f"{folder}/{path.stem}" for path in (DATA / folder).glob("*.json"))
+
+
+def options_of(config: Json) -> LoadBalancerOptions:
+    """The recorded options; protocols are not told apart, as in the recorded tree."""
+    known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
+    given = {key.replace("-", "_"): value for key, value in config.items()}
+    return msgspec.convert(
+        {key: value for key, value in given.items() if key in known} | {"bpf_lb_proto_diff": False},
+        LoadBalancerOptions,
+    )
+
+
+class Run:
+    """One run of an agent: events in, maps as they would be."""
+
+    def __init__(self, recorded: Json, maps: dict[str, dict[str, str]] | None = None) -> None:
+        self.options = options_of(recorded["config"])
+        self._labels = recorded["node"].get("labels") or {}
+        self._name = recorded["node"]["name"]
+        self._addresses = recorded["node_addresses"]
+        self.catalog = ServiceCatalog(self.options, self._node())
+        maglev = None
+        if self.options.bpf_lb_algorithm == "maglev":
+            maglev = MaglevTables(self.options.bpf_lb_maglev_table_size, Seed.parse(DEFAULT_SEED))
+        last = recorded["id_space"][1] - 1 if "id_space" in recorded else 65534
+        self.balancer = LoadBalancer(self.options, maglev, last_service_id=last)
+        self.maps: dict[str, dict[str, str]] = maps if maps is not None else {}
+        self.writes: list[Write] = []
+        self.results: list[Json] = []
+        self.synced = not recorded.get("restore")
+        self.broken_before = set(broken_pointers(self.maps))
+        if recorded.get("restore"):
+            self._write(self.balancer.restore(self._raw_maps()))
+        elif self.maps:
+            self._write(self.balancer.discard(self._raw_maps()))
+
+    def _raw_maps(self) -> dict[str, dict[bytes, bytes]]:
+        return {
+            name: {bytes.fromhex(key): bytes.fromhex(value) for key, value in entries.items()}
+            for name, entries in self.maps.items()
+            if not name.endswith("maglev")
+        }
+
+    def _node(self) -> Node:
+        return Node(
+            name=self._name,
+            zone=self._labels.get(ZONE_LABEL, ""),
+            exposure=self._labels.get(EXPOSURE_LABEL, ""),
+            node_port_addresses=tuple(
+                ip_address(one["address"]) for one in self._addresses if one.get("node_port")
+            ),
+        )
+
+    def handle(self, event: Json) -> None:
+        """Process one event."""
+        object_ = event.get("object")
+        match event["op"]:
+            case "service-upsert" | "endpointslice-upsert" | "pod-upsert":
+                self._apply(self._upsert(object_))
+            case "service-delete" | "endpointslice-delete" | "pod-delete":
+                self._apply(self._delete(object_))
+            case "http-get":
+                self.results.append(self._answer(event))
+            case "k8s-synced":
+                self._write(self.balancer.synced())
+                self.synced = True
+            case other:
+                raise AssertionError(f"unknown event {other}")
+
+    def _upsert(self, object_: Json) -> Iterable[FrontendChange]:
+        match object_["kind"]:
+            case "Service":
+                return self.catalog.upsert_service(msgspec.convert(object_, Service))
+            case "EndpointSlice":
+                return self.catalog.upsert_slice(msgspec.convert(object_, EndpointSlice))
+            case _:
+                return self.catalog.upsert_pod(msgspec.convert(object_, Pod))
+
+    def _delete(self, object_: Json) -> Iterable[FrontendChange]:
+        metadata = object_["metadata"]
+        match object_["kind"]:
+            case "Service":
+                return self.catalog.delete_service(ServiceName(metadata["namespace"], metadata["name"]))
+            case "EndpointSlice":
+                slice_ = msgspec.convert(object_, EndpointSlice)
+                name = ServiceName(slice_.metadata.namespace, slice_.service)
+                return self.catalog.delete_slice(name, slice_.metadata.name)
+            case _:
+                return self.catalog.delete_pod(metadata["namespace"], metadata["name"])
+
+    def _apply(self, changes: Iterable[FrontendChange]) -> None:
+        for change in changes:
+            if isinstance(change, Upsert):
+                try:
+                    self._write(self.balancer.upsert(change.frontend))
+                except IdsExhaustedError:
+                    continue
+            else:
+                self._write(self.balancer.delete(change.key))
+
+    def _write(self, writes: list[Write]) -> None:
+        for where, value in writes:
+            entries = self.maps.setdefault(where.map, {})
+            text = str(int.from_bytes(where.key, "big")) if where.map.endswith("maglev") else where.key.hex()
+            if value is None:
+                entries.pop(text, None)
+                if not entries:
+                    del self.maps[where.map]
+            else:
+                entries[text] = value.hex()
+            assert set(broken_pointers(self.maps)) <= self.broken_before
+        self.writes += writes
+
+    def _looks_at(self, map_name: str) -> bool:
+        """Maps of a family or an algorithm that is switched off are left as they are."""
+        if "lb6" in map_name and not self.options.enable_ipv6:
+            return False
+        return not map_name.endswith("maglev") or self.options.bpf_lb_algorithm == "maglev"
+
+    def _answer(self, event: Json) -> Json:
+        answers = {}
+        if self.options.enable_health_check_nodeport:
+            answers = health_answers(one.frontend for one in self.balancer.installed.values())
+        answer = answers.get(event["port"])
+        if answer is None:
+            return None
+        body = "" if event["method"] == "HEAD" else answer.body.decode()
+        return {"status": answer.status, "body": body, "headers": dict(answer.headers)}
+
+    def state(self) -> Json:
+        """What there is, in the form of a recording."""
+        return {
+            "frontends": [
+                _shown(one, {a: r.id for a, r in self.balancer.backends.items()})
+                for one in self.balancer.installed.values()
+            ],
+            "backends": [{"id": one.id, "addr": str(one.address)} for one in self.balancer.backends.values()],
+            "maps_after": {name: entries for name, entries in self.maps.items() if self._looks_at(name)},
+        }
+
+
+def _shown(installed: Installed, ids: dict[Any, int]) -> Json:
+    frontend = installed.frontend
+    shown: dict[str, Any] = {
+        "id": installed.id,
+        "addr": str(frontend.key),
+        "type": frontend.type.text,
+        "service": str(frontend.service),
+        "ext_policy": "Local" if frontend.ext_local else "Cluster",
+        "int_policy": "Local" if frontend.int_local else "Cluster",
+        "backends": [_shown_backend(one, ids[one.address]) for one in frontend.backends],
+    }
+    if frontend.affinity_timeout:
+        shown |= {"session_affinity": True, "affinity_timeout": frontend.affinity_timeout}
+    if frontend.source_ranges:
+        shown["source_ranges"] = list(frontend.source_ranges)
+    if frontend.loopback:
+        shown["loopback_hostport"] = True
+    if not installed.confirmed:
+        shown["restored_unconfirmed"] = True
+    if installed.pending:
+        shown["restored_backends_pending"] = sorted(map(str, installed.pending))
+    return shown
+
+
+def _shown_backend(backend: Backend, number: int) -> Json:
+    shown = {
+        "id": number,
+        "addr": str(backend.address),
+        "state": STATES[backend.state],
+        "weight": backend.weight,
+    }
+    if backend.node:
+        shown["node"] = backend.node
+    if backend.port_name:
+        shown["port_name"] = backend.port_name
+    return shown
+
+
+def broken_pointers(maps: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Slots that name no backend, or are counted and not there; looked at after every write."""
+    for version in (4, 6):
+        services = maps.get(f"cilium_lb{version}_services_v2", {})
+        backends = {
+            *maps.get("cilium_lb4_backends_v3", {}),
+            *maps.get("cilium_lb6_backends_v3", {}),
+        }
+        for key, value in services.items():
+            raw = bytes.fromhex(key)
+            slot = int.from_bytes(raw[-6:-4], "little")
+            if slot and value[:8] not in backends:
+                yield key
+            count = 0 if slot else int.from_bytes(bytes.fromhex(value)[4:6], "little")
+            for number in range(1, count + 1):
+                wanted = (raw[:-6] + number.to_bytes(2, "little") + raw[-4:]).hex()
+                if wanted not in services:
+                    yield wanted

@@ -1,0 +1,178 @@
+"""Services from a folder of manifests to the load-balancing maps, through the cells, over fakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.config import AgentConfig, AgentSettings
+from cells.services import control
+from cells.services.balancer import LoadBalancer, MapKey
+from cells.services.balancer.entries import backend_value, reverse_nat_key, service_key
+from cells.services.control import ServedFrontend, ServiceMaps
+from cells.services.control.served import served_frontends
+from cells.services.control.target import ServicesTarget
+from cells.services.model import (
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceName,
+    ServiceType,
+)
+from lifecycle import Hive, HiveError, Lifecycle, Table, invoke, replace, supply
+from lifecycle.testing import eventually
+
+pytestmark = pytest.mark.anyio
+
+VIP = FrontendKey(Address(ip_address("10.96.0.10"), 80, 6))
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ports: [{name: http, port: 80, protocol: TCP}]
+"""
+SLICE = """
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.1]}, {addresses: [10.0.0.2]}]
+ports: [{name: http, port: 8080, protocol: TCP}]
+"""
+
+
+class FakeServiceMaps:
+    """Maps that may be full, and that others may write to."""
+
+    def __init__(self) -> None:
+        self.entries: dict[MapKey, bytes] = {}
+        self.full = False
+        self.voided = 0
+
+    def dump(self) -> dict[MapKey, bytes]:
+        return dict(self.entries)
+
+    def write(self, where: MapKey, value: bytes | None) -> None:
+        if value is None:
+            self.entries.pop(where, None)
+        elif self.full and where not in self.entries:
+            raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
+        else:
+            self.entries[where] = value
+
+    def void_verdicts(self) -> None:
+        self.voided += 1
+
+    @property
+    def backends(self) -> set[bytes]:
+        return {value for where, value in self.entries.items() if "_backends_" in where.map}
+
+    def slots(self) -> int:
+        """How many backends slot 0 of the frontend names; -1 without the frontend."""
+        master = self.entries.get(service_key(VIP, 0))
+        return int.from_bytes(master[4:6], "little") if master is not None else -1
+
+
+@asynccontextmanager
+async def agent(folder: Path, maps: FakeServiceMaps) -> AsyncIterator[Hive]:
+    """The services of a node whose objects are a folder's files."""
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+
+    def needed(_: Table[ServedFrontend]) -> None: ...
+
+    hive = Hive(
+        kubernetes.cell,
+        control.cell,
+        supply(known),
+        replace(ServiceMaps, maps),
+        invoke(needed),
+        settings={"manifests-dir": str(folder)},
+    )
+    async with hive.started():
+        yield hive
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    (tmp_path / "slice.yaml").write_text(SLICE)
+    return tmp_path
+
+
+def backend(ip: str) -> bytes:
+    return backend_value(Address(ip_address(ip), 8080, 6), BackendState.ACTIVE)
+
+
+async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -> None:
+    maps = FakeServiceMaps()
+    async with agent(folder, maps) as hive:
+        await eventually(lambda: maps.slots() == 2)
+        assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
+        assert maps.voided
+        (served,) = hive.get(Table[ServedFrontend]).all()
+        assert (served.key, str(served.frontend.service)) == (VIP, "shop/web")
+        (folder / "slice.yaml").write_text(SLICE.replace(", {addresses: [10.0.0.2]}", ""))
+        await eventually(lambda: maps.backends == {backend("10.0.0.1")})
+        (folder / "service.yaml").unlink()
+        await eventually(lambda: maps.entries == {})
+        assert hive.get(Table[ServedFrontend]).all() == []
+
+
+async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -> None:
+    maps = FakeServiceMaps()
+    async with agent(folder, maps):
+        await eventually(lambda: maps.slots() == 2)
+    before = dict(maps.entries)
+    (folder / "slice.yaml").write_text(SLICE.replace("10.0.0.2", "10.0.0.3"))
+    async with agent(folder, maps):
+        await eventually(lambda: maps.backends == {backend("10.0.0.1"), backend("10.0.0.3")})
+        assert maps.slots() == 2
+        kept = [where for where in before if maps.entries.get(where) == before[where]]
+        assert reverse_nat_key(1, 4) in kept
+    (folder / "service.yaml").unlink()
+    async with agent(folder, maps):
+        await eventually(lambda: maps.entries == {})
+
+
+async def test_what_somebody_else_wrote_is_mended() -> None:
+    maps, table = FakeServiceMaps(), control.frontends()
+    target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions()), maps, served_frontends())
+    backends = tuple(Backend(Address(ip_address(ip), 8080, 6)) for ip in ("10.0.0.1", "10.0.0.2"))
+    frontend = Frontend(VIP, ServiceType.CLUSTER_IP, ServiceName("shop", "web"), backends)
+    with table.txn() as rows:
+        rows.put(frontend)
+    assert await target.dump() == {VIP: frontend}
+    wanted = dict(maps.entries)
+    del maps.entries[service_key(VIP, 1)]
+    maps.entries[service_key(VIP, 0)] = bytes(12)
+    maps.entries[service_key(VIP, 9)] = bytes(12)
+    assert await target.dump() == {VIP: frontend}
+    assert maps.entries == wanted
+
+
+async def test_a_full_map_is_told_and_tried_again(folder: Path) -> None:
+    maps = FakeServiceMaps()
+    maps.full = True
+    async with agent(folder, maps) as hive:
+        await eventually(
+            lambda: (
+                "raise bpf-lb-map-max"
+                in " ".join(f"{one.message} {one.error}" for one in hive.health.snapshot())
+            )
+        )
+        assert maps.slots() == -1
+        maps.full = False
+        await eventually(lambda: maps.slots() == 2)
+        assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}

@@ -1,0 +1,198 @@
+"""Every recorded run of Cilium's service control plane: same frontends and same maps after each step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cells.services.maglev import Candidate, Seed, fill
+from tests.unit.services.compare import Names, canonical, differences
+from tests.unit.services.replay import Json, Run, load, names
+
+NOT_BUILT = {
+    "api-put-service": "PUT /service is not built",
+    "api-delete-service": "DELETE /service is not built",
+    "health-check-result": "PUT /service is not built",
+    "l7-redirect-register": "L7 load balancing is not built",
+    "l7-redirect-deregister": "L7 load balancing is not built",
+    "remote-cluster-service-upsert": "there is one cluster",
+    "remote-cluster-service-delete": "there is one cluster",
+    "local-redirect-policy-add": "local redirect policies are not built",
+    "local-redirect-policy-delete": "local redirect policies are not built",
+    "endpoints-upsert": "Endpoints are superseded by EndpointSlices",
+    "endpoints-delete": "Endpoints are superseded by EndpointSlices",
+    "node-addresses": "a new address of the node gets every property of the service",
+    "node-labels": "a changed node is followed at once, not at the next event",
+}
+NOT_COMPARED = ("proto", "scope", "annotations", "maglev", "health_check_node_port")
+counts: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def print_counts(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line(
+            f"\nservice recordings: {', '.join(f'{n} {k}' for k, n in sorted(counts.items()))}"
+        )
+
+
+def exclusion(recording: Json) -> str | None:
+    """Why a recording cannot have the recorded outcome, by what happens in it."""
+    if "random-upstream" in recording.get("tags", ()):
+        return "the recorded outcome is one of several"
+    for run in recording["agent_runs"]:
+        services: dict[str, Json] = {}
+        for entry in run.get("maps_before", ()):
+            if entry["k"].get("proto"):
+                return "protocols of restored frontends are read as they are"
+            if "source_range" in entry["map"]:
+                services["web"] = {"loadBalancerSourceRanges": ["restored"]}
+        for step in run["steps"]:
+            for event in step["events"]:
+                reason = NOT_BUILT.get(event["op"]) or _changed_object(event, services)
+                if reason is not None:
+                    return reason
+    return None
+
+
+def _changed_object(event: Json, services: dict[str, Json]) -> str | None:
+    if event["op"] == "pod-upsert":
+        services["pods"] = event["object"]
+    if event["op"] != "service-upsert":
+        return None
+    spec, name = event["object"]["spec"], event["object"]["metadata"]["name"]
+    before = services.get(name)
+    services[name] = spec
+    ranges = spec.get("loadBalancerSourceRanges") or ()
+    for reason, holds in (
+        (
+            "a host port is served again when no service claims it",
+            "pods" in services and spec.get("externalIPs"),
+        ),
+        ("an unreadable source range is left out", any("/" not in one for one in ranges)),
+        (
+            "a health check port goes with the policy Local",
+            spec.get("healthCheckNodePort") and spec.get("externalTrafficPolicy") != "Local",
+        ),
+        (
+            "a service that becomes an external name is served no more",
+            before is not None and before.get("type") != "ExternalName" == spec.get("type"),
+        ),
+        (
+            "without source ranges nobody is refused, not even until the next event",
+            before is not None and before.get("loadBalancerSourceRanges") and not ranges,
+        ),
+    ):
+        if holds:
+            return reason
+    return None
+
+
+def seen(state: Json) -> Json:
+    """The parts of a recorded state that are compared."""
+    frontends = [
+        {key: value for key, value in one.items() if key not in NOT_COMPARED}
+        | {
+            "backends": [
+                {key: value for key, value in backend.items() if key not in ("proto", "zone_id")}
+                for backend in one["backends"]
+                if backend
+            ]
+        }
+        for one in state["frontends"]
+    ]
+    return state | {"frontends": frontends}
+
+
+def compare(recorded: Json, run: Run, theirs: Names, ours: Names) -> None:
+    state, own = seen(recorded), run.state()
+    theirs.learn(state)
+    ours.learn(own)
+    if not run.synced:  # upstream forgets matches over a restart, and so leaves them until the sync
+        own["maps_after"] = own["maps_after"] | {
+            "cilium_lb_affinity_match": state["maps_after"].get("cilium_lb_affinity_match", {})
+        }
+    assert differences(known(canonical(state, theirs)), known(canonical(own, ours))) == []
+    counts["states"] += 1
+
+
+def known(state: dict[str, Any]) -> dict[str, Any]:
+    """Without translations of frontends that are not there: upstream never removes those."""
+    maps = {
+        name: {key: value for key, value in entries.items() if key != (None, None)}
+        if name.endswith("reverse_nat")
+        else entries
+        for name, entries in state["maps"].items()
+    }
+    return state | {"maps": {name: entries for name, entries in maps.items() if entries}}
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_a_recorded_model(name: str) -> None:
+    replay(load(name))
+
+
+@pytest.mark.parametrize("name", names("restore"))
+def test_a_recorded_restart(name: str) -> None:
+    replay(load(name))
+
+
+def replay(recording: Json) -> None:
+    reason = exclusion(recording)
+    if reason is not None:
+        counts[f"excluded: {reason}"] += 1
+        return
+    counts["replayed"] += 1
+    maps: dict[str, dict[str, str]] = {}
+    for recorded in recording["agent_runs"]:
+        for entry in recorded.get("maps_before", ()):
+            maps.setdefault(entry["map"], {})[entry["key"]] = entry["value"]
+        run, theirs, ours = Run(recorded, maps), Names(), Names()
+        if "expect_after_restore" in recorded:
+            compare(recorded["expect_after_restore"], run, theirs, ours)
+        for step in recorded["steps"]:
+            run.results.clear()
+            for event in step["events"]:
+                run.handle(event)
+            if "expect" in step:
+                compare(step["expect"], run, theirs, ours)
+                compare_answers(step["expect"].get("results") or (), run.results)
+
+
+def compare_answers(recorded: Json, own: list[Json]) -> None:
+    """The answers of health check ports; no answer where nobody listens."""
+    asked = [one for one in recorded if one["op"] == "http-get"]
+    assert len(asked) == len(own)
+    for theirs, ours in zip(asked, own, strict=True):
+        assert (theirs.get("status"), theirs.get("body", "")) == (
+            (ours["status"], ours["body"]) if ours is not None else (None, "")
+        )
+        if ours is not None:
+            assert ours["headers"].items() <= theirs["headers"].items()
+        counts["answers"] += 1
+
+
+@pytest.mark.parametrize("case", load("maglev")["cases"], ids=lambda case: str(case["description"]))
+def test_a_recorded_maglev_table(case: Any) -> None:
+    backends = case["backends"]
+    if isinstance(backends, dict):
+        backends = [
+            (f"[10.244.{i // 250}.{i % 250 + 1}:8080,State:active]", i + 1, 100)
+            for i in range(case["n_backends"])
+        ]
+    seed = Seed.parse(case["seed"])
+    table = fill([Candidate(*one) for one in backends], case["table_size"], seed.names)
+    assert hashlib.sha256(table).hexdigest() == case["expect"]["table_sha256"]
+    assert [seed.ipv4, seed.ipv6] == case["expect"]["jhash_seeds"]
+
+
+@pytest.mark.parametrize("case", load("maglev")["invalid_seeds"], ids=lambda case: str(case["seed"]))
+def test_a_seed_that_is_none_is_refused(case: Any) -> None:
+    with pytest.raises(ValueError, match=r"base64|bytes"):
+        Seed.parse(case["seed"])
