@@ -29,6 +29,9 @@ from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.plugin import Ended, environment, run_plugin
 
 SOCKET = Path("/run/cilium/cni.sock")
+OPERATIONAL = 0x40 | 0x10000 | 0x20000
+"""IFF_RUNNING, IFF_LOWER_UP and IFF_DORMANT: the kernel's link watch sets them when it comes to it,
+after whoever set the link up has gone on (Documentation/networking/operstates.rst)."""
 
 
 def _root(_links: HostLinks) -> None:
@@ -104,7 +107,8 @@ class Look:
     def marks(self) -> dict[str, tuple[object, ...]]:
         """What makes each link the one it is."""
         return {
-            name: (link["index"], link.get("address"), link["flags"]) for name, link in self.links.items()
+            name: (link["index"], link.get("address"), link["flags"] & ~OPERATIONAL)
+            for name, link in self.links.items()
         }
 
 
