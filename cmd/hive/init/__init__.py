@@ -1,1 +1,1 @@
-"""What prepares a node before the agent runs on it, and what puts it back: the init containers' commands."""
+"""What prepares a node before the agent runs on it, and puts it back: the commands of init containers."""

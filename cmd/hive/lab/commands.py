@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from hive.agent import pass_settings, settings_argument
+from hive.agent.command import pass_settings, settings_argument
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.output import BAD, GOOD, document, json_text, output_option, table
 
@@ -108,7 +108,7 @@ def _too_late(lab: Lab, pid: int) -> NoReturn:
 
 def _refused(settings: tuple[str, ...]) -> int:
     """The exit code for what an agent would not start with, which is told; 0 when it would."""
-    from hive.agent import build, refuse
+    from hive.agent.command import build, refuse
     from lifecycle import GraphError
 
     try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from hive import endpoint
 from hive.client import ask
+from hive.endpoint import command as endpoint
 from hive.lab import agent_process, pods
 from hive.lab.aftermath import clear_away, settled
 from hive.lab.flows import tcp_listener

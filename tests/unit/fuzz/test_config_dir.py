@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hive.agent import YAML_NAME, build
+from hive.agent.command import YAML_NAME, build
 from lifecycle import SettingsError
 from tests.unit.fuzz.inputs import bounded, odd_bytes, odd_texts
 from tests.unit.fuzz.test_state_files import Holding, Put, put

@@ -196,7 +196,7 @@ def test_inspect_refuses_wrong_settings_and_formats(capsys: pytest.CaptureFixtur
 ENDING = """
 import sys
 import anyio
-from hive.agent import run_to_the_end
+from hive.agent.command import run_to_the_end
 from lifecycle import Hive, configure_logging
 
 configure_logging("info", "logfmt")

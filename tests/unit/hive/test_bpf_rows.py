@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address
 import pytest
 
 from cells.maps import EndpointConfig, FragmentPorts, NodeConfig
-from hive.bpf_rows import describe
+from hive.maps.bpf_rows import describe
 from tests.unit.conformance.bpf_recordings import REPLAYED, entries, load, maps, printed
 
 MAC = bytes(range(6))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hive.build_config import write
-from hive.build_config.sources import read_directory
+from hive.config.build_config import write
+from hive.config.build_config.sources import read_directory
 from hive.main import cli
 
 MANIFESTS = """

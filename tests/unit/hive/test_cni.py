@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hive import cni
+from hive.init import cni
 from hive.main import cli
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "configs" / "image" / "scripts"

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hive.endpoint import render
+from hive.endpoint.command import render
 from hive.main import main
 from tests.unit.hive.stub_agent import stub_agent
 
@@ -205,7 +205,7 @@ def test_maps_that_are_not_ours_to_read_say_what_to_do(tmp_path: Path) -> None:
 
 
 def _list_as_nobody(bpf_root: Path) -> tuple[int, str]:
-    import_module("hive.bpf")  # which this user may not read
+    import_module("hive.maps.bpf")  # which this user may not read
     said = io.StringIO()
     _become_nobody()
     with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
@@ -289,7 +289,7 @@ def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_status_starts_without_loading_the_agent() -> None:
-    code = "import sys, hive.status, hive.endpoint; print(*sys.modules)"
+    code = "import sys, hive.agent.status, hive.endpoint.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=TREE)
     assert not {"cells", "lifecycle", "dependency_injector", "anyio", "rich"} & set(done.stdout.split())
 

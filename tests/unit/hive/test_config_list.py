@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hive.config import render
+from hive.config.command import render
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from hive.db import describe, render
+from hive.agent.db import describe, render
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive
 
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_watch_in_silence(
     def interrupted(*_: object) -> list[object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hive.db.follow", interrupted)
+    monkeypatch.setattr("hive.agent.db.follow", interrupted)
     result = hive(capsys, "db", "watch", "endpoints", "-H", tmp_path / "x.sock")
     assert (result.code, result.out, result.err) == (0, "", "")
 

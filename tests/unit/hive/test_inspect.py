@@ -7,7 +7,7 @@ import click
 import jsonschema_rs
 import pytest
 
-from hive import inspect_text
+from hive.inspect import text as inspect_text
 from lifecycle import Hive, Hook, Lifecycle, Settings, config, invoke, module, provide, provide_private
 from lifecycle.graph import graph_schema, timeline_schema
 from tests.unit.hive.test_command_line import hive

@@ -7,7 +7,7 @@ import click
 import pytest
 from msgspec import structs
 
-from hive.inspect_timeline import chart
+from hive.inspect.timeline import chart
 from lifecycle.graph import Graph, Span, Timeline
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import hive

@@ -14,7 +14,7 @@ import pytest
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import SOCKET
 from cells.observe.monitor.payload import PREFACE, encode
-from hive.monitor import Wanted
+from hive.observe.monitor import Wanted
 from tests.unit.hive.test_command_line import Result, hive
 
 

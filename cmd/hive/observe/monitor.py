@@ -29,7 +29,7 @@ from cells.observe.events import (
 )
 from cells.observe.monitor import SOCKET, GobError, Payloads
 from hive.client import connect, socket_option
-from hive.monitor_json import json_line
+from hive.observe.monitor_json import json_line
 from hive.output import BAD, GOOD, QUIET
 
 KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict}

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from hive import endpoint_change, endpoint_detail
 from hive.client import ask, socket_option, timeout_option
+from hive.endpoint import change as endpoint_change
+from hive.endpoint import detail as endpoint_detail
 from hive.output import BAD, GOOD, QUIET, document, output_option, table, terminal_width
 
 LABELS = 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hive.agent import pass_settings, refuse, settings_argument
+from hive.agent.command import pass_settings, refuse, settings_argument
 from hive.client import ask, socket_option, timeout_option
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _refuse_what_does_not_go_together(
 
 
 def _graph(of: str | None, settings: tuple[str, ...]) -> "Graph":
-    from hive.inspect_source import hive_of
+    from hive.inspect.source import hive_of
 
     return hive_of(of, settings).graph(faulty=True)
 
@@ -165,7 +165,7 @@ def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -
 def _show_graph(graph: "Graph", form: str, module: str | None, timeline: "Timeline | None") -> None:
     part = graph if module is None else graph.only(module)
     if form == "tree":
-        from hive.inspect_text import tinted
+        from hive.inspect.text import tinted
 
         text = tinted(part.tree(module))
     elif form == "html":
@@ -178,7 +178,8 @@ def _show_graph(graph: "Graph", form: str, module: str | None, timeline: "Timeli
 def _show_view(
     view: str, graph: "Graph", module: str | None, wanted: str, timeline: "Timeline | None", *, as_json: bool
 ) -> None:
-    from hive import inspect_text, inspect_timeline
+    from hive.inspect import text as inspect_text
+    from hive.inspect import timeline as inspect_timeline
 
     if view == "timeline":
         assert timeline is not None  # noqa: S101  # this view asked for it
@@ -197,7 +198,7 @@ def _show_view(
 
 
 def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
-    from hive.inspect_text import differences
+    from hive.inspect.text import differences
     from lifecycle.graph import diff, read_graph
 
     graphs = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hive.build_config.sources import Tell
+from hive.config.build_config.sources import Tell
 
 DATA = "..data"
 

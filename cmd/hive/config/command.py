@@ -8,10 +8,18 @@ from typing import Any
 
 import click
 
-from hive.agent import ENV_PREFIX, FILE_FLAG, YAML_NAME, build, pass_settings, refuse, settings_argument
+from hive.agent.command import (
+    ENV_PREFIX,
+    FILE_FLAG,
+    YAML_NAME,
+    build,
+    pass_settings,
+    refuse,
+    settings_argument,
+)
 from hive.client import ask, socket_option, timeout_option
-from hive.config_get import get_setting
-from hive.config_set import set_options
+from hive.config.get import get_setting
+from hive.config.set import set_options
 from hive.output import GOOD, QUIET, document, fitted, output_option, terminal_width, told
 
 TITLE = "Settings of the agent"

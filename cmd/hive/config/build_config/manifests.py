@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from hive.build_config.cluster import ClusterError, Expression, Node, NodeConfig
+from hive.config.build_config.cluster import ClusterError, Expression, Node, NodeConfig
 
 SUFFIXES = {".yaml", ".yml", ".json"}
 

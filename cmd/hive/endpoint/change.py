@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hive.client import change, socket_option, timeout_option
-from hive.endpoint_detail import ask_one, endpoint_argument, one_path
+from hive.endpoint.detail import ask_one, endpoint_argument, one_path
 from hive.output import cell_text, document, fitted, output_option, terminal_width
 
 

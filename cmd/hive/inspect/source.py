@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hive.agent import build
+from hive.agent.command import build
 
 if TYPE_CHECKING:
     from lifecycle import Hive

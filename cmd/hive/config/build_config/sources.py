@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hive.build_config.cluster import Cluster
+from hive.config.build_config.cluster import Cluster
 
 ANNOTATION_PREFIX = "config.cilium.io/"
 KINDS = ("config-map", "cilium-node-config", "node", "directory")

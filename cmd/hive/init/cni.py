@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-PLUGIN = Path(__file__).parent / "bin" / "cilium-cni"
+PLUGIN = Path(__file__).parents[1] / "bin" / "cilium-cni"
 LOOPBACK = Path("/cni/loopback")
 
 host_prefix = click.option(

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from cells.maps import BpfError, Map, MapType, open_map
-from hive.bpf_rows import Row, describe
+from hive.maps.bpf_rows import Row, describe
 from hive.output import document, fitted, output_option, terminal_width
 
 GLOBALS = Path("tc", "globals")

@@ -138,19 +138,19 @@ def _endpoint_logs(agent_socket: Path, timeout: float) -> bytes:
 
 
 def _maps(bpf_root: Path) -> bytes:
-    from hive.bpf import summaries  # loads the maps cell
+    from hive.maps.bpf import summaries  # loads the maps cell
 
     return _json(summaries(bpf_root))
 
 
 def _rows(pin: Path) -> bytes:
-    from hive.bpf import rows_of
+    from hive.maps.bpf import rows_of
 
     return _json(rows_of(pin))
 
 
 def _network() -> bytes:
-    from hive.network_state import network_state  # loads pyroute2
+    from hive.agent.network_state import network_state  # loads pyroute2
 
     return _json(network_state())
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from hive.build_config.cluster import Cluster, ClusterError
-from hive.build_config.manifests import Manifests
-from hive.build_config.merge import Overrides, merge
-from hive.build_config.sources import Found, Source, SourceError, parse_source, read_source
-from hive.build_config.write import write_directory
+from hive.config.build_config.cluster import Cluster, ClusterError
+from hive.config.build_config.manifests import Manifests
+from hive.config.build_config.merge import Overrides, merge
+from hive.config.build_config.sources import Found, Source, SourceError, parse_source, read_source
+from hive.config.build_config.write import write_directory
 
 NEED_CLUSTER = ("config-map", "cilium-node-config", "node")
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hive.build_config.sources import Found, Tell
+from hive.config.build_config.sources import Found, Tell
 
 
 @dataclass(frozen=True, slots=True)

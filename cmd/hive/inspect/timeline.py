@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hive.inspect_text import width
+from hive.inspect.text import width
 from hive.output import QUIET
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Endpoints of the running agent: listed, looked at, changed."""
