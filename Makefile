@@ -11,6 +11,8 @@ BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 MAGLEV := cells/services/maglev/objects/libmaglev.so
+# The longest tier comes first, and has one process to itself; see tests/conftest.py.
+SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: root demo test unit browser kernel node soak lint bench install install-test clean
 .DELETE_ON_ERROR:
@@ -24,7 +26,7 @@ demo: root install
 	@$(BIN)/hive lab demo
 
 test: root lint
-	$(BIN)/pytest tests/unit tests/browser tests/kernel tests/node
+	$(BIN)/pytest $(SPREAD) tests/node tests/kernel tests/browser tests/unit
 
 unit: install-test
 	$(BIN)/pytest tests/unit

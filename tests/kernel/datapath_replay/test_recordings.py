@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from tests.kernel.datapath_replay.compare import differences
 from tests.kernel.datapath_replay.node import Node
 from tests.kernel.datapath_replay.recordings import Recording, load_all
 from tests.kernel.datapath_replay.rules import reason_not_to_replay
+from tests.support.counts import Count
 from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.kernel
@@ -33,11 +33,9 @@ def test_a_packet_fares_as_it_did_with_cilium(node: Node, recording: Recording) 
     assert differences(recording, node.replay(recording)) == []
 
 
-def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
     areas = Counter(each.area for each in REPLAYED)
     reasons = Counter(reason for each in RECORDINGS if (reason := reason_not_to_replay(each)))
     assert areas.total() + reasons.total() == len(RECORDINGS)
-    with capsys.disabled():
-        sys.stdout.write(f"\nrecordings of the datapath: {areas.total()} replayed, {reasons.total()} not:\n")
-        sys.stdout.writelines(f"  {count:3} {area}\n" for area, count in areas.most_common())
-        sys.stdout.writelines(f"  {count:3} not: {reason}\n" for reason, count in reasons.most_common())
+    count("recordings of the datapath", {f"replayed: {area}": number for area, number in areas.items()})
+    count("recordings of the datapath", {f"not: {reason}": number for reason, number in reasons.items()})

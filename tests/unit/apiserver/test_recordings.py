@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from tests.support.counts import Count
 from tests.unit.apiserver.replay import Result, Scenario, replay, scenarios
 
 ALL = scenarios()
@@ -35,9 +36,7 @@ def test_every_exchange_is_answered_as_recorded(results: dict[str, list[Result]]
     assert not different, "\n".join(different)
 
 
-def test_most_of_what_was_recorded_is_replayed(
-    results: dict[str, list[Result]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_most_of_what_was_recorded_is_replayed(results: dict[str, list[Result]], count: Count) -> None:
     reasons: Counter[str] = Counter()
     for scenario in ALL:
         if reason := scenario.excluded():
@@ -45,8 +44,8 @@ def test_most_of_what_was_recorded_is_replayed(
     outcomes = Counter(one.outcome for played in results.values() for one in played)
     reasons.update(one.why for played in results.values() for one in played if one.outcome == "excluded")
     total = sum(outcomes.values()) + sum(reasons.values()) - outcomes["excluded"]
-    with capsys.disabled():
-        print(f"\nAPI server recordings: {outcomes['same']} of {total} exchanges the same")  # noqa: T201
-        for reason, count in reasons.most_common():
-            print(f"  {count:4} left out: {reason}")  # noqa: T201
+    count(
+        "recorded exchanges with an API server",
+        {"the same": outcomes["same"], **{f"not: {reason}": number for reason, number in reasons.items()}},
+    )
     assert outcomes["same"] >= 0.8 * total

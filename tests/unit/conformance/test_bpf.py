@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +25,7 @@ from cells.maps import (
 from cells.maps.sizes import MapSizes
 from cells.maps.specs import map_specs, policy_spec
 from cells.observe.events import reason_name
+from tests.support.counts import Count, not_replayed
 from tests.unit.conformance.bpf_recordings import EXCLUDED, OURS, REPLAYED, entries, load, maps, printed
 from tests.unit.conformance.recordings import DATA
 
@@ -212,11 +211,8 @@ def test_the_client_leaves_our_map_of_counts_alone() -> None:
     assert (spec.max_entries, spec.flags) == (asked["max_entries_in_test"], asked["flags"])
 
 
-def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
     index = json.loads((DATA / "index.json").read_text())
     assert set(REPLAYED) | set(EXCLUDED) == {row["file"].removesuffix(".json") for row in index["bpf"]}
     assert {f"bpf/{path.stem}" for path in (DATA / "bpf").iterdir()} == set(REPLAYED)
-    reasons = Counter(EXCLUDED.values())
-    with capsys.disabled():
-        sys.stdout.write(f"\nrecordings of map readers: {len(REPLAYED)} replayed, {len(EXCLUDED)} not:\n")
-        sys.stdout.writelines(f"  {count:3} {reason}\n" for reason, count in reasons.most_common())
+    count("recordings of map readers", {"replayed": len(REPLAYED), **not_replayed(EXCLUDED.values())})

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections import Counter
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 from cells.api.limiter.settings import NAMES
 from cells.endpoint import EndpointRequest
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue
+from tests.support.counts import Count, not_replayed
 from tests.unit.api.node import Answer, Node, running_node
 from tests.unit.conformance.recordings import DATA, EXCLUDED, REPLAYED, exchanges, numbered
 from tests.unit.conformance.shape import differences
@@ -331,15 +330,12 @@ def absent_parts(method: str, path: str) -> set[str]:
     return {within + part for part in NO_SUCH_PART.get(parts[0], ())}
 
 
-def test_every_recording_is_replayed_or_has_a_reason_not_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
     index = json.loads((DATA / "index.json").read_text())
     names = {row["file"].removesuffix(".json") for row in index["cni"] + index["dbg"]}
     assert set(REPLAYED) | set(EXCLUDED) == names
     assert all((DATA / f"{name}.json").exists() for name in REPLAYED)
-    reasons = Counter(EXCLUDED.values())
-    with capsys.disabled():
-        sys.stdout.write(f"\nrecordings: {len(REPLAYED)} replayed, {len(EXCLUDED)} not:\n")
-        sys.stdout.writelines(f"  {count:3} {reason}\n" for reason, count in reasons.most_common())
+    count("recordings of cni and dbg", {"replayed": len(REPLAYED), **not_replayed(EXCLUDED.values())})
 
 
 TRAPS = [

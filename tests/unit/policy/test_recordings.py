@@ -10,6 +10,7 @@ import pytest
 from cells.policy.compute import Entry, Key, PolicyConflictError
 from cells.policy.compute.lookup import lookup
 from cells.policy.rules import Direction, PolicyError
+from tests.support.counts import Count
 from tests.unit.policy.exclusions import upstream_fault
 from tests.unit.policy.replay import (
     DIRECTIONS,
@@ -25,14 +26,11 @@ AUTH_TYPES = {"disabled": 0, "spire": 1, "test-always-fail": 2}
 counts: Counter[str] = Counter()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def print_counts(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _counted(count: Count) -> Iterator[None]:
+    counts.clear()
     yield
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_line(
-            f"\npolicy recordings: {', '.join(f'{n} {k}' for k, n in sorted(counts.items()))}"
-        )
+    count("recordings of the policy engine", counts)
 
 
 def refused_by_design(case: Case, recorded: Json, error: PolicyError | None) -> bool:
@@ -73,7 +71,7 @@ def test_a_recorded_case(name: str) -> None:
         return
     fault = upstream_fault(case)
     if fault is not None:
-        counts[f"excluded: {fault}"] += 1
+        counts[f"not: {fault}"] += 1
         return
     counts["replayed"] += 1
     for endpoint in case.recording["endpoints"]:

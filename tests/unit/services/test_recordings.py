@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cells.services.maglev import Candidate, Seed, fill
+from tests.support.counts import Count
 from tests.unit.services.compare import Names, canonical, differences
 from tests.unit.services.replay import Json, Run, load, names
 
@@ -32,14 +33,11 @@ NOT_COMPARED = ("proto", "scope", "annotations", "maglev", "health_check_node_po
 counts: Counter[str] = Counter()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def print_counts(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _counted(count: Count) -> Iterator[None]:
+    counts.clear()
     yield
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_line(
-            f"\nservice recordings: {', '.join(f'{n} {k}' for k, n in sorted(counts.items()))}"
-        )
+    count("recordings of services", counts)
 
 
 def exclusion(recording: Json) -> str | None:
@@ -146,7 +144,7 @@ def test_a_recorded_restart(name: str) -> None:
 def replay(recording: Json) -> None:
     reason = exclusion(recording)
     if reason is not None:
-        counts[f"excluded: {reason}"] += 1
+        counts[f"not: {reason}"] += 1
         return
     counts["replayed"] += 1
     maps: dict[str, dict[str, str]] = {}
