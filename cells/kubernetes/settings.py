@@ -5,6 +5,7 @@ Needs: nothing.   Gives: KubernetesSettings.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -42,6 +43,17 @@ class KubernetesSettings(Settings, frozen=True):
     k8s_heartbeat_timeout: Duration = seconds(30)
     """How long the API server may be silent before it is asked how it is; without an answer connections are
     made anew. 0 never asks."""
+
+    @property
+    def has_source(self) -> bool:
+        """Whether objects come from anywhere; kubelet tells every pod where the API server is."""
+        return bool(self.manifests_dir) or self.asks_api_server
+
+    @property
+    def asks_api_server(self) -> bool:
+        """Whether objects come from API servers."""
+        named = self.k8s_api_server or self.k8s_api_server_urls or self.k8s_kubeconfig_path
+        return bool(not self.manifests_dir and (named or os.environ.get("KUBERNETES_SERVICE_HOST")))
 
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""

@@ -75,7 +75,7 @@ def access_of(settings: KubernetesSettings) -> Access | None:
         for url in (settings.k8s_api_server, *settings.k8s_api_server_urls)
         if url
     )
-    if not (urls or settings.k8s_kubeconfig_path or os.environ.get("KUBERNETES_SERVICE_HOST")):
+    if not settings.asks_api_server:
         return None
     from cells.kubernetes.client import Access, from_kubeconfig, in_cluster  # loaded where there is a server
 
@@ -145,7 +145,7 @@ class KubernetesAPI:
 
     async def _start(self) -> None:
         settings = self._settings
-        access = None if settings.manifests_dir else access_of(settings)
+        access = access_of(settings)
         self._started = True
         if access is None:
             if not settings.manifests_dir:

@@ -153,7 +153,7 @@ class Repository:
         if options.enable_policy == "never" or (is_host and not options.enable_host_firewall):
             return Resolved(enforced=False, filters=())
         speaking = [rule for rule in self.selecting(labels) if rule.of(direction)]
-        always = options.enable_policy == "always" or labels.has_reserved("init")
+        always = options.enable_policy == "always" or (options.enforces_init and labels.has_reserved("init"))
         if not always and not speaking:
             return Resolved(enforced=False, filters=())
         if not always and not any(rule.default_deny(direction) for rule in speaking):

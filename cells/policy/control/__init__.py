@@ -7,8 +7,6 @@ Why:    a policy object may come, change or go at any time; an object that is re
         said before in force.
 """
 
-import os
-
 from cells.config import AgentConfig
 from cells.kubernetes import KubernetesSettings
 from cells.policy.control.computer import RulePolicy
@@ -26,21 +24,15 @@ def policy_options(
     agent: AgentConfig, policy: PolicySettings, kubernetes: KubernetesSettings
 ) -> PolicyOptions:
     """What the agent's settings mean for rules. What needs a proxy is refused by name: there is none yet."""
-    sources = (
-        kubernetes.manifests_dir,
-        kubernetes.k8s_api_server,
-        kubernetes.k8s_api_server_urls,
-        kubernetes.k8s_kubeconfig_path,
-        os.environ.get("KUBERNETES_SERVICE_HOST"),  # kubelet sets it for every pod
-    )
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
-        policy.allow_localhost is Localhost.AUTO and any(sources)
+        policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
     )
     return PolicyOptions(
         cluster_name=agent.cluster_name,
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
         enable_policy=policy.enable_policy.value,
+        enforces_init=kubernetes.has_source,
         allow_localhost="always" if localhost else "policy",
         enable_l7_proxy=False,
         learns_names=False,

@@ -14,6 +14,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     enable_ipv4: bool = True
     enable_ipv6: bool = False
     enable_policy: Literal["default", "always", "never"] = "default"
+    enforces_init: bool = True
+    """Whether pods in ``init`` are closed: not where nobody would ever tell their labels."""
     allow_localhost: Literal["auto", "always", "policy"] = "auto"
     enable_host_firewall: bool = False
     enable_icmp_rules: bool = True

@@ -11,7 +11,7 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import identity, ipcache
-from cells.cluster.identity import Identities
+from cells.cluster.identity import INIT, INIT_LABELS, Identities
 from cells.cluster.ipcache import IpcacheMap
 from cells.config import AgentConfig, AgentSettings
 from cells.maps import PolicyEntry, PolicyKey
@@ -74,7 +74,7 @@ class Room:
 
 
 @asynccontextmanager
-async def room(folder: Path) -> AsyncIterator[Room]:
+async def room(folder: Path | str) -> AsyncIterator[Room]:
     maps, kernel = FakeMaps(), FakeIpcacheMap()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
@@ -84,12 +84,22 @@ async def room(folder: Path) -> AsyncIterator[Room]:
     fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
     hive = Hive(*cells, *fakes, invoke(needed), settings={"manifests-dir": str(folder)})
     async with hive.started():
-        yield Room(hive, folder, maps, kernel)
+        yield Room(hive, Path(folder), maps, kernel)
 
 
 async def test_an_endpoint_without_policies_may_do_everything(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         assert node.entries.keys() == {*ALLOW_ALL, HOST}
+
+
+@pytest.mark.parametrize("source", [True, False])
+async def test_a_pod_whose_labels_are_not_known_is_closed_where_somebody_will_tell_them(
+    tmp_path: Path, source: bool
+) -> None:
+    async with room(tmp_path if source else "") as node:
+        new = node.policies.acquire()
+        node.policies.realize(new, INIT, INIT_LABELS)
+        assert node.maps.maps[new].keys() == ({HOST} if source else {*ALLOW_ALL})
 
 
 async def test_a_policy_is_in_the_map_once_its_file_is_there_and_gone_with_it(tmp_path: Path) -> None:
