@@ -24,12 +24,12 @@ from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.services import control as services
-from lifecycle import module, provide
+from lifecycle import after, module, provide
 
 
-def ready(api_: Api, started: StartedDaemon, written: CniConfig, synced: HostIPSync) -> AgentReady:
+@after(Api, StartedDaemon, CniConfig, HostIPSync)
+def ready() -> AgentReady:
     """What a healthy agent does, and so what probes wait for: both sockets serve, the runtime is told."""
-    del api_, started, written, synced
     return AgentReady()
 
 

@@ -46,7 +46,18 @@ from cells.node.router import Router
 from cells.observe import metrics
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
-from lifecycle import Lifecycle, Logger, Member, Table, config, invoke, module, provide, provide_private
+from lifecycle import (
+    Lifecycle,
+    Logger,
+    Member,
+    Table,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 
 def facts(
@@ -94,14 +105,12 @@ def map_reader(maps: Maps) -> MapReader:
     return NodeMaps(maps)
 
 
+@after(ExposedEndpoints, QueueLock, HostIPSync)
 def api(
     config: AgentConfig,
     parts: list[Member[ApiPart]],
     gate: Gate,
     *,
-    exposed: ExposedEndpoints,
-    locked: QueueLock,
-    synced: HostIPSync,
     times: ApiTimes,
     access: AccessSettings,
     limits: Limits,
@@ -113,7 +122,6 @@ def api(
     No plugin can queue a deletion any more that nobody would read, and the datapath knows the node's own
     addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.
     """
-    del exposed, locked, synced
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 
 

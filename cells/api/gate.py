@@ -14,7 +14,7 @@ from cells.api.wire import answer
 from cells.cni.server import DeleteQueue
 from cells.endpoint.restore import RegeneratedEndpoints
 from cells.node.host_ip_sync import HostIPSync
-from lifecycle import HiveError, Hook, Lifecycle, Promise
+from lifecycle import HiveError, Hook, Lifecycle, Promise, after
 from lifecycle.http import Request, Response
 
 BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
@@ -56,18 +56,15 @@ class Gate:
         return handle
 
 
+@after(RegeneratedEndpoints, DeleteQueue, HostIPSync)
 class StartedDaemon:
     """The daemon runs once its hook has: everything of before is back, and nothing of before is pending."""
 
     def __init__(
         self,
         gate: Gate,
-        regenerated: RegeneratedEndpoints,
-        drained: DeleteQueue,
-        synced: HostIPSync,
         lifecycle: Lifecycle,
     ) -> None:
-        del regenerated, drained, synced
         self._gate = gate
         lifecycle.append(Hook("open the API's gate", self._start))
 

@@ -40,15 +40,10 @@ def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
     return metrics.Collector("datapath-watchdog", collect)
 
 
-def watch(watchdog: DatapathWatchdog) -> None:
-    """The watchdog is part of the agent though nobody waits for it."""
-    del watchdog
-
-
 cell = module(
     "datapath",
     "eBPF programs of the node",
     config(DatapathSettings),
     provide(Datapath, Collector, DatapathWatchdog, watchdog_metrics),
-    invoke(watch),
+    invoke(DatapathWatchdog),
 )

@@ -127,11 +127,6 @@ __all__ = [
 ]
 
 
-def follow(api: KubernetesAPI, manifests: ManifestsSource) -> None:
-    """Have whichever source there is fill the tables."""
-    del api, manifests
-
-
 def pods(resources: Resources) -> Table[Pod]:
     """The node's own pods."""
     return resources.table(PODS)
@@ -184,5 +179,5 @@ cell = module(
     provide(source_statuses, manifest_files, Resources, KubernetesAPI, ManifestsSource),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
     provide(cilium_nodes, cilium_identities, cilium_endpoints),
-    invoke(follow),
+    invoke(KubernetesAPI, ManifestsSource),
 )

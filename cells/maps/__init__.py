@@ -178,15 +178,10 @@ cell = module(
 )
 
 
-def watch(watchdog: MapWatchdog) -> None:
-    """The watchdog is part of the agent though nobody waits for it."""
-    del watchdog
-
-
 watchdog_cell = module(
     "map-watchdog",
     "Pins of the maps, kept",
     provide(MapWatchdog, watchdog_metrics),
-    invoke(watch),
+    invoke(MapWatchdog),
 )
 """For an agent with endpoints: who uses the maps alone has its own idea of policy maps."""

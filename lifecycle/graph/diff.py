@@ -57,7 +57,8 @@ def _by_id(things: Iterable[msgspec.Struct]) -> Mapping[str, dict[str, Any]]:
     for thing in things:
         fields = msgspec.to_builtins(thing)
         if "from" in fields:
-            name = f"{fields['from']} -> {fields['to']} ({fields['parameter']})"
+            role = "after" if fields["order"] else fields["parameter"]
+            name = f"{fields['from']} -> {fields['to']} ({role})"
         elif "struct" in fields:
             name = fields["name"]
         else:

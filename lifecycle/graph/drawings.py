@@ -20,7 +20,10 @@ RED = "#c62828"
 
 
 def dot(graph: Parts) -> str:
-    """A cluster per module; invoked functions are ellipses, private constructors dashed."""
+    """A cluster per module; invoked functions are ellipses, private constructors dashed.
+
+    A dashed arrow leads to what only comes before.
+    """
     faults = Marks(graph)
     lines = [
         f"digraph {_quoted(graph.name)} {{",
@@ -44,8 +47,10 @@ def dot(graph: Parts) -> str:
 
     lines += _nested(graph, begin, provided, invoked, "}")
     for edge in graph.edges:
-        red = f' [color="{RED}", penwidth=2]' if (edge.source, edge.target) in faults.edges else ""
-        lines.append(f"  {_quoted(edge.source)} -> {_quoted(edge.target)}{red};")
+        styles = [f'color="{RED}", penwidth=2'] * ((edge.source, edge.target) in faults.edges)
+        styles += ["style=dashed"] * edge.order
+        held = f" [{', '.join(styles)}]" if styles else ""
+        lines.append(f"  {_quoted(edge.source)} -> {_quoted(edge.target)}{held};")
     for lacks, kind in faults.lacks.items():
         style = f'shape=octagon, style=dashed, color="{RED}", fontcolor="{RED}", penwidth=2'
         lines.append(f"  {_quoted(f'{kind} {lacks}')} [label={_quoted(_lines(lacks, kind))}, {style}];")
@@ -55,7 +60,10 @@ def dot(graph: Parts) -> str:
 
 
 def mermaid(graph: Parts) -> str:
-    """A subgraph per module; invoked functions are round, private constructors have cut corners."""
+    """A subgraph per module; invoked functions are round, private constructors have cut corners.
+
+    A dashed arrow leads to what only comes before.
+    """
     faults = Marks(graph)
     # ids of ours may hold anything, those of Mermaid letters and digits
     short = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
@@ -76,7 +84,9 @@ def mermaid(graph: Parts) -> str:
         return box(root.id, root.name, "([", "])")
 
     lines = ["flowchart LR", *_nested(graph, begin, provided, invoked, "end")]
-    lines += (f"  {short[edge.source]} --> {short[edge.target]}" for edge in graph.edges)
+    for edge in graph.edges:
+        arrow = "-.->" if edge.order else "-->"
+        lines += [f"  {short[edge.source]} {arrow} {short[edge.target]}"]
     lines += (f"  {ghosts[lacks]}[/{_mermaid(lacks, kind)}/]:::fault" for lacks, kind in faults.lacks.items())
     lines += (f"  {short[node]} -.-> {ghosts[lacks]}" for node, lacks, _ in faults.lacking)
     if graph.faults:

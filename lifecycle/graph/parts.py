@@ -61,11 +61,14 @@ class InvokeInfo(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
-    """`source` needs `target`, both ids. In JSON: from, to."""
+    """`source` needs `target`, or only comes after it; both ids. In JSON: from, to."""
 
     source: str
     target: str
     parameter: str
+    """The parameter that is filled with it; empty where nothing is handed over."""
+    order: bool = False
+    """Whether it only comes after that (see after())."""
 
 
 class SettingInfo(msgspec.Struct, frozen=True):

@@ -38,8 +38,9 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
     yield from _settings(graph, faults, module)
     names = {node.id: node.provides for node in graph.constructors}
     needs: Mapping[str, list[str]] = defaultdict(list)
+    after: Mapping[str, list[str]] = defaultdict(list)
     for edge in graph.edges:
-        needs[edge.source].append(names[edge.target])
+        (after if edge.order else needs)[edge.source].append(names[edge.target])
     for user, lacks, kind in faults.lacking:
         needs[user].append(f"{lacks} ({kind})")
     for node in graph.constructors:
@@ -54,11 +55,12 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
             **dict.fromkeys(faults.of(node.id), True),
         }
         held = ", ".join(mark for mark, holds in marks.items() if holds)
-        yield f"· provide {shown}{f' ({held})' if held else ''}{_needs(needs[node.id])}"
+        yield f"· provide {shown}{f' ({held})' if held else ''}{_needs(needs[node.id], after[node.id])}"
     for root in graph.invokes:
         if root.module == module.id:
             held = ", ".join(faults.of(root.id))
-            yield f"· invoke  {root.name}{f' ({held})' if held else ''}{_needs(needs[root.id])}"
+            needed = _needs(needs[root.id], after[root.id])
+            yield f"· invoke  {root.name}{f' ({held})' if held else ''}{needed}"
     for hook in graph.hooks:
         if hook.module == module.id:
             yield f"· hook    {hook.name}"
@@ -96,7 +98,11 @@ def _wrapped(line: str, indent: str) -> list[str]:
     )
 
 
-def _needs(types: list[str]) -> str:
+def _needs(types: list[str], after: list[str]) -> str:
+    needed = f" <- {_counted(types)}" if types else ""
+    return f"{needed} after {_counted(after)}" if after else needed
+
+
+def _counted(types: list[str]) -> str:
     counts = Counter(types)  # the members of a group have one type
-    named = (name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-    return " <- " + ", ".join(named) if types else ""
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())

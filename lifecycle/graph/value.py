@@ -166,7 +166,12 @@ def _graph(
             )
             for node in resolution.assembly.providers
         ),
-        edges=tuple(Edge(ids[node], ids[need], name) for node, need, name in edges),
+        edges=tuple(
+            Edge(ids[node], ids[need], "", order=True)
+            if name in node.orders
+            else Edge(ids[node], ids[need], name)
+            for node, need, name in edges
+        ),
         invokes=tuple(
             InvokeInfo(ids[node], node.name, node.scope.id, node.place.file, node.place.line, _injected(node))
             for node in resolution.assembly.invokes

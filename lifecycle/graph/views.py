@@ -85,7 +85,9 @@ def _why(graph: Graph, wanted: str) -> Iterator[str]:
         for number, chain in enumerate(chains, 1):
             verb = "invoked" if chain[0].source in roots else "provided, not needed:"
             yield f"{number:3}. {verb} {_named(nodes[chain[0].source])}"
-            yield from (f"     needs {_named(nodes[edge.target])} as {edge.parameter}" for edge in chain)
+            for edge in chain:
+                verb, role = ("comes after", "") if edge.order else ("needs", f" as {edge.parameter}")
+                yield f"     {verb} {_named(nodes[edge.target])}{role}"
 
 
 def _named(node: ConstructorInfo | InvokeInfo) -> str:

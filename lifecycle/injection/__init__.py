@@ -18,6 +18,7 @@ from lifecycle.injection.cells import (
     supply,
 )
 from lifecycle.injection.constructors import ModuleId
+from lifecycle.injection.ordering import after
 from lifecycle.injection.profile import Profile, Step, Timing
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Profile",
     "Step",
     "Timing",
+    "after",
     "config",
     "config_private",
     "decorate",

@@ -32,7 +32,7 @@ from lifecycle.injection.fakes import misfit
 from lifecycle.injection.signatures import describe, refused, stand_for
 from lifecycle.settings.options import Settings, unreadable
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "assemble", "be_built"]
 
 _MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _END = object()
@@ -218,7 +218,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
     function: object = call
     if _is_type(call):  # stands for its instance in the graph
-        function, signature = _instance, stand_for(call)
+        function, signature = be_built, stand_for(call)
     else:
         call = function = as_function(call)
         signature = describe(call, invoked=True)
@@ -240,5 +240,5 @@ def _is_type(call: object) -> bool:
     return isinstance(call, type | typing.NewType) or typing.get_origin(call) is not None
 
 
-def _instance(instance: object) -> None:
+def be_built(instance: object) -> None:
     """Invoked for a type: building the instance is all there is to do."""

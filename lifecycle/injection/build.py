@@ -81,6 +81,7 @@ class Build:
         provider: Any = self.providers[node]
         if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
             return
+        yield from ((name, node.needs[name]) for name in node.needs if name in node.orders)
         names = ["result"] if node.part else [each.name for each in node.parameters if each.positional]
         for name, value in (*zip(names, provider.args, strict=True), *provider.kwargs.items()):
             pending = [value]
@@ -107,6 +108,8 @@ class Build:
             return Singleton(_Take(node, node.part), self.providers[node.needs["result"]])
         args, kwargs = [], {}
         for parameter in node.parameters:
+            if parameter.ordering:
+                continue
             value = self._argument(node, parameter)
             if parameter.positional:
                 args.append(value)

@@ -10,6 +10,7 @@ from typing import Any
 
 from lifecycle.hints.generics import class_of
 from lifecycle.hints.places import has_place
+from lifecycle.injection.ordering import after, orders_of
 from lifecycle.injection.signatures import read_hints
 
 __all__ = ["as_function"]
@@ -42,6 +43,8 @@ def as_function(call: Any) -> Any:
     name = getattr(inner if inner is not type(call).__call__ else type(call), "__qualname__", repr(call))
     function.__name__, function.__qualname__ = name.rpartition(".")[2], name
     function.__module__ = getattr(inner, "__module__", __name__)
+    if orders := orders_of(inner):
+        function = after(*orders)(function)
     function.__wrapped__ = inner  # type: ignore[attr-defined]  # messages and hints go by what is called
     return function
 

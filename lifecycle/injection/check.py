@@ -155,7 +155,7 @@ def _needed_by(
     found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
 ) -> list[str]:
     """Who needs it; of the first also who needs that one."""
-    lines = [f"needed by {node}, as {parameter.name!r}" for node, parameter in found[:SHOWN]]
+    lines = [f"needed by {node}, {parameter.role}" for node, parameter in found[:SHOWN]]
     lines[1:1] = _chain(found[0][0], users)
     if len(found) > SHOWN:
         lines.append(f"and by {len(found) - SHOWN} more")
@@ -203,13 +203,15 @@ def _cycles(resolution: Resolution) -> Iterator[Fault]:
 
 def _cycle(cycle: list[Constructor]) -> Fault:
     steps = [  # a part of a result stands for the whole
-        (node, type_name(need.key))
+        (node, "needs" if node.uses(need) else "comes after", type_name(need.key))
         for node, need in zip(cycle, cycle[1:] + cycle[:1], strict=True)
         if node.kind != "part"
     ]
-    names = [steps[-1][1], *(name for _, name in steps)]
-    edges = (f"{node} needs {name}" for node, name in steps)
+    names = [steps[-1][2], *(name for _, _, name in steps)]
+    edges = (f"{node} {verb} {name}" for node, verb, name in steps)
     advice = "do: give what both need to a third, or hand one over in a hook (a Promise)"
+    if any(verb == "comes after" for _, verb, _ in steps):
+        advice = "do: leave out the after() that is not needed, or give what both need to a third"
     text = " -> ".join(line.strip() for line in _shortened(names))
     return Fault("cycle", text, (*edges, advice), tuple(cycle))
 

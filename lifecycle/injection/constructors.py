@@ -60,6 +60,13 @@ class Parameter(msgspec.Struct, frozen=True):
     positional: bool = False
     collect: type | None = None
     """list or tuple when it asks for the members of a group; None for one value."""
+    ordering: bool = False
+    """Whether it only comes after that (see after()), and is not given it."""
+
+    @property
+    def role(self) -> str:
+        """What it is to whoever asks for it, for messages."""
+        return "to come after it" if self.ordering else f"as {self.name!r}"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -88,6 +95,8 @@ class Constructor(msgspec.Struct, eq=False):
     """By parameter name (``routes[0]`` for members); filled when the graph is resolved."""
     groups: "dict[str, list[Constructor]]" = msgspec.field(default_factory=dict)
     """By parameter name the members it gets; they are among the needs, too."""
+    orders: set[str] = msgspec.field(default_factory=set)
+    """Of the names in `needs` those of what it only comes after."""
     injected: dict[str, Key] = msgspec.field(default_factory=dict)
     """Parameters the hive itself fills, bound to this constructor."""
     replaced: bool = False
@@ -114,6 +123,10 @@ class Constructor(msgspec.Struct, eq=False):
     def provides(self) -> str:
         """The name of what it provides; of everything when it has several results."""
         return " and ".join(type_name(part.key) for part in self.parts) or type_name(self.key)
+
+    def uses(self, need: "Constructor") -> bool:
+        """Whether it is given that, and does not only come after it."""
+        return any(one is need and name not in self.orders for name, one in self.needs.items())
 
     def __str__(self) -> str:
         return f"{self.name} ({self.scope.id}) at {self.place}"

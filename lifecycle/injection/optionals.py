@@ -43,7 +43,7 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
         for parameter in node.parameters:
             need = node.needs.get(parameter.name)
             if need in towards and need not in behind and not parameter.required and not parameter.collect:
-                asked[need].append(f"asked for by {node}, as {parameter.name!r}")
+                asked[need].append(f"asked for by {node}, {parameter.role}")
     for need, lines in asked.items():
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"and by {len(lines) - SHOWN} more"]

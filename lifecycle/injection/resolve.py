@@ -130,6 +130,7 @@ class Resolution:
                 continue
             found = self.decorator(key, node.scope, node.frame) if key in self._decorated else None
             found = found or self.find(key, node.scope)
+            before = len(node.needs)
             if found is not None:
                 node.needs[parameter.name] = found
             elif parameter.collect is not None:
@@ -139,6 +140,8 @@ class Resolution:
             elif parameter.required:
                 unmet = self.hidden if self.by_key.get(key) else self.missing
                 unmet[key].append((node, parameter))
+            if parameter.ordering:
+                node.orders.update(list(node.needs)[before:])
 
     def _owner_of(self, node: Constructor) -> Key:
         """The key whose class has this very method; the class's name when nothing provides one."""

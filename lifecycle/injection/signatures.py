@@ -29,6 +29,7 @@ from lifecycle.hints.keys import (
 from lifecycle.hints.named import fields_of, is_results
 from lifecycle.hints.places import has_place
 from lifecycle.injection.constructors import SELF, Parameter, Part
+from lifecycle.injection.ordering import orders_of
 
 __all__ = ["Signature", "describe", "read_hints", "refused", "stand_for"]
 
@@ -78,6 +79,7 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
     try:
         hints = read_hints(call, kind)
         found = _parameters(_arguments(call, kind), hints, invoked, faults)
+        found += _orders(orders_of(kind or call), faults)
         if kind is None and not invoked:
             result, parts = _result(hints, decorates, of_result)
     except NameError as error:
@@ -222,7 +224,15 @@ def _parameters(
     return tuple(parameter for parameter in found if parameter is not None)
 
 
-def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Parameter | None:
+def _orders(types: tuple[object, ...], faults: list[str]) -> tuple[Parameter, ...]:
+    """What it only comes after, as parameters that are not filled."""
+    found = [
+        _parameter(_Argument(f"after {at}"), hint, faults, "in after()") for at, hint in enumerate(types)
+    ]
+    return tuple(msgspec.structs.replace(one, ordering=True) for one in found if one is not None)
+
+
+def _parameter(argument: _Argument, hint: object, faults: list[str], where: str = "") -> Parameter | None:
     name, default, positional, _ = argument
     has_default = default is not _EMPTY
     if isinstance(hint, type):  # nearly always
@@ -240,7 +250,7 @@ def _parameter(argument: _Argument, hint: object, faults: list[str]) -> Paramete
     elif (left := open_variables(key)) and not has_default:
         fault = " " + _open(key, left)
     if fault is not None:
-        faults.append(f"parameter {name!r}: {type_name(key)}{fault}")
+        faults.append(f"{where or f'parameter {name!r}'}: {type_name(key)}{fault}")
         return None
     required = not (has_default or asked.optional or asked.collect)
     return Parameter(name, key, required, default if has_default else None, positional, asked.collect)

@@ -2,6 +2,7 @@
 
 Needs:  lifecycle and the standard library; no test framework. Imported by tests only.
 Gives:  fake, started, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks and their errors;
+        unused_parameters, which finds what constructors ask for in vain;
         simulate and explore, which run anything in thousands of orders, with crashes.
 """
 
@@ -13,6 +14,7 @@ from lifecycle.testing.observed import started
 from lifecycle.testing.recorder import Event, Recorder
 from lifecycle.testing.script import ScriptError, run_script, scripts
 from lifecycle.testing.simulation import Simulation, StuckError, explore, simulate
+from lifecycle.testing.unused import unused_parameters
 from lifecycle.testing.waiting import eventually
 
 __all__ = [
@@ -34,4 +36,5 @@ __all__ = [
     "scripts",
     "simulate",
     "started",
+    "unused_parameters",
 ]

@@ -163,3 +163,36 @@ def test_a_module_says_what_it_is_for(case: tuple[str, Path]) -> None:
 
 def test_cmd_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "cmd" / "__init__.py").exists()
+
+
+KEPT_UNREAD = {
+    ("cells/datapath/libbpf.py", "_data"): "libbpf reads on in these bytes until the load",
+    ("lifecycle/hive/inner.py", "_root"): "its base class reads it",
+    ("lifecycle/testing/simulation.py", "_clock_resolution"): "asyncio reads it",
+}
+
+
+def kept_unread(path: Path) -> set[str]:
+    """Private attributes of `self` that a module stores and never loads; texts count, for getattr()."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = [node for node in nodes if isinstance(node, ast.Attribute)]
+    stored = {
+        node.attr
+        for node in found
+        if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    loaded = {node.attr for node in found if isinstance(node.ctx, ast.Load)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {name for name in stored - loaded - texts if name.startswith("_")}
+
+
+@pytest.mark.parametrize("case", MODULES, ids=named)
+def test_nothing_is_kept_that_nobody_reads(case: tuple[str, Path]) -> None:
+    assert {name for name in kept_unread(case[1]) if (named(case), name) not in KEPT_UNREAD} == set()
+
+
+def test_no_constructor_of_the_agent_asks_for_what_it_does_not_use() -> None:
+    from cells.agent import agent
+    from lifecycle.testing import unused_parameters
+
+    assert unused_parameters(agent) == []

@@ -59,9 +59,6 @@ def ipcache(
     return Ipcache(table, rows, sweep.trigger)
 
 
-def run(kept: Ipcache) -> None:
-    """The map is kept right whether or not someone asks for it."""
-    del kept
-
-
-cell = module("ipcache", "Whose every prefix is", provide(ipcache_table, ipcache_map, ipcache), invoke(run))
+cell = module(
+    "ipcache", "Whose every prefix is", provide(ipcache_table, ipcache_map, ipcache), invoke(Ipcache)
+)

@@ -19,12 +19,13 @@ from cells.cni.config.directory import put_aside, write_file
 from cells.cni.config.settings import CniConfigSettings
 from cells.cni.server import CniServer, QueueLock
 from cells.config import AgentConfig
-from lifecycle import Health, Hook, Jobs, Lifecycle, Logger
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, after
 
 SETTLE: Final = 0.05
 """Seconds in which several changes of the directory are one."""
 
 
+@after(CniServer, Api)
 class CniConfig:
     """Announces the node: its hook lets plugins at the delete queue again, its job writes the file.
 
@@ -38,15 +39,12 @@ class CniConfig:
         settings: CniConfigSettings,
         config: AgentConfig,
         queue: QueueLock,
-        server: CniServer,
-        api: Api,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         health: Health,
         log: Logger,
     ) -> None:
-        del server, api  # they serve by now: that is why this waits for them
         self._settings = settings
         self._contents = Contents(settings, config.cni_socket, debug=config.debug)
         self._path = Path(settings.write_cni_conf_when_ready)

@@ -33,6 +33,7 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Member,
+    after,
     config,
     invoke,
     module,
@@ -89,24 +90,21 @@ def queue_lock(config: AgentConfig, lifecycle: Lifecycle, log: Logger) -> QueueL
     return QueueLock(config.delete_queue, lifecycle, log)
 
 
+@after(QueueLock, ExposedEndpoints, HostIPSync)
 def delete_queue(
     config: AgentConfig,
-    locked: QueueLock,
-    exposed: ExposedEndpoints,
-    synced: HostIPSync,
     detach: Detacher,
     *,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> DeleteQueue:
     """This node's delete queue, drained once the endpoints of before, and the node's addresses, are known."""
-    del locked, exposed, synced
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 
+@after(DeleteQueue)
 def cni_server(
     config: AgentConfig,
-    queue: DeleteQueue,
     attach: Attacher,
     detach: Detacher,
     check: Checker,
@@ -117,7 +115,6 @@ def cni_server(
     log: Logger,
 ) -> CniServer:
     """This node's cni.sock, served once the queue is drained."""
-    del queue
     return CniServer(
         config.cni_socket, attach, detach, check, pool, PodLink, lifecycle=lifecycle, log=log, times=times
     )

@@ -25,11 +25,6 @@ def walk(collector: Collector) -> Walk:
     return collector
 
 
-def run(gc: ConntrackGC) -> None:
-    """It is part of the agent though nobody waits for it."""
-    del gc
-
-
 def conntrack_metrics(table: Table[ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
     """The passes as metrics."""
 
@@ -47,5 +42,5 @@ cell = module(
     config(ConntrackSettings),
     provide(conntrack_table, conntrack_metrics),
     provide_private(walk, ConntrackGC, Passes),
-    invoke(run),
+    invoke(ConntrackGC),
 )

@@ -16,7 +16,7 @@ from cells.datapath.conntrack.interval import START, next_interval
 from cells.datapath.conntrack.settings import ConntrackSettings
 from cells.endpoint.restore import ExposedEndpoints
 from cells.observe.metrics import Histogram
-from lifecycle import Duration, Health, Jobs, Table
+from lifecycle import Duration, Health, Jobs, Table, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Passes:
         self.failed = 0
 
 
+@after(ExposedEndpoints)
 class ConntrackGC:
     """Removes what has ended: once the endpoints of before are back, then at intervals that fit the traffic.
 
@@ -70,12 +71,10 @@ class ConntrackGC:
         settings: ConntrackSettings,
         walk: Walk,
         table: Table[ConntrackMap],
-        exposed: ExposedEndpoints,
         passes: Passes,
         jobs: Jobs,
         health: Health,
     ) -> None:
-        del exposed  # only its hook matters: endpoints restored after the first pass would lose time
         self._fixed = float(settings.conntrack_gc_interval)
         self._most = float(settings.conntrack_gc_max_interval)
         self._walk = walk

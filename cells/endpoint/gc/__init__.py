@@ -12,16 +12,11 @@ from lifecycle import config, invoke, module, provide, provide_private
 __all__ = ["EndpointGC", "EndpointGCSettings", "LinkPresence", "cell"]
 
 
-def collect(gc: EndpointGC) -> None:
-    """It is part of the agent though nobody waits for it."""
-    del gc
-
-
 cell = module(
     "endpoint-gc",
     "Endpoints without links, removed",
     config(EndpointGCSettings),
     provide(EndpointGC),
     provide_private(link_presence),
-    invoke(collect),
+    invoke(EndpointGC),
 )

@@ -9,7 +9,7 @@ import time
 
 from cells.endpoint import Endpoints, Level, Regenerations
 from cells.endpoint.restore.restored import RestoredEndpoints
-from lifecycle import Health, Hook, Lifecycle, Logger
+from lifecycle import Health, Hook, Lifecycle, Logger, after
 
 
 class ExposedEndpoints:
@@ -24,12 +24,12 @@ class ExposedEndpoints:
         self._endpoints.expose(self._restored.endpoints)
 
 
+@after(ExposedEndpoints)
 class RegeneratedEndpoints:
     """The restored endpoints at work again, once its hook has run; one that fails is tried again later."""
 
     def __init__(
         self,
-        exposed: ExposedEndpoints,
         restored: RestoredEndpoints,
         endpoints: Endpoints,
         regenerations: Regenerations,
@@ -38,7 +38,6 @@ class RegeneratedEndpoints:
         health: Health,
         log: Logger,
     ) -> None:
-        del exposed  # all of them are, before any is regenerated
         self._restored = restored
         self._endpoints = endpoints
         self._regenerations = regenerations

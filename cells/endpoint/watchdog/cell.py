@@ -31,16 +31,11 @@ def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
     return Collector("endpoint-watchdog", collect)
 
 
-def run(watchdog: EndpointWatchdog) -> None:
-    """The watchdog is part of the agent though nobody waits for it."""
-    del watchdog
-
-
 cell = module(
     "endpoint-watchdog",
     "Endpoints compared with what the kernel holds of them",
     config(WatchdogSettings),
     provide_private(endpoint_kernel),
     provide(EndpointWatchdog, watchdog_metrics),
-    invoke(run),
+    invoke(EndpointWatchdog),
 )

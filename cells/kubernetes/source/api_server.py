@@ -22,7 +22,7 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source.sink import SourceStatus
 from cells.kubernetes.urls import checked_url
-from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
+from lifecycle import Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
 
 if TYPE_CHECKING:
     from cells.kubernetes.client import Access, Client
@@ -106,7 +106,6 @@ class KubernetesAPI:
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
-        health: Health,
         log: Logger,
     ) -> None:
         self._settings = settings
@@ -115,7 +114,6 @@ class KubernetesAPI:
         self._statuses = statuses
         self._version = ""
         self._jobs = jobs
-        self._health = health
         self._log = log
         self._client: Client | None = None
         self._started = False

@@ -11,8 +11,6 @@ a list that came whole.
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -79,7 +77,6 @@ class Reflector(Generic[T]):
         namespace: str = "",
         first_pause: float = 0.2,
         longest_pause: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._kind = kind
@@ -88,7 +85,6 @@ class Reflector(Generic[T]):
         self._namespace = namespace
         self._first_pause = first_pause
         self._longest_pause = longest_pause
-        self._clock = clock
         self._streams = True
         """Whether the server is thought to list by a watch."""
         self._version = ""

@@ -25,16 +25,11 @@ __all__ = [
 ]
 
 
-def follow(addresses: NodeAddresses) -> None:
-    """They are followed whether or not anybody reads them."""
-    del addresses
-
-
 cell = module(
     "node-addresses",
     "The node's own addresses",
     config(AddressSettings),
     provide(address_table, NodeAddresses),
     provide_private(default_route),
-    invoke(follow),
+    invoke(NodeAddresses),
 )

@@ -15,16 +15,11 @@ from lifecycle import config, invoke, module, provide, provide_private
 __all__ = ["HostIPSync", "HostMaps", "cell"]
 
 
-def run(sync: HostIPSync) -> None:
-    """The sync is part of the agent whether or not someone waits for it."""
-    del sync
-
-
 cell = module(
     "host-ip-sync",
     "Addresses of the node in the datapath's maps",
     config(HostIPSettings),
     provide(HostIPSync),
     provide_private(host_maps),
-    invoke(run),
+    invoke(HostIPSync),
 )

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cells.observe.health import HealthServer
-from lifecycle import Hook, Lifecycle, Logger, Profile
+from lifecycle import Hook, Lifecycle, Logger, Profile, after
 
 if TYPE_CHECKING:  # what is imported below is imported once probes are answered: nobody waits for it
     from cells.observe.bootstrap.scopes import Scopes
@@ -40,9 +40,9 @@ class Bootstrap:
         return scopes
 
 
-def tell_once_probed(bootstrap: Bootstrap, probed: HealthServer, lifecycle: Lifecycle, log: Logger) -> None:
+@after(HealthServer)
+def tell_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
     """Log the scopes in one line when the port that probes ask is served."""
-    del probed  # only its hook matters
 
     async def tell() -> None:
         scopes = bootstrap.complete().succeeded

@@ -15,7 +15,7 @@ import anyio
 
 from cells.config import AgentConfig
 from cells.observe.health.status import StatusCollector
-from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, after
 from lifecycle.http import SCRAPED, HttpServer, Request, Response
 
 HOST, HOST6 = "127.0.0.1", "::1"
@@ -41,6 +41,7 @@ class AgentReady:
     """
 
 
+@after(AgentReady)
 class HealthServer:
     """Answers ``/healthz`` with any method: 200 when the agent serves, else 503; no body.
 
@@ -53,7 +54,6 @@ class HealthServer:
         settings: HealthServerSettings,
         agent: AgentConfig,
         collector: StatusCollector,
-        _ready: AgentReady,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:

@@ -16,12 +16,13 @@ from cells.observe.metrics.family import Collector
 from cells.observe.metrics.metrics import Metrics
 from cells.observe.metrics.paced import Paced
 from cells.observe.metrics.settings import Address, MetricsSettings
-from lifecycle import HiveError, Hook, Lifecycle, Logger, Member
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Member, after
 
 if TYPE_CHECKING:  # who only tells metrics serves nothing
     from lifecycle.http import HttpServer, Request, Response
 
 
+@after(AgentConfig)
 class MetricsServer:
     """Answers ``/metrics`` where an address is set. The start fails when it cannot listen there.
 
@@ -33,7 +34,6 @@ class MetricsServer:
         settings: MetricsSettings,
         *,
         metrics: Metrics,
-        _claimed: AgentConfig,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
@@ -98,11 +98,9 @@ def listen(address: Address) -> socket.socket:
     return socket.create_server(("", address.port))
 
 
-def tell_of_cells(
-    metrics: Metrics, collectors: list[Member[Collector]], server: MetricsServer, lifecycle: Lifecycle
-) -> None:
+@after(MetricsServer)
+def tell_of_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
     """Have the cells asked once they have started, and no more before they stop."""
-    del server  # it starts before, and stops after
 
     async def start() -> None:
         metrics.add(collectors)

@@ -45,15 +45,10 @@ def rule_computer(policy: RulePolicy) -> RuleComputer:
     return policy
 
 
-def follow(watch: PolicyWatch) -> None:
-    """Policies follow their objects whether or not someone waits for it."""
-    del watch
-
-
 cell = module(
     "policy-rules",
     "Policies of endpoints, by policy objects",
     config(PolicyRuleSettings),
     provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyWatch),
-    invoke(follow),
+    invoke(PolicyWatch),
 )

@@ -44,7 +44,6 @@ class RulePolicy:
 
     def __init__(self, node: NodePolicy, options: PolicyOptions) -> None:
         self._node = node
-        self._options = options
         self._groups: dict[str, tuple[Prefix, ...]] = {}
         self._repository = Repository(World(options))
         self._cache = SelectorCache()

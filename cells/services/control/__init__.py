@@ -18,7 +18,7 @@ from cells.services.control.settings import ServiceSettings
 from cells.services.control.target import ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceWatch
 from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions
-from lifecycle import Jobs, Reconciler, Table, Tables, config, invoke, minutes, module, provide
+from lifecycle import Jobs, Reconciler, Table, Tables, after, config, invoke, minutes, module, provide
 
 __all__ = [
     "INTERNAL",
@@ -74,18 +74,17 @@ def watch(
     return found
 
 
+@after(ServiceWatch)
 def reconcile(
     table: Table[Frontend],
     told: Table[ServedFrontend],
     maps: ServiceMaps,
     served: LoadBalancerOptions,
-    following: ServiceWatch,
     *,
     jobs: Jobs,
     tables: Tables,
 ) -> None:
     """Keep the maps as the table says."""
-    del following
     target = ServicesTarget(table, LoadBalancer(served), maps, told)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)

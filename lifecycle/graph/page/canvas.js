@@ -38,6 +38,7 @@ function draw() {
     const [from, to] = [CELLS.get(arrow.from), CELLS.get(arrow.to)];
     const path = addPath(arrowLayer, curve(arrow.points, to.height / 2, from.height / 2));
     path.classList.toggle("extra", arrow.extra);
+    path.classList.toggle("order", from.needs.get(to.id).every((edge) => edge.order));
     path.classList.toggle("circle", from.circle > 0 && from.circle === to.circle);
     path.classList.toggle("fault", from.needs.get(to.id).some((edge) => FAULTY_EDGES.has(`${edge.from} ${edge.to}`)));
     return { ...arrow, path };
@@ -154,9 +155,9 @@ function drawFine(id) {
   const pairs = hook
     ? [...hook.after.map((need) => [id, need, "needs"]),
       ...GRAPH.hooks.filter((one) => one.after.includes(id)).map((one) => [one.id, id, "users"])]
-    : [...(NEEDS.get(id) || []).map((edge) => [id, edge.to, "needs"]),
-      ...(USERS.get(id) || []).map((edge) => [edge.from, id, "users"])];
-  for (const [from, to, kind] of pairs) {
+    : [...(NEEDS.get(id) || []).map((edge) => [id, edge.to, "needs", edge.order]),
+      ...(USERS.get(id) || []).map((edge) => [edge.from, id, "users", edge.order])];
+  for (const [from, to, kind, order] of pairs) {
     if (!chips.has(from) || !chips.has(to)) continue;
     const [a, b] = [boxOf(chips.get(from)), boxOf(chips.get(to))];
     const upward = b.y + b.height / 2 <= a.y + a.height / 2;
@@ -164,7 +165,9 @@ function drawFine(id) {
     const end = [a.x + a.width / 2, upward ? a.y : a.y + a.height];
     const lean = Math.max(6, Math.abs(end[1] - start[1]) * 0.4) * (upward ? 1 : -1);
     const d = `M${start}C${start[0]},${start[1] + lean} ${end[0]},${end[1] - lean} ${end}`;
-    addPath(layer, d).classList.add(FAULTY_EDGES.has(`${from} ${to}`) ? "fault" : kind);
+    const path = addPath(layer, d);
+    path.classList.add(FAULTY_EDGES.has(`${from} ${to}`) ? "fault" : kind);
+    path.classList.toggle("order", Boolean(order));
   }
 }
 

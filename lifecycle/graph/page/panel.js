@@ -107,8 +107,10 @@ function nodeItem(node) {
   return make("li", { "data-item": node.id },
     make("code", null, label), label === node.name ? null : ` from ${node.name}`, ...marks(node),
     wrongLine(node),
-    arrowsLine("needs", (NEEDS.get(node.id) || []).filter((edge) => !edge.fault), "to"),
-    arrowsLine("needed by", USERS.get(node.id), "from"),
+    arrowsLine("needs", (NEEDS.get(node.id) || []).filter((edge) => !edge.fault && !edge.order), "to"),
+    arrowsLine("comes after", (NEEDS.get(node.id) || []).filter((edge) => edge.order), "to"),
+    arrowsLine("needed by", (USERS.get(node.id) || []).filter((edge) => !edge.order), "from"),
+    arrowsLine("comes before", (USERS.get(node.id) || []).filter((edge) => edge.order), "from"),
     givenLine(node),
     make("div", { class: "where" }, placeLink(node), tookLine(node.provides ? "construct" : "invoke", node.id)));
 }

@@ -15,6 +15,7 @@ from lifecycle import (
     Named,
     Settings,
     Table,
+    after,
     config,
     decorate,
     group,
@@ -258,6 +259,21 @@ def cycles_through_groups_parts_and_decorators() -> Hive:
         supply(Table("devices", key=id), Table[Device]),
         decorate(audited, provide(Audit)),
     )
+
+
+@after(Table[Device])
+class Cache: ...
+
+
+def devices_of_cache(cache: Cache) -> Table[Device]:
+    del cache
+    return Table("devices", key=id)
+
+
+@case
+def cycle_of_order() -> Hive:
+    """One arrow of it only says what comes first."""
+    return Hive(provide(Cache, devices_of_cache))
 
 
 # --- duplicates -----------------------------------------------------------------------------------------

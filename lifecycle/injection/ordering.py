@@ -1,0 +1,60 @@
+"""Order without use: a constructor that comes after something it is not given.
+
+Needs:  nothing.
+Gives:  after(), and orders_of(), which reads what it left.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+__all__ = ["after", "orders_of"]
+
+T = TypeVar("T", bound=Callable[..., object])
+_MARK = "__comes_after__"
+
+
+def after(*types: Any) -> Callable[[T], T]:
+    """Have what a constructor (or an invoked function) registers start after all that provides these types.
+
+    It needs each of them as if it had a parameter of that type, without being given it: they are built before
+    it, their hooks have started before its own start, and stop once its own have stopped. What nothing
+    provides is a fault of the graph, unless it is asked for as ``X | None``; ``list[Member[T]]`` stands for a
+    whole group. A subclass keeps what its bases come after. Raises TypeError for what is no type.
+
+        @after(Database)
+        class Server:  # its port opens when there is a database, though it never talks to it
+    """
+    if not types:
+        raise TypeError("after() without a type: name what it comes after, as in @after(Database)")
+    for one in types:
+        if not _is_hint(one):
+            raise TypeError(f"after({one!r}): expected a type, as a constructor would ask for it")
+
+    def mark(call: T) -> T:
+        known = vars(call).get(_MARK, ()) if hasattr(call, "__dict__") else ()
+        setattr(call, _MARK, (*types, *(one for one in known if one not in types)))
+        return call
+
+    return mark
+
+
+def orders_of(call: object) -> tuple[object, ...]:
+    """The types that a function or class comes after; of a class also those of its bases."""
+    if not inspect.isclass(call):
+        found: tuple[object, ...] = getattr(call, _MARK, ())
+        return found
+    every = (one for base in call.__mro__ for one in vars(base).get(_MARK, ()))
+    return tuple(dict.fromkeys(every))
+
+
+def _is_hint(one: object) -> bool:
+    if isinstance(one, str) or not isinstance(one, Hashable):
+        return False
+    return isinstance(one, type | typing.NewType) or typing.get_origin(one) is not None or _is_alias(one)
+
+
+def _is_alias(one: object) -> bool:
+    """Whether it was written ``type X = ...``."""
+    return type(one).__name__ == "TypeAliasType"

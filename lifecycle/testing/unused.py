@@ -1,0 +1,59 @@
+"""Parameters that nobody looks at.
+
+Needs:  cells.
+Gives:  unused_parameters().
+"""
+
+import dis
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+
+from lifecycle.hints.generics import class_of
+from lifecycle.hints.places import caller
+from lifecycle.injection.assembly import assemble, be_built
+from lifecycle.injection.cells import Cell
+from lifecycle.injection.constructors import Constructor, Scope
+
+__all__ = ["unused_parameters"]
+
+
+def unused_parameters(*cells: Cell) -> list[str]:
+    """What constructors and invoked functions ask for and never read, in a line each, with its place.
+
+    Such a parameter says something else than it means: for the order alone there is after(), and a type may
+    be invoked as it is. To be used in a test: ``assert unused_parameters(cell) == []``.
+    """
+    assembly = assemble(Scope("hive", "hive", None, caller()), cells)
+    nodes = (*assembly.constructors, *assembly.decorators, *assembly.invokes)
+    return [f"{name!r} of {node}" for node in nodes if node.part is None for name in _unread(node)]
+
+
+def _unread(node: Constructor) -> Iterator[str]:
+    function = _body(node.call)
+    if function is None:
+        return
+    read = set(_read(function.__code__))
+    yield from (
+        one.name
+        for one in node.parameters
+        if not one.ordering and one.name != "self" and one.name not in read
+    )
+
+
+def _body(call: object) -> FunctionType | None:
+    """The function whose parameters they are; None for what is not written in Python, or reads nothing."""
+    if call is be_built or not callable(call):
+        return None
+    kind = class_of(call)
+    function = inspect.unwrap(call) if kind is None else getattr(kind, "__init__", None)
+    function = getattr(function, "__func__", function)
+    return function if isinstance(function, FunctionType) else None
+
+
+def _read(code: CodeType) -> Iterator[str]:
+    """Names of the locals that are read, also by functions inside; `del` is no reading."""
+    yield from code.co_cellvars
+    for step in dis.get_instructions(code):
+        if "LOAD_FAST" in step.opname:  # from 3.13 on some load two
+            yield from step.argval if isinstance(step.argval, tuple) else (step.argval,)
