@@ -2,7 +2,8 @@
 
 Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
-Needs:  AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam.
+Needs:  AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam; tables of pods
+        and namespaces.
 Gives:  Endpoints, Regenerations, PolicyEnforcement, Table[Endpoint], StateFiles.
 Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
         possible; what is slow (conntrack, retries) happens afterwards.
@@ -14,6 +15,8 @@ from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, Endpoin
 from cells.endpoint.kernel.ipcache import resource_of, restored_claims
 from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_row
 from cells.endpoint.manager import Endpoints, NewEndpoint
+from cells.endpoint.metadata.edges import PodMetadata, PodName
+from cells.endpoint.metadata.pods import KubernetesPods
 from cells.endpoint.model import (
     DatapathConfiguration,
     Endpoint,
@@ -55,8 +58,11 @@ __all__ = [
     "Endpoints",
     "Enforced",
     "IPAddress",
+    "KubernetesPods",
     "Level",
     "NewEndpoint",
+    "PodMetadata",
+    "PodName",
     "PolicyEnforcement",
     "Regeneration",
     "RegenerationRecovery",

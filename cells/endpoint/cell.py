@@ -1,6 +1,7 @@
 """How the endpoint cell is put together.
 
-Needs: AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam.   Gives: cell.
+Needs: AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam, objects of
+Kubernetes.   Gives: cell.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
 from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
 from cells.endpoint.kernel.rows import KernelMaps
 from cells.endpoint.manager import Endpoints
+from cells.endpoint.metadata.follow import PodLabelsWatch
+from cells.endpoint.metadata.pods import KubernetesPods
 from cells.endpoint.model import Endpoint
 from cells.endpoint.options.changes import EndpointChanges
 from cells.endpoint.options.enforcement import PolicyEnforcement
@@ -22,10 +25,11 @@ from cells.endpoint.regeneration.recovery import RegenerationRecovery
 from cells.endpoint.registry import INDEXES
 from cells.endpoint.state.files import StateFiles
 from cells.ipam import Ipam
+from cells.kubernetes import Namespace, Pod
 from cells.maps import Maps
 from cells.observe import metrics
 from cells.policy.maps import EndpointPolicies
-from lifecycle import Logger, Member, Table, config, module, provide
+from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
 
 
 def endpoint_table() -> Table[Endpoint]:
@@ -54,7 +58,6 @@ def state_files(agent: AgentConfig) -> StateFiles:
 
 
 def endpoints(
-    agent: AgentConfig,
     *,
     table: Table[Endpoint],
     identities: Identities,
@@ -66,6 +69,7 @@ def endpoints(
     scrub: ConntrackScrub,
     recovery: RegenerationRecovery,
     policies: EndpointPolicies,
+    pods: KubernetesPods,
     settings: EndpointSettings,
     log: Logger,
 ) -> Endpoints:
@@ -82,9 +86,31 @@ def endpoints(
         recovery=recovery,
         policies=policies,
         verify_source=settings.enable_source_ip_verification,
-        cluster_name=agent.cluster_name,
+        pods=pods,
         log=log,
     )
+
+
+def pod_labels_watch(
+    pods: KubernetesPods,
+    changes: EndpointChanges,
+    endpoints: Table[Endpoint],
+    objects: Table[Pod],
+    namespaces: Table[Namespace],
+    *,
+    jobs: Jobs,
+    health: Health,
+    log: Logger,
+) -> PodLabelsWatch:
+    """Endpoints follow their pods."""
+    return PodLabelsWatch(
+        pods, changes, endpoints, pod_table=objects, namespaces=namespaces, jobs=jobs, health=health, log=log
+    )
+
+
+def follow_pods(watch: PodLabelsWatch) -> None:
+    """Whether or not anybody asks for it."""
+    del watch
 
 
 def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
@@ -108,12 +134,15 @@ cell = module(
         endpoint_programs,
         endpoint_addresses,
         state_files,
+        KubernetesPods,
         ConntrackScrub,
         RegenerationRecovery,
         endpoints,
         Regenerations,
         EndpointChanges,
         PolicyEnforcement,
+        pod_labels_watch,
         endpoint_metrics,
     ),
+    invoke(follow_pods),
 )

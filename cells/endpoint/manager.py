@@ -16,13 +16,15 @@ from functools import partial
 import anyio
 from msgspec.structs import replace
 
-from cells.cluster.identity import UNKNOWN, Identities, Identity, Label, NoIdentityError
+from cells.cluster.identity import UNKNOWN, Identities, Identity, NoIdentityError
 from cells.cluster.ipcache import Ipcache, prefix_of
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
 from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
 from cells.endpoint.kernel.ipcache import claims_of, resource_of
-from cells.endpoint.labels import labels_of
+from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
+from cells.endpoint.metadata.edges import PodMetadata, PodName
 from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.options.relabel import Relabel
 from cells.endpoint.regeneration.builds import Builds
 from cells.endpoint.regeneration.recovery import RegenerationRecovery
 from cells.endpoint.registry import Registry
@@ -47,6 +49,8 @@ class NewEndpoint:
     """None: it has to be waited for, see Endpoints.identify()."""
     waiting: anyio.CancelScope | None = None
     """Of the one who waits."""
+    labelled: bool = True
+    """Whether the labels of its pod are known; else they are waited for before its identity."""
 
 
 class Endpoints:
@@ -70,8 +74,8 @@ class Endpoints:
         scrub: ConntrackScrub,
         recovery: RegenerationRecovery,
         policies: EndpointPolicies,
+        pods: PodMetadata,
         verify_source: bool,
-        cluster_name: str,
         log: Logger,
     ) -> None:
         self.identities = identities
@@ -87,7 +91,8 @@ class Endpoints:
         self.policies = policies
         self.source_ip_verification = verify_source
         """Whether pods may send from their own addresses only; an endpoint may be exempt."""
-        self._cluster_label = Label("k8s", "io.cilium.k8s.policy.cluster", cluster_name)
+        self._pods = pods
+        self._relabel = Relabel(self._registry, identities, self._carry)
         self._new: dict[int, NewEndpoint] = {}
         """Those whose creation is under way."""
         self._log = log
@@ -143,7 +148,7 @@ class Endpoints:
         Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
         when no policy map is prepared (await PolicyMaps.ready() and call again).
         """
-        labels, info_labels = labels_of(request, self._cluster_label)
+        labels = self._labels_now(request)
         self._registry.check_unused(request.attachment_id, request.addresses)
         try:
             number = self.policies.acquire()
@@ -154,12 +159,13 @@ class Endpoints:
         except _REFUSALS as error:
             raise EndpointError(500, str(error)) from error
         pool = "" if request.datapath.external_ipam else self._addresses.default_pool
-        endpoint = _endpoint(request, number, labels, info_labels, pool)
-        new = self._new[endpoint.id] = NewEndpoint(endpoint, request)
+        endpoint = _endpoint(request, number, labels or INIT, pool)
+        new = self._new[endpoint.id] = NewEndpoint(endpoint, request, labelled=labels is not None)
         status = self._registry.open_log(endpoint.id)
         status.add(Code.OK, Subject.OTHER, "Endpoint creation", State.WAITING_FOR_IDENTITY, endpoint.created)
         try:
-            new.identity = self.identities.acquire_now(labels)
+            if labels is not None:
+                new.identity = self.identities.acquire_now(labels.identity)
         except NoIdentityError as error:
             self._give_up(new)
             raise EndpointError(500, str(error)) from error
@@ -168,7 +174,7 @@ class Endpoints:
         return new
 
     async def identify(self, new: NewEndpoint) -> None:
-        """Wait until the endpoint has its identity; returns at once when it has.
+        """Wait until the endpoint has its labels and identity; returns at once when it has.
 
         Raises EndpointError 500 when there is none for it, or it was deleted meanwhile; nothing is left then,
         nor when this is cancelled.
@@ -177,6 +183,7 @@ class Endpoints:
             return
         try:
             with anyio.CancelScope() as new.waiting:
+                await self._label(new)
                 new.identity = await self.identities.acquire(new.endpoint.labels)
         except NoIdentityError as error:
             raise EndpointError(500, str(error)) from error
@@ -220,6 +227,25 @@ class Endpoints:
         self._registry.put(ready)
         return ready
 
+    def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
+        """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
+        called = called_labels(request, self._pods.cluster)
+        if not (request.pod_name and self._pods.followed):
+            return called
+        known = self._pods.lookup(_pod_of(request))
+        return None if known is None else merged_labels(request, known)
+
+    async def _label(self, new: NewEndpoint) -> None:
+        """Wait for the labels of the pod; without any it begins with reserved:init."""
+        if new.labelled:
+            return
+        known = await self._pods.resolve(_pod_of(new.request))
+        labels = merged_labels(new.request, known or ()) if known or new.request.labels else INIT
+        new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info)
+        new.labelled = True
+        if self._new.get(new.endpoint.id) is new:
+            self._registry.put(new.endpoint)
+
     async def create(self, request: EndpointRequest) -> Endpoint:
         """Make the endpoint of a link and an address that exist already: begin(), identify(), complete()."""
         new = self.begin(request)
@@ -258,46 +284,36 @@ class Endpoints:
 
     # Change
 
-    async def relabel(self, endpoint_id: int, labels: tuple[str, ...], custom: tuple[str, ...]) -> None:
-        """Give the endpoint these labels, ``custom`` of them a user's, and the identity they stand for.
+    async def relabel(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
+        """Give the endpoint the labels ``wanted`` of it, and the identity they stand for; see Relabel.run().
 
-        It waits for that identity as long as it takes, and goes on with the one it has until then. Then the
-        ipcache has it at once, the rest follows with the next build. Raises EndpointError 500, with nothing
-        changed, when no identity is left, or the kernel refuses.
+        Whether anything changed: then have it built. Raises EndpointError 500.
         """
-        asked = self._registry.get(endpoint_id)
-        if asked is None:
-            return
-        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
-        outcome = _NOT_IDENTIFIED
-        try:
-            identity = await self.identities.acquire(labels)
-            try:
-                outcome = self._identified(asked, identity, custom)
-            except OSError:
-                self.identities.release(identity.id)
-                raise
-        except (NoIdentityError, OSError) as error:
-            raise EndpointError(500, str(error)) from error
-        finally:
-            if resolving:
-                self._registry.set_state(endpoint_id, State.READY, outcome)
+        return await self._relabel.run(endpoint_id, wanted)
 
-    def _identified(self, asked: Endpoint, identity: Identity, custom: tuple[str, ...]) -> str:
-        """Give the endpoint the identity of its new labels, if it is still there; raises OSError."""
-        before = self._registry.get(asked.id)
-        if before is None or before.created != asked.created:
-            self.identities.release(identity.id)
-            return _NOT_IDENTIFIED
-        changed = replace(before, labels=identity.labels, identity=identity.id, custom_labels=custom)
+    def _carry(self, endpoint: Endpoint) -> None:
+        """Have the kernel know the endpoint by this row's identity: its peers' policies first, packets last.
+
+        Raises OSError. Where its rules contradict each other the policy it has stays; its build tells.
+        """
         try:
-            self._ipcache.upsert(*claims_of(changed))
-        except OSError:
-            self._quietly("cilium_ipcache", self._ipcache.upsert, *claims_of(before))
-            raise
-        self._registry.put(changed)
-        self.identities.release(before.identity)
-        return _IDENTIFIED
+            self.policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
+        except HiveError as error:
+            self._log.warning("policy not realized", endpoint=endpoint.id, error=str(error))
+        self._maps.put_lxc(endpoint)
+        self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
+        self._ipcache.upsert(*claims_of(endpoint))
+
+    def realize_policy(self, endpoint_id: int) -> bool:
+        """Have the policy map of an endpoint that waits for another identity follow the rules meanwhile.
+
+        Whether it waits; others are regenerated.
+        """
+        endpoint = self._registry.get(endpoint_id)
+        if endpoint is None or endpoint.state is not State.WAITING_FOR_IDENTITY or self.is_new(endpoint_id):
+            return False
+        self._quietly("policy map", self._write_policy, endpoint)
+        return True
 
     def verify_source(self, endpoint_id: int, verify: bool) -> None:
         """Have the endpoint send from its own addresses only, or from any; with its next build."""
@@ -426,13 +442,11 @@ class Endpoints:
         return ""
 
 
-def _endpoint(
-    request: EndpointRequest,
-    number: int,
-    labels: tuple[str, ...],
-    info_labels: tuple[str, ...],
-    default_pool: str,
-) -> Endpoint:
+def _pod_of(request: EndpointRequest) -> PodName:
+    return PodName(request.pod_namespace, request.pod_name, request.pod_uid)
+
+
+def _endpoint(request: EndpointRequest, number: int, labels: EndpointLabels, default_pool: str) -> Endpoint:
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -448,8 +462,8 @@ def _endpoint(
         ipv6_pool=(request.ipv6_pool or default_pool) if request.ipv6 is not None else "",
         network=request.network,
         identity=UNKNOWN,
-        labels=labels,
-        info_labels=info_labels,
+        labels=labels.identity,
+        info_labels=labels.info,
         pod_name=request.pod_name,
         pod_namespace=request.pod_namespace,
         pod_uid=request.pod_uid,
@@ -471,8 +485,6 @@ def _regenerated(reason: str) -> str:
 
 _STARTING = "Starting endpoint regeneration"
 _COMPLETED = "Completed endpoint regeneration with no pending regeneration requests"
-_RELABELLED = "Triggering identity resolution due to updated identity labels"
 _IDENTIFIED = "Set identity for this endpoint"
-_NOT_IDENTIFIED = "No identity for the new labels: the endpoint keeps those it has"
 _INITIAL = "Initial build on endpoint creation"
 _DELETED = "the endpoint was deleted before it was made"

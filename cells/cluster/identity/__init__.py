@@ -34,6 +34,7 @@ from cells.cluster.identity.numbers import (
     scope_for,
     scope_of,
 )
+from cells.cluster.identity.pods import pod_labels
 from cells.observe.metrics import Collector, Family
 from lifecycle import Member, module, provide
 
@@ -61,6 +62,7 @@ __all__ = [
     "is_identity_label",
     "labels_sha256",
     "parse",
+    "pod_labels",
     "scope_for",
     "scope_of",
     "split_identity_labels",

@@ -6,31 +6,13 @@ Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
 
 from collections.abc import Iterable
 
-from cells.cluster.identity import RESERVED, Label, is_identity_label, parse, texts
+from cells.cluster.identity import Label
+from cells.endpoint.labels import of_pod, with_custom
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.model import Endpoint, EndpointError
+from cells.endpoint.model import Endpoint
+from cells.endpoint.options.relabel import labels_of
 from cells.endpoint.regeneration.queue import Regenerations
 from cells.endpoint.states import Level
-
-
-def relabelled(endpoint: Endpoint, wanted: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The endpoint's labels once a user wants these on it, and those of them that are a user's.
-
-    A label whose key the pod has already changes nothing, nor does one that makes no identity. Raises
-    EndpointError 500 for reserved ones that are added or taken away.
-    """
-    before, after = set(map(parse, endpoint.custom_labels)), set(map(parse, wanted))
-    reserved = texts(label for label in before ^ after if label.source == RESERVED)
-    if reserved:
-        raise EndpointError(500, f"Not allowed to add reserved labels: {','.join(reserved)}")
-    own = [parse(text) for text in endpoint.pod_labels]
-    keys = {label.key for label in own}
-    custom: dict[str, Label] = {
-        label.key: label
-        for label in sorted(after)
-        if label.key and label.key not in keys and is_identity_label(label)
-    }
-    return texts([*own, *custom.values()]), texts(custom.values())
 
 
 class EndpointChanges:
@@ -45,10 +27,23 @@ class EndpointChanges:
 
         Raises EndpointError 500.
         """
-        labels, custom = relabelled(endpoint, wanted)
-        if (labels, custom) == (endpoint.labels, endpoint.custom_labels):
+        custom = tuple(wanted)
+        if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom)):
             return ""
-        await self._endpoints.relabel(endpoint.id, labels, custom)
+        return await self._built(endpoint, "updated security labels")
+
+    def differs(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
+        """Whether the labels of its pod, if there are any, give it others than it has."""
+        return labels is not None and of_pod(endpoint, labels) != labels_of(endpoint)
+
+    async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label]) -> str:
+        """Make these the labels of its pod, what a user put on it stays; what its build failed with.
+
+        Raises EndpointError 500.
+        """
+        pod = tuple(labels)
+        if not await self._endpoints.relabel(endpoint.id, lambda now: of_pod(now, pod)):
+            return ""
         return await self._built(endpoint, "updated security labels")
 
     async def verify_source(self, endpoint: Endpoint, verify: bool) -> str:

@@ -94,7 +94,8 @@ class Regenerations:
     def follow_policy(self, endpoint_ids: Collection[int], reason: str) -> None:
         """The policies of these endpoints have changed: have them realized."""
         for endpoint_id in endpoint_ids:
-            self.request(endpoint_id, Level.POLICY, reason)
+            if not self._endpoints.realize_policy(endpoint_id):
+                self.request(endpoint_id, Level.POLICY, reason)
 
     async def _build(self) -> None:
         while True:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cells.cluster.identity import Label, split_identity_labels
+from cells.cluster.identity import Label, pod_labels, split_identity_labels
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.entries import Redirect
 from cells.policy.compute.filters import Filter
@@ -20,7 +20,7 @@ from cells.policy.explain.files import BadFile, Located
 from cells.policy.labels import LabelSet, Prefix, prefix_labels
 from cells.policy.labels.cidr import contains
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
-from cells.policy.rules.peers import CLUSTER, NAMESPACE, NAMESPACE_LABELS, label_selector
+from cells.policy.rules.peers import label_selector
 from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import ServiceReference
 
@@ -37,7 +37,6 @@ RESERVED = {
 }
 FIRST_POD_IDENTITY = 1000
 FIRST_LOCAL_IDENTITY = 1 << 24
-SERVICE_ACCOUNT = "io.cilium.k8s.policy.serviceaccount"
 
 
 class PodName(NamedTuple):
@@ -112,17 +111,16 @@ class Cluster:
         name = PodName(metadata.get("namespace") or "default", metadata["name"])
         if spec.get("hostNetwork"):
             return
-        own = [Label("k8s", key, str(value)) for key, value in (metadata.get("labels") or {}).items()]
-        namespace = {"kubernetes.io/metadata.name": name.namespace} | dict(
-            self._namespaces.get(name.namespace, {})
+        every = pod_labels(
+            {key: str(value) for key, value in (metadata.get("labels") or {}).items()},
+            namespace=name.namespace,
+            namespace_labels={
+                key: str(value) for key, value in self._namespaces.get(name.namespace, {}).items()
+            },
+            service_account=spec.get("serviceAccountName") or "default",
+            cluster=self.options.cluster_name,
         )
-        own += [Label("k8s", f"{NAMESPACE_LABELS}.{key}", str(value)) for key, value in namespace.items()]
-        own += [
-            Label("k8s", NAMESPACE, name.namespace),
-            Label("k8s", CLUSTER, self.options.cluster_name),
-            Label("k8s", SERVICE_ACCOUNT, spec.get("serviceAccountName") or "default"),
-        ]
-        labels = LabelSet(split_identity_labels(own)[0])
+        labels = LabelSet(split_identity_labels(every)[0])
         identity = self._identities.setdefault(labels, FIRST_POD_IDENTITY + len(self._identities))
         if identity not in self.cache.identities:
             self.cache.add_identity(identity, labels)

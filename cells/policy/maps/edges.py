@@ -4,9 +4,10 @@ For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, RuleComputer,
         PolicyMapPool.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated, Protocol
 
+from cells.cluster.identity import Identity
 from cells.policy.maps.rows import EndpointPolicy, PolicyEntries
 from lifecycle import Named
 
@@ -29,6 +30,10 @@ class PolicyComputer(Protocol):
         Synchronous: an ADD waits for it. Raises HiveError when rules contradict each other: it keeps
         the policy it has.
         """
+        ...
+
+    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        """These identities are about to be used: the policies that change by them."""
         ...
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import anyio.lowlevel
 
+from cells.cluster.identity import Identity
 from cells.policy.maps.edges import PolicyComputer, PolicyMapPool
 from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy
 from lifecycle import HiveError, Logger, Table
@@ -83,12 +84,32 @@ class EndpointPolicies:
         """What the endpoint's map has; of revision 0 when that is not known."""
         return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
 
+    def introduce(self, identity: int, labels: Collection[str]) -> None:
+        """Have the maps of all endpoints know this identity, before any packet carries it.
+
+        A map that refuses is tried again, see apply().
+        """
+        rows = self._computer.know([Identity(identity, tuple(labels))])
+        with self.table.txn() as txn:
+            there = [row for row in rows if txn.get(row.endpoint_id) is not None]
+            for row in there:
+                txn.put(row)
+        for row in there:
+            try:
+                self._write(row)
+            except OSError as error:
+                self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
+                self._changed.add(row.endpoint_id)
+        if self._changed:
+            self.apply_soon()
+
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str]) -> None:
-        """Compute the policy of an endpoint with this identity, and make its map so.
+        """Compute the policy of an endpoint with this identity, and make its map so, after its peers' maps.
 
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
         had, or a part of the change, and its status says so.
         """
+        self.introduce(identity, labels)
         try:
             policy = self._computer.compute(endpoint_id, identity, labels)
         except HiveError as error:

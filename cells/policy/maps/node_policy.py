@@ -4,8 +4,9 @@ For:    EndpointPolicies. Needs: PolicySettings. Gives: NodePolicy, a PolicyComp
 Source: Cilium 1.17, policy enforcement modes and allow-localhost.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from cells.cluster.identity import Identity
 from cells.policy.maps.rows import ALLOW_ALL, ALLOW_LOCALHOST, EndpointPolicy, PolicyEntries
 from cells.policy.maps.settings import Enforcement, Localhost, PolicySettings
 
@@ -44,6 +45,11 @@ class NodePolicy:
             egress_enforced=enforced,
             entries=self._entries(),
         )
+
+    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        """No policy of the mode alone tells identities apart."""
+        del identities
+        return []
 
     def _entries(self) -> PolicyEntries:
         if self._enforcement is not Enforcement.ALWAYS:

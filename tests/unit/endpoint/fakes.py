@@ -6,15 +6,25 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
+import anyio
 import structlog
 
-from cells.cluster.identity import CLUSTER, Identities, IdentityAllocator, NodeAllocator, identity_table
+from cells.cluster.identity import (
+    CLUSTER,
+    Identities,
+    IdentityAllocator,
+    Label,
+    NodeAllocator,
+    identity_table,
+)
 from cells.endpoint import (
     ConntrackScrub,
     Endpoint,
     EndpointRequest,
     Endpoints,
     Level,
+    PodMetadata,
+    PodName,
     RegenerationRecovery,
     StateFiles,
 )
@@ -211,10 +221,30 @@ class RecordingRecovery(RegenerationRecovery):
         self.stopped.append(endpoint_id)
 
 
+@dataclass
+class FakePods:
+    """PodMetadata of a dict, by namespace and name; without a source unless told otherwise."""
+
+    followed: bool = False
+    cluster: str = "default"
+    known: dict[tuple[str, str], list[Label]] = field(default_factory=dict)
+    told: anyio.Event = field(default_factory=anyio.Event)
+    """Whoever resolves waits for it."""
+
+    def lookup(self, pod: PodName) -> list[Label] | None:
+        return self.known.get(pod[:2])
+
+    async def resolve(self, pod: PodName) -> list[Label] | None:
+        await self.told.wait()
+        return self.lookup(pod)
+
+
 class Node:
     """Endpoints over fakes, and the fakes."""
 
-    def __init__(self, directory: Path, cluster: IdentityAllocator | None = None) -> None:
+    def __init__(
+        self, directory: Path, cluster: IdentityAllocator | None = None, pods: PodMetadata | None = None
+    ) -> None:
         self.kernel = FakeKernel()
         self.addresses = FakeAddresses()
         self.scrub = RecordingScrub()
@@ -239,7 +269,7 @@ class Node:
             recovery=self.recovery,
             policies=self.policies,
             verify_source=True,
-            cluster_name="default",
+            pods=pods or FakePods(),
             log=structlog.get_logger(),
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 from anyio import to_thread
 
+from cells.cluster.identity import Identity
 from cells.maps import PolicyEntry, PolicyKey, PoolEmpty
 from cells.policy.maps import (
     ALLOW_ALL,
@@ -74,11 +75,18 @@ class FakeRules:
     revision: int = 1
     entries: PolicyEntries = field(default_factory=dict)
     conflict: str = ""
+    known: list[int] = field(default_factory=list)
+    following: list[EndpointPolicy] = field(default_factory=list)
+    """What changes for others by an identity."""
 
     def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
         if self.conflict:
             raise HiveError(self.conflict)
         return wanted(endpoint_id, self.revision, self.entries)
+
+    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        self.known += [one.id for one in identities]
+        return self.following
 
 
 def wanted(endpoint_id: int, revision: int, entries: PolicyEntries) -> EndpointPolicy:
@@ -166,6 +174,16 @@ async def test_rules_that_contradict_each_other_leave_the_policy_there_is(room: 
     assert room.maps.maps == {number: ALLOW_WEB}
     assert room.policies.status(number).error == "two listeners on one port"
     assert room.policies.table.get(number) == wanted(number, 1, ALLOW_WEB)
+
+
+async def test_peers_know_an_identity_before_its_endpoint_is_realized(room: Room) -> None:
+    peer = room.made()
+    room.rules.following = [wanted(peer, 1, {}), wanted(99, 1, {})]
+    other = room.policies.acquire()
+    room.policies.realize(other, 301, ("k8s:app=new",))
+    assert room.rules.known == [300, 301]
+    assert room.maps.maps == {peer: {}, other: ALLOW_WEB}
+    assert room.maps.writes[-2:] == [peer, other]
 
 
 async def test_endpoints_of_another_revision_are_regenerated_and_not_written_behind_their_backs(

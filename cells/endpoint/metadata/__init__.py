@@ -1,0 +1,1 @@
+"""What pods' and namespaces' objects say of endpoints: their labels."""

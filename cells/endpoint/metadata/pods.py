@@ -1,0 +1,147 @@
+"""The labels of this node's pods, from the tables of pods and namespaces.
+
+Controller: two tables in, labels out.
+Needs:  AgentConfig, KubernetesSettings, KubernetesAPI, Table[Pod], Table[Namespace].
+Gives:  KubernetesPods, a PodMetadata.
+Source: Cilium 1.17, the metadata of pods when an endpoint is made. A pod whose object is late must not be
+        given reserved:init while the API server can tell what it is (cilium/cilium issue 35993).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from cells.cluster.identity import Label, pod_labels
+from cells.config import AgentConfig
+from cells.endpoint.metadata.edges import PodName
+from cells.kubernetes import (
+    NAMESPACES,
+    PODS,
+    KubernetesAPI,
+    KubernetesSettings,
+    Namespace,
+    Pod,
+)
+from lifecycle import Logger, Table
+
+WATCH_SECONDS: Final = 2.0
+"""How long the watch has to bring a pod, before the API server is asked for it."""
+METADATA_SECONDS: Final = 20.0
+"""How long a pod is waited for in all. Without an answer its endpoint begins with reserved:init."""
+STATIC_POD: Final = "kubernetes.io/config.hash"
+"""Annotation of a static pod's object: what kubelet calls its UID is here, the object has another one."""
+
+
+class KubernetesPods:
+    """Pods' labels as their objects say them.
+
+    In a folder of manifests what is not there is not to come: such a pod has the labels of its call and its
+    namespace. An API server tells of a pod a moment later than kubelet runs it, so that is waited for.
+    """
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        settings: KubernetesSettings,
+        api: KubernetesAPI,
+        pods: Table[Pod],
+        namespaces: Table[Namespace],
+        log: Logger,
+    ) -> None:
+        self._agent = agent
+        self._folder = bool(settings.manifests_dir)
+        self._api = api
+        self._pods = pods
+        self._namespaces = namespaces
+        self._log = log
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster."""
+        return self._agent.cluster_name
+
+    @property
+    def followed(self) -> bool:
+        """Whether there is a source of objects. Raises NotStartedError before that is known."""
+        return self._folder or self._api.enabled
+
+    def lookup(self, pod: PodName) -> list[Label] | None:
+        """Every label of the pod; None while it, or its namespace, is not known."""
+        row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
+        if self._folder:
+            if not (row or self._pods.initialized) or not (namespace or self._namespaces.initialized):
+                return None
+            return self._labels(pod.namespace, row, namespace)
+        if row is None or namespace is None or not is_meant(row, pod.uid):
+            return None
+        return self._labels(pod.namespace, row, namespace)
+
+    def of(self, namespace: str, name: str, uid: str) -> list[Label] | None:
+        """Every label of a pod that there is an object of; None without one: what was known stays."""
+        row = self._pods.get((namespace, name))
+        return None if row is None or not is_meant(row, uid) else self.lookup(PodName(namespace, name, uid))
+
+    async def resolve(self, pod: PodName) -> list[Label] | None:
+        """Wait until the pod is known by the watch or the API server's word; None when nobody tells."""
+        with anyio.move_on_after(WATCH_SECONDS):
+            return await self._watched(pod)
+        if self._folder:
+            row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
+            return self._labels(pod.namespace, row, namespace)
+        with anyio.move_on_after(METADATA_SECONDS - WATCH_SECONDS):
+            answered, found = await self._asked(pod)
+            if answered:
+                return found
+            return await self._watched(pod)
+        self._log.warning(
+            "Unable to fetch kubernetes labels: the endpoint begins with reserved:init",
+            pod=f"{pod.namespace}/{pod.name}",
+        )
+        return None
+
+    async def _watched(self, pod: PodName) -> list[Label]:
+        while (found := self.lookup(pod)) is None:
+            row = self._pods.get(pod[:2])
+            if row is None or not is_meant(row, pod.uid):
+                await self._pods.wait_changed(pod[:2], row)
+            else:
+                await self._namespaces.wait_changed(("", pod.namespace), None)
+        return found
+
+    async def _asked(self, pod: PodName) -> tuple[bool, list[Label] | None]:
+        """Whether the API server has answered, and what it says of the pod: None, there is none."""
+        from cells.kubernetes import api  # loaded where there is a server
+
+        try:
+            row = await self._api.client.get(PODS, pod.name, pod.namespace)
+            namespace = await self._api.client.get(NAMESPACES, pod.namespace)
+        except api.NotFoundError as error:
+            self._log.warning("pod not found", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return True, None
+        except api.KubernetesError as error:
+            self._log.warning(
+                "the API server does not tell of a pod", pod=f"{pod.namespace}/{pod.name}", error=str(error)
+            )
+            return False, None
+        return True, self._labels(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None
+
+    def _labels(self, name: str, pod: Pod | None, namespace: Namespace | None) -> list[Label]:
+        account = pod.spec.service_account_name if pod is not None else ""
+        if pod is not None and self._folder:
+            account = account or "default"  # an API server would have put it there
+        return list(
+            pod_labels(
+                pod.labels if pod is not None else {},
+                namespace=name,
+                namespace_labels=namespace.labels if namespace is not None else {},
+                service_account=account,
+                cluster=self.cluster,
+            )
+        )
+
+
+def is_meant(row: Pod, uid: str) -> bool:
+    """Whether the object is that of the pod with this UID; without one on either side it is."""
+    return not uid or row.metadata.uid in ("", uid) or row.annotations.get(STATIC_POD) == uid

@@ -1,0 +1,40 @@
+"""The API server for cells that talk to it themselves: a client, elections, kinds of their choice.
+
+Needs: cells.kubernetes.client, .leases, .source.   Gives: the names below.
+Why:   apart from the cell's own names, so that an agent without a server does not load what it never uses.
+"""
+
+from __future__ import annotations
+
+from cells.kubernetes.client import (
+    Access,
+    AccessError,
+    ApiError,
+    Client,
+    ConflictError,
+    KubernetesError,
+    NotFoundError,
+    connect,
+)
+from cells.kubernetes.leases import LEASES, Election, Lease
+from cells.kubernetes.source.api_server import access_of
+from cells.kubernetes.source.reflector import Reflector
+from cells.kubernetes.source.sink import Sink, SourceStatus
+
+__all__ = [
+    "LEASES",
+    "Access",
+    "AccessError",
+    "ApiError",
+    "Client",
+    "ConflictError",
+    "Election",
+    "KubernetesError",
+    "Lease",
+    "NotFoundError",
+    "Reflector",
+    "Sink",
+    "SourceStatus",
+    "access_of",
+    "connect",
+]

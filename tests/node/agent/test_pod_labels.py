@@ -1,0 +1,105 @@
+"""Pods of a folder of manifests: their labels make identities, which policies select."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.node import Lab
+from hive.lab.probe import ping
+from tests.node.agent.test_policy_enforcement import conversation, flows, is_cut
+from tests.support.agents import serving, terminated
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+POLICY = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNetworkPolicy",
+    "metadata": {"name": "server", "namespace": "default"},
+    "spec": {
+        "endpointSelector": {"matchLabels": {"app": "server"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"app": "client"}}]}],
+    },
+}
+
+
+def pod(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "labels": dict(labels)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": "node"}}
+
+
+def write(folder: Path, name: str, *objects: Mapping[str, Any]) -> None:
+    """Put a file in place at once, as editors and mounted volumes do."""
+    new = folder / f".{name}.new"
+    new.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
+    new.rename(folder / f"{name}.yaml")
+
+
+def labels_of(pid: int, pod_name: str) -> set[str]:
+    (found,) = (
+        one["status"]["identity"]["labels"]
+        for one in ask("/v1/endpoint", api_socket(pid))
+        if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}"
+    )
+    return set(found)
+
+
+def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp_path: Path) -> None:
+    write(tmp_path, "server", pod("server", {"app": "server"}))
+    write(tmp_path, "client", pod("client", {"app": "other", "pod-template-hash": "1"}))
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    client, server = pods.add(node, "client"), pods.add(node, "server")
+    assert {"k8s:app=other", "k8s:io.cilium.k8s.policy.serviceaccount=default"} <= labels_of(pid, "client")
+    assert not any("pod-template-hash" in label for label in labels_of(pid, "client"))
+    with conversation(node, client, server) as talk:
+        write(tmp_path, "policy", POLICY)
+        eventually(lambda: ask("/v1/endpoint", api_socket(pid)) and _enforced(pid, "server"))
+        is_cut(node, talk)
+        write(tmp_path, "client", pod("client", {"app": "client"}))
+        flows(talk)
+        assert "k8s:app=client" in labels_of(pid, "client")
+        write(tmp_path, "client", pod("client", {"app": "client", "tier": "front"}))
+        eventually(lambda: "k8s:tier=front" in labels_of(pid, "client"))
+        flows(talk)
+        namespace = {"name": "default", "labels": {"team": "blue"}}
+        write(tmp_path, "namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+        blue = "k8s:io.cilium.k8s.namespace.labels.team=blue"
+        eventually(lambda: blue in labels_of(pid, "client") & labels_of(pid, "server"))
+        flows(talk)
+        assert terminated(node, pid) == 0
+        pid = serving(node, f"--manifests-dir={tmp_path}")
+        flows(talk)
+        write(tmp_path, "client", pod("client", {"app": "other"}))
+        is_cut_by(node, pid, talk)
+    pods.add(node, "late")
+    with node.open_pod("late") as inside:
+        assert not inside.run(ping, server.ipv4, 1)
+        write(tmp_path, "late", pod("late", {"app": "client"}))
+        eventually(lambda: "k8s:app=client" in labels_of(pid, "late"))
+        assert inside.run(ping, server.ipv4, 1)
+    write(tmp_path, "new", pod("new", {"app": "client", "version": "2"}))
+    eventually(lambda: "new.yaml" in str(ask("/statedb/dump/manifests", api_socket(pid))))
+    pods.add(node, "new")
+    with node.open_pod("new") as inside:
+        assert inside.run(ping, server.ipv4, 1), "a policy knows the new identity before the pod sends"
+
+
+def _enforced(pid: int, pod_name: str) -> bool:
+    for one in ask("/v1/endpoint", api_socket(pid)):
+        if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}":
+            state: str = one["status"]["policy"]["realized"]["policy-enabled"]
+            return state == "ingress"
+    return False
+
+
+def is_cut_by(node: Lab, pid: int, talk: Any) -> None:
+    eventually(lambda: "k8s:app=other" in labels_of(pid, "client"))
+    is_cut(node, talk)
