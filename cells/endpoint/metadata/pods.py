@@ -52,6 +52,8 @@ class KubernetesPods:
     ) -> None:
         self._agent = agent
         self._folder = bool(settings.manifests_dir)
+        self.followed = settings.has_source
+        """Whether there is a source of objects."""
         self._api = api
         self._pods = pods
         self._namespaces = namespaces
@@ -61,11 +63,6 @@ class KubernetesPods:
     def cluster(self) -> str:
         """The name of the cluster."""
         return self._agent.cluster_name
-
-    @property
-    def followed(self) -> bool:
-        """Whether there is a source of objects. Raises NotStartedError before that is known."""
-        return self._folder or self._api.enabled
 
     def lookup(self, pod: PodName) -> list[Label] | None:
         """Every label of the pod; None while it, or its namespace, is not known."""

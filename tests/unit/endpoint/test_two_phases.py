@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.cluster.identity import INIT_LABELS, UNKNOWN
+from cells.cluster.identity import INIT_LABELS, UNKNOWN, Label
 from cells.endpoint import (
     EndpointChanges,
     EndpointError,
@@ -20,7 +20,7 @@ from cells.endpoint import (
     State,
 )
 from lifecycle import Hive, invoke, module, provide, supply
-from tests.unit.endpoint.fakes import Node, request
+from tests.unit.endpoint.fakes import FakePods, Node, request
 from tests.unit.identity.fakes import SlowAllocator
 
 pytestmark = pytest.mark.anyio
@@ -199,3 +199,30 @@ async def test_an_endpoint_that_goes_while_its_labels_change_takes_no_identity_a
         cluster.may_answer.set()
     assert [identity.id for identity in node.identities.all()][-1] == 11
     assert node.kernel.is_clean
+
+
+async def test_an_endpoint_waits_for_the_labels_of_its_pod_and_is_built_with_them(
+    tmp_path: Path, cluster: SlowAllocator
+) -> None:
+    pods = FakePods(followed=True)
+    node = Node(tmp_path, cluster, pods)
+    cluster.may_answer.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.endpoints.create, request(1))
+        await anyio.wait_all_tasks_blocked()
+        (waiting,) = node.endpoints.all()
+        assert (waiting.state, waiting.labels) == (State.WAITING_FOR_IDENTITY, INIT_LABELS)
+        assert node.kernel.steps == ["acquire", "adopt"]
+        pods.known["default", "web-1"] = [Label("k8s", "app", "web"), Label("k8s", "pod-template-hash", "1")]
+        pods.told.set()
+    (made,) = node.endpoints.all()
+    assert (made.labels, made.info_labels) == (("k8s:app=web",), ("k8s:pod-template-hash=1",))
+    assert cluster.asked == [("k8s:app=web",)], "no identity is asked for before the labels are known"
+
+
+async def test_an_endpoint_of_a_pod_that_nobody_knows_begins_with_init(tmp_path: Path) -> None:
+    pods = FakePods(followed=True)
+    pods.told.set()
+    node = Node(tmp_path, pods=pods)
+    made = await node.endpoints.create(request(1))
+    assert (made.labels, made.identity) == (INIT_LABELS, 5)

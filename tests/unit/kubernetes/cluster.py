@@ -1,0 +1,109 @@
+"""A stand-in API server, and hives that follow it as an agent does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+from tests.unit.apiserver.replay import RECORDINGS
+
+Body = dict[str, Any]
+
+
+def kubeconfig(folder: Path, url: str) -> str:
+    """Path of a kubeconfig of an administrator of the server at ``url``."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+class Cluster:
+    """Writes objects of a stand-in as somebody else would, past every rule of the API."""
+
+    def __init__(self, server: ApiServer, url: str) -> None:
+        self.server = server
+        self.url = url
+
+    def put(self, obj: Body) -> None:
+        """Make an object, or change what there is of it."""
+        storage, key = self._where(obj)
+        live = self.server.store.get(storage, key) or {}
+        unique = {"resourceVersion": "1", "uid": f"uid-{key[1]}"}
+        metadata = unique | live.get("metadata", {}) | obj["metadata"]
+        self.server.store.put(storage, key, {**live, **obj, "metadata": metadata})
+
+    def get(self, kind: str, name: str, namespace: str = "") -> Body | None:
+        """An object there is."""
+        storage, key = self._where(_stub(kind, name, namespace))
+        return self.server.store.get(storage, key)
+
+    def delete(self, kind: str, name: str, namespace: str = "") -> None:
+        """Remove it."""
+        storage, key = self._where(_stub(kind, name, namespace))
+        self.server.store.delete(storage, key)
+
+    def serves(self, plural: str) -> bool:
+        """Whether a custom resource is established."""
+        return any(
+            self.server.kinds.get("cilium.io", version, plural) is not None for version in ("v2", "v2alpha1")
+        )
+
+    def _where(self, obj: Body) -> tuple[Any, tuple[str, str]]:
+        group, _, version = obj["apiVersion"].rpartition("/")
+        plural = PLURALS.get(obj["kind"], obj["kind"].lower() + "s")
+        kind = self.server.kinds.get(group, version, plural)
+        assert kind is not None, obj["kind"]
+        return kind.storage, (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+
+
+PLURALS = {"CiliumIdentity": "ciliumidentities"}
+VERSIONS = {"CiliumIdentity": "cilium.io/v2", "CiliumEndpoint": "cilium.io/v2", "CiliumNode": "cilium.io/v2"}
+
+
+def _stub(kind: str, name: str, namespace: str) -> Body:
+    version = VERSIONS.get(kind, "v1")
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}}
+
+
+def pod(name: str, node: str = "node1", **labels: str) -> Body:
+    """A pod of a node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {
+            "nodeName": node,
+            "serviceAccountName": "default",
+            "containers": [{"name": "c", "image": "x"}],
+        },
+    }
+
+
+def namespace(name: str, **labels: str) -> Body:
+    """A namespace."""
+    labels["kubernetes.io/metadata.name"] = name
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+@asynccontextmanager
+async def cluster(*definitions: str) -> AsyncIterator[Cluster]:
+    """A stand-in with custom resources by their plural names."""
+    server = ApiServer()
+    for one in definitions:
+        server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))
+    async with server.serving() as url:
+        found = Cluster(server, url)
+        await eventually(lambda: all(found.serves(one) for one in definitions))
+        found.put(namespace("default"))
+        yield found
