@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* One generation of the datapath: what a pod sends, what the host sends to pods. IPv4 and IPv6.
+/* One generation of the datapath: what a pod sends, what the host sends to pods, what other nodes
+ * send in the tunnel. IPv4 and IPv6.
  *
  * One set of programs serves all pods; what differs between pods is in maps. Reached by tail call
  * from dispatch.c.
@@ -7,6 +8,8 @@
 #include <linux/pkt_cls.h>
 
 #include "host/egress.h"
+#include "overlay/egress.h"
+#include "overlay/ingress.h"
 #include "pod/egress.h"
 #include "pod/ingress.h"
 
@@ -51,6 +54,20 @@ int hive_to_host(struct __sk_buff *skb)
 {
 	(void)skb;
 	return TC_ACT_OK;
+}
+
+SEC("tc")
+int hive_from_overlay(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+
+	return finish(skb, &flow, overlay_brings(skb, &flow));
+}
+
+SEC("tc")
+int hive_to_overlay(struct __sk_buff *skb)
+{
+	return overlay_takes(skb);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

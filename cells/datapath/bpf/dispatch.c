@@ -49,4 +49,21 @@ int cil_to_host(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* Ingress of the tunnel's device: another node sends. Without its program nobody is believed. */
+SEC("tc")
+int cil_from_overlay(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_FROM_OVERLAY);
+	count(skb, DROP_MISSED_TAIL_CALL, INGRESS);
+	return TC_ACT_SHOT;
+}
+
+/* Egress of the tunnel's device. */
+SEC("tc")
+int cil_to_overlay(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_TO_OVERLAY);
+	return TC_ACT_OK;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -161,6 +161,7 @@ VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now,
 		.source_identity = flow->source_identity,
 		.through_stack = flow->through_stack,
 		.lb_loopback = flow->loopback,
+		.from_tunnel = flow->from_tunnel,
 		.rev_nat_index = direction == EGRESS ? flow->rev_nat_index : 0,
 		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
 	};

@@ -7,6 +7,7 @@
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "overlay/send.h"
 #include "pod/deliver.h"
 
 /* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
@@ -42,8 +43,10 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	if (refused)
 		return DROP(INGRESS, refused);
 	local = address_lookup(&flow->daddr, family);
-	if (!local)
-		return DROP(INGRESS, DROP_UNROUTABLE); /* handed back, the stack would send it here again */
+	if (!local) {
+		learn_sender(skb, flow, family);
+		return host_sends_away(skb, flow, family);
+	}
 	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
 	flow->destination = local->endpoint_id;

@@ -32,7 +32,9 @@ struct {
 enum trace_point {
 	TRACE_TO_POD = 0,
 	TRACE_TO_STACK = 3,
+	TRACE_TO_OVERLAY = 4,
 	TRACE_FROM_POD = 5,
+	TRACE_FROM_OVERLAY = 9,
 };
 
 /* What conntrack said of the packet of a trace event; the same numbers as enum ct_status. */
@@ -176,7 +178,7 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 
 	if (!node || !(node->flags & NODE_TELLS_TRACES))
 		return 0;
-	if (node->aggregation >= AGGREGATION_LOW && point == TRACE_FROM_POD)
+	if (node->aggregation >= AGGREGATION_LOW && (point == TRACE_FROM_POD || point == TRACE_FROM_OVERLAY))
 		return 0;
 	if (node->aggregation >= AGGREGATION_MEDIUM && !flow->report)
 		return 0;

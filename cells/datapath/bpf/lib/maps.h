@@ -228,4 +228,6 @@ _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 #define ENTRY_TO_HOST 1
 #define ENTRY_FROM_HOST 2
 #define ENTRY_TO_CONTAINER 3
+#define ENTRY_FROM_OVERLAY 6
+#define ENTRY_TO_OVERLAY 7
 #define ENTRIES 8

@@ -57,6 +57,7 @@ struct flow {
 	bool frag_needed;  /* the ICMP error no policy may stop */
 	bool reply_likely; /* which direction conntrack should try first: a guess, never a verdict */
 	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
+	bool from_tunnel;  /* another node has sent it */
 	bool translated;   /* it was addressed to a service, or answers what was */
 	bool loopback;	   /* from a pod to a service that it serves itself */
 	__be16 rev_nat_index; /* of the service it was addressed to */

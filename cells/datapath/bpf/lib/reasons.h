@@ -11,6 +11,7 @@
 #define DROP_UNKNOWN_L3 139
 #define DROP_MISSED_TAIL_CALL 140
 #define DROP_WRITE_ERROR 141
+#define DROP_NO_TUNNEL_KEY 147
 #define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address nobody has */
 #define DROP_UNROUTABLE 151	/* stale or unroutable address */
 #define DROP_L4_CHECKSUM 154
@@ -19,6 +20,9 @@
 #define DROP_NO_SERVICE 158 /* a service without a backend */
 #define DROP_NO_CONFIG 165
 #define DROP_UNSUPPORTED_L2 166
+#define DROP_ENCAP_PROHIBITED 170 /* a pod plays the tunnel itself */
+#define DROP_INVALID_IDENTITY 171
+#define DROP_UNKNOWN_SENDER 172 /* out of the tunnel, and from no node */
 #define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182

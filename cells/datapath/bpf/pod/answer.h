@@ -55,6 +55,7 @@ struct icmp6_error {
 	__u8 code;
 	__u8 hop_limit;
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
+	__u32 mtu;	/* of packet too big */
 };
 
 /* Make the packet an error about itself, and send it back. */
@@ -89,6 +90,8 @@ static __always_inline int icmp6_error_send(struct __sk_buff *skb, const struct 
 	__builtin_memset(message, 0, sizeof(*message));
 	message->type = error->type;
 	message->code = error->code;
+	message->id = bpf_htons(error->mtu >> 16);
+	message->sequence = bpf_htons(error->mtu);
 	message->checksum = icmp6_checksum(ip, message, sizeof(*message) + quoted);
 	return answer_pod(skb);
 }

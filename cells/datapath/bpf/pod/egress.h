@@ -7,6 +7,7 @@
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "overlay/send.h"
 #include "pod/arp.h"
 #include "pod/deliver.h"
 #include "pod/icmp6.h"
@@ -63,21 +64,33 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 					     bool reply, __u32 epochs, __u32 now, __u8 family)
 {
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
+	const struct tunnel_config *tunnel = NULL;
 	const struct known_link *link = NULL;
+	__be32 node = 0;
 
 	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, tells which they are. */
 	if (entry->lifetime != now + ct_lifetime(entry, flow) || entry->rev_nat_index != flow->rev_nat_index)
 		return UNDECIDED;
 	if (entry->ifindex) {
 		link = link_to(entry->ifindex, &flow->daddr, family);
-		if (!link || flow->ttl <= 1)
-			return UNDECIDED;
-		flow->destination = link->endpoint.id;
-		flow->destination_identity = link->endpoint.identity;
-		epochs += link->epoch;
+		if (!link)
+			tunnel = tunnel_at(entry->ifindex);
+		if (link) {
+			if (flow->ttl <= 1)
+				return UNDECIDED;
+			flow->destination = link->endpoint.id;
+			flow->destination_identity = link->endpoint.identity;
+			epochs += link->epoch;
+		} else {
+			node = tunnel ? tunnel_node(flow, &flow->destination_identity, family) : 0;
+			if (!node)
+				return UNDECIDED;
+		}
 	}
 	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
 		return UNDECIDED;
+	if (tunnel)
+		return pod_sends_tunnelled(skb, flow, tunnel, node, status, family);
 	if (!link)
 		return to_stack(skb, flow, status, family);
 	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, status, BY_PEER,
@@ -102,14 +115,21 @@ static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *fl
 				  : verdict_known(skb, flow, false, epoch, now, family);
 }
 
-/* Whether the packet is for a pod of this node, and on the short cut: not through the host's stack. */
-static __always_inline bool for_local_pod(const struct endpoint_config *self, const struct address_info *local,
-					  enum ct_status status, const struct ct_entry *entry)
+/* Whether the packet may pass by the host's stack. */
+static __always_inline bool takes_short_cuts(const struct endpoint_config *self, enum ct_status status,
+					     const struct ct_entry *entry)
 {
-	if (!local || local->flags & ADDRESS_IS_HOST || self->flags & ENDPOINT_UNROUTED)
+	if (self->flags & ENDPOINT_UNROUTED)
 		return false;
 	/* What the stack has translated on its way here it has to translate back (kube-proxy, portmap). */
 	return !((status == CT_REPLY || status == CT_RELATED) && entry && entry->through_stack);
+}
+
+/* Whether the packet is for a pod of this node, and on the short cut. */
+static __always_inline bool for_local_pod(const struct endpoint_config *self, const struct address_info *local,
+					  enum ct_status status, const struct ct_entry *entry)
+{
+	return local && !(local->flags & ADDRESS_IS_HOST) && takes_short_cuts(self, status, entry);
 }
 
 /* Send what is for a service on to a backend: LB_TRANSLATED, 0 if it is for none, else the verdict. */
@@ -137,10 +157,12 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 					  __u32 epoch, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct tunnel_config *tunnel = NULL;
 	const struct address_info *local;
 	enum ct_status status, received;
 	struct ct_entry *entry;
 	__u32 now = ct_now();
+	__be32 node = 0;
 	int verdict;
 	bool to_pod;
 	__u64 tag;
@@ -170,8 +192,13 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	to_pod = for_local_pod(self, local, status, entry);
 	flow->destination = to_pod ? local->endpoint_id : 0;
 	tag = verdict_tag(epoch + (to_pod ? epoch_of(flow->destination) : 0), now);
-	flow->destination_identity = local ? identity_of_local(local)
-					   : identity_of(ipcache_lookup(&flow->daddr, family));
+	flow->destination_identity = local ? identity_of_local(local) : 0;
+	if (!local) {
+		node = tunnel_node(flow, &flow->destination_identity, family);
+		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_facts() : NULL;
+	}
+	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))
+		return DROP(EGRESS, DROP_ENCAP_PROHIBITED);
 	verdict = egress_check(skb, flow, status, &use, now, family);
 	if (verdict)
 		return DROP(EGRESS, verdict);
@@ -185,7 +212,9 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	}
 	/* Of replies only what is one to both sides: nobody's policy counts those. */
 	if (status == CT_ESTABLISHED ? !flow->loopback : status == CT_REPLY && received == CT_REPLY && !flow->translated)
-		verdict_remember(entry, tag, to_pod ? local->ifindex : 0, flow);
+		verdict_remember(entry, tag, to_pod ? local->ifindex : tunnel ? tunnel->ifindex : 0, flow);
+	if (tunnel)
+		return pod_sends_tunnelled(skb, flow, tunnel, node, status, family);
 	if (!to_pod)
 		return to_stack(skb, flow, status, family);
 	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Out of the tunnel: is it from a node, as whom, and for whom here?
+ *
+ * The identity inside is believed because it is a node's word, so it has to be one: the address outside is that of
+ * another node of the cluster, or the packet goes nowhere. That a datagram has the source it says is for the network
+ * between the nodes to see to; a pod's own cannot have another (132), nor go to the tunnel's port (170).
+ */
+#pragma once
+
+#include <linux/if_packet.h>
+#include <linux/pkt_cls.h>
+
+#include "lib/mark.h"
+#include "lib/network.h"
+#include "overlay/tunnel.h"
+#include "pod/deliver.h"
+
+/* Who sent it: as the other node says, in this node's words. */
+static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
+{
+	const struct node_config *node = node_facts();
+	const struct ipcache_info *info;
+
+	if (identity == IDENTITY_REMOTE_NODE) { /* this node may know which, as of the API server */
+		info = ipcache_lookup(&flow->saddr, family);
+		if (info && info->identity != IDENTITY_HOST && info->identity != IDENTITY_WORLD &&
+		    info->identity != IDENTITY_WORLD_IPV4 && info->identity != IDENTITY_WORLD_IPV6)
+			return info->identity;
+	}
+	if (identity == IDENTITY_WORLD && node && node->router_ip && !address_is_zero(&node->router_ip6))
+		return family == FAMILY_IPV4 ? IDENTITY_WORLD_IPV4 : IDENTITY_WORLD_IPV6;
+	return identity;
+}
+
+/* To the node itself: the stack gets it where it gets everything from pods. */
+static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	const struct node_config *node = node_facts();
+	struct ethernet *eth = packet_eth(skb);
+
+	if (!node || !eth)
+		return DROP(INGRESS, DROP_NO_CONFIG);
+	mac_write(eth->destination, node->host_mac);
+	mac_write(eth->source, node->net_mac);
+	count(skb, REASON_FORWARDED, INGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_STACK, node->host_ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
+	return bpf_redirect(node->host_ifindex, BPF_F_INGRESS);
+}
+
+static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow *flow, __u32 identity, __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = skb->len };
+	const struct address_info *local;
+	int refused = parse(skb, flow, family);
+	enum ct_status status;
+
+	if (refused)
+		return DROP(INGRESS, refused);
+	flow->source_identity = sender_in_tunnel(flow, identity, family);
+	local = address_lookup(&flow->daddr, family);
+	if (!local)
+		return DROP(INGRESS, DROP_UNROUTABLE); /* gone, or never here: the stack might send it back */
+	if (local->flags & ADDRESS_IS_HOST)
+		return overlay_to_host(skb, flow, family);
+	flow->destination = local->endpoint_id;
+	flow->destination_identity = local->identity;
+	if (flow->ttl <= 1)
+		return DROP(INGRESS, DROP_TTL_EXCEEDED);
+	refused = ingress_check(skb, flow, use, ct_now(), family, &status);
+	if (refused)
+		return DROP(INGRESS, refused);
+	bpf_skb_change_type(skb, PACKET_HOST); /* it was addressed to a MAC of the other node's */
+	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+}
+
+static __always_inline int overlay_brings(struct __sk_buff *skb, struct flow *flow)
+{
+	struct bpf_tunnel_key key = {};
+	struct ethernet *eth;
+
+	mark_write(skb, 0); /* of the packet outside */
+	if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0))
+		return DROP(INGRESS, DROP_NO_TUNNEL_KEY);
+	if (!tunnel_knows(key.remote_ipv4))
+		return DROP(INGRESS, DROP_UNKNOWN_SENDER);
+	if (key.tunnel_id == IDENTITY_HOST)
+		return DROP(INGRESS, DROP_INVALID_IDENTITY);
+	flow->source_identity = key.tunnel_id;
+	flow->from_tunnel = true;
+	if (unlikely(tells_all())) {
+		flow->report = CT_CAPTURE;
+		tell_trace(skb, flow, TRACE_FROM_OVERLAY, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
+	}
+	if (skb->vlan_present)
+		return DROP(INGRESS, DROP_VLAN);
+	eth = packet_eth(skb);
+	if (!eth)
+		return DROP(INGRESS, DROP_INVALID);
+	if (eth->protocol == bpf_htons(ETH_P_IP))
+		return overlay_brings_ip(skb, flow, key.tunnel_id, FAMILY_IPV4);
+	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		return overlay_brings_ip(skb, flow, key.tunnel_id, FAMILY_IPV6);
+	return DROP(INGRESS, DROP_UNKNOWN_L3);
+}

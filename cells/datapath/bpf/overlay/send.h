@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Into the tunnel: to the node that has the pod, as who the sender is. */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "lib/events.h"
+#include "lib/metrics.h"
+#include "overlay/too_big.h"
+#include "overlay/tunnel.h"
+
+/* Hand the packet to the tunnel's device; the verdict. `node` in network order. */
+static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow *flow,
+				       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
+{
+	struct bpf_tunnel_key key = {
+		.tunnel_id = tunnel_identity(flow->source_identity),
+		.remote_ipv4 = bpf_ntohl(node),
+		.tunnel_ttl = TUNNEL_TTL,
+	};
+
+	if (bpf_skb_set_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, BPF_F_ZERO_CSUM_TX))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
+	return bpf_redirect(tunnel->ifindex, 0);
+}
+
+/* What a pod sends. A packet that does not fit is answered here, for the stack never sees it. */
+static __always_inline int pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flow,
+					       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
+{
+	if (unlikely(skb->len > ETH_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
+		return family == FAMILY_IPV4 ? too_big4(skb, flow, tunnel->mtu) : too_big6(skb, flow, tunnel->mtu);
+	return tunnel_send(skb, flow, tunnel, node, status, family);
+}
+
+/* Whether a pod forges the tunnel: its datagram would leave with the node's address (masquerading), and be believed. */
+static __always_inline bool forges_tunnel(const struct flow *flow)
+{
+	const struct tunnel_config *tunnel;
+
+	if (flow->protocol != IPPROTO_UDP)
+		return false;
+	tunnel = tunnel_facts();
+	return tunnel && flow->dport == tunnel->port;
+}
+
+/* What the host sends to an address that is not here: to the node that has it, or nowhere. The stack, which has
+ * brought it, would bring it again.
+ */
+static __always_inline int host_sends_away(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);
+	const struct tunnel_config *tunnel = tunnel_facts();
+	__be32 node;
+
+	if (!tunnel)
+		return DROP(INGRESS, DROP_UNROUTABLE);
+	node = tunnel_node_of(&flow->daddr, info, family);
+	if (!node)
+		return info && info->flags & IPCACHE_SKIP_TUNNEL ? TC_ACT_OK : DROP(INGRESS, DROP_UNROUTABLE);
+	if (flow->ttl <= 1)
+		return DROP(EGRESS, DROP_TTL_EXCEEDED);
+	return tunnel_send(skb, flow, tunnel, node, TRACE_REASON_UNKNOWN, family);
+}

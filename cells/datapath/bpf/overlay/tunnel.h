@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The tunnel between nodes: which device it is, who is at its other ends, and what identities look like inside.
+ *
+ * One device in collect-metadata mode serves all nodes (ip-link(8), "external"): where a packet goes, and as whom, is
+ * given with each packet. The VXLAN network identifier (RFC 7348) is the identity of the sender.
+ */
+#pragma once
+
+#include "lib/events.h"
+#include "lib/identity.h"
+#include "lib/maps.h"
+#include "lib/packet.h"
+
+#define IDENTITY_REMOTE_NODE 6
+#define IDENTITY_WORLD_IPV4 9
+#define IDENTITY_WORLD_IPV6 10
+
+/* hive_tunnel: all zero while the node has no tunnel. */
+struct tunnel_config {
+	__u32 ifindex;
+	__u32 mtu;    /* of the packets inside, without Ethernet header */
+	__be16 port;  /* UDP, of the packets outside */
+	__u16 pad;
+	__u32 reserved[5];
+};
+
+/* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */
+struct tunnel_key {
+	struct address network;
+	__u8 family;
+	__u8 pad;
+	__u16 cluster_id;
+};
+
+struct tunnel_value {
+	struct address node;
+	__u8 family;
+	__u8 key;
+	__u16 pad;
+};
+
+/* cilium_node_map_v2: addresses of the other nodes. */
+struct node_key {
+	__u16 pad;
+	__u8 pad2;
+	__u8 family;
+	struct address ip;
+};
+
+struct node_value {
+	__u16 id;
+	__u8 spi;
+	__u8 pad;
+};
+
+_Static_assert(sizeof(struct tunnel_config) == 32, "hive_tunnel");
+_Static_assert(sizeof(struct tunnel_key) == 20, "cilium_tunnel_map");
+_Static_assert(sizeof(struct tunnel_value) == 20, "cilium_tunnel_map");
+_Static_assert(sizeof(struct node_key) == 20, "cilium_node_map_v2");
+_Static_assert(sizeof(struct node_value) == 4, "cilium_node_map_v2");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tunnel_config);
+	__uint(max_entries, 1);
+} hive_tunnel SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct tunnel_key);
+	__type(value, struct tunnel_value);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_tunnel_map SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct node_key);
+	__type(value, struct node_value);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_node_map_v2 SEC(".maps");
+
+/* The kernel's record without the addresses of our own end, which routing chooses. */
+#define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
+#define TUNNEL_TTL 64
+
+/* The node's tunnel, or NULL if it has none. */
+static __always_inline const struct tunnel_config *tunnel_facts(void)
+{
+	__u32 zero = 0;
+	const struct tunnel_config *tunnel = bpf_map_lookup_elem(&hive_tunnel, &zero);
+
+	return tunnel && tunnel->ifindex ? tunnel : NULL;
+}
+
+/* The tunnel, if these are the low bits of its device's index: as a flow's entry remembers its way. */
+static __always_inline const struct tunnel_config *tunnel_at(__u16 ifindex)
+{
+	const struct tunnel_config *tunnel = tunnel_facts();
+
+	return tunnel && (__u16)tunnel->ifindex == ifindex ? tunnel : NULL;
+}
+
+/* Keep the network of the address, as long as our own pods' is: nodes of a cluster have ranges of one size. */
+static __always_inline void keep_network(struct address *ip, __u8 family)
+{
+	const struct node_config *node = node_facts();
+	__u32 bits;
+
+	if (!node)
+		return;
+	if (family == FAMILY_IPV4) {
+		ip->words[0] &= node->pod_mask;
+		return;
+	}
+	bits = node->pod_prefix6;
+	for (int i = 0; i < 4; i++) {
+		if (bits >= 32) {
+			bits -= 32;
+			continue;
+		}
+		ip->words[i] &= bits ? bpf_htonl(0xffffffffU << (32 - bits)) : 0;
+		bits = 0;
+	}
+}
+
+/* The node whose pods have this address, by their network; 0 if it is none's. */
+static __always_inline __be32 tunnel_network_node(const struct address *ip, __u8 family)
+{
+	struct tunnel_key key = { .network = *ip, .family = family };
+	const struct tunnel_value *value;
+
+	keep_network(&key.network, family);
+	value = bpf_map_lookup_elem(&cilium_tunnel_map, &key);
+	return value && value->family == FAMILY_IPV4 ? value->node.words[0] : 0;
+}
+
+#define IPCACHE_SKIP_TUNNEL 1 /* the network between the nodes knows the address */
+
+/* The node that what is for this address is sent to in the tunnel; 0: it is not. `info` is the ipcache's on it. */
+static __always_inline __be32 tunnel_node_of(const struct address *ip, const struct ipcache_info *info, __u8 family)
+{
+	if (info && info->tunnel_endpoint)
+		return info->flags & IPCACHE_SKIP_TUNNEL ? 0 : info->tunnel_endpoint;
+	/* An identity of its own, and no node: it is outside of the tunnel, like a node itself. */
+	if (info && info->identity != IDENTITY_WORLD && info->identity != IDENTITY_WORLD_IPV4 &&
+	    info->identity != IDENTITY_WORLD_IPV6)
+		return 0;
+	return tunnel_network_node(ip, family);
+}
+
+/* The same for where a flow goes, whose identity is looked up on the way. */
+static __always_inline __be32 tunnel_node(const struct flow *flow, __u32 *identity, __u8 family)
+{
+	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);
+
+	*identity = identity_of(info);
+	return tunnel_facts() ? tunnel_node_of(&flow->daddr, info, family) : 0;
+}
+
+/* Whether the address, in the host's order as the tunnel tells it, is another node's. */
+static __always_inline bool tunnel_knows(__u32 address)
+{
+	struct node_key key = { .family = FAMILY_IPV4, .ip.words[0] = bpf_htonl(address) };
+
+	return bpf_map_lookup_elem(&cilium_node_map_v2, &key);
+}
+
+/* The identity as other nodes must see it: ours is "host" only here, and what only this node counts has 24 bits or
+ * more. Both families have one world there; which it is shows in the packet.
+ */
+static __always_inline __u32 tunnel_identity(__u32 identity)
+{
+	if (identity == IDENTITY_HOST || identity >> 24 == 2)
+		return IDENTITY_REMOTE_NODE;
+	if (identity == IDENTITY_WORLD_IPV4 || identity == IDENTITY_WORLD_IPV6 || identity >> 24)
+		return IDENTITY_WORLD;
+	return identity;
+}
