@@ -56,8 +56,8 @@ def find_clang() -> str:
     )
 
 
-def compile_one(clang: str, source: Path, target: Path, build_tag: str) -> Path:
-    """Compile one file. The result does not depend on where the sources lie.
+def compile_one(clang: str, source: Path, target: Path, build_tag: str, *headers: Path) -> Path:
+    """Compile one file, with more folders of headers. The result does not depend on where the sources lie.
 
     It takes its place at once, whoever else compiles: a starting agent finds this one or another.
     """
@@ -65,6 +65,7 @@ def compile_one(clang: str, source: Path, target: Path, build_tag: str) -> Path:
         fresh = Path(folder) / target.name
         command = [
             *(clang, *FLAGS, f"-I{arch_headers()}", f"-I{source.parent}", f'-DBUILD_TAG="{build_tag}"'),
+            *(f"-I{folder}" for folder in headers),
             *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
             *("-c", str(source), "-o", str(fresh)),
         ]

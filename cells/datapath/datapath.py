@@ -35,6 +35,7 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, Usage
 
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"
+TUNNEL_LINK: Final = "cilium_vxlan"
 
 
 class WrongObjectError(LoadError, UsageError):
@@ -113,6 +114,14 @@ class Datapath:
         """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
         self._attach(ifindex_host, Place.HOST_LINK)
         self._attach(ifindex_net, Place.NET_LINK)
+
+    def attach_tunnel(self, ifindex: int) -> None:
+        """Attach to the tunnel's device; again is harmless. Raises NetlinkError."""
+        self._attach(ifindex, Place.TUNNEL)
+
+    def serves_tunnel(self, ifindex: int) -> bool:
+        """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
+        return self._has(ifindex, self._expected(Place.TUNNEL))
 
     def endpoint_programs(self, *, guarded: bool = False) -> LinkPrograms:
         """Kernel ids of what :meth:`attach_endpoint` attaches."""
@@ -289,6 +298,8 @@ class Datapath:
                     raise
         if HOST_LINK in found and NET_LINK in found:
             self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
+        if TUNNEL_LINK in found and found[TUNNEL_LINK].kind == "vxlan":
+            self.attach_tunnel(found[TUNNEL_LINK].ifindex)
 
 
 def read_object(path: Path) -> bytes:

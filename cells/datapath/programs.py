@@ -21,6 +21,7 @@ class Place(Enum):
     GUARDED_POD_LINK = "the host's end of a pod's link that another plugin made"
     HOST_LINK = "cilium_host"
     NET_LINK = "cilium_net"
+    TUNNEL = "cilium_vxlan"
 
 
 class Side(Enum):
@@ -63,6 +64,8 @@ PROGRAMS: Final = (
     Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, Place.HOST_LINK, Place.NET_LINK)),
     Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, Place.HOST_LINK)),
     Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.GUARDED_POD_LINK)),
+    Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, Place.TUNNEL)),
+    Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, Place.TUNNEL)),
 )
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
 """Programs of an object and their entries."""

@@ -72,6 +72,7 @@ from cells.maps.programs import (
 )
 from cells.maps.sizes import MapSettings
 from cells.maps.text import row_text
+from cells.maps.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 from cells.maps.watchdog import MapWatchdog
 from cells.observe.metrics import Collector, Family, counter
 from lifecycle import Member, config, invoke, module, provide
@@ -119,6 +120,8 @@ __all__ = [
     "MetricsKey",
     "MetricsValue",
     "NodeConfig",
+    "NodeKey",
+    "NodeValue",
     "PolicyEntry",
     "PolicyIdsExhausted",
     "PolicyKey",
@@ -127,6 +130,9 @@ __all__ = [
     "PoolEmpty",
     "ProgramInfo",
     "TestRun",
+    "TunnelConfig",
+    "TunnelKey",
+    "TunnelValue",
     "cell",
     "create_map",
     "flags_text",

@@ -85,6 +85,12 @@ class Maps:
     """cilium_lb6_affinity: the same of IPv6."""
     affinity_match: Map
     """cilium_lb_affinity_match: which backends clients of a frontend may be sent back to."""
+    tunnel: Map
+    """hive_tunnel: index 0 to TunnelConfig."""
+    tunnels: Map
+    """cilium_tunnel_map: TunnelKey to TunnelValue, which node has which pods."""
+    nodes: Map
+    """cilium_node_map_v2: NodeKey to NodeValue, the addresses of the other nodes."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
 

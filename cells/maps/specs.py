@@ -21,6 +21,7 @@ from cells.maps.layouts import (
 )
 from cells.maps.map import NO_PREALLOC, MapSpec, MapType
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes
+from cells.maps.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 
 _POLICY_PREFIX: Final = "cilium_policy_"
 
@@ -79,5 +80,12 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "affinity4": MapSpec("cilium_lb4_affinity", MapType.LRU_HASH, 16, 16, sizes.lb),
         "affinity6": MapSpec("cilium_lb6_affinity", MapType.LRU_HASH, 24, 16, sizes.lb),
         "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb, hashed),
+        "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1),
+        "tunnels": MapSpec(
+            "cilium_tunnel_map", MapType.HASH, TunnelKey.SIZE, TunnelValue.SIZE, 65536, hashed
+        ),
+        "nodes": MapSpec(
+            "cilium_node_map_v2", MapType.HASH, NodeKey.SIZE, NodeValue.SIZE, 16384, NO_PREALLOC
+        ),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
     }

@@ -57,7 +57,7 @@ int hive_to_host(struct __sk_buff *skb)
 }
 
 SEC("tc")
-int hive_from_overlay(struct __sk_buff *skb)
+int hive_from_vxlan(struct __sk_buff *skb)
 {
 	struct flow flow = {};
 
@@ -65,7 +65,7 @@ int hive_from_overlay(struct __sk_buff *skb)
 }
 
 SEC("tc")
-int hive_to_overlay(struct __sk_buff *skb)
+int hive_to_vxlan(struct __sk_buff *skb)
 {
 	return overlay_takes(skb);
 }

@@ -26,8 +26,13 @@ from cells.maps import (
     MetricsKey,
     MetricsValue,
     NodeConfig,
+    NodeKey,
+    NodeValue,
     PolicyEntry,
     PolicyKey,
+    TunnelConfig,
+    TunnelKey,
+    TunnelValue,
     flags_text,
 )
 from cells.observe.events import reason_name
@@ -190,6 +195,25 @@ def _node(_: bytes, value: bytes) -> Row:
     }
 
 
+def _tunnel(_: bytes, value: bytes) -> Row | None:
+    row = TunnelConfig.unpack(value)
+    return {"ifindex": row.ifindex, "mtu": row.mtu, "port": row.port} if row.ifindex else None
+
+
+def _tunnel_endpoint(key: bytes, value: bytes) -> Row:
+    row = TunnelValue.unpack(value)
+    return {
+        "network": str(TunnelKey.unpack(key).network),
+        "tunnel endpoint": str(row.node),
+        "encrypt key": row.encrypt_key,
+    }
+
+
+def _node_id(key: bytes, value: bytes) -> Row:
+    row = NodeValue.unpack(value)
+    return {"address": str(NodeKey.unpack(key).ip), "node": row.id, "spi": row.spi}
+
+
 def _number(name: str, what: str) -> Callable[[bytes, bytes], Row | None]:
     def read(key: bytes, value: bytes) -> Row | None:
         number = int.from_bytes(value, "little")
@@ -208,6 +232,9 @@ _READERS: Final[Mapping[str, Callable[[bytes, bytes], Row | None]]] = {
     "cilium_ipv6_frag_datagrams": _fragments,
     "hive_endpoints": _endpoint,
     "hive_node": _node,
+    "hive_tunnel": _tunnel,
+    "cilium_tunnel_map": _tunnel_endpoint,
+    "cilium_node_map_v2": _node_id,
     "hive_epoch": _number("endpoint", "epoch"),
     "hive_policies": _number("endpoint", "map id"),
     "hive_entry": _number("slot", "program id"),

@@ -39,5 +39,5 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             collector.use_maps({table.spec.name: table.fd for table in node.maps.conntrack})
             collector.load()
             counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}
-    assert len(counts) == 13
+    assert len(counts) == 17
     assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}

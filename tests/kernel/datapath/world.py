@@ -107,7 +107,10 @@ class Outcome:
 class World:
     """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
 
-    def __init__(self, settings: DatapathSettings | None = None) -> None:
+    def __init__(
+        self, settings: DatapathSettings | None = None, data: bytes | None = None, *more: Map
+    ) -> None:
+        """``data``: another object than the packaged one, with ``more`` maps of its own."""
         sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
         self.maps: dict[str, Map] = {}
         for spec in map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
@@ -115,10 +118,10 @@ class World:
         self.policies = {pod.id: create_map(policy_spec(pod.id, 256)) for pod in (A, B)}
         for pod_id, policy in self.policies.items():
             self.maps["hive_policies"].update(struct.pack("<I", pod_id), struct.pack("<I", policy.fd))
-        data = (PACKAGED_OBJECTS / "datapath.o").read_bytes()
+        data = data or (PACKAGED_OBJECTS / "datapath.o").read_bytes()
         self.loaded: LoadedObject
         self.loaded, self.constants = load(
-            data, "datapath.o", self.maps.values(), 7, settings or DatapathSettings()
+            data, "datapath.o", [*self.maps.values(), *more], 7, settings or DatapathSettings()
         )
         self.programs = self.loaded.programs()
         self.reset()
@@ -143,6 +146,8 @@ class World:
             "cilium_metrics",
             "cilium_lxc",
             "cilium_ipcache",
+            "cilium_tunnel_map",
+            "cilium_node_map_v2",
             *(name for name in self.maps if name.startswith("cilium_lb")),
         ):
             self.maps[name].clear()

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 
+from tests.kernel.datapath_overlay.recorder import Tunnelled
 from tests.kernel.datapath_replay.node import AFFINITY, CONNTRACK, Replayed, clock, destinations
 from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, SHOT, Json, Recording
 
@@ -36,6 +38,14 @@ def differences(recording: Recording, replayed: Replayed) -> list[str]:
 def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
     yield from _unequal("verdict", replayed.verdict, recording.verdict)
     yield from _unequal("drop reasons", replayed.drop_reasons, recording.drop_reasons)
+    keys = [
+        Tunnelled(
+            *(each["vni"], IPv4Address(each["remote_ipv4_host_order"])),
+            *(each["ttl"], each["size"], each["flags"]),
+        )
+        for each in recording.tunnel_keys
+    ]
+    yield from _unequal("tunnel key", replayed.tunnelled, keys[-1] if keys else None)
 
 
 def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
@@ -126,7 +136,7 @@ def entry_fields(key: bytes, value: bytes, now: int, told: Json = None) -> dict[
         "backend_id": struct.unpack_from("<Q", value, BACKEND_AT)[0],
     }
     if not key[-1] & CT_RELATED:
-        fields["lifetime"] = round((lifetime - now) / 20) * 20  # seconds may pass meanwhile
+        fields["lifetime"] = round((lifetime - now - 2) / 20) * 20  # seconds may pass meanwhile
     return fields
 
 

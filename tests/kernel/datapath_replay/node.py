@@ -24,12 +24,14 @@ from cells.maps import (
     NodeConfig,
     PolicyEntry,
     PolicyKey,
+    TunnelConfig,
     create_map,
     test_run,
 )
 from cells.maps.sizes import MapSizes
 from cells.maps.specs import map_specs, policy_spec
 from lifecycle import Duration
+from tests.kernel.datapath_overlay.recorder import Recorder, Tunnelled, recorded_object
 from tests.kernel.datapath_replay.recordings import (
     FIRST_DROP_REASON,
     LAST_RX_AT,
@@ -46,7 +48,12 @@ SERVICES = (
     *("cilium_lb4_reverse_nat", "cilium_lb6_reverse_nat", "cilium_lb_affinity_match"),
 )
 AFFINITY = ("cilium_lb4_affinity", "cilium_lb6_affinity")
-FILLED = (*CONNTRACK, *SERVICES, *AFFINITY, "cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache")
+TUNNELS = ("cilium_tunnel_map", "cilium_node_map_v2")
+FILLED = (
+    *(*CONNTRACK, *SERVICES, *AFFINITY, *TUNNELS),
+    *("cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache"),
+)
+TUNNEL_IFINDEX, ROUTE_MTU = 77, 1450
 EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints")
 ANY_SOURCE = 2  # ENDPOINT_ANY_SOURCE
 MARK_AT = 8  # in struct __sk_buff
@@ -64,6 +71,8 @@ class Replayed:
     tables: dict[str, dict[bytes, bytes]]
     now: int
     """Seconds since boot when the packet went in."""
+    tunnelled: Tunnelled | None
+    """With which key it went into the tunnel."""
 
 
 class Node:
@@ -74,7 +83,8 @@ class Node:
         specs = map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1)
         self._maps: dict[str, Map] = {spec.name: create_map(spec) for spec in specs.values()}
         self._policies: list[Map] = []
-        self._loaded: dict[DatapathSettings, LoadedObject] = {}
+        self._loaded: dict[tuple[DatapathSettings, bool], LoadedObject] = {}
+        self._recorder = Recorder()
 
     def __enter__(self) -> Self:
         return self
@@ -82,14 +92,16 @@ class Node:
     def __exit__(self, *_: object) -> None:
         for loaded in self._loaded.values():
             loaded.close()
-        for table in (*self._maps.values(), *self._policies):
+        for table in (*self._maps.values(), *self._policies, self._recorder.map):
             table.close()
 
     def replay(self, recording: Recording) -> Replayed:
         """Fill the maps, run the program on the packet, read the maps."""
-        program = self._load(settings(recording)).programs()[PROGRAMS[recording.hook]]
+        tunnel = "TUNNEL_MODE" in recording.switches
+        program = self._load(settings(recording), recorded=tunnel).programs()[PROGRAMS[recording.hook]]
         now = int(time.monotonic())
         self._fill(recording, now)
+        self._recorder.nothing()
         context = bytearray(192)
         struct.pack_into("<I", context, MARK_AT, recording.mark)
         run = test_run(program, recording.packet, ctx_in=bytes(context))
@@ -101,13 +113,16 @@ class Node:
             {reason for reason in reasons if reason >= FIRST_DROP_REASON},
             {name: dict(self._maps[name].items()) for name in FILLED},
             now,
+            self._recorder.tunnelled,
         )
 
-    def _load(self, chosen: DatapathSettings) -> LoadedObject:
-        if chosen not in self._loaded:
-            data = (PACKAGED_OBJECTS / "datapath.o").read_bytes()
-            self._loaded[chosen], _ = load(data, "datapath.o", self._maps.values(), 1, chosen)
-        return self._loaded[chosen]
+    def _load(self, chosen: DatapathSettings, *, recorded: bool) -> LoadedObject:
+        """``recorded``: compiled so that the tunnel shows."""
+        if (chosen, recorded) not in self._loaded:
+            data = recorded_object() if recorded else (PACKAGED_OBJECTS / "datapath.o").read_bytes()
+            tables = [*self._maps.values(), self._recorder.map]
+            self._loaded[chosen, recorded], _ = load(data, "datapath.o", tables, 1, chosen)
+        return self._loaded[chosen, recorded]
 
     def _fill(self, recording: Recording, now: int) -> None:
         for name in EMPTIED:
@@ -130,6 +145,9 @@ class Node:
             *(IPv6Address(constants["ROUTER_IP"]), IPv6Network("beef::/64"), 0),
         )
         self._maps["hive_node"].update(bytes(4), row.pack())
+        on = "TUNNEL_MODE" in recording.switches
+        tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
+        self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
     def _tell_endpoint(self, recording: Recording) -> None:
         """The endpoint at the link, its recorded policy, and every other's that lets all in."""

@@ -82,6 +82,11 @@ class Recording:
         return bytes.fromhex(self.data["result"]["packet"])
 
     @cached_property
+    def tunnel_keys(self) -> list[Json]:
+        """What the kernel was asked to send into a tunnel, in order."""
+        return [each for each in self.data["result"]["tunnel_keys"] if each["call"] == "set_tunnel_key"]
+
+    @cached_property
     def drop_reasons(self) -> set[int]:
         """Why it was dropped, if it was."""
         reasons = {int(row["reason"]) for row in self.data["result"]["metrics_delta"]}

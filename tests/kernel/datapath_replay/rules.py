@@ -14,12 +14,12 @@ PROGRAMS: Final = {
     "from-container": "hive_from_pod",
     "to-container": "hive_to_pod",
     "from-host": "hive_from_host",
+    "to-overlay": "hive_to_vxlan",
+    "cil_from_overlay": "hive_from_vxlan",
 }
 """Our programs, by where Cilium's were attached."""
 
 _PLACES: Final = (
-    ("to-overlay", "tunnels: not built"),
-    ("cil_from_overlay", "tunnels: not built"),
     ("cil_from_network", "IPsec: not built"),
     ("xdp", "programs of native devices: not built"),
     ("from-netdev", "programs of native devices: not built"),
@@ -32,7 +32,6 @@ _SWITCHES: Final = (
     ("ENABLE_SRV6", "SRv6: not built"),
     ("ENABLE_EGRESS_GATEWAY", "egress gateway: not built"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
-    ("TUNNEL_MODE", "tunnels: not built"),
     ("ENABLE_NODEPORT", "NodePort: not built"),
     ("ENABLE_HOST_ROUTING", "NodePort: not built"),
 )
@@ -115,6 +114,8 @@ def _has_proxy_port(recording: Recording) -> bool:
 def _leaves_the_node(recording: Recording) -> bool:
     """Whether the packet's destination is none of the node's pods."""
     packet = recording.packet
+    if recording.tunnel_keys:
+        return False
     ipv6 = packet[12:14] == _IPV6
     destination = packet[38:54] if ipv6 else packet[30:34].ljust(16, b"\0")
     if packet[12:14] not in {_IPV6, b"\x08\x00"}:

@@ -35,12 +35,15 @@ ALL = {
     "cilium_lb_affinity_match",
     "cilium_lxc",
     "cilium_metrics",
+    "cilium_node_map_v2",
+    "cilium_tunnel_map",
     "hive_endpoints",
     "hive_entry",
     "hive_epoch",
     "hive_links",
     "hive_node",
     "hive_policies",
+    "hive_tunnel",
 }
 
 
@@ -92,7 +95,9 @@ PUBLIC = {
     "cilium_lb_affinity_match": ("hash", 8, 1),
     "cilium_lxc": ("hash", 20, 48),
     "cilium_metrics": ("percpu_hash", 8, 16),
+    "cilium_node_map_v2": ("hash", 20, 4),
     "cilium_policy_00001": ("lpm_trie", 12, 24),
+    "cilium_tunnel_map": ("hash", 20, 20),
 }
 """Type, key and value size in bytes, of every map that tools open by its path."""
 

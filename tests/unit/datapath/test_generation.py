@@ -86,7 +86,7 @@ NEW = {name: 1000 + slot for name, slot in ENTRIES.items()}
 def test_publishing_replaces_every_entry(closed: list[int]) -> None:
     entry = FakeEntry({0: 500, 1: 501, 2: 502, 3: 503})
     publish(cast("Map", entry), NEW)
-    assert entry.programs == {0: 1000, 1: 1001, 2: 1002, 3: 1003}
+    assert entry.programs == {slot: 1000 + slot for slot in ENTRIES.values()}
     assert sorted(closed) == [500, 501, 502, 503]
 
 

@@ -14,6 +14,7 @@ from cells.maps import ENDPOINT_FLAGS, NODE_EVENTS
 from cells.maps.abi import LAYOUTS, Layout
 
 HEADER = SOURCES / "lib" / "maps.h"
+HEADERS = (HEADER, SOURCES / "overlay" / "maps.h")
 NOT_RECORDS = {"address"}
 """Parts of others."""
 
@@ -21,7 +22,8 @@ NOT_RECORDS = {"address"}
 def compiled(code: str) -> str:
     """What the compiler says of the code, with the datapath's layouts; empty when it is content."""
     command = [find_clang(), *FLAGS, f"-I{arch_headers()}", f"-I{SOURCES}", "-fsyntax-only", "-x", "c", "-"]
-    source = f'#include "lib/maps.h"\n{code}'
+    included = "".join(f'#include "{header.relative_to(SOURCES)}"\n' for header in HEADERS)
+    source = f"{included}{code}"
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
 
@@ -51,7 +53,8 @@ def test_a_wrong_offset_would_be_told() -> None:
 
 
 def test_every_struct_of_a_map_has_its_record() -> None:
-    structs = set(re.findall(r"^struct (\w+) \{", HEADER.read_text(encoding="utf-8"), re.MULTILINE))
+    text = "".join(header.read_text(encoding="utf-8") for header in HEADERS)
+    structs = set(re.findall(r"^struct (\w+) \{", text, re.MULTILINE))
     assert structs - NOT_RECORDS == {layout.name for layout in LAYOUTS}
 
 

@@ -28,9 +28,13 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 }
 
 /* What a pod sends. A packet that does not fit is answered here, for the stack never sees it. */
-static __always_inline int pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flow,
-					       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
+VERIFIED_ALONE pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
+				   __u32 family)
 {
+	const struct tunnel_config *tunnel = tunnel_facts();
+
+	if (!flow || !tunnel)
+		return DROP(EGRESS, DROP_NO_CONFIG);
 	if (unlikely(skb->len > ETH_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
 		return family == FAMILY_IPV4 ? too_big4(skb, flow, tunnel->mtu) : too_big6(skb, flow, tunnel->mtu);
 	return tunnel_send(skb, flow, tunnel, node, status, family);

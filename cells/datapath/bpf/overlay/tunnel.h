@@ -8,56 +8,12 @@
 
 #include "lib/events.h"
 #include "lib/identity.h"
-#include "lib/maps.h"
 #include "lib/packet.h"
+#include "overlay/maps.h"
 
 #define IDENTITY_REMOTE_NODE 6
 #define IDENTITY_WORLD_IPV4 9
 #define IDENTITY_WORLD_IPV6 10
-
-/* hive_tunnel: all zero while the node has no tunnel. */
-struct tunnel_config {
-	__u32 ifindex;
-	__u32 mtu;    /* of the packets inside, without Ethernet header */
-	__be16 port;  /* UDP, of the packets outside */
-	__u16 pad;
-	__u32 reserved[5];
-};
-
-/* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */
-struct tunnel_key {
-	struct address network;
-	__u8 family;
-	__u8 pad;
-	__u16 cluster_id;
-};
-
-struct tunnel_value {
-	struct address node;
-	__u8 family;
-	__u8 key;
-	__u16 pad;
-};
-
-/* cilium_node_map_v2: addresses of the other nodes. */
-struct node_key {
-	__u16 pad;
-	__u8 pad2;
-	__u8 family;
-	struct address ip;
-};
-
-struct node_value {
-	__u16 id;
-	__u8 spi;
-	__u8 pad;
-};
-
-_Static_assert(sizeof(struct tunnel_config) == 32, "hive_tunnel");
-_Static_assert(sizeof(struct tunnel_key) == 20, "cilium_tunnel_map");
-_Static_assert(sizeof(struct tunnel_value) == 20, "cilium_tunnel_map");
-_Static_assert(sizeof(struct node_key) == 20, "cilium_node_map_v2");
-_Static_assert(sizeof(struct node_value) == 4, "cilium_node_map_v2");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -151,12 +107,15 @@ static __always_inline __be32 tunnel_node_of(const struct address *ip, const str
 	return tunnel_network_node(ip, family);
 }
 
-/* The same for where a flow goes, whose identity is looked up on the way. */
-static __always_inline __be32 tunnel_node(const struct flow *flow, __u32 *identity, __u8 family)
+/* The same for where a flow goes, 0 on a node without a tunnel; leaves in the flow whose identity that is. */
+VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 {
-	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);
+	const struct ipcache_info *info;
 
-	*identity = identity_of(info);
+	if (!flow)
+		return 0;
+	info = ipcache_lookup(&flow->daddr, family);
+	flow->destination_identity = identity_of(info);
 	return tunnel_facts() ? tunnel_node_of(&flow->daddr, info, family) : 0;
 }
 

@@ -82,7 +82,7 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 			flow->destination_identity = link->endpoint.identity;
 			epochs += link->epoch;
 		} else {
-			node = tunnel ? tunnel_node(flow, &flow->destination_identity, family) : 0;
+			node = tunnel ? tunnel_node(flow, family) : 0;
 			if (!node)
 				return UNDECIDED;
 		}
@@ -90,7 +90,7 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
 		return UNDECIDED;
 	if (tunnel)
-		return pod_sends_tunnelled(skb, flow, tunnel, node, status, family);
+		return pod_sends_tunnelled(skb, flow, node, status, family);
 	if (!link)
 		return to_stack(skb, flow, status, family);
 	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, status, BY_PEER,
@@ -192,9 +192,10 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	to_pod = for_local_pod(self, local, status, entry);
 	flow->destination = to_pod ? local->endpoint_id : 0;
 	tag = verdict_tag(epoch + (to_pod ? epoch_of(flow->destination) : 0), now);
-	flow->destination_identity = local ? identity_of_local(local) : 0;
-	if (!local) {
-		node = tunnel_node(flow, &flow->destination_identity, family);
+	if (local) {
+		flow->destination_identity = identity_of_local(local);
+	} else {
+		node = tunnel_node(flow, family);
 		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_facts() : NULL;
 	}
 	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))
@@ -214,7 +215,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (status == CT_ESTABLISHED ? !flow->loopback : status == CT_REPLY && received == CT_REPLY && !flow->translated)
 		verdict_remember(entry, tag, to_pod ? local->ifindex : tunnel ? tunnel->ifindex : 0, flow);
 	if (tunnel)
-		return pod_sends_tunnelled(skb, flow, tunnel, node, status, family);
+		return pod_sends_tunnelled(skb, flow, node, status, family);
 	if (!to_pod)
 		return to_stack(skb, flow, status, family);
 	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */

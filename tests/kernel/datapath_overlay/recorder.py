@@ -1,0 +1,74 @@
+"""The datapath compiled with a tunnel that a test can look into.
+
+Needs: clang.   Gives: recorded_object(), Recorder, Tunnelled.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from ipaddress import IPv4Address
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from cells.datapath.build import SOURCES, compile_one, find_clang
+from cells.maps import Map, MapSpec, MapType, create_map
+
+_ROW = struct.Struct("<10I")
+_SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _ROW.size, 1)
+
+
+@cache
+def recorded_object() -> bytes:
+    """The object, compiled once a process."""
+    with TemporaryDirectory() as folder:
+        source = Path(__file__).with_name("recorded.c")
+        return compile_one(find_clang(), source, Path(folder) / "recorded.o", "", SOURCES).read_bytes()
+
+
+class Tunnelled(NamedTuple):
+    """What was asked of the kernel for one packet."""
+
+    vni: int
+    remote: IPv4Address
+    ttl: int
+    size: int
+    flags: int
+
+
+class Redirected(NamedTuple):
+    """Where the packet was sent."""
+
+    ifindex: int
+    flags: int
+
+
+class Recorder:
+    """The map between the object and the test."""
+
+    def __init__(self) -> None:
+        self.map: Map = create_map(_SPEC)
+
+    def nothing(self) -> None:
+        """As if no packet had passed, and the next did not come out of a tunnel."""
+        self.map.update(bytes(4), bytes(_ROW.size))
+
+    def comes_from(self, node: str, vni: int) -> None:
+        """The next packets come out of the tunnel, from this address outside, with this identity."""
+        self.map.update(bytes(4), _ROW.pack(1, vni, int(IPv4Address(node)), *(0,) * 7))
+
+    def _row(self) -> tuple[int, ...]:
+        return _ROW.unpack(self.map.lookup(bytes(4)) or bytes(_ROW.size))
+
+    @property
+    def tunnelled(self) -> Tunnelled | None:
+        """The tunnel key that was set; None: none was."""
+        _, vni, remote, ttl, size, flags, _, _, _, count = self._row()
+        return Tunnelled(vni, IPv4Address(remote), ttl, size, flags) if count else None
+
+    @property
+    def redirected(self) -> Redirected | None:
+        """Where bpf_redirect() was to send the packet; None: it was not called."""
+        count, ifindex, flags = self._row()[6:9]
+        return Redirected(ifindex, flags) if count else None

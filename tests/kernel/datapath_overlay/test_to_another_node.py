@@ -1,0 +1,233 @@
+"""What goes into the tunnel, as whom, and to which node."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+import pytest
+from scapy.layers.inet import ICMP, IP, UDP
+from scapy.layers.inet6 import ICMPv6PacketTooBig, IPerror6, IPv6, IPv6ExtHdrFragment
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from cells.maps import LxcKey, LxcValue, PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import echo, from_host, from_pod, ip, tcp, udp
+from tests.kernel.datapath.world import EGRESS, NODE, OK, OUTSIDE, REDIRECT, ROUTER, ROUTER6, A, B
+from tests.kernel.datapath_overlay.recorder import Redirected, Tunnelled
+from tests.kernel.datapath_overlay.world import (
+    IFINDEX,
+    MTU,
+    OTHER_NODE,
+    PORT,
+    REMOTE,
+    REMOTE6,
+    REMOTE_IDENTITY,
+    SKIP_TUNNEL,
+    UNKNOWN_REMOTE,
+    OverlayWorld,
+)
+
+pytestmark = pytest.mark.kernel
+
+FAMILIES = pytest.mark.parametrize(
+    ("source", "destination"), [(A.ip, REMOTE), (A.ip6, REMOTE6)], ids=["ipv4", "ipv6"]
+)
+
+
+def tunnelled(identity: int) -> Tunnelled:
+    """To the other node, as this identity."""
+    return Tunnelled(identity, IPv4Address(OTHER_NODE), 64, 28, 2)
+
+
+@FAMILIES
+def test_a_packet_to_a_pod_elsewhere_goes_to_its_node_as_its_sender(
+    overlay: OverlayWorld, source: str, destination: str
+) -> None:
+    sent = from_pod(A) / udp(source, destination)
+    for _ in range(3):  # the first is evaluated, later ones are remembered
+        done = overlay.pod_sends(A, sent)
+        assert done.action == REDIRECT
+        assert overlay.recorder.tunnelled == tunnelled(A.identity)
+        assert overlay.recorder.redirected == Redirected(IFINDEX, 0)
+        assert done.counted == {(0, EGRESS): 1}
+        assert bytes(done.packet) == bytes(sent)
+        overlay.recorder.nothing()
+
+
+def test_a_flow_moves_with_its_pod(overlay: OverlayWorld) -> None:
+    sent = from_pod(A) / udp(A.ip, REMOTE)
+    for _ in range(3):
+        overlay.pod_sends(A, sent)
+    overlay.recorder.nothing()
+    overlay.maps["cilium_ipcache"].delete(overlay_key(REMOTE))
+    overlay.maps["cilium_tunnel_map"].clear()
+    overlay.bump(0)
+    assert overlay.pod_sends(A, sent).action == OK
+    assert overlay.recorder.tunnelled is None
+
+
+def overlay_key(address: str) -> bytes:
+    """Of an address in the ipcache."""
+    from cells.maps import IpcacheKey
+
+    return IpcacheKey.host(IPv4Address(address)).pack()
+
+
+@FAMILIES
+def test_an_address_the_ipcache_does_not_know_goes_by_its_network(
+    overlay: OverlayWorld, source: str, destination: str
+) -> None:
+    other = UNKNOWN_REMOTE if "." in destination else "fd00:10:2::9:9"
+    assert overlay.pod_sends(A, from_pod(A) / udp(source, other)).action == REDIRECT
+    assert overlay.recorder.tunnelled == tunnelled(A.identity)
+
+
+@pytest.mark.parametrize("destination", [OUTSIDE, NODE, OTHER_NODE, "10.3.0.1"])
+def test_what_is_for_no_pod_takes_the_stack(overlay: OverlayWorld, destination: str) -> None:
+    overlay.identify(OTHER_NODE, 6)
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, destination)).action == OK
+    assert overlay.recorder.tunnelled is None
+
+
+def test_an_address_that_the_network_knows_skips_the_tunnel(overlay: OverlayWorld) -> None:
+    overlay.remote(REMOTE, flags=SKIP_TUNNEL)
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE)).action == OK
+    assert overlay.host_sends(from_host() / udp(ROUTER, REMOTE)).action == OK
+    assert overlay.recorder.tunnelled is None
+
+
+def test_without_a_tunnel_everything_takes_the_stack(overlay: OverlayWorld) -> None:
+    sent = from_pod(A) / udp(A.ip, REMOTE)
+    for _ in range(2):
+        overlay.pod_sends(A, sent)
+    overlay.set_tunnel(on=False)
+    overlay.recorder.nothing()
+    assert overlay.pod_sends(A, sent).action == OK
+    assert overlay.host_sends(from_host() / udp(ROUTER, REMOTE)).dropped == (151, 1)
+    assert overlay.recorder.tunnelled is None
+
+
+def test_policy_is_asked_before_the_tunnel(overlay: OverlayWorld) -> None:
+    overlay.allow(
+        A, [(PolicyKey(REMOTE_IDENTITY, egress=True, protocol=17, port=53, port_bits=16), PolicyEntry())]
+    )
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE)).action == REDIRECT
+    assert overlay.pod_sends(A, from_pod(A) / tcp(A.ip, REMOTE, "S")).dropped == (133, EGRESS)
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_pod_cannot_play_the_tunnel(overlay: OverlayWorld, remembered: bool) -> None:
+    forged = from_pod(A) / udp(A.ip, OTHER_NODE, dport=PORT)
+    if remembered:
+        overlay.set_tunnel(on=False)
+        assert overlay.pod_sends(A, forged).action == OK
+        overlay.set_tunnel(on=True)
+    for destination in (OTHER_NODE, NODE, ROUTER, OUTSIDE):
+        forged[IP].dst = destination
+        assert overlay.pod_sends(A, forged).dropped == (170, EGRESS)
+    forged[IP].flags = "MF"
+    assert overlay.pod_sends(A, forged).dropped == (170, EGRESS)
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE, dport=PORT)).action == REDIRECT
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, B.ip, dport=PORT)).action == REDIRECT
+
+
+@pytest.mark.parametrize(
+    ("identity", "vni"),
+    [(1, 6), (1234, 1234), (9, 2), (10, 2), (0x01000007, 2), (0x02000007, 6), (0xFFFFFF, 0xFFFFFF)],
+)
+def test_the_host_sends_as_what_others_know_it_by(overlay: OverlayWorld, identity: int, vni: int) -> None:
+    overlay.identify("172.16.9.9", identity)
+    done = overlay.host_sends(from_host() / udp("172.16.9.9", REMOTE))
+    assert done.action == REDIRECT
+    assert overlay.recorder.tunnelled == tunnelled(vni)
+
+
+def test_the_host_reaches_nobody_behind_no_node(overlay: OverlayWorld) -> None:
+    assert overlay.host_sends(from_host() / udp(ROUTER, "10.9.0.1")).dropped == (151, 1)
+
+
+def big(source: str, destination: str, length: int) -> Ether:
+    """A datagram whose IP packet has this length."""
+    packet = from_pod(A) / ip(source, destination) / UDP(sport=40000, dport=53)
+    return packet / Raw(bytes(length - (len(packet) - 14)))
+
+
+def test_a_packet_that_does_not_fit_is_told_so_in_ipv4(overlay: OverlayWorld) -> None:
+    packet = big(A.ip, REMOTE, MTU + 1)
+    packet[IP].flags = "DF"
+    answer = overlay.pod_sends(A, packet)
+    assert answer.action == REDIRECT
+    assert overlay.recorder.tunnelled is None
+    told = answer.packet
+    assert (told.src, told.dst) == (A.host_mac, A.mac)
+    assert (told[IP].src, told[IP].dst) == (ROUTER, A.ip)
+    assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
+    quoted = bytes(told[ICMP].payload)
+    assert quoted == bytes(packet)[14:42]
+    rebuilt = told.copy()
+    del rebuilt[IP].chksum, rebuilt[ICMP].chksum
+    assert bytes(rebuilt) == bytes(told)
+
+
+def test_a_packet_that_does_not_fit_is_told_so_in_ipv6(overlay: OverlayWorld) -> None:
+    answer = overlay.pod_sends(A, big(A.ip6, REMOTE6, MTU + 1))
+    assert answer.action == REDIRECT
+    told = answer.packet
+    assert (told[IPv6].src, told[IPv6].dst) == (ROUTER6, A.ip6)
+    assert told[ICMPv6PacketTooBig].mtu == MTU
+    assert told[IPerror6].dst == REMOTE6
+    rebuilt = told.copy()
+    del rebuilt[ICMPv6PacketTooBig].cksum
+    assert bytes(rebuilt) == bytes(told)
+
+
+@pytest.mark.parametrize(("length", "flags"), [(MTU, "DF"), (MTU + 1, "")])
+def test_what_fits_or_may_be_fragmented_goes(overlay: OverlayWorld, length: int, flags: str) -> None:
+    packet = big(A.ip, REMOTE, length)
+    packet[IP].flags = flags
+    assert overlay.pod_sends(A, packet).action == REDIRECT
+    assert overlay.recorder.tunnelled == tunnelled(A.identity)
+
+
+@FAMILIES
+def test_a_datagram_in_fragments_goes_as_a_whole(
+    overlay: OverlayWorld, source: str, destination: str
+) -> None:
+    first, second = fragments(source, destination)
+    for each in (first, second):
+        overlay.recorder.nothing()
+        assert overlay.pod_sends(A, each).action == REDIRECT
+        assert overlay.recorder.tunnelled == tunnelled(A.identity)
+
+
+def fragments(source: str, destination: str) -> tuple[Ether, Ether]:
+    """The two fragments of a datagram."""
+    frame = from_pod(A)
+    if ":" in source:
+        header = IPv6(src=source, dst=destination)
+        return (
+            frame / header / IPv6ExtHdrFragment(id=9, m=1, nh=17) / UDP(sport=1, dport=53) / Raw(bytes(16)),
+            frame / header / IPv6ExtHdrFragment(id=9, offset=3, nh=17) / Raw(bytes(16)),
+        )
+    header = IP(src=source, dst=destination, id=9, proto=17)
+    first = header.copy()
+    first.flags = "MF"
+    second = header.copy()
+    second.frag = 3
+    return frame / first / UDP(sport=1, dport=53) / Raw(bytes(16)), frame / second / Raw(bytes(16))
+
+
+def test_the_answer_to_a_pod_elsewhere_goes_back_through_the_tunnel(overlay: OverlayWorld) -> None:
+    request = Ether() / tcp(REMOTE, A.ip, "S", sport=40000, dport=80)
+    assert overlay.tunnel_brings(request).action == REDIRECT
+    overlay.allow(A, [])  # a reply needs no policy
+    overlay.recorder.nothing()
+    answer = from_pod(A) / tcp(A.ip, REMOTE, "SA", sport=80, dport=40000)
+    assert overlay.pod_sends(A, answer).action == REDIRECT
+    assert overlay.recorder.tunnelled == tunnelled(A.identity)
+
+
+def test_an_address_here_wins_over_the_tunnel(overlay: OverlayWorld) -> None:
+    overlay.maps["cilium_lxc"].update(LxcKey(IPv4Address(REMOTE)).pack(), LxcValue(flags=1).pack())
+    assert overlay.pod_sends(A, from_pod(A) / echo(A.ip, REMOTE)).action == OK
+    assert overlay.recorder.tunnelled is None

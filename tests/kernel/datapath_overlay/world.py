@@ -1,0 +1,64 @@
+"""Two pods on a node with a tunnel, and pods of another node behind it.
+
+Needs: root, clang.   Gives: OverlayWorld, and the addresses of the other node.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, ip_address, ip_network
+
+from scapy.packet import Packet
+
+from cells.maps import IpcacheKey, IpcacheValue, NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
+from tests.kernel.datapath.world import Outcome, World
+from tests.kernel.datapath_overlay.recorder import Recorder, recorded_object
+
+OTHER_NODE, STRANGER = "192.168.7.8", "192.168.7.66"
+REMOTE, REMOTE6 = "10.2.0.5", "fd00:10:2::5"
+UNKNOWN_REMOTE = "10.2.0.99"
+REMOTE_IDENTITY = 4711
+IFINDEX, MTU, PORT = 77, 1450, 8472
+SKIP_TUNNEL = 1
+
+
+class OverlayWorld(World):
+    """The world, with a tunnel to another node."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        super().__init__(None, recorded_object(), self.recorder.map)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.recorder.map.close()
+
+    def reset(self) -> None:
+        """As new, the tunnel up."""
+        super().reset()
+        self.recorder.nothing()
+        self.set_tunnel(on=True)
+        for ip in (REMOTE, REMOTE6):
+            self.remote(ip)
+        self.maps["cilium_node_map_v2"].update(NodeKey(ip_address(OTHER_NODE)).pack(), NodeValue(1).pack())
+        value = TunnelValue(IPv4Address(OTHER_NODE)).pack()
+        for network in ("10.2.0.0", "fd00:10:2::"):
+            self.maps["cilium_tunnel_map"].update(TunnelKey(ip_address(network)).pack(), value)
+
+    def set_tunnel(self, *, on: bool) -> None:
+        """routing-mode=tunnel, or native."""
+        row = TunnelConfig(IFINDEX, MTU, PORT) if on else TunnelConfig()
+        self.maps["hive_tunnel"].update(bytes(4), row.pack())
+        self.bump(0)
+
+    def remote(self, ip: str, identity: int = REMOTE_IDENTITY, flags: int = 0) -> None:
+        """Tell the ipcache that this is on the other node."""
+        value = IpcacheValue(identity, IPv4Address(OTHER_NODE), 0, flags)
+        self.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(ip)).pack(), value.pack())
+        self.bump(0)
+
+    def tunnel_brings(
+        self, packet: Packet | bytes, *, vni: int = REMOTE_IDENTITY, node: str = OTHER_NODE
+    ) -> Outcome:
+        """A packet comes out of the tunnel, from this address outside, with this identity."""
+        self.recorder.comes_from(node, vni)
+        return self._run("hive_from_vxlan", packet, 1)
