@@ -1,7 +1,8 @@
 """How the API is put together from the other cells.
 
 Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], PodMtu, Datapath, Maps,
-StatusCollector, KubernetesAPI; starts after ExposedEndpoints, QueueLock and HostIPSync.   Gives: cell.
+StatusCollector, KubernetesAPI, ReadTable[ClusterNode]; starts after ExposedEndpoints, QueueLock and
+HostIPSync.   Gives: cell.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from cells.api.status.metrics import MetricsList
 from cells.api.tables import health as health_table
 from cells.api.tables import statedb
 from cells.api.times import ApiTimes
+from cells.cluster.nodes import ClusterNode
 from cells.cni.server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
 from cells.datapath import Datapath
@@ -50,6 +52,7 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Member,
+    ReadTable,
     Table,
     after,
     config,
@@ -68,6 +71,7 @@ def facts(
     router: Router,
     datapath: Datapath,
     addresses: NodeAddresses,
+    nodes: ReadTable[ClusterNode],
     *,
     maps: Maps,
     map_settings: MapSettings,
@@ -86,6 +90,7 @@ def facts(
         router,
         datapath,
         addresses,
+        nodes,
         maps=maps,
         map_settings=map_settings,
         monitor=partial(monitor_status, events, monitor),

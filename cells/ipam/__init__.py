@@ -3,7 +3,8 @@
 Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
         ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods keep
         their addresses though the node got another one.
-Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto).   Gives: Ipam; metrics.
+Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto); AssignedPodCIDRs, where somebody
+        provides what Kubernetes has decided.   Gives: Ipam; metrics.
 
 Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 
 from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocation, Allocator, IpamError
+from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.node_ipam import Ipam
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
@@ -24,6 +26,7 @@ __all__ = [
     "AddressRange",
     "Allocation",
     "Allocator",
+    "AssignedPodCIDRs",
     "Clock",
     "Family",
     "IPAddress",

@@ -1,7 +1,7 @@
 """The allocator of this node: finds its ranges at start, releases what expires.
 
 For:    cni_server, api, endpoint, endpoint_restore, router. Needs: IpamSettings, AgentConfig, Table[Device],
-        Clock.
+        Clock; AssignedPodCIDRs.
 Gives:  Ipam.
 """
 
@@ -12,6 +12,7 @@ import anyio
 from cells.config import AgentConfig
 from cells.ipam.addresses import Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocator
+from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import Clock
 from cells.ipam.kept import FILE, keep_ranges, kept_ranges
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
@@ -31,16 +32,20 @@ class Ipam(Allocator):
         agent: AgentConfig,
         devices: Table[Device],
         clock: Clock,
+        assigned: AssignedPodCIDRs | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         super().__init__(settings.ipam_default_ip_pool, clock)
+        self.mode = settings.ipam
+        """Who decides which addresses are this node's, under Cilium's names."""
         self._settings = settings
         self._agent = agent
         self._devices = devices
         self._clock = clock
+        self._assigned = assigned
         self._log = log
         self._armed: anyio.Event | None = None
         lifecycle.append(Hook("find the range of pod addresses", self._start))
@@ -60,7 +65,13 @@ class Ipam(Allocator):
         for family in Family:
             if not enabled[family] and self._settings.explicit_range(family) is not None:
                 self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
-        found = {family: self._settings.explicit_range(family) or kept.get(family) for family in Family}
+        assigned = self._assigned.current() if self._assigned is not None else {}
+        found = {
+            family: self._settings.explicit_range(family)
+            or next(iter(assigned.get(family, ())), None)
+            or kept.get(family)
+            for family in Family
+        }
         if any(enabled[family] and network is None for family, network in found.items()):
             await self._devices.wait_initialized()
             self._choose(found)

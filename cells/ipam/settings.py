@@ -11,8 +11,8 @@ from cells.ipam.addresses import Family, IPNetwork
 from cells.node.devices import Device
 from lifecycle import Settings
 
+MODES: Final = ("cluster-pool", "kubernetes")
 _OTHER_MODES: Final = {
-    "kubernetes",
     "multi-pool",
     "delegated-plugin",
     "crd",
@@ -30,7 +30,8 @@ class IpamSettings(Settings, frozen=True):
     """Settings of the ipam cell."""
 
     ipam: str = "cluster-pool"
-    """How addresses are managed. Without Kubernetes this node allocates from its own ipv4-range."""
+    """Who decides which addresses are this node's: cluster-pool, by its CiliumNode; kubernetes, by its Node.
+    Where nobody tells, and with a range that is set, it is ipv4-range and ipv6-range."""
 
     ipv4_range: str = "auto"
     """Network of this node's pods; auto: the one in use, at first 10.X.0.0/16 with X the last byte of the
@@ -49,9 +50,9 @@ class IpamSettings(Settings, frozen=True):
     def validate(self) -> None:
         """Refuse modes that are not there and ranges that are none."""
         if self.ipam in _OTHER_MODES:
-            raise ValueError(f"ipam={self.ipam} is not supported yet: use cluster-pool, with ipv4-range")
-        if self.ipam != "cluster-pool":
-            raise ValueError(f"ipam={self.ipam}: unknown IPAM backend, expected cluster-pool")
+            raise ValueError(f"ipam={self.ipam} is not supported yet: use {' or '.join(MODES)}")
+        if self.ipam not in MODES:
+            raise ValueError(f"ipam={self.ipam}: unknown IPAM backend, expected {' or '.join(MODES)}")
         if not self.ipam_default_ip_pool:
             raise ValueError("ipam-default-ip-pool is empty: expected a name")
         for family in Family:

@@ -15,7 +15,6 @@ from cells.unserved.cluster import UnservedCluster
 from cells.unserved.datapath import UnservedDatapath
 from cells.unserved.encryption import UnservedEncryption
 from cells.unserved.gateways import UnservedGateways
-from cells.unserved.kubernetes import UnservedKubernetes
 from cells.unserved.masquerade import UnservedMasquerade
 from cells.unserved.node import UnservedNode
 from cells.unserved.observe import UnservedObserve
@@ -34,7 +33,6 @@ FAMILIES: tuple[type[UnservedSettings], ...] = (
     UnservedDatapath,
     UnservedEncryption,
     UnservedGateways,
-    UnservedKubernetes,
     UnservedMasquerade,
     UnservedNode,
     UnservedObserve,

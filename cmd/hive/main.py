@@ -37,6 +37,7 @@ COMMANDS = {
     "monitor": ("hive.observe.monitor", "Show drops, traces and verdicts while they happen."),
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
+    "node": ("hive.agent.node", "Look at the nodes of the cluster."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
     "policy": ("hive.policy.command", "See what network policies do, and what is wrong in them."),
     "status": ("hive.agent.status", "Ask the running agent how it is."),

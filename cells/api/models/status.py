@@ -38,6 +38,8 @@ class NodeElement(Model, frozen=True):
     name: str = ""
     primary_address: NodeAddressing | None = None
     secondary_addresses: list[NodeAddressingElement] | None = None
+    health_endpoint_address: NodeAddressing | None = None
+    ingress_address: NodeAddressing | None = None
     source: str = ""
 
 

@@ -35,7 +35,6 @@ AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
 ON = frozenset({"enabled", "enable", "true", "on", "1"})
 OFF = frozenset({"disabled", "disable", "false", "off", "0"})
-IPAM_MODE = "cluster-pool"  # host-scope allocation from one range
 DATAPATH_MODE = "veth"
 
 
@@ -56,6 +55,8 @@ class NodeFacts:
     addressing: Mapping[Family, Addressing]
     """Router and pod CIDR of each family that is on."""
     mtu: int
+    ipam_mode: str = "cluster-pool"
+    """Who decides about pods' addresses."""
     telling: Telling = SILENT
     """What the datapath tells of packets."""
     debug: bool = False
@@ -101,7 +102,7 @@ def configuration_model(
             datapath_mode=DATAPATH_MODE,
             device_mtu=node.mtu,
             route_mtu=node.mtu,
-            ipam_mode=IPAM_MODE,
+            ipam_mode=node.ipam_mode,
             enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
             masquerade_protocols=models.MasqueradeProtocols(),
         ),

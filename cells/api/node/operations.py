@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from ipaddress import ip_network
@@ -23,12 +21,11 @@ from cells.api.endpoints import mapping as endpoint_mapping
 from cells.api.endpoints.mapping import rfc3339
 from cells.api.models import node as wire
 from cells.api.models import v1 as models
-from cells.api.models.status import NodeElement
 from cells.api.node import config_mapping
+from cells.api.node.cluster_nodes import NodeWatchers
 from cells.api.node.node_status import NodeStatus
 from cells.api.part import ApiPart, Route
 from cells.api.status import mapping as status_mapping
-from cells.api.status.mapping import StatusFacts
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.cluster.identity import Identities, Identity
 from cells.endpoint import Endpoints
@@ -38,8 +35,6 @@ from cells.observe.health import StatusCollector
 from lifecycle import Member
 from lifecycle.http import Request, Response
 
-CLIENT_SECONDS = 900.0
-"""How long a client that watches the nodes is remembered."""
 KEEPALIVE = 30.0
 
 
@@ -90,7 +85,7 @@ class NodeOperations:
         self._maps = maps
         self._collector = collector
         self._facts = facts
-        self._clients: dict[int, float] = {}
+        self._watchers = NodeWatchers()
         self._closed = False
         self._followed: set[MapLog] = set()
 
@@ -222,21 +217,11 @@ class NodeOperations:
     # --- nodes -----------------------------------------------------------------------------------
 
     async def list_nodes(self, request: Request) -> Response:
-        """GET /cluster/nodes: this one; to a client that knows it already, that nothing has changed."""
-        now = time.monotonic()
-        self._clients = {
-            number: asked for number, asked in self._clients.items() if now - asked < CLIENT_SECONDS
-        }
+        """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
         number = parse_int(request.headers.get("client-id"), "client-id in header")
         facts = self._facts.status()
         name = f"{facts.cluster_name}/{facts.node_name}"
-        if number in self._clients:
-            self._clients[number] = now
-            return answer(200, wire.ClusterNodeStatus(self_name=name, client_id=number))
-        number = secrets.randbelow(1 << 31) + 1  # also not one of before a restart
-        self._clients[number] = now
-        node = _node(name, facts)
-        return answer(200, wire.ClusterNodeStatus(self_name=name, client_id=number, nodes_added=[node]))
+        return answer(200, self._watchers.answer(name, number, facts.nodes))
 
     async def list_node_ids(self, _request: Request) -> Response:
         """GET /node/ids: this node's is 0."""
@@ -286,11 +271,6 @@ def _ours(variable: str) -> bool:
 def _identity(identity: Identity) -> models.Identity:
     labels = sorted(identity.labels)
     return models.Identity(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
-
-
-def _node(name: str, facts: StatusFacts) -> NodeElement:
-    """This node: its own addresses, the ranges of its pods."""
-    return NodeElement(name=name, primary_address=status_mapping.node_addressing(facts), source="local")
 
 
 def _event(name: str, change: MapChange) -> wire.MapEvent:

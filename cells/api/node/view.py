@@ -1,7 +1,7 @@
 """What the API tells of the node, read from the cells at the moment it is asked.
 
 Needs: AgentConfig, Table[Device], PodMtu, Ipam, Router, Datapath, NodeAddresses,
-Maps; KubernetesAPI, where there is one.   Gives: NodeView.
+Maps, ReadTable[ClusterNode]; KubernetesAPI, where there is one.   Gives: NodeView.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import mmap
 from collections.abc import Callable, Mapping
 
 from cells.api.models import status as wire
+from cells.api.node.cluster_nodes import node_element
 from cells.api.node.config_mapping import NodeFacts
 from cells.api.status.mapping import DISABLED, StatusFacts
+from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
 from cells.datapath import Datapath, Telling
 from cells.ipam import Ipam
@@ -23,7 +25,7 @@ from cells.node.router import Router
 from cells.observe.events import EventsSettings, online_cpus
 from cells.observe.health import agent_version
 from cells.observe.monitor import MonitorSettings
-from lifecycle import Table, log_level, set_log_level
+from lifecycle import ReadTable, Table, log_level, set_log_level
 
 
 class NodeView:
@@ -38,6 +40,7 @@ class NodeView:
         router: Router,
         datapath: Datapath,
         addresses: NodeAddresses,
+        nodes: ReadTable[ClusterNode],
         *,
         maps: Maps,
         map_settings: MapSettings,
@@ -53,6 +56,7 @@ class NodeView:
         self._router = router
         self._datapath = datapath
         self._addresses = addresses
+        self._nodes = nodes
         self._maps = maps
         self._map_settings = map_settings
         self._monitor = monitor
@@ -65,6 +69,7 @@ class NodeView:
         return NodeFacts(
             addressing=self._router.addressing(),
             mtu=self._mtu(),
+            ipam_mode=self._ipam.mode,
             telling=self._datapath.telling,
             debug=log_level() == "debug",
             chaining=self._chaining,
@@ -90,7 +95,7 @@ class NodeView:
             "DatapathMode": "veth",
             "EnableIPv4": config.ipv4,
             "EnableIPv6": config.ipv6,
-            "IPAM": "cluster-pool",
+            "IPAM": self._ipam.mode,
             "MTU": config.mtu,
             "RoutingMode": "native",
             "SocketPath": str(config.api_socket),
@@ -106,6 +111,7 @@ class NodeView:
             node_name=self._config.node_name,
             node=self.node(),
             node_ips=self._addresses.all(),
+            nodes=[node_element(each) for each in sorted(self._nodes.all(), key=lambda one: one.full_name)],
             uplinks={
                 device.name: tuple(str(address.ip) for address in device.addresses)
                 for device in uplinks(self._devices.all())

@@ -5,12 +5,12 @@ Needs: AgentStatus.   Gives: StatusFacts, status_response, brief_response.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cells.api.endpoints.mapping import rfc3339
 from cells.api.models import status as wire
-from cells.api.models.v1 import ControllerCounts, ControllerStatus, NodeAddressing, NodeAddressingElement
+from cells.api.models.v1 import ControllerCounts, ControllerStatus
 from cells.api.node.config_mapping import DATAPATH_MODE, NodeFacts
 from cells.api.status.controllers import NEVER, controller
 from cells.cluster.identity import CLUSTER
@@ -45,6 +45,8 @@ class StatusFacts:
     node: NodeFacts
     node_ips: Mapping[Family, IPAddress]
     """The node's own addresses, by which others know it."""
+    nodes: Sequence[wire.NodeElement]
+    """The nodes of the cluster, this one among them."""
     uplinks: Mapping[str, tuple[str, ...]]
     """Addresses of each uplink, by its name."""
     ipam_status: str
@@ -118,17 +120,6 @@ def cni_file(status: AgentStatus) -> wire.Status:
     return wire.Status(state="Ok", msg=status.cni_config.message)
 
 
-def node_addressing(facts: StatusFacts) -> NodeAddressing:
-    """The node's own address of each family, empty if it has none, and its pod CIDR."""
-    found = {
-        family: NodeAddressingElement(
-            enabled=True, ip=str(facts.node_ips.get(family, "")), alloc_range=str(each.alloc_range)
-        )
-        for family, each in facts.node.addressing.items()
-    }
-    return NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
-
-
 def _of(family: Family, addresses: Iterable[str]) -> list[str]:
     """Those of the family."""
     return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
@@ -146,7 +137,7 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         cluster=wire.ClusterStatus(
             self_name=name,
             cilium_health=DISABLED,
-            nodes=[wire.NodeElement(name=name, primary_address=node_addressing(facts))],
+            nodes=list(facts.nodes),
         ),
         stale=stale(status),
         controllers=[*map(controller, status.controllers), *map(uncontrolled, status.uncontrolled)],

@@ -9,7 +9,7 @@ from cells.node.addresses.choice import InternalIP, NodeAddress, Origin, choose
 from cells.node.addresses.kernel import DefaultRoute
 from cells.node.addresses.settings import AddressSettings
 from cells.node.devices import Device
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Table
+from lifecycle import Hook, Jobs, Lifecycle, Logger, ReadTable, Table
 
 
 def address_table() -> Table[NodeAddress]:
@@ -32,7 +32,7 @@ class NodeAddresses:
         table: Table[NodeAddress],
         devices: Table[Device],
         route: DefaultRoute,
-        internal: Table[InternalIP] | None = None,
+        internal: ReadTable[InternalIP] | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

@@ -93,7 +93,8 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PolicyMapPool, kernel),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
-        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks}),
+        replace(Router, fake(Router, addressing=dict)),
+        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Router}),
     ]
 
 

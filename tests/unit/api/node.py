@@ -22,10 +22,12 @@ from cells import api, endpoint, ipam
 from cells.api import Api
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import NAMES
+from cells.api.node.cluster_nodes import node_element
 from cells.api.node.config_mapping import SILENT, NodeFacts
 from cells.api.status.mapping import StatusFacts
 from cells.cluster import identity, ipcache
-from cells.cluster.ipcache import IpcacheMap
+from cells.cluster.ipcache import IpcacheMap, Source
+from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cni.server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.config.drift import ConfigDrift
@@ -174,6 +176,18 @@ class FixedFacts:
         addressing = {family: Addressing(routers[family], network) for family, network in networks.items()}
         return NodeFacts(addressing=addressing, mtu=1500, telling=self.telling, debug=self.debug)
 
+    def own(self) -> ClusterNode:
+        addressing = self.node().addressing
+        found = {family: (each.alloc_range,) for family, each in addressing.items()}
+        return ClusterNode(
+            cluster="default",
+            name="node1",
+            source=Source.LOCAL,
+            addresses=(NodeIP(INTERNAL_IP, ip_address("192.0.2.10")),),
+            ipv4_alloc_cidrs=found.get(Family.IPV4, ()),
+            ipv6_alloc_cidrs=found.get(Family.IPV6, ()),
+        )
+
     def tell(self, telling: Telling) -> None:
         self.telling = telling
 
@@ -191,6 +205,7 @@ class FixedFacts:
             node_name="node1",
             node=self.node(),
             node_ips={Family.IPV4: ip_address("192.0.2.10")},
+            nodes=[node_element(self.own())],
             uplinks={"eth0": ("192.0.2.10",)},
             ipam_status="IPv4: 3/254 allocated from 10.0.1.0/24, ",
             allocations=self.addresses.dump() if self.addresses else {},

@@ -1,0 +1,104 @@
+"""The nodes of the cluster: this one and all others, from their objects.
+
+Source and controller: Table[Node] and Table[CiliumNode] in, the table ``nodes`` out. A CiliumNode counts
+        before a Node; this node's row is what its agent has found and chosen.
+Needs:  AgentConfig, IpamSettings, Kubernetes' tables; Router and NodeAddresses for this node's row.
+Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources and this node are known),
+        AssignedPodCIDRs (Ipam waits for it), ReadTable[InternalIP] (for NodeAddresses), NodeSettings.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from cells.cluster.nodes.information import NodeInformation
+from cells.cluster.nodes.local import LocalNode, LocalNodeStore
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_node
+from cells.cluster.nodes.settings import NodeSettings
+from cells.cluster.nodes.told import NodeReader
+from cells.config import AgentConfig
+from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
+from cells.kubernetes import CiliumNode, Node
+from cells.node.addresses import InternalIP
+from lifecycle import ReadTable, Table, Tables, config, invoke, module, provide, provide_private
+
+__all__ = [
+    "CILIUM_INTERNAL_IP",
+    "EXTERNAL_IP",
+    "INTERNAL_IP",
+    "ClusterNode",
+    "Fault",
+    "NodeIP",
+    "NodeReader",
+    "NodeSettings",
+    "ParsedNode",
+    "cell",
+    "parse_cilium_node",
+    "parse_node",
+]
+
+
+def reader(agent: AgentConfig, ipam: IpamSettings, settings: NodeSettings) -> NodeReader:
+    """How objects of nodes are read."""
+    return NodeReader(agent.cluster_name, ipam.ipam, settings)
+
+
+def node_table(
+    nodes: Table[Node],
+    cilium_nodes: Table[CiliumNode],
+    read: NodeReader,
+    local: LocalNodeStore,
+    tables: Tables,
+) -> ReadTable[ClusterNode]:
+    """The table ``nodes``, by ``cluster/name``."""
+    told = nodes.outer_join(cilium_nodes, read.read).flat_map(
+        lambda node: (node,), key=lambda node: node.full_name, name="nodes-told"
+    )
+    table = told.outer_join(local.table, _own_first, name="nodes", indexes={"address": _addresses})
+    tables.add(table)
+    return table
+
+
+def _own_first(told: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:
+    return own or cast("ClusterNode", told)  # a key is in one of the two tables
+
+
+def _addresses(node: ClusterNode) -> tuple[object, ...]:
+    return tuple({each.ip for each in node.addresses})
+
+
+def internal_ips(nodes: Table[Node], agent: AgentConfig, read: NodeReader) -> ReadTable[InternalIP]:
+    """The first InternalIP of each family in this node's Node object."""
+    own = nodes.filter(lambda node: node.name == agent.node_name, name="own-node")
+    return own.flat_map(
+        lambda node: _internal(read.parse(node)), key=lambda row: row.family, name="own-internal-ips"
+    )
+
+
+def _internal(parsed: ParsedNode) -> list[InternalIP]:
+    first: dict[Family, InternalIP] = {}
+    for each in parsed.addresses:
+        if each.type == INTERNAL_IP:
+            first.setdefault(Family.of(each.ip), InternalIP(Family.of(each.ip), each.ip))
+    return list(first.values())
+
+
+def assigned(information: NodeInformation) -> AssignedPodCIDRs:
+    """The ranges this node was given."""
+    return information
+
+
+def keep(local: LocalNode, table: ReadTable[ClusterNode]) -> None:
+    """The nodes are known whether or not anybody asks."""
+    del local, table
+
+
+cell = module(
+    "nodes",
+    "The nodes of the cluster",
+    config(NodeSettings),
+    provide(node_table, internal_ips, assigned, LocalNode),
+    provide_private(reader, LocalNodeStore, NodeInformation),
+    invoke(keep),
+)

@@ -1,0 +1,167 @@
+"""The wait for what Kubernetes has decided about this node: the ranges of its pods.
+
+Source: Table[Node], or Table[CiliumNode] where the operator decides.
+Needs:  AgentConfig, IpamSettings, NodeSettings, KubernetesSettings, KubernetesAPI, the tables.
+Gives:  NodeInformation (AssignedPodCIDRs for Ipam).
+Source of the rules: Cilium 1.17, WaitForNodeInformation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+import anyio
+
+from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node
+from cells.cluster.nodes.settings import NodeSettings
+from cells.cluster.nodes.told import DECIDED_IN_CILIUM_NODES, NodeReader
+from cells.config import AgentConfig
+from cells.ipam import Family, IpamSettings, IPNetwork
+from cells.kubernetes import CiliumNode, KubernetesAPI, KubernetesSettings, Node
+from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
+
+PATIENCE: Final = 10.0
+"""Seconds to wait for an object that nothing depends on."""
+
+
+class NodeInformation:
+    """What is told of this node; who takes it starts when that is known, or need not be.
+
+    The wait has no end where a range is required: no range that is made up here may go to pods then.
+    """
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        ipam: IpamSettings,
+        settings: NodeSettings,
+        source: KubernetesSettings,
+        reader: NodeReader,
+        api: KubernetesAPI,
+        nodes: Table[Node],
+        cilium_nodes: Table[CiliumNode],
+        *,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._agent = agent
+        self._ipam = ipam
+        self._settings = settings
+        self._manifests = bool(source.manifests_dir)
+        self._reader = reader
+        self._api = api
+        self._own = ("", agent.node_name)
+        self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
+        self._kind = "CiliumNode" if self._by_cilium else "Node"
+        self._table: ReadTable[CiliumNode] | ReadTable[Node] = cilium_nodes if self._by_cilium else nodes
+        self._health = health.child("node-information")
+        self._log = log
+        self._told: set[Fault] = set()
+        lifecycle.append(Hook("wait for node information", self._wait, start_timeout=math.inf))
+
+    def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
+        """The ranges this node has been given, of families that are on; the primary one first."""
+        parsed = self._parse(self._table.get(self._own))
+        return {family: tuple(parsed.cidrs[family]) for family in self._enabled if parsed.cidrs[family]}
+
+    async def changes(self) -> AsyncIterator[object]:
+        """Comes back whenever this node's object has changed."""
+        seen = self._table.get(self._own)
+        while True:
+            seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
+            yield seen
+
+    @property
+    def _enabled(self) -> list[Family]:
+        on = {Family.IPV6: self._agent.ipv6, Family.IPV4: self._agent.ipv4}
+        return [family for family, enabled in on.items() if enabled]
+
+    def required(self) -> list[Family]:
+        """The families whose range must be told; one that is set is known already.
+
+        Raises UsageError where nothing could tell it.
+        """
+        asked = {
+            Family.IPV4: self._settings.k8s_require_ipv4_pod_cidr,
+            Family.IPV6: self._settings.k8s_require_ipv6_pod_cidr,
+        }
+        found = [
+            family
+            for family in self._enabled
+            if asked[family] or (self._decided_elsewhere() and self._ipam.explicit_range(family) is None)
+        ]
+        if found and not (self._manifests or self._api.enabled):
+            why = "ipam=kubernetes" if self._ipam.ipam == "kubernetes" else f"k8s-require-{found[0]}-pod-cidr"
+            raise UsageError(
+                f"{why}: nothing tells of this node's range; set manifests-dir or k8s-api-server, or"
+                f" {found[0]}-range"
+            )
+        return found
+
+    def _decided_elsewhere(self) -> bool:
+        return self._ipam.ipam == "kubernetes"
+
+    async def _wait(self) -> None:
+        required = self.required()
+        if not (self._manifests or self._api.enabled):
+            return
+        if required:
+            await self._until_told(required)
+        else:
+            with anyio.move_on_after(PATIENCE):
+                await self._table.wait_initialized()
+        self._check()
+        told = {
+            f"{family}_pod_cidrs": [str(each) for each in cidrs] for family, cidrs in self.current().items()
+        }
+        if told:
+            self._log.info(
+                "Received own node information", node=self._agent.node_name, kind=self._kind, **told
+            )
+        self._health.ok("known")
+
+    async def _until_told(self, required: list[Family]) -> None:
+        seen = self._table.get(self._own)
+        while missing := self._missing(seen, required):
+            name = self._agent.node_name
+            self._health.degraded(f"waiting for {self._kind} {name}: {missing}")
+            self._log.warning("Waiting for k8s node information", node=name, kind=self._kind, error=missing)
+            seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
+
+    def _missing(self, seen: Node | CiliumNode | None, required: list[Family]) -> str:
+        """What keeps the agent waiting; empty when nothing does."""
+        if seen is None:
+            return f"there is no {self._kind} object of this name"
+        parsed = self._parse(seen)
+        return next(
+            (
+                f"required {family.text} PodCIDR not available"
+                for family in required
+                if not parsed.cidrs[family]
+            ),
+            "",
+        )
+
+    def _parse(self, seen: Node | CiliumNode | None) -> ParsedNode:
+        if seen is None:
+            return ParsedNode()
+        parsed = parse_cilium_node(seen) if isinstance(seen, CiliumNode) else self._reader.parse(seen)
+        for fault in parsed.faults:
+            if fault not in self._told:
+                self._told.add(fault)
+                tell = self._log.error if fault.level == "error" else self._log.warning
+                tell(fault.text, node=seen.name, value=fault.value)
+        return parsed
+
+    def _check(self) -> None:
+        """Raise HiveError where pods are to get IPv6 and the node's object shows a node without it."""
+        parsed = self._parse(self._table.get(self._own))
+        shown = {Family.of(each.ip) for each in parsed.addresses}
+        if self._agent.ipv6 and shown and Family.IPV6 not in shown:
+            raise HiveError(
+                f"{self._kind} {self._agent.node_name} does not have an IPv6 address, and enable-ipv6 is set:"
+                " give the node one, or set enable-ipv6=false"
+            )

@@ -1,0 +1,97 @@
+"""A node of the cluster, as every agent knows it.
+
+Needs: nothing.   Gives: ClusterNode, NodeIP.
+Source: Cilium 1.17, pkg/node/types.Node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from cells.cluster.ipcache import Source
+from cells.ipam import Family, IPAddress, IPNetwork
+
+INTERNAL_IP: Final = "InternalIP"
+EXTERNAL_IP: Final = "ExternalIP"
+CILIUM_INTERNAL_IP: Final = "CiliumInternalIP"
+"""The router's address, cilium_host."""
+
+
+class NodeIP(msgspec.Struct, frozen=True):
+    """One address of a node, and what it is: InternalIP, ExternalIP, CiliumInternalIP."""
+
+    type: str
+    ip: IPAddress
+
+
+class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the cluster, this one or another."""
+
+    cluster: str
+    name: str
+    source: Source
+    """Who tells of it: ``local``, ``custom-resource`` (its CiliumNode), ``k8s`` (its Node), ``kvstore``."""
+    addresses: tuple[NodeIP, ...] = ()
+    ipv4_alloc_cidrs: tuple[IPNetwork, ...] = ()
+    """Ranges of its pods; the first is the primary one, the others are secondary."""
+    ipv6_alloc_cidrs: tuple[IPNetwork, ...] = ()
+    health: tuple[IPAddress, ...] = ()
+    """Addresses of its health endpoint, at most one of a family."""
+    ingress: tuple[IPAddress, ...] = ()
+    """Addresses of its ingress listener, at most one of a family."""
+    encryption_key: int = 0
+    """0: nothing to it is encrypted by IPsec."""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    provider_id: str = ""
+    boot_id: str = ""
+    node_identity: int = 0
+
+    @property
+    def full_name(self) -> str:
+        """``cluster/name``, the key of its row."""
+        return f"{self.cluster}/{self.name}"
+
+    @property
+    def local(self) -> bool:
+        """Whether it is the agent's own node."""
+        return self.source is Source.LOCAL
+
+    def node_ip(self, family: Family) -> IPAddress | None:
+        """The address others reach it by: the first InternalIP, else the last ExternalIP, else the first of
+        another type; never the router's."""
+        others: list[IPAddress] = []
+        external: IPAddress | None = None
+        for each in self.addresses:
+            if Family.of(each.ip) is not family or each.type == CILIUM_INTERNAL_IP:
+                continue
+            if each.type == INTERNAL_IP:
+                return each.ip
+            if each.type == EXTERNAL_IP:
+                external = each.ip
+            else:
+                others.append(each.ip)
+        return external or next(iter(others), None)
+
+    def router_ip(self, family: Family) -> IPAddress | None:
+        """The address of its cilium_host."""
+        return next(
+            (
+                each.ip
+                for each in self.addresses
+                if each.type == CILIUM_INTERNAL_IP and Family.of(each.ip) is family
+            ),
+            None,
+        )
+
+    def alloc_cidrs(self, family: Family) -> tuple[IPNetwork, ...]:
+        """The ranges of its pods, the primary one first."""
+        return self.ipv4_alloc_cidrs if family is Family.IPV4 else self.ipv6_alloc_cidrs
+
+    def all_cidrs(self) -> Iterator[IPNetwork]:
+        """The ranges of its pods of both families: IPv4, then IPv6."""
+        yield from self.ipv4_alloc_cidrs
+        yield from self.ipv6_alloc_cidrs

@@ -1,0 +1,48 @@
+"""What of a node's objects counts, and what the agent must know of its own node before it goes on.
+
+Needs: nothing.   Gives: NodeSettings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from lifecycle import Settings, refuse
+
+
+class NodeSettings(Settings, frozen=True):
+    """Settings of the cluster's nodes."""
+
+    k8s_require_ipv4_pod_cidr: bool = False
+    """Wait at start until Kubernetes has given this node an IPv4 range for its pods. Where an API server or
+    ipam=kubernetes decides about ranges it is waited for anyway."""
+
+    k8s_require_ipv6_pod_cidr: bool = False
+    """Wait at start until Kubernetes has given this node an IPv6 range for its pods; see the IPv4 option."""
+
+    annotate_k8s_node: bool = False
+    """Write ranges and addresses of this node to its Node object as annotations, and read those of others."""
+
+    exclude_node_label_patterns: tuple[str, ...] = ()
+    """Regular expressions; labels of nodes whose keys match one are left out."""
+
+    def validate(self) -> None:
+        """Refuse patterns that are none; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for pattern in self.exclude_node_label_patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
+
+    def kept_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels that no pattern matches."""
+        patterns = [re.compile(pattern) for pattern in self.exclude_node_label_patterns]
+        return {
+            key: value
+            for key, value in labels.items()
+            if not any(pattern.search(key) for pattern in patterns)
+        }
