@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from cells.cluster.nodes.annotate import NodeAnnotations
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -89,9 +90,9 @@ def assigned(information: NodeInformation) -> AssignedPodCIDRs:
     return information
 
 
-def keep(local: LocalNode, table: ReadTable[ClusterNode]) -> None:
+def keep(local: LocalNode, table: ReadTable[ClusterNode], annotations: NodeAnnotations) -> None:
     """The nodes are known whether or not anybody asks."""
-    del local, table
+    del local, table, annotations
 
 
 cell = module(
@@ -99,6 +100,6 @@ cell = module(
     "The nodes of the cluster",
     config(NodeSettings),
     provide(node_table, internal_ips, assigned, LocalNode),
-    provide_private(reader, LocalNodeStore, NodeInformation),
+    provide_private(reader, LocalNodeStore, NodeAnnotations, NodeInformation),
     invoke(keep),
 )

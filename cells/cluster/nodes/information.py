@@ -53,7 +53,6 @@ class NodeInformation:
         self._manifests = bool(source.manifests_dir)
         self._reader = reader
         self._api = api
-        self._own = ("", agent.node_name)
         self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
         self._kind = "CiliumNode" if self._by_cilium else "Node"
         self._table: ReadTable[CiliumNode] | ReadTable[Node] = cilium_nodes if self._by_cilium else nodes
@@ -73,6 +72,10 @@ class NodeInformation:
         while True:
             seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
             yield seen
+
+    @property
+    def _own(self) -> tuple[str, str]:
+        return ("", self._agent.node_name)
 
     @property
     def _enabled(self) -> list[Family]:

@@ -53,8 +53,8 @@ def touched() -> list[Path]:
             "--enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true",
         ),
         (
-            "--ipam=kubernetes",
-            "--ipam=kubernetes is not supported yet: use cluster-pool, with ipv4-range",
+            "--ipam=multi-pool",
+            "--ipam=multi-pool is not supported yet: use cluster-pool or kubernetes",
         ),
         (
             "--ipv4-range=lots",

@@ -1,0 +1,163 @@
+"""What the agent waits for before it knows its own ranges, and what the table of nodes holds."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import nodes
+from cells.cluster.nodes import ClusterNode
+from cells.config import AgentConfig, AgentSettings
+from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
+from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.addresses.choice import Origin
+from cells.node.router import Addressing, Router
+from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, config, invoke, replace, supply
+from lifecycle.testing import eventually, fake
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", "n1")
+
+
+OWN = """
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {zone: a}}
+spec: {podCIDRs: [10.1.0.0/24, 'fd00:1::/112']}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+"""
+OTHER = """
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {name: n2}
+spec:
+  addresses: [{type: InternalIP, ip: 192.0.2.2}, {type: CiliumInternalIP, ip: 10.2.0.1}]
+  ipam: {podCIDRs: [10.2.0.0/24, 10.3.0.0/24]}
+"""
+
+
+def agent(folder: Path | None, **settings: object) -> Hive:
+    """The nodes of a folder's objects, without a kernel."""
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    routers = {Family.IPV4: Addressing(ip_address("10.1.0.9"), ip_network("10.1.0.0/24"))}
+    own: Table[NodeAddress] = Table("node-addresses", key=lambda row: row.family)
+    with own.txn() as txn:
+        txn.put(NodeAddress(Family.IPV4, ip_address("192.0.2.1"), Origin.DEVICE))
+
+    def needed(_: AssignedPodCIDRs, __: ReadTable[ClusterNode]) -> None: ...
+
+    given = {"manifests-dir": str(folder)} if folder is not None else {}
+    return Hive(
+        kubernetes.cell,
+        nodes.cell,
+        config(IpamSettings),
+        supply(known),
+        supply(own, type=Table[NodeAddress]),
+        replace(NodeAddresses, fake(NodeAddresses, all=lambda: {row.family: row.ip for row in own.all()})),
+        replace(Router, fake(Router, addressing=lambda: routers)),
+        invoke(needed),
+        settings=given | {name.replace("_", "-"): value for name, value in settings.items()},
+    )
+
+
+def ranges(hive: Hive) -> dict[str, list[str]]:
+    current = hive.get(AssignedPodCIDRs).current()
+    return {str(family): [str(each) for each in cidrs] for family, cidrs in current.items()}
+
+
+async def test_the_range_of_the_node_object_is_what_the_agent_gets(tmp_path: Path) -> None:
+    (tmp_path / "n1.yaml").write_text(OWN)
+    async with agent(tmp_path, ipam="kubernetes").started() as hive:
+        assert ranges(hive) == {"ipv4": ["10.1.0.0/24"]}
+
+
+async def test_a_start_waits_until_the_range_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hive = agent(tmp_path, ipam="kubernetes")
+    async with anyio.create_task_group() as tasks:
+        done = anyio.Event()
+        over = anyio.Event()
+
+        async def run() -> None:
+            async with hive.started():
+                done.set()
+                await over.wait()
+
+        tasks.start_soon(run)
+        told: list[str] = []
+
+        def seen(text: str) -> bool:
+            told.append(capsys.readouterr().err)
+            return text in "".join(told)
+
+        await eventually(lambda: seen("there is no Node object of this name"))
+        (tmp_path / "n1.yaml").write_text(OWN.replace("10.1.0.0/24", "10.1.0"))
+        await eventually(lambda: seen("required IPv4 PodCIDR not available"))
+        assert seen("Invalid PodCIDR value for node")
+        assert not done.is_set()
+        (tmp_path / "n1.yaml").write_text(OWN)
+        with anyio.fail_after(20):
+            await done.wait()
+        assert ranges(hive) == {"ipv4": ["10.1.0.0/24"]}
+        over.set()
+
+
+async def test_a_ciliumnode_decides_in_cluster_pool_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / "n1.yaml").write_text(OWN)
+    async with agent(tmp_path).started() as hive:
+        assert ranges(hive) == {}
+    (tmp_path / "cn.yaml").write_text(OTHER.replace("n2", "n1"))
+    async with agent(tmp_path).started() as hive:
+        assert ranges(hive) == {"ipv4": ["10.2.0.0/24", "10.3.0.0/24"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"ipam": "kubernetes"}, "ipam=kubernetes"),
+        ({"k8s_require_ipv4_pod_cidr": "true"}, "k8s-require-ipv4-pod-cidr"),
+    ],
+)
+async def test_what_nobody_can_tell_is_refused(settings: dict[str, str], named: str) -> None:
+    with pytest.raises(StartError, match=f"{named}: nothing tells of this node's range"):
+        async with agent(None, **settings).started():
+            pass
+
+
+async def test_a_range_that_is_set_is_not_waited_for(tmp_path: Path) -> None:
+    async with agent(tmp_path, ipam="kubernetes", ipv4_range="10.1.0.0/24").started() as hive:
+        assert ranges(hive) == {}
+
+
+async def test_the_table_holds_this_node_and_the_others_and_follows(tmp_path: Path) -> None:
+    (tmp_path / "n1.yaml").write_text(OWN)
+    (tmp_path / "n2.yaml").write_text(OTHER)
+    async with agent(tmp_path, ipam="kubernetes").started() as hive:
+        table = hive.get(ReadTable[ClusterNode])
+        await table.wait_initialized()
+        own = table.get("default/n1")
+        other = table.get("default/n2")
+        assert own is not None
+        assert other is not None
+        assert own.local
+        assert str(own.router_ip(Family.IPV4)) == "10.1.0.9"
+        assert own.labels == {"zone": "a"}
+        assert [str(each) for each in own.all_cidrs()] == ["10.1.0.0/24"]
+        assert (other.source, str(other.router_ip(Family.IPV4))) == ("custom-resource", "10.2.0.1")
+        assert [str(each) for each in other.all_cidrs()] == ["10.2.0.0/24", "10.3.0.0/24"]
+        (tmp_path / "n2.yaml").write_text(OTHER.replace("192.0.2.2", "192.0.2.3"))
+        with anyio.fail_after(20):
+            await table.wait_for("default/n2", lambda row: str(row.node_ip(Family.IPV4)) == "192.0.2.3")
+        (tmp_path / "n2.yaml").unlink()
+        with anyio.fail_after(20):
+            await table.wait_gone("default/n2")
