@@ -22,7 +22,7 @@ from cells.config import AgentConfig
 from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
 from cells.kubernetes import CiliumNode, Node
 from cells.node.addresses import InternalIP
-from lifecycle import ReadTable, Table, Tables, config, invoke, module, provide, provide_private
+from lifecycle import ReadTable, Table, Tables, after, config, invoke, module, provide, provide_private
 
 __all__ = [
     "CILIUM_INTERNAL_IP",
@@ -90,9 +90,9 @@ def assigned(information: NodeInformation) -> AssignedPodCIDRs:
     return information
 
 
-def keep(local: LocalNode, table: ReadTable[ClusterNode], annotations: NodeAnnotations) -> None:
+@after(LocalNode, ReadTable[ClusterNode], NodeAnnotations)
+def keep() -> None:
     """The nodes are known whether or not anybody asks."""
-    del local, table, annotations
 
 
 cell = module(
