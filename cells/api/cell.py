@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from cells.api import absent, services
+from cells.api import absent, policy, services
 from cells.api.access import AccessSettings
 from cells.api.addresses import operations as addresses
 from cells.api.endpoints import operations as endpoints
@@ -158,7 +158,7 @@ cell = module(
     config(AccessSettings, LimitSettings),
     provide(api, api_metrics, limit_metrics, StartedDaemon),
     provide(absent.part, addresses.part, endpoints.part, node.part, node_config.part),
-    provide(status.part, services.part, inspection.part, statedb.part, health_table.part),
+    provide(status.part, policy.part, services.part, inspection.part, statedb.part, health_table.part),
     provide_private(
         ApiTimes,
         Gate,
@@ -170,6 +170,8 @@ cell = module(
         inspection.Inspection,
         node.NodeOperations,
         node_config.ConfigOperations,
+        policy.EndpointPolicyModels,
+        policy.PolicyOperations,
         services.ServiceOperations,
         statedb.StateDB,
         status.StatusOperations,

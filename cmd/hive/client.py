@@ -42,17 +42,23 @@ def ask(
     headers: dict[str, str] | None = None,
     timeout: float = TIMEOUT,
     missing: str = "",
+    body: object = None,
 ) -> Any:
-    """GET `path` and return the decoded JSON; `timeout` in seconds.
+    """GET `path` and return the decoded JSON; `timeout` in seconds. A `body` is sent as JSON, as Cilium's
+    clients send their filters.
 
     Raises click.ClickException with one line: agent down, permission denied, an error answer; `missing` is
     the line for a 404, if there is one for it.
     """
     connection = _UnixConnection(agent_socket, timeout)
     try:
-        connection.request("GET", path, headers=headers or {})
+        if body is None:
+            connection.request("GET", path, headers=headers or {})
+        else:
+            kind = {"Content-Type": "application/json"}
+            connection.request("GET", path, json.dumps(body), kind | (headers or {}))
         answer = connection.getresponse()
-        body = answer.read()
+        content = answer.read()
     except OSError as error:
         raise click.ClickException(_explain(error, agent_socket, timeout)) from error
     except http.client.HTTPException as error:
@@ -62,9 +68,9 @@ def ask(
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise click.ClickException(_refusal(path, answer, body, missing))
+        raise click.ClickException(_refusal(path, answer, content, missing))
     try:
-        return json.loads(body)
+        return json.loads(content)
     except ValueError as error:
         raise click.ClickException(f"the agent's answer to GET {path} is not JSON: {error}") from error
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells.api.endpoints.mapping import endpoint_model, policy_model
+from cells.api.endpoints.mapping import endpoint_model
 from cells.api.models.v1 import NodeAddressing
+from cells.api.policy import EndpointPolicyModels
 from cells.api.status.controllers import controller
 from cells.endpoint import Endpoint, Endpoints, StatusEntry, controllers_of
 from cells.observe.controllers import Controllers, ControllerStatus
@@ -34,9 +35,10 @@ class _Encoded(NamedTuple):
 class EncodedEndpoints:
     """Remembers the texts of the endpoints of the last list of all; the rows are never changed in place."""
 
-    def __init__(self, endpoints: Endpoints, controllers: Controllers) -> None:
+    def __init__(self, endpoints: Endpoints, controllers: Controllers, models: EndpointPolicyModels) -> None:
         self._endpoints = endpoints
         self._controllers = controllers
+        self._models = models
         self._host: NodeAddressing | None = None
         self._last: dict[int, _Encoded] = {}
 
@@ -65,7 +67,7 @@ class EncodedEndpoints:
         ):
             return last
         shown = self._endpoints.shown_state(endpoint)
-        enforced = policy_model(endpoint, policy, realized)
+        enforced = self._models.of(endpoint)
         model = endpoint_model(endpoint, shown, log, host, enforced, map(controller, controllers))
         return _Encoded(
             endpoint, newest, policy, realized, controllers, msgspec.Raw(msgspec.json.encode(model))

@@ -23,7 +23,6 @@ from cells.endpoint import (
     health_of,
 )
 from cells.node.netlink import mac_text, parse_mac
-from cells.policy.maps import EndpointPolicies, EndpointPolicy, RealizedPolicy, enforced_directions
 
 ZERO_MAC = bytes(6)
 ANY_SOURCES = frozenset({"any", "unspec"})
@@ -160,26 +159,6 @@ def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing)
         interface_index=endpoint.ifindex,
         container_interface_name=endpoint.container_ifname,
     )
-
-
-def policy_model(
-    endpoint: Endpoint, wanted: EndpointPolicy | None, realized: RealizedPolicy
-) -> models.EndpointPolicyStatus:
-    """What should be enforced, and what its policy map enforces."""
-    spec, real = (
-        models.EndpointPolicy(
-            id=endpoint.identity,
-            policy_revision=policy.revision,
-            policy_enabled=enforced_directions(policy),
-        )
-        for policy in (wanted or realized, realized)
-    )
-    return models.EndpointPolicyStatus(spec=spec, realized=real)
-
-
-def policy_of(endpoint: Endpoint, policies: EndpointPolicies) -> models.EndpointPolicyStatus:
-    """The same, of an endpoint as it is now."""
-    return policy_model(endpoint, policies.table.get(endpoint.id), policies.status(endpoint.id))
 
 
 def health_model(shown: State) -> models.EndpointHealth:

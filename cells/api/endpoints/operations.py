@@ -1,6 +1,7 @@
 """The operations on endpoints: each reads its request, asks the endpoint cell, and answers.
 
-Needs: Endpoints, EndpointChanges, Controllers, PolicyPool, NodeStatus.   Gives: EndpointOperations.
+Needs: Endpoints, EndpointChanges, Controllers, PolicyPool, EndpointPolicyModels, NodeStatus.
+Gives: EndpointOperations.
 The statuses of each route, and which of them have a body, are those of Cilium 1.17's OpenAPI document.
 """
 
@@ -14,6 +15,7 @@ from cells.api.models import v1 as models
 from cells.api.node import config_mapping
 from cells.api.node.node_status import NodeStatus
 from cells.api.part import ApiPart, Route
+from cells.api.policy import EndpointPolicyModels
 from cells.api.status.controllers import controller
 from cells.api.wire import answer, empty, read_body
 from cells.endpoint import (
@@ -48,12 +50,14 @@ class EndpointOperations:
         controllers: Controllers,
         changes: EndpointChanges,
         pool: PolicyPool,
+        policies: EndpointPolicyModels,
         facts: NodeStatus,
     ) -> None:
         self._endpoints = endpoints
         self._controllers = controllers
         self._changes = changes
-        self._encoded = EncodedEndpoints(endpoints, controllers)
+        self._encoded = EncodedEndpoints(endpoints, controllers, policies)
+        self._policies = policies
         self._pool = pool
         self._facts = facts
 
@@ -182,7 +186,7 @@ class EndpointOperations:
         addressing = config_mapping.host_addressing(self._facts.node())
         shown, log = self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
         controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))
-        policy = endpoint_mapping.policy_of(endpoint, self._endpoints.policies)
+        policy = self._policies.of(endpoint)
         return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, policy, controllers)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import field
 
+from cells.api.models.policy import Policy
 from cells.api.models.status import NodeElement, StatusResponse
 from cells.api.models.v1 import Endpoint, Identity, Model, Time
 
@@ -105,13 +106,6 @@ class CgroupDumpMetadata(Model, frozen=True, omit_defaults=False):
     """The control groups of pods."""
 
     pod_metadatas: list[CgroupPod] = field(default_factory=list)
-
-
-class Policy(Model, frozen=True, omit_defaults=False):
-    """The policies in force, as JSON in a text."""
-
-    policy: str = "[]"
-    revision: int = 1
 
 
 class NameManager(Model, frozen=True, omit_defaults=False, rename=None):

@@ -292,12 +292,37 @@ class EndpointNetworking(Model, frozen=True):
     container_interface_name: str = ""
 
 
+class PolicyRule(Model, frozen=True, omit_defaults=False):
+    """What rules say of one port: the port's filter as JSON in a text, and the labels of the rules."""
+
+    rule: str
+    derived_from_rules: list[list[str]]
+    rules_by_selector: dict[str, list[list[str]]]
+
+
+class L4Policy(Model, frozen=True, omit_defaults=False):
+    """What rules say, by direction and port."""
+
+    ingress: list[PolicyRule] = field(default_factory=list)
+    egress: list[PolicyRule] = field(default_factory=list)
+
+
 class EndpointPolicy(Model, frozen=True):
-    """The policy of an endpoint, as far as it is enforced."""
+    """The policy of an endpoint, as far as it is enforced. Identities are those with every port."""
 
     id: int = 0
     policy_revision: int = 0
-    policy_enabled: Annotated[str, _one_of("none", "ingress", "egress", "both")] = ""
+    policy_enabled: Annotated[
+        str,
+        _one_of("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both"),
+    ] = ""
+    build: int = 0
+    allowed_ingress_identities: list[int] = field(default_factory=list)
+    denied_ingress_identities: list[int] = field(default_factory=list)
+    allowed_egress_identities: list[int] = field(default_factory=list)
+    denied_egress_identities: list[int] = field(default_factory=list)
+    l4: L4Policy = L4Policy()
+    cidr_policy: L4Policy = L4Policy()
 
 
 class EndpointPolicyStatus(Model, frozen=True):
@@ -305,6 +330,7 @@ class EndpointPolicyStatus(Model, frozen=True):
 
     spec: EndpointPolicy
     realized: EndpointPolicy
+    proxy_policy_revision: int = 0
 
 
 class EndpointStatusChange(Model, frozen=True):

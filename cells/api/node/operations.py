@@ -21,10 +21,12 @@ from cells.api.endpoints import mapping as endpoint_mapping
 from cells.api.endpoints.mapping import rfc3339
 from cells.api.models import node as wire
 from cells.api.models import v1 as models
+from cells.api.models.policy import Policy
 from cells.api.node import config_mapping
 from cells.api.node.cluster_nodes import NodeWatchers
 from cells.api.node.node_status import NodeStatus
 from cells.api.part import ApiPart, Route
+from cells.api.policy import EndpointPolicyModels, PolicyOperations
 from cells.api.status import mapping as status_mapping
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.cluster.identity import Identities, Identity
@@ -78,12 +80,16 @@ class NodeOperations:
         identities: Identities,
         maps: MapReader,
         collector: StatusCollector,
+        policies: EndpointPolicyModels,
+        rules: PolicyOperations,
         facts: NodeStatus,
     ) -> None:
         self._endpoints = endpoints
         self._identities = identities
         self._maps = maps
         self._collector = collector
+        self._policies = policies
+        self._rules = rules
         self._facts = facts
         self._watchers = NodeWatchers()
         self._closed = False
@@ -243,7 +249,7 @@ class NodeOperations:
                 shown.shown_state(each),
                 shown.status(each.id),
                 addressing,
-                endpoint_mapping.policy_of(each, shown.policies),
+                self._policies.of(each),
             )
             for each in shown.all()
         ]
@@ -253,7 +259,7 @@ class NodeOperations:
             kernel_version=platform.release(),
             cilium_status=status,
             endpoint_list=endpoints,
-            policy=wire.Policy(),
+            policy=self._rules.policy([]) or Policy(),
             environment_variables=[
                 f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _ours(name)
             ],

@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from cells.api.openapi import endpoints, hive, node, not_built
+from cells.api.openapi import endpoints, hive, node, not_built, policy
 from cells.api.openapi.described import Answer, Described, Parameter
 from cells.api.wire import JSON
 
 DESCRIBED: tuple[Described, ...] = (
     *endpoints.OPERATIONS,
     *node.OPERATIONS,
+    *policy.OPERATIONS,
     *not_built.OPERATIONS,
     *hive.OPERATIONS,
 )

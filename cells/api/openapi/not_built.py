@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cells.api.models.node import NameManager, Policy
+from cells.api.models.node import NameManager
 from cells.api.models.services import Service
 from cells.api.openapi.described import Described, bare, error, ok, path, query
 
 NONE: Any = list[dict[str, str]]
 """Of lists whose items nothing makes yet."""
-NO_POLICIES = (error(500, "Policies cannot be loaded yet."),)
 NO_FILTER = (error(500, "There is no prefilter."),)
 NO_BGP = (error(501, "BGP is off."),)
 SERVICE = path("id", "A service.", kind=int, example=1)
@@ -30,15 +29,6 @@ def _empty(path: str, summary: str) -> Described:
 
 
 OPERATIONS = (
-    Described(
-        "GET",
-        "/v1/policy",
-        "The policies in force",
-        (ok("The policies, as JSON in a text.", Policy),),
-    ),
-    Described("PUT", "/v1/policy", "Load policies", NO_POLICIES),
-    Described("DELETE", "/v1/policy", "Unload policies", NO_POLICIES),
-    _empty("/v1/policy/selectors", "What policies select"),
     Described("GET", "/v1/service", "All services", (ok("By number.", list[Service]),)),
     Described("GET", "/v1/service/{id}", "A service", (*MISSING, ok("The service.", Service)), (SERVICE,)),
     Described(

@@ -14,6 +14,7 @@ import msgspec
 
 from cells.policy.compute.endpoint_policy import HOST_IDENTITY, DirectionPolicy, Proxies
 from cells.policy.compute.entries import Entry, Key
+from cells.policy.compute.filters import Filter
 from cells.policy.compute.map_state import ANYBODY, Entries
 from cells.policy.compute.repository import Changed, Repository
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
@@ -133,6 +134,22 @@ class ComputedPolicies:
     def enforced(self, endpoint: int) -> dict[Direction, bool]:
         """Which directions of an endpoint are enforced."""
         return self._of_endpoint[endpoint].enforced()
+
+    def filters(self) -> Iterator[Filter]:
+        """What the rules say in every policy that endpoints have."""
+        for shared in self._shared.values():
+            for policy in shared.directions.values():
+                yield from policy.filters
+
+    def direction(self, endpoint: int, direction: Direction) -> DirectionPolicy | None:
+        """A direction of an endpoint's policy, None for an unknown endpoint."""
+        shared = self._of_endpoint.get(endpoint)
+        return shared.directions.get(direction) if shared is not None else None
+
+    def by_identity(self, endpoint: int, direction: Direction) -> Mapping[int, Entries]:
+        """A direction's entries by identity; none for an unknown endpoint."""
+        shared = self._of_endpoint.get(endpoint)
+        return shared.entries[direction] if shared is not None else {}
 
     def endpoints(self, key: PolicyKey) -> frozenset[int]:
         """The endpoints that share a policy."""

@@ -128,6 +128,14 @@ class Repository:
         """The objects whose rules are in force."""
         return self._rules.keys()
 
+    def object_of(self, source: Source) -> Mapping[str, Any]:
+        """The object that is in force by this name."""
+        return self._objects[source]
+
+    def rules_of(self, source: Source) -> list[Rule]:
+        """Its rules."""
+        return self._rules[source]
+
     def prefixes(self) -> set[Prefix]:
         """Every prefix that a rule names: each needs an identity."""
         return {prefix for rule in self.rules for prefix in rule.prefixes}

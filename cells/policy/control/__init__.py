@@ -7,17 +7,23 @@ Why:    a policy object may come, change or go at any time; an object that is re
         said before in force.
 """
 
+from collections.abc import Iterable
+
 from cells.config import AgentConfig
 from cells.kubernetes import KubernetesSettings
+from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
+from cells.policy.control.conditions import ConditionWriter
+from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
+from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.maps import Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PolicyOptions
-from lifecycle import config, invoke, module, provide
+from lifecycle import Member, config, invoke, module, provide
 
-__all__ = ["PolicyObject", "PolicyWatch", "RulePolicy", "cell"]
+__all__ = ["PolicyObject", "PolicyView", "PolicyWatch", "PortUse", "RulePolicy", "SelectorUse", "cell"]
 
 
 def policy_options(
@@ -45,10 +51,24 @@ def rule_computer(policy: RulePolicy) -> RuleComputer:
     return policy
 
 
+def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[metrics.Collector]:
+    """Rules as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.policy.control.counts import families
+
+        return families(policy, counts)
+
+    return metrics.Collector("policy-rules", collect)
+
+
 cell = module(
     "policy-rules",
     "Policies of endpoints, by policy objects",
     config(PolicyRuleSettings),
-    provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyWatch),
-    invoke(PolicyWatch),
+    provide(
+        policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
+    ),
+    provide(PolicyCounts, rule_metrics),
+    invoke(PolicyWatch, ConditionWriter),
 )

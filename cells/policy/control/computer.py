@@ -68,6 +68,16 @@ class RulePolicy:
         """The rules in force; not to be changed."""
         return self._repository
 
+    @property
+    def computed(self) -> ComputedPolicies:
+        """The policies that follow; not to be changed."""
+        return self._computed
+
+    @property
+    def selector_cache(self) -> SelectorCache:
+        """Whom their selectors select; not to be changed."""
+        return self._cache
+
     def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
         """The policy of an endpoint. Raises HiveError where its rules cannot all hold."""
         self._follow_mode()

@@ -17,3 +17,6 @@ class PolicyRuleSettings(Settings, frozen=True):
 
     enable_cilium_clusterwide_network_policy: bool = True
     """Whether CiliumClusterwideNetworkPolicies count."""
+
+    validate_network_policy: bool = True
+    """Whether status.conditions of Cilium's policies say at the API server if they are valid."""

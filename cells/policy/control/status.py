@@ -24,6 +24,11 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0
     """Of the rules, when the object was last taken in."""
 
+    @property
+    def text(self) -> str:
+        """The message, and where in the object."""
+        return f"{self.message} (at {self.path})" if self.path else self.message
+
 
 def policy_objects() -> Table[PolicyObject]:
     """The ``policies`` table, by kind, namespace and name."""

@@ -8,6 +8,7 @@ Why:    a prefix gets its identity in policy maps before the ipcache gives it to
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from ipaddress import ip_network
@@ -28,6 +29,7 @@ from cells.kubernetes import (
     Resources,
 )
 from cells.policy.control.computer import RulePolicy
+from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from cells.policy.labels import Prefix, prefix_labels
@@ -55,6 +57,7 @@ class PolicyWatch:
         statuses: Table[PolicyObject],
         options: PolicyOptions,
         settings: PolicyRuleSettings,
+        counts: PolicyCounts,
         *,
         jobs: Jobs,
         log: Logger,
@@ -65,8 +68,11 @@ class PolicyWatch:
         self._ipcache = ipcache
         self._statuses = statuses
         self._dual_stack = options.dual_stack
+        self._counts = counts
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}
+        self._taken: dict[PolicySource, dict[str, Any]] = {}
+        """What became of an object is known: one whose status alone changes is not taken in again."""
         jobs.observe("identities", identities.table.changes, self._follow_identities)
         jobs.observe("cidr-groups", resources.table(CILIUM_CIDR_GROUPS).changes, self._follow_groups)
         for kind in _kinds(settings):
@@ -79,22 +85,33 @@ class PolicyWatch:
         await self._realize(rows, "identities changed")
 
     async def _follow_policies(self, kind: Kind[Any], changes: list[Change[Object]]) -> None:
+        began = time.monotonic()
         rows: list[EndpointPolicy] = []
+        taken: dict[PolicySource, dict[str, Any]] = {}
         for change in changes:
             namespace, name = _key(change)
             source = PolicySource(kind.kind, namespace, name)
             if change.row is None:
+                self._taken.pop(source, None)
                 rows += self._policy.delete(source)
+                self._counts.changed(valid=True)
                 with self._statuses.txn() as statuses:
                     statuses.delete((kind.kind, namespace, name))
                 continue
+            object_ = _as_object(kind, change.row)
+            if self._taken.get(source) == object_:
+                continue
+            taken[source] = object_
             try:
-                rows += self._policy.apply(_as_object(kind, change.row))
+                rows += self._policy.apply(object_)
             except PolicyError as error:
                 self._refused(source, error)
             else:
                 self._accepted(source)
         await self._follow_rules(rows)
+        self._taken |= taken
+        if taken:
+            self._counts.realized(kind.kind, time.monotonic() - began)
 
     async def _follow_groups(self, changes: list[Change[CiliumCIDRGroup]]) -> None:
         rows: list[EndpointPolicy] = []
@@ -178,6 +195,7 @@ class PolicyWatch:
         )
 
     def _put(self, row: PolicyObject) -> None:
+        self._counts.changed(valid=row.valid)
         with self._statuses.txn() as statuses:
             statuses.put(row)
 
@@ -200,6 +218,7 @@ def _key(change: Change[Any]) -> tuple[str, str]:
 def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:
     """The object as the policy engine reads it."""
     object_: dict[str, Any] = msgspec.to_builtins(row)
+    object_.pop("status", None)
     return object_ | {"kind": kind.kind}
 
 

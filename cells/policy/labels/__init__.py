@@ -8,6 +8,7 @@ from cells.policy.labels.cidr import Prefix, cidr_label, cidr_of_label, except_p
 from cells.policy.labels.fqdn import FQDNSelector, canonical_name, dns_pattern
 from cells.policy.labels.label import LabelSet
 from cells.policy.labels.selector import ALL, NONE, PeerSelector, Requirement, Selector, SelectorError
+from cells.policy.labels.selector_text import selector_text
 from cells.policy.labels.world import address_labels, prefix_labels
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "dns_pattern",
     "except_prefixes",
     "prefix_labels",
+    "selector_text",
     "world_label",
 ]

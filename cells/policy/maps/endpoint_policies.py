@@ -46,6 +46,8 @@ class EndpointPolicies:
         self._log = log
         self._changed: set[int] = set()
         """Endpoints whose maps are to follow."""
+        self._written: dict[int, EndpointPolicy] = {}
+        """What maps were last made whole."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
         """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
         self.apply_soon: Callable[[], object] = lambda: None
@@ -68,6 +70,7 @@ class EndpointPolicies:
     def release(self, endpoint_id: int) -> None:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
+        self._written.pop(endpoint_id, None)
         for table in (self.table, self.realized):
             with table.txn() as rows:
                 rows.delete(endpoint_id)
@@ -102,6 +105,10 @@ class EndpointPolicies:
                 self._changed.add(row.endpoint_id)
         if self._changed:
             self.apply_soon()
+
+    def written(self, endpoint_id: int) -> EndpointPolicy | None:
+        """The policy that the endpoint's map was last made; None before the first."""
+        return self._written.get(endpoint_id)
 
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str]) -> None:
         """Compute the policy of an endpoint with this identity, and make its map so, after its peers' maps.
@@ -177,6 +184,7 @@ class EndpointPolicies:
             self._failed(policy.endpoint_id, error)
             raise
         self._changed.discard(policy.endpoint_id)
+        self._written[policy.endpoint_id] = policy
         with self.realized.txn() as rows:
             rows.put(
                 RealizedPolicy(

@@ -116,15 +116,21 @@ def _peer(
         return tuple(
             cidr_selectors(_block(peer.ip_block.cidr, peer.ip_block.excepted or (), prefixes), options)
         )
+    selector = peer_selector(peer, namespace)
+    return (selector,) if selector is not None else ()
+
+
+def peer_selector(peer: Peer, namespace: str) -> Selector | None:
+    """The pods that a peer of a policy in ``namespace`` means; None for none. Raises PolicyError."""
     if peer.namespace_selector is not None:
         namespaces = _selector(peer.namespace_selector, prefix=NAMESPACE_LABELS)
         if namespaces.is_wildcard:
             namespaces = Selector((Requirement(K8S, NAMESPACE, "Exists"),))
         pods = _selector(peer.pod_selector) if peer.pod_selector is not None else ALL
-        return (namespaces.also(*pods.requirements),)
+        return namespaces.also(*pods.requirements)
     if peer.pod_selector is not None:
-        return (_selector(peer.pod_selector).also(in_namespace(namespace)),)
-    return ()
+        return _selector(peer.pod_selector).also(in_namespace(namespace))
+    return None
 
 
 def _block(cidr: str, exceptions: Sequence[str], prefixes: set[Prefix]) -> list[Prefix]:

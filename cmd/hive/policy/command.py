@@ -1,6 +1,6 @@
-"""``hive policy``: what policies do, asked of a folder of manifests before anything is applied.
+"""``hive policy``: what policies do, asked of the agent or of a folder before anything is applied.
 
-Needs: nothing but the folder.   Gives: command.
+Needs: the folder.   Gives: command.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from hive.policy import agent
 from hive.output import document, output_option, table
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "bright_black"}
 @click.group()
 def command() -> None:
     """See what network policies do: why a connection is allowed or not, and what is wrong in a folder."""
+
+
+for _of_agent in agent.COMMANDS:
+    command.add_command(_of_agent)
 
 
 @command.command()

@@ -17,7 +17,7 @@ from cells.config import AgentConfig, AgentSettings
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
-from cells.policy.control import PolicyObject
+from cells.policy.control import PolicyObject, RulePolicy
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool
 from lifecycle import Hive, Lifecycle, Table, invoke, replace, supply
 from lifecycle.testing import eventually
@@ -49,6 +49,7 @@ class Room:
         self.folder, self.maps, self.kernel = folder, maps, kernel
         self.identities = hive.get(Identities)
         self.policies = hive.get(EndpointPolicies)
+        self.policy = hive.get(RulePolicy)
         self.objects = hive.get(Table[PolicyObject])
         self.policies.regenerate = self._regenerate
         self.cart = self.policies.acquire()
@@ -78,7 +79,7 @@ async def room(folder: Path | str) -> AsyncIterator[Room]:
     maps, kernel = FakeMaps(), FakeIpcacheMap()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def needed(_: EndpointPolicies, __: Identities, ___: Table[PolicyObject]) -> None: ...
+    def needed(_: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy) -> None: ...
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell, supply(known))
     fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))

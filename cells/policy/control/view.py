@@ -1,0 +1,130 @@
+"""What policies are in force and what follows from them, for those who show it.
+
+For:    the API.   Needs: RulePolicy.   Gives: PolicyView, SelectorUse, PortUse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from cells.cluster.identity import Label, parse
+from cells.policy.compute import Filter, SelectorPolicy
+from cells.policy.compute.lookup import Match, lookup
+from cells.policy.control.computer import RulePolicy
+from cells.policy.labels import PeerSelector, selector_text
+from cells.policy.rules import Direction
+from cells.policy.rules.rule import PROTOCOLS
+from cells.policy.rules.shown import rule_objects
+
+ANY_SOURCES = frozenset({"any", "unspec"})
+_PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
+
+
+class SelectorUse(msgspec.Struct, frozen=True):
+    """A selector in use: whom it selects, how many policies of endpoints use it, and a rule that has it."""
+
+    selector: str
+    identities: tuple[int, ...]
+    users: int
+    labels: tuple[Label, ...]
+
+
+class PortUse(msgspec.Struct, frozen=True):
+    """What an endpoint's rules say of one port: by selector, with the labels of the rules that say so."""
+
+    port: int
+    port_name: str
+    protocol: str
+    says: Mapping[str, SelectorPolicy]
+    origins: Mapping[str, tuple[tuple[str, ...], ...]]
+
+
+class PolicyView:
+    """Reads, never changes; the loop's state of one moment."""
+
+    def __init__(self, policy: RulePolicy) -> None:
+        self._policy = policy
+
+    @property
+    def revision(self) -> int:
+        """Of the rules in force."""
+        return self._policy.revision
+
+    def rules(self, labels: Collection[str] = ()) -> list[dict[str, Any]]:
+        """The rules in force that have all of these labels, in Cilium's JSON form."""
+        wanted = [parse(text) for text in labels]
+        repository = self._policy.repository
+        found = []
+        for source in repository.sources():
+            rules = repository.rules_of(source)
+            objects = rule_objects(repository.object_of(source), rules)
+            found += [
+                object_
+                for rule, object_ in zip(rules, objects, strict=True)
+                if _has(map(parse, rule.labels), wanted)
+            ]
+        return found
+
+    def selectors(self) -> list[SelectorUse]:
+        """The selectors that policies of this node's endpoints use, by their text."""
+        cache, policies = self._policy.selector_cache, self._policy.computed
+        named: dict[PeerSelector, tuple[str, ...]] = {}
+        for filter_ in policies.filters():
+            for selector, how in filter_.selectors.items():
+                if how.origins:
+                    named.setdefault(selector, how.origins[0].labels)
+        found = [
+            SelectorUse(
+                selector=selector_text(selector),
+                identities=tuple(sorted(cache.selections(selector))),
+                users=cache.users(selector),
+                labels=tuple(map(parse, named.get(selector, ()))),
+            )
+            for selector in cache.selectors
+        ]
+        return sorted(found, key=lambda one: one.selector)
+
+    def ports(self, endpoint_id: int, direction: Direction) -> list[PortUse]:
+        """What the rules say of a direction of an endpoint; nothing where none is enforced."""
+        policy = self._policy.computed.direction(endpoint_id, direction)
+        if policy is None or not policy.enforced:
+            return []
+        return [_port_use(filter_) for filter_ in policy.filters]
+
+    def decide(self, endpoint_id: int, direction: Direction, peer: int, protocol: int, port: int) -> Match:
+        """Which entry decides on a packet, and by its origins which rules; for ICMP the port is the type.
+
+        ``drop`` for an endpoint that has no policy yet.
+        """
+        return lookup(self._policy.computed.by_identity(endpoint_id, direction), peer, protocol, port)
+
+
+def _port_use(filter_: Filter) -> PortUse:
+    texts = {selector: selector_text(selector) for selector in filter_.selectors}
+    return PortUse(
+        port=filter_.port.port,
+        port_name=filter_.port.name,
+        protocol=_PROTOCOL_NAMES[filter_.port.protocol],
+        says={texts[selector]: how for selector, how in filter_.selectors.items()},
+        origins={
+            texts[selector]: tuple(sorted({origin.labels for origin in how.origins}))
+            for selector, how in filter_.selectors.items()
+        },
+    )
+
+
+def _has(labels: Iterator[Label], wanted: Collection[Label]) -> bool:
+    """Whether all are there; a wanted label without source is one of any source."""
+    have = list(labels)
+    return all(
+        any(
+            one.key == label.key
+            and one.value == label.value
+            and (one.source == label.source or one.source in ANY_SOURCES)
+            for label in have
+        )
+        for one in wanted
+    )

@@ -1,0 +1,123 @@
+"""``hive policy list``, ``get``, ``selectors``, ``wait``: the policies of the running agent.
+
+Needs: the agent's /v1/policy, /v1/policy/selectors, /v1/endpoint, /statedb/dump/policies.   Gives: COMMANDS.
+Source of ``get``, ``selectors`` and ``wait``: cilium-dbg policy.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import BAD, GOOD, document, output_option, table
+
+NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
+
+
+@click.command("list")
+@socket_option
+@timeout_option
+@output_option
+@click.option("--refused", is_flag=True, help="Only those that are refused.")
+def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool) -> None:
+    """List the policy objects: whether each is in force, or why it is refused.
+
+    Of a refused object, what its name said before stays in force.
+    """
+    found: list[dict[str, Any]] = ask("/statedb/dump/policies", agent_socket, timeout=timeout)["policies"]
+    found = [one for one in found if not (refused and one["valid"])]
+    found.sort(key=lambda one: (one["kind"], one["namespace"], one["name"]))
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [("KIND", "NAMESPACE", "NAME", "VALID", "REVISION", "MESSAGE")]
+    for one in found:
+        path = f"{one['path']}: " if one.get("path") else ""
+        valid = click.style("yes", fg=GOOD) if one["valid"] else click.style("no", fg=BAD)
+        message = "" if one["valid"] else f"{path}{one['message']}"
+        rows.append((one["kind"], one["namespace"], one["name"], valid, str(one["revision"]), message))
+    click.echo("\n".join(table(rows)))
+
+
+@click.command()
+@click.argument("labels", nargs=-1)
+@socket_option
+@timeout_option
+@output_option
+def get(labels: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the rules in force, or those that have all LABELS (source:key=value), and their revision."""
+    missing = f"no rule has the labels {' '.join(labels)}"
+    found = ask("/v1/policy", agent_socket, timeout=timeout, missing=missing, body=list(labels))
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    click.echo(found["policy"])
+    click.echo(f"Revision: {found['revision']}")
+
+
+@click.command()
+@socket_option
+@timeout_option
+@output_option
+def selectors(agent_socket: Path, timeout: float, output: str) -> None:
+    """Show what the policies of this node's endpoints select: whom, for which policy, for how many."""
+    found = ask("/v1/policy/selectors", agent_socket, timeout=timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [("SELECTOR", "LABELS", "USERS", "IDENTITIES")]
+    for one in found:
+        labels = {label["key"]: label["value"] for label in one["labels"]}
+        policy = "/".join(labels[key] for key in (NAMESPACE, NAME) if labels.get(key))
+        first, *more = map(str, one["identities"] or [""])
+        rows.append((one["selector"], policy, str(one["users"]), first))
+        rows += [("", "", "", number) for number in more]
+    click.echo("\n".join(table(rows)))
+
+
+@click.command()
+@click.argument("revision", type=click.IntRange(min=0))
+@socket_option
+@timeout_option
+@click.option("--sleep-time", type=click.FloatRange(min=0.01), default=1.0, help="Seconds between two looks.")
+@click.option(
+    "--fail-wait-time", type=click.FloatRange(min=0), default=60.0, help="Seconds until endpoints fail."
+)
+@click.option("--max-wait-time", type=click.FloatRange(min=0), default=360.0, help="Seconds to wait at most.")
+def wait(
+    revision: int,
+    agent_socket: Path,
+    timeout: float,
+    sleep_time: float,
+    fail_wait_time: float,
+    max_wait_time: float,
+) -> int:
+    """Wait until every endpoint's policy map has the rules of REVISION.
+
+    Exits 1 when endpoints that are not ready stay so for --fail-wait-time, or after --max-wait-time.
+    """
+    began = time.monotonic()
+    while True:
+        endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
+        late = [one for one in endpoints if not _has(one, revision)]
+        if not late:
+            return 0
+        waited = time.monotonic() - began
+        stuck = [one["id"] for one in late if one["status"]["state"] != "ready"]
+        if waited >= max_wait_time or (stuck and waited >= fail_wait_time):
+            shown = ", ".join(str(one["id"]) for one in late)
+            raise click.ClickException(f"endpoints without revision {revision} after {waited:.0f} s: {shown}")
+        time.sleep(sleep_time)
+
+
+def _has(endpoint: dict[str, Any], revision: int) -> bool:
+    status = endpoint["status"]
+    realized: int = status["policy"]["realized"].get("policy-revision", 0)
+    return realized >= revision and status["state"] == "ready"
+
+
+COMMANDS = (list_policies, get, selectors, wait)

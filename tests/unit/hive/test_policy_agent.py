@@ -1,0 +1,91 @@
+"""``hive policy`` of a running agent: objects, rules, selectors, and waiting for a revision."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.hive.stub_agent import stub_agent
+from tests.unit.hive.test_command_line import hive
+
+REFUSED = {
+    "kind": "CiliumNetworkPolicy",
+    "namespace": "shop",
+    "name": "cart",
+    "valid": False,
+    "message": "no such port",
+    "path": "spec.ingress[0]",
+    "revision": 3,
+}
+GOOD = {**REFUSED, "kind": "NetworkPolicy", "name": "web", "valid": True, "message": "ok", "path": ""}
+LABELS = [
+    {"key": "io.cilium.k8s.policy.name", "value": "cart", "source": "k8s"},
+    {"key": "io.cilium.k8s.policy.namespace", "value": "shop", "source": "k8s"},
+]
+SELECTORS = [{"selector": "sel", "labels": LABELS, "identities": [256, 300], "users": 2}]
+
+
+def endpoint(number: int, revision: int, state: str = "ready") -> dict[str, object]:
+    return {
+        "id": number,
+        "status": {"state": state, "policy": {"realized": {"policy-revision": revision}}},
+    }
+
+
+ANSWERS = {
+    "/statedb/dump/policies": (200, {"policies": [GOOD, REFUSED]}),
+    "/v1/policy": (200, {"policy": "[]", "revision": 4}),
+    "/v1/policy/selectors": (200, SELECTORS),
+    "/v1/endpoint": (200, [endpoint(1, 4), endpoint(2, 5)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            "list",
+            [
+                "KIND NAMESPACE NAME VALID REVISION MESSAGE",
+                "CiliumNetworkPolicy shop cart no 3 spec.ingress[0]: no such port",
+                "NetworkPolicy shop web yes 3",
+            ],
+        ),
+        (
+            "list --refused",
+            [
+                "KIND NAMESPACE NAME VALID REVISION MESSAGE",
+                "CiliumNetworkPolicy shop cart no 3 spec.ingress[0]: no such port",
+            ],
+        ),
+        ("get", ["[]", "Revision: 4"]),
+        ("selectors", ["SELECTOR LABELS USERS IDENTITIES", "sel shop/cart 2 256", "300"]),
+        ("wait 4", []),
+    ],
+)
+def test_what_an_operator_sees(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, lines: list[str]
+) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, "policy", *arguments.split(), "--socket", agent.socket)
+    assert told.code == 0
+    assert [" ".join(line.split()) for line in told.out.splitlines()] == lines
+
+
+def test_labels_are_sent_as_the_body_and_nothing_found_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with stub_agent(tmp_path, {"/v1/policy": (404, "")}) as agent:
+        told = hive(capsys, "policy", "get", "k8s:a=b", "--socket", agent.socket)
+        assert agent.requests[0][1]["Content-Length"] == str(len(json.dumps(["k8s:a=b"])))
+    assert (told.code, told.err) == (1, "hive: no rule has the labels k8s:a=b\n")
+
+
+def test_waiting_ends_with_who_is_late(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answers = {"/v1/endpoint": (200, [endpoint(1, 5), endpoint(7, 5, "regenerating")])}
+    with stub_agent(tmp_path, answers) as agent:
+        fast = ("--fail-wait-time", "0", "--socket", agent.socket)
+        told = hive(capsys, "policy", "wait", "5", *fast)
+    assert told.code == 1
+    assert "endpoints without revision 5" in told.err
+    assert told.err.rstrip().endswith(": 7")

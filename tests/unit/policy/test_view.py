@@ -1,0 +1,152 @@
+"""What the API tells of policies: rules in Cilium's form, selectors, and the policy of an endpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cells.api.policy import EndpointPolicyModels, PolicyOperations
+from cells.endpoint import Endpoint, State
+from cells.policy.control import PolicyView
+from cells.policy.labels import FQDNSelector, Requirement, Selector, selector_text
+from lifecycle.testing import eventually
+from tests.unit.policy.test_control import CART, FRONTEND, WEB, Room, room
+
+pytestmark = pytest.mark.anyio
+NETWORK_POLICY = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: isolated, namespace: shop, uid: u-1}
+spec:
+  podSelector: {matchLabels: {app: cart}}
+  policyTypes: [Ingress, Egress]
+  ingress:
+    - from:
+        - namespaceSelector: {}
+        - ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.128/25]}
+      ports: [{port: 80, endPort: 90}, {protocol: UDP}]
+"""
+
+
+def test_selectors_read_as_cilium_writes_them() -> None:
+    web = Selector.of(
+        [Requirement("k8s", "app", "In", ("web",)), Requirement("any", "x", "NotIn", ("a", "b"))]
+    )
+    assert selector_text(web) == (
+        "&LabelSelector{MatchLabels:map[string]string{k8s.app: web,},MatchExpressions:[]"
+        "LabelSelectorRequirement{LabelSelectorRequirement{Key:any.x,Operator:NotIn,Values:[a b],},},}"
+    )
+    assert selector_text(FQDNSelector("a.example")) == "MatchName: a.example, MatchPattern: "
+
+
+def endpoint(node: Room) -> Endpoint:
+    """The cart, as far as its policy is concerned."""
+    return Endpoint(
+        id=node.cart,
+        container_id="c",
+        container_ifname="eth0",
+        ifname="lxc1",
+        ifindex=7,
+        pod_mac=b"",
+        host_mac=b"",
+        ipv4=None,
+        pool="",
+        identity=1000,
+        labels=CART,
+        pod_name="cart",
+        pod_namespace="shop",
+        pod_uid="",
+        netns_cookie=0,
+        state=State.READY,
+        created=0.0,
+    )
+
+
+async def settled(node: Room, text: str) -> PolicyView:
+    node.write(text)
+    await eventually(lambda: [one.valid for one in node.objects.all()] == [True])
+    await eventually(lambda: node.policies.status(node.cart).ingress_enforced)
+    return PolicyView(node.policy)
+
+
+async def test_the_rules_in_force_have_their_namespace_labels_and_default_deny(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        view = await settled(node, WEB)
+        (rule,) = view.rules()
+        assert rule["endpointSelector"] == {
+            "matchLabels": {"any:app": "cart", "k8s:io.kubernetes.pod.namespace": "shop"}
+        }
+        (entry,) = rule["ingress"]
+        assert entry["fromEndpoints"] == [
+            {"matchLabels": {"any:app": "frontend", "k8s:io.kubernetes.pod.namespace": "shop"}}
+        ]
+        assert entry["toPorts"] == [{"ports": [{"port": "8080", "protocol": "TCP"}]}]
+        assert rule["enableDefaultDeny"] == {"ingress": True, "egress": False}
+        assert {"source": "k8s", "key": "io.cilium.k8s.policy.name", "value": "cart"} in rule["labels"]
+        assert view.rules(["io.cilium.k8s.policy.name=cart"]) == [rule]
+        assert view.rules(["k8s:io.cilium.k8s.policy.name=cake"]) == []
+        operations = PolicyOperations(node.policies, view)
+        shown = operations.policy(["k8s:io.cilium.k8s.policy.name=cart"])
+        assert shown is not None
+        assert json.loads(shown.policy) == [rule]
+        assert operations.policy(["k8s:io.cilium.k8s.policy.name=cake"]) is None
+
+
+async def test_a_network_policy_is_told_as_the_rule_it_becomes(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        (rule,) = (await settled(node, NETWORK_POLICY)).rules()
+        ports = [
+            {"ports": [{"port": "80", "protocol": "TCP", "endPort": 90}]},
+            {"ports": [{"port": "0", "protocol": "UDP"}]},
+        ]
+        exists = [{"key": "k8s:io.kubernetes.pod.namespace", "operator": "Exists"}]
+        block = {"cidr": "192.0.2.0/24", "except": ["192.0.2.128/25"]}
+        assert rule["ingress"] == [
+            {"fromEndpoints": [{"matchExpressions": exists}], "toPorts": ports},
+            {"fromCIDRSet": [block], "toPorts": ports},
+        ]
+        assert rule["egress"] == [{}]
+
+
+async def test_selectors_tell_whom_they_select_and_a_rule(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        view = await settled(node, WEB)
+        await eventually(lambda: any(one.identities for one in view.selectors()))
+        use, everybody = view.selectors()
+        assert everybody.selector.startswith("&LabelSelector{MatchLabels:map[string]string{},")
+        assert "any.app: frontend" in use.selector
+        assert use.identities == (frontend.id,)
+        assert use.users == 1
+        assert "k8s:io.cilium.k8s.policy.name=cart" in map(str, use.labels)
+
+
+async def test_an_endpoint_tells_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        view = await settled(node, WEB)
+        policy = EndpointPolicyModels(node.policies, view).of(endpoint(node)).realized
+        assert policy.policy_enabled == "ingress"
+        assert policy.allowed_ingress_identities == [1]
+        assert policy.allowed_egress_identities == [0]
+        (rule,) = policy.l4.ingress
+        told = json.loads(rule.rule)
+        assert (told["port"], told["protocol"]) == (8080, "TCP")
+        assert [*rule.rules_by_selector.values()] == [rule.derived_from_rules]
+        assert "k8s:io.cilium.k8s.policy.name=cart" in rule.derived_from_rules[0]
+        assert policy.l4.egress == []
+
+
+async def test_a_packet_is_decided_by_an_entry_that_knows_its_rules(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        view = await settled(node, WEB)
+        await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
+        entry = view.decide(node.cart, "ingress", frontend.id, 6, 8080).entry
+        assert entry is not None
+        assert [origin.path for origin in entry.origins] == ["spec.ingress[0]"]
+        assert view.decide(node.cart, "ingress", frontend.id, 6, 80).verdict == "drop"
+        assert view.decide(9999, "ingress", frontend.id, 6, 80).verdict == "drop"
