@@ -12,7 +12,6 @@ import msgspec
 
 from cells.api.models import v1 as models
 from cells.endpoint import Endpoint
-from cells.policy.compute import SelectorPolicy
 from cells.policy.control import PolicyView, PortUse
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PolicyEntries, enforced_directions
 
@@ -82,7 +81,7 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
     if use.port_name:
         filter_["port-name"] = use.port_name
     filter_["protocol"] = use.protocol
-    filter_["l7-rules"] = [{selector: _above(how)} for selector, how in use.says.items()]
+    filter_["l7-rules"] = [{selector: how} for selector, how in use.says.items()]
     derived = sorted({labels for found in use.origins.values() for labels in found})
     return models.PolicyRule(
         rule=msgspec.json.encode(filter_).decode().replace("&", "\\u0026"),  # as encoding/json escapes it
@@ -91,15 +90,3 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
             selector: [list(labels) for labels in found] for selector, found in use.origins.items()
         },
     )
-
-
-def _above(how: SelectorPolicy) -> dict[str, Any] | None:
-    """What holds for a selector beside being allowed; None for nothing."""
-    said: dict[str, Any] = {}
-    if how.deny:
-        said["IsDeny"] = True
-    if how.auth is not None:
-        said["auth"] = {"mode": how.auth}
-    if how.rules is not None:
-        said |= msgspec.to_builtins(how.rules)
-    return said or None

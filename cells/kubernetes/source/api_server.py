@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cells.config import AgentConfig
-from cells.kubernetes.objects import PODS, Kind
+from cells.kubernetes.objects import PODS, Key, Kind
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source.sink import SourceStatus
@@ -134,6 +134,21 @@ class KubernetesAPI:
         if self._client is None:
             raise NotStartedError("KubernetesAPI: no API server is configured, or its hook has not run")
         return self._client
+
+    async def update_status(
+        self, kind: Kind[Any], key: Key, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]
+    ) -> None:
+        """Read an object, change its status and write that, again after each conflict; nothing if it is gone.
+
+        ``change`` gives the object with its new status, None to leave it as it is. Raises KubernetesError.
+        """
+        from cells.kubernetes.client import NotFoundError
+
+        namespace, name = key
+        try:
+            await self.client.update(kind, name, change, namespace, subresource="status")
+        except NotFoundError:
+            return
 
     def state(self) -> ServerState:
         """How the server is; Disabled when there is none."""

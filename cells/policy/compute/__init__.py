@@ -7,6 +7,7 @@ Gives: Repository, SelectorCache, ComputedPolicies, DirectionPolicy, and the ent
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.entries import Entry, Key, PortKey, Redirect
 from cells.policy.compute.filters import Filter
+from cells.policy.compute.lookup import Match, lookup
 from cells.policy.compute.map_entries import map_entries, map_entry, map_key
 from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
 from cells.policy.compute.repository import Changed, Repository, Resolved
@@ -21,6 +22,7 @@ __all__ = [
     "Entry",
     "Filter",
     "Key",
+    "Match",
     "NamedPort",
     "PolicyConflictError",
     "PolicyKey",
@@ -30,6 +32,7 @@ __all__ = [
     "Resolved",
     "SelectorCache",
     "SelectorPolicy",
+    "lookup",
     "map_entries",
     "map_entry",
     "map_key",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 from cells.kubernetes import (
     CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
@@ -21,9 +22,6 @@ from cells.kubernetes import (
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from lifecycle import Change, Hook, Jobs, Lifecycle, Table
-
-if TYPE_CHECKING:
-    from cells.kubernetes.client import Client
 
 KINDS: Final[Mapping[str, Kind[Any]]] = {
     kind.kind: kind for kind in (CILIUM_NETWORK_POLICIES, CILIUM_CLUSTERWIDE_NETWORK_POLICIES)
@@ -55,30 +53,23 @@ class ConditionWriter:
 
     async def _follow(self, changes: list[Change[PolicyObject]]) -> None:
         for change in changes:
-            if change.row is not None and change.row.kind in KINDS:
-                await write_condition(self._api.client, KINDS[change.row.kind], change.row)
+            row = change.row
+            if row is not None and row.kind in KINDS:
+                key = (row.namespace, row.name)
+                await self._api.update_status(KINDS[row.kind], key, partial(with_condition, row=row))
 
 
-async def write_condition(client: Client, kind: Kind[Any], row: PolicyObject) -> None:
-    """Make the object's condition say what became of it; nothing if it is gone. Raises KubernetesError."""
-    from cells.kubernetes.client import NotFoundError
-
+def with_condition(live: dict[str, Any], row: PolicyObject) -> dict[str, Any] | None:
+    """The object with a condition that says what became of it; None where it says so already."""
     wanted = {"type": VALID, "status": "True" if row.valid else "False", "message": row.text}
-
-    def change(live: dict[str, Any]) -> dict[str, Any] | None:
-        status = live.get("status") or {}
-        conditions = status.get("conditions") or []
-        held: dict[str, Any] = next((one for one in conditions if one.get("type") == VALID), {})
-        if wanted.items() <= held.items():
-            return None
-        since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        if held.get("status") == wanted["status"] and held.get("lastTransitionTime"):
-            since = held["lastTransitionTime"]
-        others = [one for one in conditions if one.get("type") != VALID]
-        written = [*others, {**wanted, "lastTransitionTime": since}]
-        return {**live, "status": {**status, "conditions": written}}
-
-    try:
-        await client.update(kind, row.name, change, row.namespace, subresource="status")
-    except NotFoundError:
-        return
+    status = live.get("status") or {}
+    conditions = status.get("conditions") or []
+    held: dict[str, Any] = next((one for one in conditions if one.get("type") == VALID), {})
+    if wanted.items() <= held.items():
+        return None
+    since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    if held.get("status") == wanted["status"] and held.get("lastTransitionTime"):
+        since = held["lastTransitionTime"]
+    others = [one for one in conditions if one.get("type") != VALID]
+    written = [*others, {**wanted, "lastTransitionTime": since}]
+    return {**live, "status": {**status, "conditions": written}}

@@ -14,7 +14,7 @@ from typing import Final
 from cells.observe.metrics import Family, Histogram, counter, gauge, histogram
 from cells.policy.control.computer import RulePolicy
 from cells.policy.labels import FQDNSelector, PeerSelector
-from cells.policy.rules.peers import CLUSTER
+from cells.policy.rules import CLUSTER
 
 SOURCES: Final = {"NetworkPolicy": "k8s"}
 """By kind, where a change comes from in Cilium's words; other kinds are custom resources."""

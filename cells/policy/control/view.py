@@ -11,13 +11,10 @@ from typing import Any
 import msgspec
 
 from cells.cluster.identity import Label, parse
-from cells.policy.compute import Filter, SelectorPolicy
-from cells.policy.compute.lookup import Match, lookup
+from cells.policy.compute import Filter, Match, SelectorPolicy, lookup
 from cells.policy.control.computer import RulePolicy
 from cells.policy.labels import PeerSelector, selector_text
-from cells.policy.rules import Direction
-from cells.policy.rules.rule import PROTOCOLS
-from cells.policy.rules.shown import rule_objects
+from cells.policy.rules import PROTOCOLS, Direction, rule_objects
 
 ANY_SOURCES = frozenset({"any", "unspec"})
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
@@ -38,7 +35,8 @@ class PortUse(msgspec.Struct, frozen=True):
     port: int
     port_name: str
     protocol: str
-    says: Mapping[str, SelectorPolicy]
+    says: Mapping[str, dict[str, Any] | None]
+    """What holds beside being allowed, in Cilium's JSON; None for nothing."""
     origins: Mapping[str, tuple[tuple[str, ...], ...]]
 
 
@@ -108,12 +106,24 @@ def _port_use(filter_: Filter) -> PortUse:
         port=filter_.port.port,
         port_name=filter_.port.name,
         protocol=_PROTOCOL_NAMES[filter_.port.protocol],
-        says={texts[selector]: how for selector, how in filter_.selectors.items()},
+        says={texts[selector]: _above(how) for selector, how in filter_.selectors.items()},
         origins={
             texts[selector]: tuple(sorted({origin.labels for origin in how.origins}))
             for selector, how in filter_.selectors.items()
         },
     )
+
+
+def _above(how: SelectorPolicy) -> dict[str, Any] | None:
+    """What holds for a selector beside being allowed; None for nothing."""
+    said: dict[str, Any] = {}
+    if how.deny:
+        said["IsDeny"] = True
+    if how.auth is not None:
+        said["auth"] = {"mode": how.auth}
+    if how.rules is not None:
+        said |= msgspec.to_builtins(how.rules)
+    return said or None
 
 
 def _has(labels: Iterator[Label], wanted: Collection[Label]) -> bool:

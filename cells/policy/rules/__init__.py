@@ -6,11 +6,14 @@ Gives: translate, Rule and its parts, PolicyError, PolicyOptions.
 
 from cells.policy.rules.errors import PolicyError
 from cells.policy.rules.options import PolicyOptions
-from cells.policy.rules.peers import Services, World
-from cells.policy.rules.rule import Direction, PeerRule, PortRange, Rule, Source
+from cells.policy.rules.peers import CLUSTER, Services, World
+from cells.policy.rules.rule import PROTOCOLS, Direction, PeerRule, PortRange, Rule, Source
+from cells.policy.rules.shown import rule_objects
 from cells.policy.rules.translate import translate
 
 __all__ = [
+    "CLUSTER",
+    "PROTOCOLS",
     "Direction",
     "PeerRule",
     "PolicyError",
@@ -20,5 +23,6 @@ __all__ = [
     "Services",
     "Source",
     "World",
+    "rule_objects",
     "translate",
 ]

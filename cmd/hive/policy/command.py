@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from hive.policy import agent
 from hive.output import document, output_option, table
+from hive.policy import agent
 
 if TYPE_CHECKING:
     from cells.policy.compute.selector_policy import RuleOrigin

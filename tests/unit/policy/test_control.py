@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from cells.cluster import identity, ipcache
 from cells.cluster.identity import INIT, INIT_LABELS, Identities
 from cells.cluster.ipcache import IpcacheMap
 from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import Resources
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
@@ -50,6 +51,7 @@ class Room:
         self.identities = hive.get(Identities)
         self.policies = hive.get(EndpointPolicies)
         self.policy = hive.get(RulePolicy)
+        self.resources = hive.get(Resources)
         self.objects = hive.get(Table[PolicyObject])
         self.policies.regenerate = self._regenerate
         self.cart = self.policies.acquire()
@@ -75,15 +77,22 @@ class Room:
 
 
 @asynccontextmanager
-async def room(folder: Path | str) -> AsyncIterator[Room]:
+async def room(folder: Path | str, settings: Mapping[str, object] | None = None) -> AsyncIterator[Room]:
     maps, kernel = FakeMaps(), FakeIpcacheMap()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def needed(_: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy) -> None: ...
+    def needed(
+        _: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy, _____: Resources
+    ) -> None: ...
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell, supply(known))
     fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
-    hive = Hive(*cells, *fakes, invoke(needed), settings={"manifests-dir": str(folder)})
+    hive = Hive(
+        *cells,
+        *fakes,
+        invoke(EndpointPolicies, Identities),
+        settings=settings or {"manifests-dir": str(folder)},
+    )
     async with hive.started():
         yield Room(hive, Path(folder), maps, kernel)
 
