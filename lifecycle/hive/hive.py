@@ -225,9 +225,8 @@ class Hive:
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
-        whole = (self.events, self.health, self.jobs, self.modules, self.shutdown, self.tables)
-        if (own := {type(one): one for one in whole}.get(kind)) is not None:  # type: ignore[call-overload]
-            return own
+        if (own := _OF_THE_HIVE.get(kind)) is not None:
+            return getattr(self, own)
         asked = wanted(kind)
         scope = None if module is None else find_scope(self._resolution.assembly.scopes, module, self.name)
         found = self._resolution.held(asked.key, scope)
@@ -538,3 +537,13 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Shutdown: lambda hive, _: hive.shutdown,
     Tables: lambda hive, _: hive.tables,
 }
+
+_OF_THE_HIVE: dict[object, str] = {
+    Events: "events",
+    HealthTree: "health",
+    JobMetrics: "jobs",
+    Modules: "modules",
+    Shutdown: "shutdown",
+    Tables: "tables",
+}
+"""What get() gives that no constructor makes: by type the attribute."""

@@ -42,8 +42,8 @@ def after(*types: Any) -> Callable[[T], T]:
 
 def orders_of(call: object) -> tuple[object, ...]:
     """The types that a function or class comes after; of a class also those of its bases."""
-    if not inspect.isclass(call):
-        found: tuple[object, ...] = getattr(call, _MARK, ())
+    found: tuple[object, ...] = getattr(call, _MARK, ())
+    if not found or not inspect.isclass(call):
         return found
     every = (one for base in call.__mro__ for one in vars(base).get(_MARK, ()))
     return tuple(dict.fromkeys(every))

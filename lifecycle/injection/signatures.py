@@ -5,6 +5,7 @@ Gives:  describe(), which reads hints and tells every fault in them.
 """
 
 import abc
+import builtins
 import contextlib
 import inspect
 import types
@@ -136,6 +137,8 @@ def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
         return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
     hints = {}
     for name in ("__new__", "__init__"):
+        if name == "__new__" and kind.__new__ is object.__new__:  # nearly always
+            continue
         function, owner = _method(kind, name)
         if isinstance(function, types.FunctionType):
             hints |= filled_in(_hints_of(function), call, owner)
@@ -159,12 +162,28 @@ def _method(kind: type, name: str) -> tuple[object, type]:
 
 
 def _hints_of(function: Any) -> dict[str, Any]:
-    """As typing.get_type_hints(), without its work where every hint is a class already."""
+    """As typing.get_type_hints(), without its work where every hint is a class, or the name of one."""
     hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
-    for hint in hints.values():
-        if not isinstance(hint, type):
+    found = {}
+    for name, hint in hints.items():
+        kind = hint if isinstance(hint, type) else _class_named(hint, function)
+        if kind is None:
             return typing.get_type_hints(function, include_extras=True)
-    return hints
+        found[name] = kind
+    return found
+
+
+def _class_named(hint: object, function: Any) -> type | None:
+    """The class that a postponed hint names, if that is all it does: half of a check was evaluating such."""
+    names = getattr(function, "__globals__", None)
+    if not isinstance(hint, str) or names is None or hasattr(function, "__wrapped__"):
+        return None
+    if hint == "None":
+        return type(None)
+    if getattr(function, "__type_params__", ()):  # they hide names of the module
+        return None
+    found = names.get(hint, vars(builtins).get(hint))
+    return found if isinstance(found, type) else None
 
 
 def _arguments(call: Any, kind: type | None) -> list[_Argument]:

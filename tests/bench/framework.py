@@ -10,6 +10,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -268,6 +269,24 @@ def imports(rounds: int) -> Iterable[Row]:
             yield Row(f"lifecycle: {what}", unit, mine, peer, theirs, None)
 
 
+def help_page(rounds: int) -> Iterable[Row]:
+    """The start of the ``hive`` command, up to its help, beside the import of the library it is made with."""
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    commands = {
+        "ours": [sys.executable, "-m", "hive", "--help"],
+        "click": [sys.executable, "-c", "import click"],
+    }
+    found: dict[str, list[float]] = defaultdict(list)
+    for index in range(rounds + 1):
+        for name, command in commands.items():
+            began = time.perf_counter()
+            subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL, env=compiled)
+            if index:  # the first round compiles
+                found[name].append((time.perf_counter() - began) * 1000)
+    mine, peer = (Sample(tuple(found[name])) for name in commands)
+    yield Row("hive --help", "ms", mine, 'python -c "import click"', peer, None)
+
+
 RUNNING = {
     "lifecycle": """
 from lifecycle import Hive, Hook, Lifecycle, configure_logging, invoke
@@ -322,4 +341,4 @@ def measure(folder: Path, rounds: int) -> list[Row]:
     """Every figure of the framework."""
     del folder
     configure_logging("warning")
-    return [row for part in (graphs, hooks, tables, imports, running) for row in part(rounds)]
+    return [row for part in (graphs, hooks, tables, imports, help_page, running) for row in part(rounds)]

@@ -1,4 +1,4 @@
-"""Graphs of 10,000 constructors, deep and wide; and any small graph, against a model."""
+"""Graphs of thousands of constructors, deep and wide; and any small graph, against a model."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ from lifecycle.hints.places import Place
 from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.cycles import cycles, order
 
-MANY = 10_000
+MANY = 3_000
 
 
 class Thing: ...
@@ -101,9 +101,9 @@ def test_a_cycle_of_thousands_is_told_without_recursion() -> None:
     with hardly_any_stack(), pytest.raises(GraphError) as caught:
         hive.check()
     (fault,) = caught.value.faults
-    assert fault.text.startswith("Kind0 -> Kind9999 -> Kind9998")
+    assert fault.text.startswith(f"Kind0 -> Kind{MANY - 1} -> Kind{MANY - 2}")
     assert fault.text.endswith("Kind1 -> Kind0")
-    assert "... and 9991 more ..." in fault.text
+    assert f"... and {MANY - 9} more ..." in fault.text
     assert len(fault.details) == MANY + 1  # a line per edge, and what to do
 
 
@@ -114,8 +114,8 @@ def test_a_chain_of_thousands_to_what_is_missing_is_told_from_both_ends() -> Non
         Hive(provide(*made), invoke(links[-1])).check()
     (fault,) = caught.value.faults
     assert fault.text == "nothing provides str"
-    assert any("... and 9990 more ..." in line for line in fault.details)
-    assert any("which is invoked as Kind9999" in line for line in fault.details)
+    assert any(f"... and {MANY - 10} more ..." in line for line in fault.details)
+    assert any(f"which is invoked as Kind{MANY - 1}" in line for line in fault.details)
     assert len(fault.details) < 20
 
 

@@ -84,9 +84,14 @@ def test_the_json_has_an_array_of_each_kind() -> None:
         ("agent.server/Server", "provide", False, True),
     ]
     assert data["edges"] == [
-        {"from": "agent.store/Store", "to": "agent.store/Sizes", "parameter": "sizes"},
-        {"from": "agent.server/Server", "to": "agent.store/Store", "parameter": "store"},
-        {"from": "agent.server/Server.serve", "to": "agent.server/Server", "parameter": "self"},
+        {"from": "agent.store/Store", "to": "agent.store/Sizes", "parameter": "sizes", "order": False},
+        {"from": "agent.server/Server", "to": "agent.store/Store", "parameter": "store", "order": False},
+        {
+            "from": "agent.server/Server.serve",
+            "to": "agent.server/Server",
+            "parameter": "self",
+            "order": False,
+        },
     ]
     assert [node["id"] for node in data["invokes"]] == ["agent.server/Server.serve"]
     assert data["settings"][0] == {

@@ -266,11 +266,11 @@ async def test_the_budget_bounds_a_roll_back_too(thread: Act) -> None:
 
 async def test_a_deep_chain_of_waiting_hooks_is_told_in_short() -> None:
     kinds: list[type] = [Base]
-    for number in range(3000):
+    for number in range(1500):
         kinds.append(above(kinds[-1], str(number), None if number else anyio.sleep_forever))
     hive = Hive(provide(*kinds), invoke(kinds[-1]), start_timeout=5)
     with VirtualClock(patience=0.1) as clock:
         error, _ = await outcome(clock, hive.start())
     lines = told(error)
-    assert lines[-1] == "    and 2940 more"
+    assert lines[-1] == "    and 1440 more"
     assert len(lines) < 80

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle import Formerly, Hive, Secret, Settings, SettingsError, Sources, config, module
@@ -93,6 +93,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 SECRETS = st.text("QZXJV", min_size=5)
 
 
+@settings(max_examples=25, deadline=None)
 @given(SECRETS)
 def test_a_secret_is_in_no_error_warning_graph_or_text(secret: str) -> None:
     written: list[Sources | dict[str, object]] = [
