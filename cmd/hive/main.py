@@ -39,6 +39,7 @@ COMMANDS = {
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
     "node": ("hive.agent.node", "Look at the nodes of the cluster."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
+    "operator": ("hive.operator.command", "Run the cluster's operator, or ask one how it is."),
     "policy": ("hive.policy.command", "See what network policies do, and what is wrong in them."),
     "status": ("hive.agent.status", "Ask the running agent how it is."),
     "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from switching the reverse path filter on."),

@@ -20,12 +20,14 @@ Settings: prometheus-serve-addr, metrics.
 
 from cells.observe.metrics.family import Collector, Family, Histogram, counter, gauge, histogram, one_of
 from cells.observe.metrics.metrics import Metrics
-from cells.observe.metrics.server import MetricsServer, tell_of_cells
-from cells.observe.metrics.settings import MetricsSettings
+from cells.observe.metrics.server import Exposition, MetricsServer, listen, tell_of_cells
+from cells.observe.metrics.settings import Address, MetricsSettings
 from lifecycle import config, invoke, module, provide
 
 __all__ = [
+    "Address",
     "Collector",
+    "Exposition",
     "Family",
     "Histogram",
     "Metrics",
@@ -35,6 +37,7 @@ __all__ = [
     "counter",
     "gauge",
     "histogram",
+    "listen",
     "one_of",
 ]
 

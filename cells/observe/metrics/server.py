@@ -1,6 +1,6 @@
 """The port that Prometheus scrapes: HTTP, ``/metrics`` and nothing else.
 
-Needs: MetricsSettings, Metrics, AgentConfig.   Gives: MetricsServer, tell_of_cells.
+Needs: MetricsSettings, Metrics, AgentConfig.   Gives: MetricsServer, Exposition, listen, tell_of_cells.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MetricsServer:
         self._log = log
         self._address = settings.address
         self._server: HttpServer | None = None
-        self._text = Paced(self._collect)
+        self._exposition = Exposition(metrics, log)
         if self._address is not None:
             lifecycle.append(Hook("serve metrics", self._start, self._stop))
 
@@ -59,7 +59,7 @@ class MetricsServer:
             ) from error
         from lifecycle.http import SCRAPED, HttpServer
 
-        self._server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)
+        self._server = HttpServer(self._exposition.answer, grace=1.0, limits=SCRAPED, log=self._log)
         # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
@@ -69,7 +69,17 @@ class MetricsServer:
         if self._server is not None:
             await self._server.close()
 
-    async def _answer(self, request: Request) -> Response:
+
+class Exposition:
+    """Answers ``/metrics`` in Prometheus's text form, and 404 to everything else."""
+
+    def __init__(self, metrics: Metrics, log: Logger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._text = Paced(self._collect)
+
+    async def answer(self, request: Request) -> Response:
+        """A request's answer."""
         from lifecycle.http import Response
 
         if request.path != "/metrics":

@@ -4,7 +4,7 @@ Needs: cells.agent and lifecycle, imported when called; the agent's API for what
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,9 @@ from hive.config.get import get_setting
 from hive.config.set import set_options
 from hive.output import GOOD, QUIET, document, fitted, output_option, terminal_width, told
 
-TITLE = "Settings of the agent"
+if TYPE_CHECKING:
+    from lifecycle import Cell
+
 REFUSED = "(refused)"
 """The name of a change that is none: what the agent would say of the settings at its start."""
 
@@ -41,25 +43,43 @@ def command() -> None:
     show_default=True,
     help="A page for people, or a JSON Schema for programs.",
 )
-def reference(form: str) -> None:
-    """Print every setting of the agent: its type, default and meaning.
+@click.option(
+    "--of",
+    type=click.Choice(["agent", "operator"]),
+    default="agent",
+    show_default=True,
+    help="Whose settings.",
+)
+def reference(form: str, of: str) -> None:
+    """Print every setting: its type, default and meaning.
 
     The schema is that of an object with settings by their names, as in a ConfigMap before its values are
     turned into texts.
     """
-    from cells.agent import agent
     from lifecycle import Sources
     from lifecycle.graph import json_schema, markdown, sections
 
-    found = sections(agent)
+    found, title = sections(_process(of)), f"Settings of the {of}"
     if form == "schema":
-        text = json_schema(found, TITLE)
+        text = json_schema(found, title)
     else:
-        note = "Generated from the code by `hive config reference`; a test keeps it up to date."
+        asked = "hive config reference" if of == "agent" else f"hive config reference --of {of}"
+        note = f"Generated from the code by `{asked}`; a test keeps it up to date."
         text = markdown(
-            found, TITLE, note, Sources(prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG)
+            found, title, note, Sources(prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG)
         )
     click.echo(text, nl=False)
+
+
+def _process(name: str) -> "Cell":
+    """All cells of the agent, or of the operator."""
+    if name == "operator":
+        from cells.operator.process import operator
+
+        return operator
+    from cells.agent import agent
+
+    return agent
 
 
 @command.command("list", context_settings=pass_settings)

@@ -45,7 +45,12 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON."
 )
-@click.option("--of", metavar="PACKAGE:NAME", help="Another hive than the agent: a Cell or a Hive to import.")
+@click.option(
+    "--of",
+    "--hive",
+    metavar="operator|PACKAGE:NAME",
+    help="Another hive than the agent: the operator's, or a Cell or a Hive to import.",
+)
 @socket_option
 @timeout_option
 @settings_argument

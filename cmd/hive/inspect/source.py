@@ -1,4 +1,4 @@
-"""The hive that ``hive inspect`` looks at: the node agent, or one to import.
+"""The hive that ``hive inspect`` looks at: the node agent, the operator, or one to import.
 
 Needs: the settings given as flags.   Gives: hive_of().
 """
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 
 def hive_of(source: str | None, settings: Sequence[str]) -> "Hive":
-    """The agent's hive, or that of ``package.module:name``, which is a Cell or a Hive. Nothing is started.
+    """The hive of the agent, the operator, or ``package.module:name`` (a Cell or a Hive). It is not started.
 
     Raises click.UsageError when there is none, in one line.
     """
     if source is None:
         return build(settings)
+    if source == "operator":
+        from hive.operator.command import build as build_operator
+
+        return build_operator(settings)
     from lifecycle import Cell, Hive, Sources
 
     thing = _imported(source)
@@ -39,7 +43,7 @@ def hive_of(source: str | None, settings: Sequence[str]) -> "Hive":
 def _imported(source: str) -> object:
     package, colon, name = source.partition(":")
     if not (package and colon and name):
-        raise click.UsageError(f"--of {source}: expected package.module:name")
+        raise click.UsageError(f"--of {source}: expected operator, or package.module:name")
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109  # sys.path holds texts
         sys.path.insert(0, here)  # as `python -m` has it: the hive may not be installed
     try:

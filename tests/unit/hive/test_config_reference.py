@@ -11,14 +11,22 @@ from tests.unit.hive.test_command_line import hive
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
 
-@pytest.mark.parametrize(("form", "file"), [("markdown", "settings.md"), ("schema", "settings.schema.json")])
+@pytest.mark.parametrize(
+    ("of", "form", "file"),
+    [
+        ("agent", "markdown", "settings.md"),
+        ("agent", "schema", "settings.schema.json"),
+        ("operator", "markdown", "operator-settings.md"),
+        ("operator", "schema", "operator-settings.schema.json"),
+    ],
+)
 def test_the_reference_in_docs_is_what_the_code_says(
-    form: str, file: str, capsys: pytest.CaptureFixture[str]
+    of: str, form: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = hive(capsys, "config", "reference", "--format", form)
+    result = hive(capsys, "config", "reference", "--of", of, "--format", form)
     assert (result.code, result.err) == (0, "")
     assert (REFERENCE / file).read_text(encoding="utf-8") == result.out, (
-        f"run: hive config reference --format {form} > docs/reference/{file}"
+        f"run: hive config reference --of {of} --format {form} > docs/reference/{file}"
     )
 
 

@@ -191,7 +191,7 @@ def test_what_cannot_be_shown_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("honey", "--of honey: expected package.module:name"),
+        ("honey", "--of honey: expected operator, or package.module:name"),
         ("no.such:cell", "--of no.such:cell: No module named 'no'"),
         (f"{HERE}:mead", f"--of {HERE}:mead: {HERE} has no mead"),
         (f"{HERE}:nothing", f"--of {HERE}:nothing: expected a Cell or a Hive, not int"),

@@ -1,0 +1,118 @@
+"""The client of the API server that every part of the operator shares.
+
+Needs: ApiServerSettings.   Gives: ClusterAPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cells.kubernetes import KubernetesSettings, api
+from lifecycle import (
+    Duration,
+    HiveError,
+    Hook,
+    Lifecycle,
+    Logger,
+    NotStartedError,
+    Settings,
+    refuse,
+    seconds,
+)
+
+USER_AGENT = "cilium-operator/1.17.0"
+"""What requests say they are from: the field manager of what is written, too."""
+
+
+class ApiServerSettings(Settings, frozen=True):
+    """Where the API server is, and how fast it may be asked."""
+
+    k8s_api_server: str = ""
+    """URL of the API server; empty takes the kubeconfig's, or that of the cluster it is a pod of."""
+
+    k8s_api_server_urls: tuple[str, ...] = ()
+    """URLs of several API servers: when one does not answer the next is asked."""
+
+    k8s_kubeconfig_path: str = ""
+    """Path of a kubeconfig; its current context counts."""
+
+    operator_k8s_client_qps: float = 100.0
+    """Requests a second in the long run; 0 for as many as there are."""
+
+    operator_k8s_client_burst: int = 200
+    """Requests at once before they wait for their turn."""
+
+    k8s_client_connection_timeout: Duration = seconds(30)
+    """How long a connection and an answer may take."""
+
+    k8s_client_connection_keep_alive: Duration = seconds(30)
+    """How long a connection without requests is kept."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.operator_k8s_client_qps < 0:
+            yield f"operator-k8s-client-qps={self.operator_k8s_client_qps}: expected 0 or more"
+        if self.operator_k8s_client_burst < 1:
+            yield f"operator-k8s-client-burst={self.operator_k8s_client_burst}: expected 1 or more"
+        yield from _reasons(self.where())
+
+    def where(self) -> KubernetesSettings:
+        """The same as the agent's settings say it."""
+        return KubernetesSettings(
+            k8s_api_server=self.k8s_api_server,
+            k8s_api_server_urls=self.k8s_api_server_urls,
+            k8s_kubeconfig_path=self.k8s_kubeconfig_path,
+        )
+
+
+def _reasons(settings: KubernetesSettings) -> Iterator[str]:
+    try:
+        settings.validate()
+    except ExceptionGroup as group:
+        yield from map(str, group.exceptions)
+    except ValueError as error:
+        yield str(error)
+
+
+class ClusterAPI:
+    """The API server. The start fails when none is named anywhere: an operator has nothing else to do."""
+
+    def __init__(self, settings: ApiServerSettings, *, lifecycle: Lifecycle, log: Logger) -> None:
+        self._settings = settings
+        self._log = log
+        self._client: api.Client | None = None
+        lifecycle.append(Hook("find the API server", self._start, self._stop))
+
+    @property
+    def client(self) -> api.Client:
+        """Its client. Raises NotStartedError before the hook has run."""
+        if self._client is None:
+            raise NotStartedError("ClusterAPI: the API server is known once its hook has run")
+        return self._client
+
+    async def _start(self) -> None:
+        settings = self._settings
+        try:
+            access = api.access_of(settings.where())
+        except api.AccessError as error:
+            raise HiveError(str(error)) from error
+        if access is None:
+            raise HiveError(
+                "no API server: set k8s-kubeconfig-path or k8s-api-server, or run as a pod of the cluster"
+            )
+        self._client = api.connect(
+            access,
+            agent=USER_AGENT,
+            qps=settings.operator_k8s_client_qps,
+            burst=settings.operator_k8s_client_burst,
+            timeout=settings.k8s_client_connection_timeout,
+            keep_alive=settings.k8s_client_connection_keep_alive,
+        )
+        self._log.info("the API server is known", servers=list(access.servers))
+
+    async def _stop(self) -> None:
+        if self._client is not None:
+            await self._client.reset()

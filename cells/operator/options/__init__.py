@@ -1,0 +1,78 @@
+"""What every part of the operator is told: families, modes, names of the cluster.
+
+Source: reads the settings.   Needs: nothing.   Gives: OperatorOptions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from lifecycle import Settings, config, module, refuse
+
+__all__ = ["OperatorOptions", "cell"]
+
+SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
+"""Modes of IPAM in which this operator has something to do, or rightly nothing."""
+CLUSTER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+
+
+class OperatorOptions(Settings, frozen=True):
+    """Options of the whole operator."""
+
+    debug: bool = False
+    """Log what is done in detail."""
+
+    enable_ipv4: bool = True
+    """Pods have IPv4 addresses."""
+
+    enable_ipv6: bool = False
+    """Pods have IPv6 addresses."""
+
+    ipam: str = "cluster-pool"
+    """Who gives nodes their ranges: this operator (cluster-pool), or kubernetes, or a delegated-plugin."""
+
+    identity_allocation_mode: str = "crd"
+    """Where identities are kept; there is no kvstore: kvstore is read as crd, with a warning."""
+
+    cluster_name: str = "default"
+    """Name of the cluster."""
+
+    cluster_id: int = 0
+    """Number of the cluster in a mesh, 0 to 255; with a number it needs a name."""
+
+    k8s_namespace: str = ""
+    """Namespace the operator runs in, and where its lease is; default when empty."""
+
+    disable_endpoint_crd: bool = False
+    """Without CiliumEndpoints; only with a kvstore, so it is put back to false, with a warning."""
+
+    @property
+    def namespace(self) -> str:
+        """Where the operator is."""
+        return self.k8s_namespace or "default"
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.ipam not in SERVED:
+            yield f"ipam={self.ipam}: expected cluster-pool, kubernetes or delegated-plugin"
+        if self.ipam == "multi-pool":
+            yield "ipam=multi-pool: not supported yet, expected cluster-pool, kubernetes or delegated-plugin"
+        if self.identity_allocation_mode not in {"crd", "kvstore"}:
+            yield f"identity-allocation-mode={self.identity_allocation_mode}: expected crd"
+        if not CLUSTER_NAME.fullmatch(self.cluster_name):
+            yield (
+                f"cluster-name={self.cluster_name}: expected at most 32 lower case letters, digits and '-',"
+                " with a letter or digit at either end"
+            )
+        if not 0 <= self.cluster_id <= 255:
+            yield f"cluster-id={self.cluster_id}: expected 0 to 255"
+        elif self.cluster_id and self.cluster_name == "default":
+            yield f"cluster-id={self.cluster_id}: expected a cluster-name of its own, not default"
+
+
+cell = module("options", "Options of the whole operator", config(OperatorOptions))

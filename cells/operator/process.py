@@ -1,0 +1,32 @@
+"""The operator: all its cells, as one.
+
+Needs: every cell of the family.   Gives: ``operator``, what ``hive operator`` runs.
+The order of these lists means nothing: what starts before what follows from what each cell needs.
+"""
+
+from __future__ import annotations
+
+from cells.observe.metrics import Metrics
+from cells.operator import api_server, crds, leader, options, server
+from cells.operator.api_server import ClusterAPI
+from cells.operator.leader import LeaderHive
+from cells.operator.options import OperatorOptions
+from lifecycle import module, nest
+
+work = nest(
+    LeaderHive,
+    "leader",
+    "What only the leader does",
+    crds.cell,
+    share=(ClusterAPI, OperatorOptions, Metrics),
+)
+
+operator = module(
+    "operator",
+    "Operator: what a cluster needs done once",
+    options.cell,
+    api_server.cell,
+    work,
+    leader.cell,
+    server.cell,
+)

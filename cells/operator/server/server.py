@@ -1,0 +1,160 @@
+"""HTTP of the operator: what probes, people and Prometheus ask.
+
+Needs: ServerSettings, ClusterAPI, Leadership, Metrics, HealthTree.   Gives: OperatorServer, ServerSettings.
+Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator whose API server
+        answers GET /version, leader or not; /v1/metrics as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+import msgspec
+
+from cells.kubernetes import api
+from cells.observe.metrics import Address, Exposition, Family, Histogram, Metrics, listen
+from cells.operator.api_server import ClusterAPI
+from cells.operator.leader import Leadership
+from lifecycle import HealthTree, HiveError, Hook, Lifecycle, Logger, Settings, refuse
+from lifecycle.http import SCRAPED, HttpServer, Request, Response
+
+JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+LONGEST_ANSWER = 5.0
+"""Seconds the API server may take to answer while a probe waits."""
+
+
+class ServerSettings(Settings, frozen=True):
+    """Where the operator is asked."""
+
+    operator_api_serve_addr: str = "localhost:9234"
+    """Address that answers probes and ``hive operator status``."""
+
+    operator_prometheus_serve_addr: str = ":9963"
+    """Address that serves metrics, when enable-metrics says so."""
+
+    enable_metrics: bool = False
+    """Serve metrics for Prometheus."""
+
+    def validate(self) -> None:
+        """Refuse what is no address; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for name in ("operator_api_serve_addr", "operator_prometheus_serve_addr"):
+            text: str = getattr(self, name)
+            try:
+                Address.parse(text)
+            except ValueError as error:
+                yield f"{name.replace('_', '-')}={text}: {error}"
+
+
+class OperatorServer:
+    """Both servers; the start fails when it cannot listen."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        server: ClusterAPI,
+        leadership: Leadership,
+        metrics: Metrics,
+        tree: HealthTree,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._api = server
+        self._leadership = leadership
+        self._metrics = metrics
+        self._tree = tree
+        self._log = log
+        self._exposition = Exposition(metrics, log)
+        self._servers: list[HttpServer] = []
+        self._routes: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/healthz": self._healthz,
+            "/v1/healthz": self._healthz,
+            "/v1/metrics": self._metrics_json,
+            "/v1/metrics/": self._metrics_json,
+            "/v1/cluster": self._clusters,
+            "/v1/cluster/": self._clusters,
+            "/hive/status": self._status,
+        }
+        lifecycle.append(Hook("serve health and metrics", self._start, self._stop))
+
+    async def _start(self) -> None:
+        settings = self._settings
+        await self._serve("operator-api-serve-addr", settings.operator_api_serve_addr, self._answer)
+        if settings.enable_metrics:
+            await self._serve(
+                "operator-prometheus-serve-addr",
+                settings.operator_prometheus_serve_addr,
+                self._exposition.answer,
+            )
+
+    async def _serve(
+        self, setting: str, where: str, handler: Callable[[Request], Awaitable[Response]]
+    ) -> None:
+        try:
+            listener = listen(Address.parse(where))
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise HiveError(
+                f"{setting}: {where} cannot be served ({reason}): stop what listens there, or choose another"
+            ) from error
+        server = HttpServer(handler, grace=1.0, limits=SCRAPED, log=self._log)
+        with anyio.CancelScope(shield=True):  # or asyncio leaves a server that listens and nobody can close
+            await server.serve(listener)
+        self._servers.append(server)
+        self._log.info("served", setting=setting, address=where)
+
+    async def _stop(self) -> None:
+        while self._servers:
+            await self._servers.pop().close()
+
+    async def _answer(self, request: Request) -> Response:
+        route = self._routes.get(request.path.partition("?")[0])
+        if route is None:
+            told = {"code": 404, "message": f"path {request.path} was not found"}
+            return Response(404, msgspec.json.encode(told), JSON)
+        return await route()
+
+    async def _healthz(self) -> Response:
+        try:
+            with anyio.fail_after(LONGEST_ANSWER):
+                await self._api.client.raw("GET", "/version")
+        except (api.KubernetesError, TimeoutError) as error:
+            text = str(error) or f"the API server does not answer within {LONGEST_ANSWER:g} s"
+            return Response(500, text.encode(), TEXT)
+        return Response(200, b"ok", TEXT)
+
+    async def _metrics_json(self) -> Response:
+        found = [one for family in await self._metrics.families() for one in _told(family)]
+        return Response(200, msgspec.json.encode(found), JSON)
+
+    async def _clusters(self) -> Response:
+        """No clusters are connected."""
+        return Response(200, b"[]\n", JSON)
+
+    async def _status(self) -> Response:
+        leadership = self._leadership
+        found = {
+            "identity": leadership.identity,
+            "leader": leadership.leader,
+            "leads": leadership.leads,
+            "server": self._api.client.server,
+            "modules": self._tree.snapshot(),
+        }
+        return Response(200, msgspec.json.encode(found), JSON)
+
+
+def _told(family: Family) -> Iterator[dict[str, object]]:
+    """Every series as /v1/metrics has it: a histogram by its count."""
+    for values, value in sorted(family.series.items()):
+        one: dict[str, object] = {"name": family.name}
+        if family.labels:
+            one["labels"] = dict(zip(family.labels, values, strict=True))
+        number = value.count if isinstance(value, Histogram) else value
+        yield {**one, "value": number} if number else one

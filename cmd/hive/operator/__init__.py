@@ -1,0 +1,1 @@
+"""``hive operator``: the operator of a cluster, and how it is."""

@@ -1,0 +1,88 @@
+"""``hive operator``: the cluster's operator, from its settings to its exit code.
+
+Needs: cells.operator and lifecycle, imported when called.   Gives: command, build().
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from hive.agent.command import (
+    ENV_PREFIX,
+    FILE_FLAG,
+    HELP,
+    YAML_NAME,
+    pass_settings,
+    refuse,
+    run_to_the_end,
+    settings_argument,
+    settings_help,
+)
+from hive.operator.status import status
+
+if TYPE_CHECKING:
+    from lifecycle import Hive
+
+
+class RunUnlessAsked(click.Group):
+    """A group that runs the operator when its first word is a setting, or there is none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Its words, with the command they mean."""
+        if not args or (args[0].startswith("-") and args[0] not in HELP):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=RunUnlessAsked)
+def command() -> None:
+    """Run the cluster's operator, or ask one how it is.
+
+    Without a command it runs: hive operator --config-dir=/etc/cilium is hive operator run with that setting.
+    """
+
+
+@command.command(context_settings=pass_settings, add_help_option=False)
+@settings_argument
+@click.pass_context
+def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
+    """Run the operator until it is told to end (SIGTERM or SIGINT), or loses its lease.
+
+    Settings are given as those of hive agent, from the same directory: keys of others are left alone.
+    """
+    from lifecycle import GraphError, configure_logging
+
+    configure_logging()
+    hive = build(settings)
+    try:
+        if HELP & set(settings):
+            click.echo(ctx.get_help())
+            click.echo(f"\n{settings_help(hive)}")
+            return 0
+        debug = any(one.option.name == "debug" and one.value for one in hive.settings())
+    except GraphError as error:
+        return refuse(error)
+    if debug:
+        configure_logging("debug")
+    import anyio
+
+    from lifecycle.process import measured_loop
+
+    return anyio.run(run_to_the_end, hive, backend_options={"loop_factory": measured_loop})
+
+
+command.add_command(status)
+
+
+def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
+    """The hive of the operator with these flags, the environment and the config-dir. Nothing is started."""
+    from cells.operator.process import operator
+    from lifecycle import Hive, Sources
+
+    argv = [word for word in settings if word not in HELP]
+    sources = Sources(
+        argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, unknown="ignore"
+    )
+    return Hive(operator, settings=sources, name="hive")

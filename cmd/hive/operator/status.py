@@ -1,0 +1,83 @@
+"""``hive operator status``: who leads, and how every part of an operator is.
+
+Needs: the operator's port (operator-api-serve-addr).   Gives: status.
+"""
+
+import json
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import click
+
+from hive.output import document, output_option, terminal_width, told
+
+DEFAULT = "localhost:9234"
+
+
+@click.command()
+@click.option(
+    "-s",
+    "--server",
+    default=DEFAULT,
+    show_default=True,
+    envvar="CILIUM_OPERATOR_API_SERVE_ADDR",
+    metavar="HOST:PORT",
+    help="Where the operator answers: its operator-api-serve-addr.",
+)
+@click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for an answer.")
+@output_option
+def status(server: str, timeout: float, output: str) -> None:
+    """Ask a running operator how it is. Exits 1 when it, or any part of it, is not well."""
+    answer = asked(server, timeout)
+    if (text := document(answer, output)) is not None:
+        click.echo(text)
+        return
+    for line in told(facts(answer), terminal_width()):
+        click.echo(line)
+    if answer["healthz"] != "ok" or any(one["level"] == "degraded" for one in answer["modules"]):
+        raise click.exceptions.Exit(1)
+
+
+def facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and text of every line."""
+    leads = "this operator" if answer["leads"] else answer["leader"] or "nobody yet"
+    found = [
+        ("Operator:", answer["identity"]),
+        ("Leader:", leads),
+        ("API server:", f"{answer['server']}  {answer['healthz']}"),
+    ]
+    modules: list[dict[str, Any]] = answer["modules"]
+    wrong = [one for one in modules if one["level"] == "degraded"]
+    well = sum(one["level"] == "ok" for one in modules)
+    found.append(("Modules:", f"{well} well, {len(wrong)} degraded"))
+    for one in wrong:
+        why = one.get("error") or ""
+        found.append((f"  {one['module']}:", f"{one['message']} {why}".strip()))
+    return found
+
+
+def asked(server: str, timeout: float) -> dict[str, Any]:
+    """What the operator says of itself, with the answer of its health check. Raises ClickException."""
+    where = f"http://{server if not server.startswith(':') else 'localhost' + server}"
+    try:
+        with urlopen(f"{where}/hive/status", timeout=timeout) as answer:  # noqa: S310  # http, as given
+            found: dict[str, Any] = json.load(answer)
+        return {**found, "healthz": _healthz(where, timeout)}
+    except (URLError, TimeoutError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise click.ClickException(
+            f"no operator answers at {server} ({reason}): is it running, and is this its"
+            " operator-api-serve-addr?"
+        ) from error
+    except ValueError as error:
+        raise click.ClickException(f"{server} answered with what is no operator's: {error}") from error
+
+
+def _healthz(where: str, timeout: float) -> str:
+    try:
+        with urlopen(f"{where}/healthz", timeout=timeout + 5) as answer:  # noqa: S310
+            text: bytes = answer.read()
+    except HTTPError as error:
+        text = error.read()
+    return text.decode("utf-8", "replace").strip()

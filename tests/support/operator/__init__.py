@@ -1,0 +1,5 @@
+"""An operator at the stand-in API server, for tests."""
+
+from tests.support.operator.running import Operators, settings
+
+__all__ = ["Operators", "settings"]

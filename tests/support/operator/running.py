@@ -1,0 +1,109 @@
+"""Starts operators at a stand-in API server, in this process.
+
+Needs: ApiServer, cells.operator.   Gives: Operators, settings().
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import yaml
+
+from cells.kubernetes import api
+from cells.operator.leader import LeaderHive, Leadership
+from cells.operator.process import operator
+from lifecycle import Hive, Sources
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+
+LEASE = {
+    "leader-election-lease-duration": "2s",
+    "leader-election-renew-deadline": "1500ms",
+    "leader-election-retry-period": "50ms",
+}
+"""An election for those who have no 15 s."""
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def settings(values: Mapping[str, object]) -> list[str]:
+    """Settings as flags; a list is written as the ConfigMap has it."""
+    texts = {
+        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+    }
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
+class Operators:
+    """Operators of one cluster."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self.server = server
+        self._kubeconfig = folder / "kubeconfig"
+
+    def arguments(self, values: Mapping[str, object] | None = None) -> list[str]:
+        """The flags of an operator of this cluster."""
+        cluster = {"server": f"http://127.0.0.1:{self.server.port}"}
+        user = {"token": ADMIN_TOKEN}
+        context = {"cluster": "stand-in", "user": "admin", "namespace": "kube-system"}
+        self._kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "current-context": "stand-in",
+                    "clusters": [{"name": "stand-in", "cluster": cluster}],
+                    "users": [{"name": "admin", "user": user}],
+                    "contexts": [{"name": "stand-in", "context": context}],
+                }
+            )
+        )
+        return settings(
+            {
+                "k8s-kubeconfig-path": self._kubeconfig,
+                "k8s-namespace": "kube-system",
+                "operator-api-serve-addr": f"127.0.0.1:{free_port()}",
+                "operator-k8s-client-qps": 0,
+                **LEASE,
+                **(values or {}),
+            }
+        )
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[api.Client]:
+        """A client with every right."""
+        access = api.Access(servers=(f"http://127.0.0.1:{self.server.port}",), token=ADMIN_TOKEN)
+        made = api.connect(access, qps=0)
+        try:
+            yield made
+        finally:
+            await made.reset()
+
+    def hive(self, values: Mapping[str, object] | None = None) -> Hive:
+        """An operator's hive, not started."""
+        return Hive(operator, settings=Sources(argv=self.arguments(values), unknown="ignore"), name="hive")
+
+    @asynccontextmanager
+    async def running(
+        self, values: Mapping[str, object] | None = None, *, leads: bool = True
+    ) -> AsyncIterator[Hive]:
+        """An operator that runs; by default once its work as the leader has begun."""
+        async with self.hive(values).started() as hive:
+            if leads:
+                await eventually(lambda: at_work(hive), 20)
+            yield hive
+
+
+def at_work(hive: Hive) -> bool:
+    """Whether all hooks of the leader's hive have started."""
+    inner = hive.get(LeaderHive).current
+    health = [one for one in hive.health.snapshot() if one.module == "operator.leader"]
+    return bool(
+        hive.get(Leadership).leads and inner is not None and health and health[0].message == "running"
+    )
