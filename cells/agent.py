@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import identity, ipcache, nodes
+from cells.cluster import allocation, identity, ipcache, nodes
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
@@ -48,6 +48,7 @@ agent = module(
     datapath.cell,
     ipam.cell,
     identity.cell,
+    allocation.cell,
     ipcache.cell,
     nodes.cell,
     router.cell,

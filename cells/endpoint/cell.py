@@ -6,7 +6,7 @@ Kubernetes.   Gives: cell.
 
 from collections.abc import Iterable
 
-from cells.cluster.identity import Identities
+from cells.cluster.identity import Identities, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.datapath import Collector, Datapath
@@ -97,6 +97,7 @@ def pod_labels_watch(
     endpoints: Table[Endpoint],
     objects: Table[Pod],
     namespaces: Table[Namespace],
+    identities: Table[Identity],
     *,
     jobs: Jobs,
     health: Health,
@@ -104,7 +105,15 @@ def pod_labels_watch(
 ) -> PodLabelsWatch:
     """Endpoints follow their pods."""
     return PodLabelsWatch(
-        pods, changes, endpoints, pod_table=objects, namespaces=namespaces, jobs=jobs, health=health, log=log
+        pods,
+        changes,
+        endpoints,
+        pod_table=objects,
+        namespaces=namespaces,
+        identities=identities,
+        jobs=jobs,
+        health=health,
+        log=log,
     )
 
 

@@ -10,9 +10,6 @@ from cells.unserved.refusal import UnservedSettings
 class UnservedCluster(UnservedSettings, frozen=True):
     """Identities and addresses that nodes share."""
 
-    identity_allocation_mode: str = ""
-    """Identities are the node's own yet: neither crd nor kvstore."""
-
     kvstore: str = ""
     """No kvstore is used yet."""
 

@@ -2,13 +2,18 @@
 
 Controller: label sets in, the table ``identities`` out.
 Needs:  nothing.   Gives: Identities, Table[Identity], IdentityAllocator; the reserved numbers, and labels.
-Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: IdentityAllocator.
-        Without a cluster this node gives the numbers.
+Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: ClusterAllocator.
+        Without one this node gives the numbers.
 """
 
 from collections.abc import Iterable
 
-from cells.cluster.identity.allocator import IdentityAllocator, NodeAllocator, NoIdentityError
+from cells.cluster.identity.allocator import (
+    ClusterAllocator,
+    IdentityAllocator,
+    NodeAllocator,
+    NoIdentityError,
+)
 from cells.cluster.identity.identities import Identities, Identity, identity_table
 from cells.cluster.identity.labels import (
     RESERVED,
@@ -50,6 +55,7 @@ __all__ = [
     "WORLD",
     "WORLD_IPV4",
     "WORLD_IPV6",
+    "ClusterAllocator",
     "Identities",
     "Identity",
     "IdentityAllocator",
@@ -70,9 +76,9 @@ __all__ = [
 ]
 
 
-def node_allocator() -> IdentityAllocator:
-    """Pods' identities by the count of this node."""
-    return NodeAllocator(CLUSTER)
+def allocator(cluster: ClusterAllocator | None) -> IdentityAllocator:
+    """Pods' identities: the cluster's, or by the count of this node."""
+    return cluster or NodeAllocator(CLUSTER)
 
 
 def identity_metrics(identities: Identities) -> Member[Collector]:
@@ -89,5 +95,5 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
 cell = module(
     "identity",
     "Numbers for sets of labels",
-    provide(identity_table, node_allocator, Identities, identity_metrics),
+    provide(identity_table, allocator, Identities, identity_metrics),
 )

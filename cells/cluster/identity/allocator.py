@@ -4,7 +4,9 @@ For:    Identities. Needs: nothing. Gives: IdentityAllocator, NodeAllocator, NoI
 Source: Cilium 1.17, identity allocation (CRD and kvstore modes answer later, from all nodes' numbers).
 """
 
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from lifecycle import Named
 
 Labels = tuple[str, ...]
 """``source:key[=value]``, sorted."""
@@ -33,6 +35,10 @@ class IdentityAllocator(Protocol):
         """Nobody on this node has the number any more; telling others may happen later."""
         ...
 
+    def grace(self, number: int) -> float:
+        """Seconds until every node can be taken to know what the number stands for."""
+        ...
+
     def hold(self, number: int) -> None:
         """Do not give the number to anyone: something on this node may still mean what it stood for."""
         ...
@@ -40,6 +46,10 @@ class IdentityAllocator(Protocol):
     def unhold(self, number: int) -> None:
         """Take hold() back."""
         ...
+
+
+ClusterAllocator = Annotated[IdentityAllocator, Named("cluster")]
+"""Gives numbers that all nodes agree upon, if a cell provides one; else this node gives them."""
 
 
 class NodeAllocator:
@@ -74,6 +84,11 @@ class NodeAllocator:
     def release(self, number: int) -> None:
         """It is free."""
         self._taken.discard(number)
+
+    def grace(self, number: int) -> float:
+        """Nobody else need know."""
+        del number
+        return 0.0
 
     def hold(self, number: int) -> None:
         """Only who had it before may have it."""

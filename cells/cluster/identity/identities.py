@@ -14,6 +14,7 @@ import msgspec
 from cells.cluster.identity.allocator import IdentityAllocator, Labels, NodeAllocator
 from cells.cluster.identity.labels import labels_sha256
 from cells.cluster.identity.numbers import (
+    CLUSTER,
     LOCAL,
     REMOTE_NODES,
     RESERVED_IDENTITIES,
@@ -31,6 +32,8 @@ class Identity(msgspec.Struct, frozen=True):
 
     id: int
     labels: tuple[str, ...]
+    superseded: bool = False
+    """Whether the cluster knows these labels by another number: nobody is to begin with this one."""
 
     @property
     def labels_sha256(self) -> str:
@@ -66,6 +69,8 @@ class Identities:
             Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
         }
         self._references: Counter[int] = Counter()
+        self._cluster: set[int] = set()
+        """Those that the cluster knows: they are listed whether or not anybody here has them."""
         self._asked: dict[Labels, anyio.Event] = {}
 
     def acquire_now(self, labels: Labels, former: int = 0) -> Identity | None:
@@ -109,9 +114,58 @@ class Identities:
         if not self._references[number]:
             del self._references[number]
             if number not in RESERVED_IDENTITIES:
-                with self.table.txn() as rows:
-                    rows.delete(number)
-                self._allocators[scope_of(number)].release(number)
+                allocator = self._allocators[scope_of(number)]
+                allocator.release(number)
+                if number in self._cluster:
+                    allocator.hold(number)
+                else:
+                    self._drop(number)
+
+    # What the cluster knows
+
+    def learn(self, number: int, labels: Labels) -> None:
+        """The cluster says what a number stands for. Whoever has it for other labels is to ask for another.
+
+        Numbers that no cluster gives are ignored.
+        """
+        if scope_of(number) is not Scope.CLUSTER or number < CLUSTER.start:
+            return
+        self._cluster.add(number)
+        self._allocators[Scope.CLUSTER].hold(number)
+        if self.table.get(number) != (known := Identity(number, labels)):
+            self._put(known)
+
+    def unlearn(self, number: int) -> None:
+        """The cluster does not know the number any more; who has it here keeps it."""
+        if number in self._cluster:
+            self._cluster.discard(number)
+            self._allocators[Scope.CLUSTER].unhold(number)
+            if not self._references[number]:
+                del self._references[number]
+                self._drop(number)
+
+    def supersede(self, number: int) -> None:
+        """The cluster knows its labels by another number: whoever has this one is to ask again."""
+        if (known := self.table.get(number)) is not None and not known.superseded:
+            self._put(msgspec.structs.replace(known, superseded=True))
+
+    def stands_for(self, number: int, labels: Labels) -> bool:
+        """Whether the number is still that of these labels."""
+        known = self.table.get(number)
+        return known is not None and known.labels == labels and not known.superseded
+
+    def in_use(self) -> dict[int, Labels]:
+        """The numbers of pods that somebody on this node has, and what they stand for."""
+        return {
+            number: known.labels
+            for number, count in self._references.items()
+            if count and scope_of(number) is Scope.CLUSTER and (known := self.table.get(number)) is not None
+        }
+
+    def grace(self, number: int) -> float:
+        """Seconds until every node can be taken to know what the number stands for."""
+        found = self._allocators.get(scope_of(number))
+        return 0.0 if found is None else found.grace(number)
 
     def hold(self, number: int) -> None:
         """Never give ``number`` to new labels: something unknown on the node may still mean it."""
@@ -132,8 +186,9 @@ class Identities:
         return self.table.get(number)
 
     def by_labels(self, labels: Labels) -> Identity | None:
-        """The identity of exactly these sorted labels, None when there is none."""
-        return self.table.by(BY_LABELS).one(labels)
+        """The identity of exactly these sorted labels, None when there is none; of several the lowest."""
+        found = [known for known in self.table.by(BY_LABELS).get(labels) if not known.superseded]
+        return min(found, key=lambda known: known.id, default=None)
 
     def all(self) -> list[Identity]:
         """Every identity, reserved ones too, by number."""
@@ -141,6 +196,13 @@ class Identities:
 
     def _add(self, number: int, labels: Labels) -> Identity:
         added = Identity(number, labels)
-        with self.table.txn() as rows:
-            rows.put(added)
+        self._put(added)
         return added
+
+    def _put(self, row: Identity) -> None:
+        with self.table.txn() as rows:
+            rows.put(row)
+
+    def _drop(self, number: int) -> None:
+        with self.table.txn() as rows:
+            rows.delete(number)

@@ -1,6 +1,6 @@
 """Endpoints follow the labels of their pods and namespaces.
 
-Controller: tables of pods, namespaces and endpoints in, changes of endpoints out.
+Controller: tables of pods, namespaces, identities and endpoints in, changes of endpoints out.
 Needs:  KubernetesPods, EndpointChanges, Table[Endpoint], Table[Pod], Table[Namespace].
 Gives:  PodLabelsWatch.
 Source: Cilium 1.17, updates of pods and namespaces.
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import anyio
 
+from cells.cluster.identity import Identity, Label
 from cells.endpoint.metadata.pods import KubernetesPods
 from cells.endpoint.model import Endpoint, EndpointError
 from cells.endpoint.options.changes import EndpointChanges
@@ -34,6 +35,7 @@ class PodLabelsWatch:
         *,
         pod_table: Table[Pod],
         namespaces: Table[Namespace],
+        identities: Table[Identity],
         jobs: Jobs,
         health: Health,
         log: Logger,
@@ -49,6 +51,7 @@ class PodLabelsWatch:
         self._asked = anyio.Event()
         jobs.observe("pods", pod_table.changes, self._follow_pods)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
+        jobs.observe("identities", identities.changes, self._follow_identities)
         jobs.observe("endpoints", endpoints.changes, self._follow_endpoints)
         jobs.one_shot("pod-labels", self._run)
 
@@ -61,6 +64,10 @@ class PodLabelsWatch:
     async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
         """One that was begun or restored may have missed a change of its pod."""
         self._look(int(str(change.key)) for change in changes)
+
+    async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
+        """One that stands for other labels now, or has another number, is nobody's to keep."""
+        self._look_at({change.key for change in changes}, lambda one: one.identity)
 
     def _look_at(self, keys: set[Any], key_of: Any) -> None:
         self._look(one.id for one in self._endpoints.all() if key_of(one) in keys)
@@ -85,22 +92,22 @@ class PodLabelsWatch:
 
     def _is_outdated(self, number: int) -> bool:
         endpoint = self._endpoints.get(number)
-        if endpoint is None or endpoint.state is not State.READY or not endpoint.pod_name:
+        if endpoint is None or endpoint.state is not State.READY:
             return False
-        return self._changes.differs(endpoint, self._labels(endpoint))
+        return self._changes.is_outdated(endpoint, self._labels(endpoint))
 
-    def _labels(self, endpoint: Endpoint) -> list[Any] | None:
+    def _labels(self, endpoint: Endpoint) -> list[Label] | None:
+        """Those of its pod, None where there is nothing new to know of it."""
+        if not endpoint.pod_name:
+            return None
         return self._pods.of(endpoint.pod_namespace, endpoint.pod_name, endpoint.pod_uid)
 
     async def _follow(self, number: int) -> None:
         failures = 0
         try:
             while (endpoint := self._endpoints.get(number)) is not None:
-                labels = self._labels(endpoint)
-                if labels is None:
-                    break
                 try:
-                    await self._changes.follow_pod(endpoint, labels)
+                    await self._changes.follow_pod(endpoint, self._labels(endpoint))
                     break
                 except EndpointError as error:
                     failures += 1

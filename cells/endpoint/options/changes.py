@@ -7,7 +7,7 @@ Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
 from collections.abc import Iterable
 
 from cells.cluster.identity import Label
-from cells.endpoint.labels import of_pod, with_custom
+from cells.endpoint.labels import EndpointLabels, of_pod, with_custom
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint
 from cells.endpoint.options.relabel import labels_of
@@ -32,17 +32,24 @@ class EndpointChanges:
             return ""
         return await self._built(endpoint, "updated security labels")
 
-    def differs(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
-        """Whether the labels of its pod, if there are any, give it others than it has."""
-        return labels is not None and of_pod(endpoint, labels) != labels_of(endpoint)
+    def is_outdated(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
+        """Whether its pod's labels, if they are known, or its identity are no longer what it has."""
+        if labels is not None and of_pod(endpoint, labels) != labels_of(endpoint):
+            return True
+        return not self._endpoints.identities.stands_for(endpoint.identity, endpoint.labels)
 
-    async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label]) -> str:
+    async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
         """Make these the labels of its pod, what a user put on it stays; what its build failed with.
 
+        None leaves the labels; an identity that does not stand for them any more is changed in any case.
         Raises EndpointError 500.
         """
-        pod = tuple(labels)
-        if not await self._endpoints.relabel(endpoint.id, lambda now: of_pod(now, pod)):
+        pod = None if labels is None else tuple(labels)
+
+        def wanted(now: Endpoint) -> EndpointLabels:
+            return labels_of(now) if pod is None else of_pod(now, pod)
+
+        if not await self._endpoints.relabel(endpoint.id, wanted):
             return ""
         return await self._built(endpoint, "updated security labels")
 

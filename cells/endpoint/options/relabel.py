@@ -9,6 +9,7 @@ leaves them after: a flow that both allow loses no packet.
 
 from collections.abc import Callable
 
+import anyio
 from msgspec.structs import replace
 
 from cells.cluster.identity import Identities, Identity, NoIdentityError
@@ -40,7 +41,9 @@ class Relabel:
         EndpointError 500, with nothing changed, when no identity is left, or the kernel refuses.
         """
         asked = self._registry.get(endpoint_id)
-        if asked is None or labels_of(asked) == wanted(asked):
+        if asked is None or (
+            labels_of(asked) == wanted(asked) and self._identities.stands_for(asked.identity, asked.labels)
+        ):
             return False
         resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
         outcome = _NOT_IDENTIFIED
@@ -48,6 +51,7 @@ class Relabel:
             while (now := self._still(asked)) is not None:
                 labels = wanted(now)
                 identity = await self._identities.acquire(labels.identity)
+                await self._let_others_know(identity)
                 if self._applied(asked, identity, labels, wanted):
                     outcome = _IDENTIFIED
                     return True
@@ -57,6 +61,15 @@ class Relabel:
             if resolving and self._still(asked) is not None:
                 self._registry.set_state(endpoint_id, State.READY, outcome)
         return False
+
+    async def _let_others_know(self, identity: Identity) -> None:
+        """Wait while other nodes may not know it yet: they cannot be asked, and would drop its packets."""
+        if (seconds := self._identities.grace(identity.id)) > 0:
+            try:
+                await anyio.sleep(seconds)
+            except BaseException:
+                self._identities.release(identity.id)
+                raise
 
     def _applied(
         self,

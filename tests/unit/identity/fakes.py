@@ -31,6 +31,9 @@ class SlowAllocator:
         self.released.append(number)
         self._numbers.release(number)
 
+    def grace(self, number: int) -> float:
+        return 0.0
+
     def hold(self, number: int) -> None:
         self._numbers.hold(number)
 

@@ -105,5 +105,6 @@ async def cluster(*definitions: str) -> AsyncIterator[Cluster]:
     async with server.serving() as url:
         found = Cluster(server, url)
         await eventually(lambda: all(found.serves(one) for one in definitions))
+        server.definitions.fresh.clear()  # its storage is ready at once
         found.put(namespace("default"))
         yield found

@@ -1,0 +1,167 @@
+"""Numbers of identities, by CiliumIdentity objects.
+
+For:    Identities. Needs: KubernetesAPI, Table[CiliumIdentity]. Gives: CiliumIdentityAllocator.
+Source: Cilium 1.17, identity allocation in CRD mode. Objects that nobody uses are the operator's to delete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import anyio
+
+from cells.cluster.allocation.objects import body, candidates, labels_of, meaning
+from cells.cluster.identity import CLUSTER
+from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI
+from lifecycle import Backoff, Health, Logger, Table
+
+Labels = tuple[str, ...]
+RETRY = Backoff(first=0.2, maximum=15.0)
+
+
+class CiliumIdentityAllocator:
+    """An IdentityAllocator over objects: labels that have one have its number, others get a new one.
+
+    Before the objects are known an endpoint of before a restart keeps its number, and others wait.
+    """
+
+    def __init__(
+        self, api: KubernetesAPI, table: Table[CiliumIdentity], grace: float, *, health: Health, log: Logger
+    ) -> None:
+        self._api = api
+        self._table = table
+        self._grace = grace
+        self._health = health
+        self._log = log
+        self._made: dict[Labels, int] = {}
+        """Numbers of objects that were made or found here, and which the watch has yet to bring."""
+        self._kept: set[int] = set()
+        """Numbers of before a restart, taken over before the objects were known."""
+        self._held: set[int] = set()
+        self._fresh: dict[int, float] = {}
+        """When objects were made here."""
+        self._waiting: dict[Labels, str] = {}
+
+    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
+        """The number of the object with these labels; before objects are known the former number."""
+        if not self._table.initialized:
+            if former not in CLUSTER or former in self._kept:
+                return None
+            self._kept.add(former)
+            return former
+        return self._known(labels, former)
+
+    async def allocate(self, labels: Labels, former: int = 0) -> int:
+        """The number of these labels, once there is an object; tried until there is one."""
+        failures = 0
+        try:
+            if not self._table.initialized:
+                self._wait(labels, "CiliumIdentity objects are not known yet")
+                await self._table.wait_initialized()
+            while (known := self._known(labels, former)) is None:
+                if (error := await self._make(labels, former)) is None:
+                    continue
+                failures += 1
+                if failures > 1 or not self._waiting.get(labels):
+                    self._log.warning("identity not allocated", labels=labels, error=error)
+                self._wait(labels, error)
+                await anyio.sleep(RETRY.pause(failures))
+            return known
+        finally:
+            self._wait(labels, "")
+
+    def release(self, number: int) -> None:
+        """Others may have it: the operator deletes the object once nobody has."""
+        self._fresh.pop(number, None)
+        self._kept.discard(number)
+
+    def grace(self, number: int) -> float:
+        """What is left of the grace period of an object made here."""
+        made = self._fresh.get(number)
+        left = 0.0 if made is None else made + self._grace - time.monotonic()
+        if left <= 0:
+            self._fresh.pop(number, None)
+        return max(0.0, left)
+
+    def hold(self, number: int) -> None:
+        """No object of this number is made."""
+        self._held.add(number)
+
+    def unhold(self, number: int) -> None:
+        """It may be made again."""
+        self._held.discard(number)
+
+    def seen(self, labels: Labels) -> None:
+        """The watch has brought an object of these labels."""
+        self._made.pop(labels, None)
+
+    def is_on_its_way(self, number: int) -> bool:
+        """Whether an object of this number was made here, that the watch has yet to bring."""
+        return number in self._made.values()
+
+    async def restore(self, number: int, labels: Labels) -> None:
+        """Make the object of a number in use again. Raises KubernetesError."""
+        from cells.kubernetes import api  # loaded where there is a server
+
+        try:
+            await self._api.client.create(CILIUM_IDENTITIES, body(number, labels))
+        except api.ConflictError:  # somebody was faster: the watch brings what it stands for
+            return
+        self._log.warning("identity in use had no object, it has one again", identity=number, labels=labels)
+
+    def _known(self, labels: Labels, former: int) -> int | None:
+        found = [
+            number
+            for one in self._table.by("labels").get(meaning(labels))
+            if (number := one.number) is not None and number in CLUSTER
+        ]
+        if former in found:
+            return former
+        return min(found) if found else self._made.get(labels)
+
+    async def _make(self, labels: Labels, former: int) -> str | None:
+        """Have an object made, or find the one that somebody else has; why there is none, if so."""
+        from cells.kubernetes import api
+
+        if len(self._table) >= len(CLUSTER):
+            return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
+        try:
+            for number in self._free([former, *candidates(labels)]):
+                if await self._have(number, labels):
+                    self._made[labels] = number
+                    return None
+        except api.KubernetesError as error:
+            return str(error) or type(error).__name__
+        return "every number tried is another identity's"
+
+    def _free(self, numbers: Iterable[int]) -> Iterable[int]:
+        for number in numbers:
+            if number in CLUSTER and number not in self._held and ("", str(number)) not in self._table:
+                yield number
+
+    async def _have(self, number: int, labels: Labels) -> bool:
+        """Whether the number is that of the labels now. Raises KubernetesError."""
+        from cells.kubernetes import api
+
+        try:
+            await self._api.client.create(CILIUM_IDENTITIES, body(number, labels))
+        except api.ConflictError:
+            try:
+                there = await self._api.client.get(CILIUM_IDENTITIES, str(number))
+            except api.NotFoundError:  # gone in this moment: another number is as good
+                return False
+            return labels_of(there.security_labels) == labels
+        self._fresh[number] = time.monotonic()
+        return True
+
+    def _wait(self, labels: Labels, error: str) -> None:
+        if error:
+            self._waiting[labels] = error
+        else:
+            self._waiting.pop(labels, None)
+        if self._waiting:
+            why = next(iter(self._waiting.values()))
+            self._health.degraded(f"{len(self._waiting)} sets of labels wait for an identity: {why}")
+        else:
+            self._health.ok("all labels have identities")

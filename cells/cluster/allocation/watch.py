@@ -1,0 +1,76 @@
+"""CiliumIdentity objects to rows of the table ``identities``; and what is in use here keeps its object.
+
+Controller: Table[CiliumIdentity] in, ``identities`` out; writes objects that are missing.
+Needs:  Table[CiliumIdentity], Identities, CiliumIdentityAllocator, KubernetesAPI.
+Gives:  CiliumIdentityWatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from cells.cluster.allocation.allocator import CiliumIdentityAllocator
+from cells.cluster.allocation.objects import HEARTBEAT, labels_of, meaning
+from cells.cluster.identity import CLUSTER, Identities
+from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI, KubernetesSettings
+from lifecycle import Change, Jobs, Logger, Table
+
+
+class CiliumIdentityWatch:
+    """Follows objects, once all are known."""
+
+    def __init__(
+        self,
+        table: Table[CiliumIdentity],
+        identities: Identities,
+        objects: CiliumIdentityAllocator,
+        api: KubernetesAPI,
+        settings: KubernetesSettings,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._table = table
+        self._identities = identities
+        self._objects = objects
+        self._api = api
+        self._writes = settings.asks_api_server
+        self._log = log
+        jobs.observe("identities", self._rounds, self._follow)
+
+    async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]]]:
+        await self._table.wait_initialized()
+        yield []
+        async for changes in self._table.changes():
+            yield changes
+
+    async def _follow(self, changes: list[Change[CiliumIdentity]]) -> None:
+        for change in changes:
+            name = str(change.key[1])  # type: ignore[index]  # that of every table of objects
+            number = int(name) if name.isascii() and name.isdigit() else 0
+            if number not in CLUSTER:
+                self._log.warning("identity ignored: its name is no number of a cluster's", name=name)
+            elif change.row is None:
+                self._identities.unlearn(number)
+            else:
+                labels = labels_of(change.row.security_labels)
+                self._objects.seen(labels)
+                self._identities.learn(number, labels)
+        if self._writes:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        """Numbers in use here have objects, and no mark of the operator's. Raises KubernetesError."""
+        for number, labels in self._identities.in_use().items():
+            there = self._table.get(("", str(number)))
+            if there is not None:
+                if HEARTBEAT in there.annotations:
+                    unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}
+                    await self._api.client.patch(CILIUM_IDENTITIES, str(number), unmarked)
+            elif self._objects.is_on_its_way(number):
+                continue
+            elif self._table.by("labels").get(meaning(labels)):
+                self._log.info("the cluster has another identity for labels in use", identity=number)
+                self._identities.supersede(number)
+            else:
+                await self._objects.restore(number, labels)

@@ -1,0 +1,180 @@
+"""Identities agreed upon by CiliumIdentity objects, over a stand-in API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import allocation, identity
+from cells.cluster.allocation.objects import body, candidates, labels_of
+from cells.cluster.identity import Identities, Identity
+from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import CiliumIdentity
+from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, supply
+from lifecycle.testing import eventually
+from tests.support.apiserver import Fault, on
+from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
+
+pytestmark = pytest.mark.anyio
+PATH = "/apis/cilium.io/v2/ciliumidentities"
+WEB = (
+    "k8s:app=web",
+    "k8s:io.cilium.k8s.namespace.labels.team=blue",
+    "k8s:io.kubernetes.pod.namespace=default",
+)
+DB = ("k8s:app=db", "k8s:empty", "k8s:io.kubernetes.pod.namespace=default")
+FIRST = next(candidates(WEB))
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    async with cluster("ciliumidentities") as found:
+        yield found
+
+
+class Agent:
+    """The cells of an agent that identities need."""
+
+    def __init__(self, hive: Hive) -> None:
+        self.identities = hive.get(Identities)
+        self.objects = hive.get(Table[CiliumIdentity])
+        self.health = hive.get(HealthTree)
+
+    async def synced(self) -> None:
+        await self.objects.wait_initialized()
+
+    def level(self, name: str) -> str:
+        return {one.module: one.level for one in self.health.snapshot()}[name]
+
+
+@asynccontextmanager
+async def agent(folder: Path, one: Cluster | None) -> AsyncIterator[Agent]:
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+
+    def needed(_: Identities, __: Table[CiliumIdentity], ___: HealthTree) -> None: ...
+
+    options = (
+        {} if one is None else {"k8s-kubeconfig-path": kubeconfig(folder, one.url), "k8s-client-qps": "0"}
+    )
+    cells = (kubernetes.cell, identity.cell, allocation.cell, supply(known), invoke(needed))
+    async with Hive(*cells, settings=options).started() as hive:
+        yield Agent(hive)
+
+
+def objects(one: Cluster) -> dict[str, Any]:
+    kind = one.server.kinds.get("cilium.io", "v2", "ciliumidentities")
+    assert kind is not None
+    return {name: found for (_, name), found in one.server.store.of(kind.storage).objects.items()}
+
+
+async def acquired(of: Agent, labels: tuple[str, ...], former: int = 0) -> int:
+    with anyio.fail_after(10):
+        return (await of.identities.acquire(labels, former)).id
+
+
+def test_an_object_says_what_its_labels_are() -> None:
+    made = body(300, DB)
+    assert made["metadata"] == {
+        "name": "300",
+        "labels": {"app": "db", "empty": "", "io.kubernetes.pod.namespace": "default"},
+    }
+    assert labels_of(made["security-labels"]) == DB
+    assert "io.cilium.k8s.namespace.labels.team" not in body(300, WEB)["metadata"]["labels"]
+    assert labels_of(body(300, WEB)["security-labels"]) == WEB
+
+
+async def test_nodes_that_want_the_same_labels_at_once_get_the_same_number(
+    one: Cluster, tmp_path: Path
+) -> None:
+    async with agent(tmp_path, one) as first, agent(tmp_path, one) as second:
+        numbers: list[int] = []
+
+        async def ask(of: Agent) -> None:
+            numbers.append(await acquired(of, WEB))
+
+        async with anyio.create_task_group() as tasks:
+            for each in (first, second, first):
+                tasks.start_soon(ask, each)
+        assert numbers == [FIRST] * 3
+        assert list(objects(one)) == [str(FIRST)]
+        assert objects(one)[str(FIRST)]["security-labels"]["k8s:app"] == "web"
+        other = await acquired(first, DB)
+        await eventually(lambda: second.identities.get(other) == Identity(other, DB))
+        first.identities.release(other)
+        assert first.identities.get(other) is not None, "the cluster knows it still"
+
+
+async def test_a_number_that_somebody_else_has_is_left_to_him(one: Cluster, tmp_path: Path) -> None:
+    async with agent(tmp_path, one) as node:
+        await node.synced()
+        one.put(body(FIRST, DB))  # the watch may tell before or after
+        assert await acquired(node, WEB) == list(candidates(WEB))[1]
+
+
+async def test_a_restarted_node_keeps_its_numbers_while_the_server_is_away(
+    one: Cluster, tmp_path: Path
+) -> None:
+    one.put(body(4711, WEB))
+    away = one.server.faults.add(Fault(times=-1, status=503))
+    async with agent(tmp_path, one) as node:
+        assert await acquired(node, WEB, former=4711) == 4711
+        assert await acquired(node, DB, former=4712) == 4712
+        with anyio.move_on_after(0.05):
+            await node.identities.acquire(("k8s:app=new",))
+            raise AssertionError("nobody can give a number")
+        assert list(objects(one)) == ["4711"]
+        away.times = 0
+        await eventually(lambda: "4712" in objects(one), within=10)
+        assert node.identities.stands_for(4711, WEB)
+        assert node.identities.stands_for(4712, DB)
+        assert await acquired(node, ("k8s:app=new",)) not in (4711, 4712)
+
+
+async def test_a_number_that_means_something_else_now_is_given_up(one: Cluster, tmp_path: Path) -> None:
+    one.put(body(4711, DB))
+    one.put(body(4713, WEB))
+    away = one.server.faults.add(Fault(times=-1, status=503))
+    async with agent(tmp_path, one) as node:
+        assert await acquired(node, WEB, former=4712) == 4712
+        assert await acquired(node, ("k8s:app=x",), former=4711) == 4711
+        away.times = 0
+        await eventually(lambda: not node.identities.stands_for(4711, ("k8s:app=x",)), within=10)
+        await eventually(lambda: not node.identities.stands_for(4712, WEB))
+        assert await acquired(node, WEB) == 4713
+        assert await acquired(node, ("k8s:app=x",)) not in (4711, 4712, 4713)
+
+
+async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Cluster, tmp_path: Path) -> None:
+    async with agent(tmp_path, one) as node:
+        number = await acquired(node, WEB)
+        await eventually(lambda: node.objects.get(("", str(number))) is not None)
+        one.delete("CiliumIdentity", str(number))
+        await eventually(lambda: str(number) in objects(one))
+        assert node.identities.stands_for(number, WEB)
+        marked = body(number, WEB)
+        marked["metadata"]["annotations"] = {"io.cilium.heartbeat": "2026-01-01T00:00:00Z"}
+        one.put(marked)
+        await eventually(lambda: not objects(one)[str(number)]["metadata"].get("annotations"))
+
+
+async def test_what_cannot_be_allocated_is_told_and_tried_again(one: Cluster, tmp_path: Path) -> None:
+    async with agent(tmp_path, one) as node:
+        await node.synced()
+        refusal = one.server.faults.add(Fault(on(PATH, method="POST"), times=-1, status=403))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(acquired, node, WEB)
+            await eventually(lambda: node.level("identity-allocation.allocate") == "degraded")
+            refusal.times = 0
+        assert node.level("identity-allocation.allocate") == "ok"
+
+
+async def test_without_an_api_server_numbers_are_the_nodes_own(tmp_path: Path) -> None:
+    async with agent(tmp_path, None) as node:
+        assert await acquired(node, WEB) == 256
