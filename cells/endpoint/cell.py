@@ -117,11 +117,6 @@ def pod_labels_watch(
     )
 
 
-def follow_pods(watch: PodLabelsWatch) -> None:
-    """Whether or not anybody asks for it."""
-    del watch
-
-
 def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
     """Endpoints as metrics."""
 
@@ -153,5 +148,5 @@ cell = module(
         pod_labels_watch,
         endpoint_metrics,
     ),
-    invoke(follow_pods),
+    invoke(PodLabelsWatch),
 )

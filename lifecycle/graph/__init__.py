@@ -1,7 +1,7 @@
 """The graph as a value: drawn, queried, compared, written as JSON and as a page.
 
 Needs:  a built hive, or the JSON of one.
-Gives:  Graph and its parts, Timeline, questions to both; the reference of settings.
+Gives:  Graph and its parts, Timeline, questions to both, views as text; the reference of settings.
 """
 
 from lifecycle.graph.diff import KINDS, Altered, diff
@@ -20,6 +20,7 @@ from lifecycle.graph.reference import Section, json_schema, markdown, sections
 from lifecycle.graph.schema import graph_schema, timeline_schema
 from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
 from lifecycle.graph.value import Graph, read_graph
+from lifecycle.graph.views import Paint, differences, show
 
 __all__ = [
     "KINDS",
@@ -32,12 +33,14 @@ __all__ = [
     "HookInfo",
     "InvokeInfo",
     "ModuleInfo",
+    "Paint",
     "Section",
     "SettingInfo",
     "Span",
     "Timeline",
     "critical_path",
     "diff",
+    "differences",
     "find_module",
     "find_type",
     "graph_schema",
@@ -47,6 +50,7 @@ __all__ = [
     "read_graph",
     "read_timeline",
     "sections",
+    "show",
     "timeline_schema",
     "unused",
     "why",

@@ -1,34 +1,73 @@
-"""The views of a graph as text, for the command of a hive and for its shell.
+"""The views of a graph as text: of every command that shows one, on a terminal or over a socket.
 
 Needs:  a Graph.
-Gives:  VIEWS, show(), unset().
+Gives:  VIEWS, show(), differences(), unset(); Paint, by which a terminal gets its colours.
 """
 
+import itertools
+import json
 import os.path
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from lifecycle.graph.parts import ConstructorInfo, HookInfo, InvokeInfo
+import msgspec
+
+from lifecycle.graph.diff import Change
+from lifecycle.graph.parts import ConstructorInfo, HookInfo, InvokeInfo, SettingInfo
 from lifecycle.graph.query import find_module, find_type
 from lifecycle.graph.query import unused as unneeded
 from lifecycle.graph.query import why as chains_to
 from lifecycle.graph.value import Graph
 from lifecycle.settings.sources import UNSET
 
-__all__ = ["VIEWS", "show", "unset"]
+__all__ = ["VIEWS", "WIDTH", "Paint", "differences", "show", "unset"]
+
+WIDTH = 80
+"""Columns to fill, unless told otherwise."""
+
+Paint = Callable[[str, str], str]
+"""Makes a text look like what it is: module, name, quiet, given, missing, added, removed or changed."""
 
 
-def show(graph: Graph, view: str = "tree", name: str = "", *more: str) -> str:
+def _plain(text: str, _: str) -> str:
+    return text
+
+
+def show(
+    graph: Graph,
+    view: str = "tree",
+    name: str = "",
+    *more: str,
+    paint: Paint = _plain,
+    width: int = WIDTH,
+    as_json: bool = False,
+) -> str:
     """A view of the graph; of a module, or for ``why`` of a type. Raises ValueError("one line")."""
     if view not in VIEWS:
         raise ValueError(f"{view}: no such view; expected one of {', '.join(VIEWS)}")
     if more or (view == "why" and not name):
         raise ValueError(f"inspect {view}: expected {'a type' if view == 'why' else 'one module, or none'}")
     if view == "why":
-        return "\n".join(_why(graph, name))
-    if name:
-        module = find_module(graph, name)
-        return graph.tree(module) if view == "tree" else VIEWS[view](graph.only(module))
-    return VIEWS[view](graph)
+        all_chains = [(node, chains_to(graph, node.id)) for node in find_type(graph, name)]
+        if as_json:
+            return _json([{"constructor": node, "chains": chains} for node, chains in all_chains])
+        return "\n".join(line for node, chains in all_chains for line in _why(graph, node, chains, paint))
+    module = find_module(graph, name) if name else None
+    if view == "tree":
+        return graph.tree(module)
+    if view in _DRAWINGS:
+        return _DRAWINGS[view](graph if module is None else graph.only(module))
+    things: Mapping[str, Sequence[Any]] = {
+        "settings": graph.settings,
+        "hooks": graph.hooks,
+        "unused": unneeded(graph),
+    }
+    found = [one for one in things[view] if module is None or f"{one.module}.".startswith(f"{module}.")]
+    if as_json:
+        return _json(found)
+    lines = _LISTS[view](graph, found, paint, width)
+    return "\n".join(lines) or VIEWS[view]
 
 
 def unset(graph: Graph) -> list[str]:
@@ -36,83 +75,124 @@ def unset(graph: Graph) -> list[str]:
     return [setting.name for setting in graph.settings if setting.origin == UNSET]
 
 
-def _settings(graph: Graph) -> Iterator[str]:
-    module = None
-    for one in graph.settings:
-        if one.module != module:
-            module = one.module
-            yield module
-        if one.origin == UNSET:
-            yield f"  {one.name} is required, and unset"
-        else:
-            yield f"  {one.name} = {one.value or '(nothing)'}  ({one.origin})"
+def differences(changes: Sequence[Change], *, paint: Paint = _plain, as_json: bool = False) -> str:
+    """What was added (+), removed (-) and changed (~), by kind."""
+    if as_json:
+        return _json(changes)
+    return "\n".join(_differences(changes, paint)) or "No differences."
 
 
-def _hooks(graph: Graph) -> Iterator[str]:
+def _differences(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
+    signs = {"added": "+", "removed": "-", "changed": "~"}
+    for kind, members in itertools.groupby(changes, key=lambda change: change.kind):
+        yield paint(kind, "module")
+        for change in members:
+            yield paint(f"  {signs[change.what]} {change.id}", change.what)
+            for one in change.altered:
+                yield f"      {one.field}: {_shown(one.before)} -> {_shown(one.after)}"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _settings(_graph: Graph, found: Sequence[SettingInfo], paint: Paint, _width: int) -> Iterator[str]:
+    for scope, members in itertools.groupby(found, key=lambda setting: setting.module):
+        yield paint(scope, "module")
+        for one in members:
+            if one.origin == UNSET:
+                yield f"  {one.name} {paint('is required, and unset', 'missing')}"
+            else:
+                origin = paint(f"  ({one.origin})", "quiet" if one.origin == "default" else "given")
+                yield f"  {one.name} = {one.value or '(nothing)'}{origin}"
+
+
+def _hooks(graph: Graph, found: Sequence[HookInfo], paint: Paint, width: int) -> Iterator[str]:
+    """In an order they may start in, with the numbers they have in the whole graph."""
     numbers = {hook.id: number for number, hook in enumerate(graph.hooks, 1)}
     by_id = {hook.id: hook for hook in graph.hooks}
-    for hook in graph.hooks:
-        yield f"{numbers[hook.id]:3}  {hook.name}  {hook.module}"
-        if needs := _direct(hook, by_id):
-            yield "     after " + ", ".join(f"{numbers[need]} {by_id[need].name}" for need in needs)
+    waits = _direct_waits(graph.hooks)
+    for hook in found:
+        yield f"{numbers[hook.id]:3}  {paint(hook.name, 'name')}{paint(f'  {hook.module}', 'quiet')}"
+        if needs := waits[hook.id]:
+            text = "after " + ", ".join(f"{numbers[need]} {by_id[need].name}" for need in needs)
+            yield from textwrap.wrap(
+                text, width, initial_indent=" " * 5, subsequent_indent=" " * 11, break_long_words=False
+            )
 
 
-def _direct(hook: HookInfo, by_id: dict[str, HookInfo]) -> list[str]:
-    """What it waits for, without what one of these waits for anyway."""
-    needs = [need for need in hook.after if need in by_id]
-    above: set[str] = set()
-    pending = [need for one in needs for need in by_id[one].after]
-    while pending:
-        if (one := pending.pop()) not in above and one in by_id:
-            above.add(one)
-            pending += by_id[one].after
-    return [need for need in needs if need not in above]
+def _direct_waits(hooks: Sequence[HookInfo]) -> dict[str, list[str]]:
+    """For each hook those it waits for, without those that one of the others waits for anyway."""
+    before: dict[str, set[str]] = {}
+    waits = {}
+    for hook in hooks:  # each stands after all it waits for
+        above: set[str] = set().union(*(before.get(need, set()) for need in hook.after))
+        waits[hook.id] = [need for need in hook.after if need not in above]
+        before[hook.id] = above | set(hook.after)
+    return waits
 
 
-def _unused(graph: Graph) -> Iterator[str]:
-    for node in unneeded(graph):
-        yield f"{_named(node)} at {_place(node)}"
+def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, _width: int) -> Iterator[str]:
+    for scope, nodes in itertools.groupby(found, key=lambda node: node.module):
+        yield paint(scope, "module")
+        for node in nodes:
+            marks = [mark for mark in ("private" * node.private, node.kind) if mark not in {"", "provide"}]
+            held = f" ({', '.join(marks)})" if marks else ""
+            yield f"  {_provided(node)}{held}{paint(f'  {_place(node)}', 'quiet')}"
 
 
-def _why(graph: Graph, wanted: str) -> Iterator[str]:
-    nodes = {node.id: node for node in graph.nodes}
+def _why(graph: Graph, node: ConstructorInfo, chains: Sequence[Sequence[Any]], paint: Paint) -> Iterator[str]:
+    """Where a constructor is, and who leads to it."""
+    nodes = {one.id: one for one in graph.nodes}
     roots = {root.id for root in graph.invokes}
-    for node in find_type(graph, wanted):
-        yield f"{_named(node)} at {_place(node)}"
-        chains = chains_to(graph, node.id)
-        if not any(chain[0].source in roots for chain in chains):
-            yield "  Nothing invoked needs it."
-        for number, chain in enumerate(chains, 1):
-            verb = "invoked" if chain[0].source in roots else "provided, not needed:"
-            yield f"{number:3}. {verb} {_named(nodes[chain[0].source])}"
-            for edge in chain:
-                verb, role = ("comes after", "") if edge.order else ("needs", f" as {edge.parameter}")
-                yield f"     {verb} {_named(nodes[edge.target])}{role}"
+    yield f"{paint(_named(node), 'name')} at {_place(node)}"
+    if not any(chain[0].source in roots for chain in chains):
+        yield "  Nothing invoked needs it."
+    for number, chain in enumerate(chains, 1):
+        verb = "invoked" if chain[0].source in roots else "provided, not needed:"
+        yield f"{number:3}. {verb} {_named(nodes[chain[0].source])}"
+        for edge in chain:
+            verb, role = ("comes after", "") if edge.order else ("needs", f" as {edge.parameter}")
+            yield f"     {verb} {_named(nodes[edge.target])}{paint(role, 'quiet')}"
+
+
+def _provided(node: ConstructorInfo) -> str:
+    return node.provides if node.provides == node.name else f"{node.provides} from {node.name}"
 
 
 def _named(node: ConstructorInfo | InvokeInfo) -> str:
-    provides = node.provides if isinstance(node, ConstructorInfo) else node.name
-    return f"{provides if provides == node.name else f'{provides} from {node.name}'} ({node.module})"
+    shown = _provided(node) if isinstance(node, ConstructorInfo) else node.name
+    return f"{shown} ({node.module})"
 
 
 def _place(node: ConstructorInfo | InvokeInfo) -> str:
+    """File and line; relative to the working directory when it is below it."""
     short = os.path.relpath(node.file)
     return f"{node.file if short.startswith('..') else short}:{node.line}"
 
 
-def _lines(view: Callable[[Graph], Iterator[str]], nothing: str) -> Callable[[Graph], str]:
-    return lambda graph: "\n".join(view(graph)) or nothing
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value).decode(), indent=2)
 
 
-VIEWS: dict[str, Callable[[Graph], str]] = {
-    "tree": Graph.tree,
-    "settings": _lines(_settings, "There are no settings."),
-    "hooks": _lines(_hooks, "There are no hooks."),
-    "unused": _lines(_unused, "Everything that is provided is needed."),
-    "why": Graph.tree,  # of a type: see show()
+_LISTS: dict[str, Callable[[Graph, Any, Paint, int], Iterator[str]]] = {
+    "settings": _settings,
+    "hooks": _hooks,
+    "unused": _unused,
+}
+_DRAWINGS: dict[str, Callable[[Graph], str]] = {
     "dot": Graph.dot,
     "mermaid": Graph.mermaid,
     "json": Graph.json,
     "html": Graph.html,
 }
-"""What ``inspect`` can show."""
+
+VIEWS: dict[str, str] = {
+    "tree": "",
+    "settings": "There are no settings.",
+    "hooks": "There are no hooks.",
+    "unused": "Everything that is provided is needed.",
+    "why": "",
+    **dict.fromkeys(_DRAWINGS, ""),
+}
+"""What ``inspect`` can show, and what is said when there is none of it."""

@@ -34,15 +34,10 @@ def cluster_allocator(settings: KubernetesSettings, objects: CiliumIdentityAlloc
     return objects if settings.asks_api_server else NodeAllocator(CLUSTER)
 
 
-def follow(watch: CiliumIdentityWatch) -> None:
-    """Objects are followed whether or not anybody asks for a number."""
-    del watch
-
-
 cell = module(
     "identity-allocation",
     "Identities that all nodes agree upon",
     config(AllocationSettings),
     provide(identity_objects, cluster_allocator, CiliumIdentityWatch),
-    invoke(follow),
+    invoke(CiliumIdentityWatch),
 )

@@ -168,43 +168,38 @@ def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -
 
 
 def _show_graph(graph: "Graph", form: str, module: str | None, timeline: "Timeline | None") -> None:
-    part = graph if module is None else graph.only(module)
+    from lifecycle.graph import show
+
+    if form == "html":
+        text = (graph if module is None else graph.only(module)).html(timeline)
+    else:
+        text = show(graph, form, module or "")
     if form == "tree":
         from hive.inspect.text import tinted
 
-        text = tinted(part.tree(module))
-    elif form == "html":
-        text = part.html(timeline)
-    else:
-        text = {"dot": part.dot, "mermaid": part.mermaid, "json": part.json}[form]()
+        text = tinted(text)
     click.echo(text.rstrip("\n"))
 
 
 def _show_view(
     view: str, graph: "Graph", module: str | None, wanted: str, timeline: "Timeline | None", *, as_json: bool
 ) -> None:
-    from hive.inspect import text as inspect_text
     from hive.inspect import timeline as inspect_timeline
+    from hive.inspect.text import paint, width
+    from lifecycle.graph import show
 
-    if view == "timeline":
-        assert timeline is not None  # noqa: S101  # this view asked for it
-        lines = [timeline.json()] if as_json else inspect_timeline.chart(graph, timeline, module)
-    elif view == "why":
-        lines = _usage(inspect_text.why, graph, wanted, as_json=as_json)
-    else:
-        show = {
-            "unused": inspect_text.unused,
-            "settings": inspect_text.settings,
-            "hooks": inspect_text.hooks,
-        }[view]
-        lines = show(graph, module, as_json=as_json)
-    for line in lines:
+    if view != "timeline":
+        name = wanted if view == "why" else module or ""
+        click.echo(_usage(show, graph, view, name, paint=paint, width=width(), as_json=as_json))
+        return
+    assert timeline is not None  # noqa: S101  # this view asked for it
+    for line in [timeline.json()] if as_json else inspect_timeline.chart(graph, timeline, module):
         click.echo(line)
 
 
 def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
-    from hive.inspect.text import differences
-    from lifecycle.graph import diff, read_graph
+    from hive.inspect.text import paint
+    from lifecycle.graph import diff, differences, read_graph
 
     graphs = []
     for path in (before, after):
@@ -213,8 +208,7 @@ def _show_diff(before: Path, after: Path, *, as_json: bool) -> int:
         except (OSError, ValueError) as error:
             raise click.UsageError(f"{path}: {error}") from error
     changes = diff(*graphs)
-    for line in differences(changes, as_json=as_json):
-        click.echo(line)
+    click.echo(differences(changes, paint=paint, as_json=as_json))
     return DIFFERENT if changes else 0
 
 
