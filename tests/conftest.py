@@ -31,6 +31,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread over processes, tests of a module stay together, and node tests run one at a time."""
     for item in items:
