@@ -16,13 +16,14 @@ from tests.support.namespaces import need_root
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
 
+NAME = f"test-{os.getpid()}"
 TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     need_root()
-    node = Lab("test-lab")
+    node = Lab(NAME)
     yield node
     destroy(node)
 
@@ -32,7 +33,7 @@ def nothing_stays() -> Iterator[None]:
     links, mounts = machine_links(), mount_points()
     yield
     assert not {link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))}
-    assert not {point for point in mount_points() - mounts if point.startswith(str(ROOT / "test-"))}
+    assert not {point for point in mount_points() - mounts if point.startswith(str(ROOT / NAME))}
 
 
 def mount_points() -> set[str]:
