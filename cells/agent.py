@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import allocation, identity, ipcache, nodes
+from cells.cluster import allocation, identity, ipcache, nodes, remote_nodes
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
@@ -17,7 +17,7 @@ from cells.datapath import conntrack
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
-from cells.node import addresses, devices, host_ip_sync, netlink, router, sysctl
+from cells.node import addresses, devices, direct_routes, host_ip_sync, netlink, router, sysctl
 from cells.node.host_ip_sync import HostIPSync
 from cells.observe import bootstrap, controllers, events, health, metrics, monitor, shell
 from cells.observe.health import AgentReady
@@ -51,7 +51,9 @@ agent = module(
     allocation.cell,
     ipcache.cell,
     nodes.cell,
+    remote_nodes.cell,
     router.cell,
+    direct_routes.cell,
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,

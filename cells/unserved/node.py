@@ -16,9 +16,6 @@ class UnservedNode(UnservedSettings, frozen=True):
     # Cilium takes the stack then, too, unless it replaces kube-proxy.
     also: ClassVar[Mapping[str, tuple[object, ...]]] = {"enable_host_legacy_routing": (False,)}
 
-    auto_direct_node_routes: bool = False
-    """Routes to the pods of other nodes are not set yet."""
-
     enable_endpoint_routes: bool = False
     """A route for each pod is not built yet; the node has one for all."""
 

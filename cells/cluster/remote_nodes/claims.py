@@ -1,0 +1,143 @@
+"""Whose the addresses of other nodes are: claims, made and withdrawn as nodes come, change and go.
+
+For:    the datapath, through the ipcache.   Needs: ReadTable[ClusterNode], Ipcache, AgentConfig.
+Gives:  RemoteNodes, NodeClaim, claims_of().
+Source: Cilium 1.17, NodeManager.nodeUpdated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from ipaddress import IPv4Address
+from typing import Final
+
+import msgspec
+
+from cells.cluster.identity import HEALTH, INGRESS, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
+from cells.config import AgentConfig
+from cells.ipam import Family, IPNetwork
+from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
+
+NOWHERE: Final = IPv4Address(0)
+SWEEP: Final = minutes(5)
+
+Key = tuple[IPNetwork, str]
+"""A prefix, and the node that has it: two nodes may say they have one."""
+
+
+class NodeClaim(msgspec.Struct, frozen=True):
+    """A prefix of another node."""
+
+    prefix: IPNetwork
+    node: str
+    """``cluster/name``."""
+    identity: int
+    source: Source
+    tunnel_endpoint: IPv4Address = NOWHERE
+    """The node's own address, where what is sent there goes through the tunnel if there is one."""
+
+    @property
+    def key(self) -> Key:
+        """Of its row."""
+        return self.prefix, self.node
+
+    @property
+    def resource(self) -> str:
+        """Whose claim it is in the ipcache."""
+        return f"node//{self.node}"
+
+    @property
+    def entry(self) -> IpcacheEntry:
+        """As the ipcache takes it."""
+        return IpcacheEntry(
+            prefix=self.prefix,
+            identity=self.identity,
+            source=self.source,
+            resource=self.resource,
+            tunnel_endpoint=self.tunnel_endpoint,
+        )
+
+
+def claims_of(node: ClusterNode, worlds: Mapping[Family, int]) -> Iterator[NodeClaim]:
+    """What another node has: its addresses, and ranges of pods as the weakest of all claims.
+
+    ``worlds`` is the identity of what is outside, by family that is on. A pod of which nobody has told yet
+    counts as outside; what is sent to it finds its node.
+    """
+    if node.local:
+        return
+    reached = node.node_ip(Family.IPV4)
+    peer = reached if isinstance(reached, IPv4Address) else NOWHERE
+    found: dict[IPNetwork, NodeClaim] = {}
+    for cidr in node.all_cidrs():
+        if Family.of(cidr) in worlds:
+            world = worlds[Family.of(cidr)]
+            found[cidr] = NodeClaim(cidr, node.full_name, world, Source.UNSPEC, peer)
+    behind = [(ip, HEALTH) for ip in node.health] + [(ip, INGRESS) for ip in node.ingress]
+    for ip, identity in behind:
+        found[prefix_of(ip)] = NodeClaim(prefix_of(ip), node.full_name, identity, node.source, peer)
+    for address in node.addresses:
+        prefix = prefix_of(address.ip)
+        to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
+        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to)
+    yield from (claim for prefix, claim in found.items() if Family.of(prefix) in worlds)
+
+
+def worlds_of(agent: AgentConfig) -> dict[Family, int]:
+    """The identity of everything outside, by family: WORLD where one family is on."""
+    if agent.ipv4 and agent.ipv6:
+        return {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
+    return {Family.IPV4 if agent.ipv4 else Family.IPV6: WORLD}
+
+
+def node_claims(nodes: ReadTable[ClusterNode], agent: AgentConfig, tables: Tables) -> ReadTable[NodeClaim]:
+    """The table ``remote-node-prefixes``."""
+    found = nodes.flat_map(
+        lambda node: claims_of(node, worlds_of(agent)), key=lambda one: one.key, name="remote-node-prefixes"
+    )
+    tables.add(found)
+    return found
+
+
+class _Claims:
+    """The ipcache as a reconciler's target: what this cell has claimed of it."""
+
+    def __init__(self, ipcache: Ipcache) -> None:
+        self._ipcache = ipcache
+        self._claimed: dict[Key, NodeClaim] = {}
+
+    async def dump(self) -> Mapping[Key, NodeClaim]:
+        """What is claimed."""
+        return dict(self._claimed)
+
+    async def put(self, batch: Mapping[Key, NodeClaim]) -> None:
+        """Claim them all. Raises OSError when the kernel refuses one: then none is claimed."""
+        self._ipcache.upsert(*(claim.entry for claim in batch.values()))
+        self._claimed.update(batch)
+
+    async def drop(self, batch: Collection[Key]) -> None:
+        """Take claims back. Raises OSError: they are gone, and the rows follow with the ipcache's sweep."""
+        gone = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
+        for claim in gone:
+            self._ipcache.withdraw(claim.resource, [claim.prefix])
+
+
+class RemoteNodes:
+    """Keeps the claims. Until all nodes are known nothing of the ipcache goes for want of one."""
+
+    def __init__(
+        self, claims: ReadTable[NodeClaim], ipcache: Ipcache, *, jobs: Jobs, tables: Tables, health: Health
+    ) -> None:
+        self._claims = claims
+        self._first = ipcache.table.initializer("remote-nodes")
+        self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(claims, _Claims(ipcache), full_every=SWEEP)
+        self._health = health
+        tables.add(self._reconciler.statuses)
+        jobs.one_shot("claim", self._run)
+
+    async def _run(self) -> None:
+        await self._reconciler.sweep()
+        self._first.done()
+        await self._reconciler.run(self._health.child("claims"))

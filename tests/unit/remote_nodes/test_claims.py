@@ -1,0 +1,134 @@
+"""What other nodes have: whose their addresses are in the ipcache, and which routes lead to their pods."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address, ip_network
+
+import pytest
+import structlog
+
+from cells.cluster import ipcache, remote_nodes
+from cells.cluster.identity import REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.remote_nodes import claims_of
+from cells.config import AgentConfig, AgentSettings
+from cells.ipam import Family
+from cells.node.direct_routes import wanted
+from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, replace, supply
+from lifecycle.testing import eventually
+from tests.unit.ipcache.fakes import FakeIpcacheMap
+
+pytestmark = pytest.mark.anyio
+
+BOTH = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
+
+
+def node(number: int, *cidrs: str, name: str = "", source: Source = Source.CUSTOM_RESOURCE) -> ClusterNode:
+    networks = [ip_network(cidr) for cidr in cidrs]
+    return ClusterNode(
+        cluster="default",
+        name=name or f"n{number}",
+        source=source,
+        addresses=(
+            NodeIP(INTERNAL_IP, ip_address(f"192.0.2.{number}")),
+            NodeIP(INTERNAL_IP, ip_address(f"2001:db8::{number}")),
+            NodeIP(CILIUM_INTERNAL_IP, ip_address(f"10.{number}.0.1")),
+        ),
+        ipv4_alloc_cidrs=tuple(one for one in networks if one.version == 4),
+        ipv6_alloc_cidrs=tuple(one for one in networks if one.version == 6),
+    )
+
+
+def claims(node: ClusterNode, worlds: dict[Family, int]) -> dict[str, tuple[int, str]]:
+    return {
+        str(claim.prefix): (claim.identity, str(claim.tunnel_endpoint)) for claim in claims_of(node, worlds)
+    }
+
+
+def test_addresses_are_the_nodes_and_ranges_lead_to_it() -> None:
+    assert claims(node(2, "10.2.0.0/24", "fd02::/112"), BOTH) == {
+        "192.0.2.2/32": (REMOTE_NODE, "0.0.0.0"),
+        "2001:db8::2/128": (REMOTE_NODE, "0.0.0.0"),
+        "10.2.0.1/32": (REMOTE_NODE, "192.0.2.2"),
+        "10.2.0.0/24": (WORLD_IPV4, "192.0.2.2"),
+        "fd02::/112": (WORLD_IPV6, "192.0.2.2"),
+    }
+
+
+def test_a_family_that_is_off_is_not_claimed() -> None:
+    assert set(claims(node(2, "10.2.0.0/24", "fd02::/112"), {Family.IPV4: WORLD})) == {
+        "192.0.2.2/32",
+        "10.2.0.1/32",
+        "10.2.0.0/24",
+    }
+
+
+def test_the_own_node_is_not_claimed() -> None:
+    assert not claims(node(1, "10.1.0.0/24", source=Source.LOCAL), BOTH)
+
+
+def test_a_route_for_each_range_of_each_other_node() -> None:
+    rows = [node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, "10.2.0.0/24", "10.5.0.0/24", "fd02::/112")]
+    routes = {str(key): (str(row.gateway), row.node) for key, row in wanted(rows).items()}
+    assert routes == {
+        "10.2.0.0/24": ("192.0.2.2", "default/n2"),
+        "10.5.0.0/24": ("192.0.2.2", "default/n2"),
+        "fd02::/112": ("2001:db8::2", "default/n2"),
+    }
+
+
+def test_of_two_nodes_with_one_range_the_first_by_name_has_it() -> None:
+    rows = [node(3, "10.2.0.0/24"), node(2, "10.2.0.0/24")]
+    (route,) = wanted(rows).values()
+    assert (route.node, route.rivals) == ("default/n2", ("default/n3",))
+
+
+@pytest.mark.parametrize("claimed", ["10.1.0.0/24", "10.1.0.64/28"])
+def test_nobody_takes_our_own_range(claimed: str) -> None:
+    assert not wanted([node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, claimed)])
+
+
+def test_a_wider_range_than_ours_has_a_route_as_ours_is_more_exact() -> None:
+    assert len(wanted([node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, "10.0.0.0/8")])) == 1
+
+
+@asynccontextmanager
+async def claiming(nodes: Table[ClusterNode], kernel: FakeIpcacheMap) -> AsyncIterator[Hive]:
+    def needed(_: Table[IpcacheEntry]) -> None: ...
+
+    agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    hive = Hive(
+        ipcache.cell,
+        remote_nodes.cell,
+        supply(agent),
+        supply(nodes, type=ReadTable[ClusterNode]),
+        replace(IpcacheMap, kernel),
+        invoke(needed),
+    )
+    async with hive.started():
+        yield hive
+
+
+async def test_claims_follow_nodes_that_come_change_and_go() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    kernel = FakeIpcacheMap()
+
+    def identities() -> dict[str, int]:
+        return {str(prefix): value.identity for prefix, value in kernel.rows.items()}
+
+    async with claiming(nodes, kernel):
+        with nodes.txn() as txn:
+            txn.put(node(2, "10.2.0.0/24"))
+            txn.put(node(3))
+        await eventually(lambda: identities().get("192.0.2.2/32") == REMOTE_NODE)
+        await eventually(lambda: identities().get("10.2.0.0/24") == WORLD)
+        with nodes.txn() as txn:
+            txn.put(node(4, "10.2.0.0/24", name="n2"))
+        await eventually(lambda: identities().get("192.0.2.4/32") == REMOTE_NODE)
+        await eventually(lambda: "192.0.2.2/32" not in identities())
+        with nodes.txn() as txn:
+            txn.delete("default/n2")
+        await eventually(lambda: set(identities()) == {"192.0.2.3/32", "10.3.0.1/32"})
