@@ -130,7 +130,6 @@ class RemoteNodes:
     def __init__(
         self, claims: ReadTable[NodeClaim], ipcache: Ipcache, *, jobs: Jobs, tables: Tables, health: Health
     ) -> None:
-        self._claims = claims
         self._first = ipcache.table.initializer("remote-nodes")
         self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(claims, _Claims(ipcache), full_every=SWEEP)
         self._health = health
