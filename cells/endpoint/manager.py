@@ -230,7 +230,7 @@ class Endpoints:
     def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
         """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
         called = called_labels(request, self._pods.cluster)
-        if not (request.pod_name and self._pods.followed):
+        if not (request.pod_namespace and request.pod_name and self._pods.followed):
             return called
         known = self._pods.lookup(_pod_of(request))
         return None if known is None else merged_labels(request, known)

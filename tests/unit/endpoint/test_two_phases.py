@@ -7,6 +7,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from cells.cluster.identity import INIT_LABELS, UNKNOWN, Label
@@ -226,3 +227,10 @@ async def test_an_endpoint_of_a_pod_that_nobody_knows_begins_with_init(tmp_path:
     node = Node(tmp_path, pods=pods)
     made = await node.endpoints.create(request(1))
     assert (made.labels, made.identity) == (INIT_LABELS, 5)
+
+
+async def test_a_container_without_a_namespace_is_no_pod_to_wait_for(tmp_path: Path) -> None:
+    node = Node(tmp_path, pods=FakePods(followed=True))
+    new = node.endpoints.begin(msgspec.structs.replace(request(1), pod_namespace=""))
+    assert new.identity is not None
+    assert node.endpoints.complete(new).labels == INIT_LABELS
