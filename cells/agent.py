@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import allocation, identity, ipcache, nodes, remote_nodes
+from cells.cluster import allocation, endpoints, identity, ipcache, nodes, remote_nodes
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
@@ -52,6 +52,7 @@ agent = module(
     ipcache.cell,
     nodes.cell,
     remote_nodes.cell,
+    endpoints.cell,
     router.cell,
     direct_routes.cell,
     sysctl.cell,

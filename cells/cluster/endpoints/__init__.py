@@ -1,0 +1,27 @@
+"""Pods of other nodes: their addresses in the ipcache, with identity and node.
+
+Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out.
+Needs:  Table[CiliumEndpoint], Resources, the table ``nodes``, Identities, EndpointPolicies, Ipcache.
+Gives:  RemoteEndpoints, Table[RemoteEndpoint].
+Why:    by its address alone a packet is known to be a pod's, and whose.
+"""
+
+from cells.cluster.endpoints.remote import RemoteEndpoint, RemoteEndpoints, remote_endpoints
+from cells.cluster.endpoints.settings import ClusterEndpointSettings
+from lifecycle import config, invoke, module, provide
+
+__all__ = ["ClusterEndpointSettings", "RemoteEndpoint", "RemoteEndpoints", "cell"]
+
+
+def follow(remote: RemoteEndpoints) -> None:
+    """Objects are followed whether or not anybody asks."""
+    del remote
+
+
+cell = module(
+    "cluster-endpoints",
+    "Pods of other nodes",
+    config(ClusterEndpointSettings),
+    provide(remote_endpoints, RemoteEndpoints),
+    invoke(follow),
+)

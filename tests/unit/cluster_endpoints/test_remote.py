@@ -1,0 +1,177 @@
+"""Pods of other nodes in the ipcache, by CiliumEndpoints and CiliumEndpointSlices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import endpoints, identity, ipcache
+from cells.cluster.endpoints import RemoteEndpoint
+from cells.cluster.identity import Identities
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
+from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.config import AgentConfig, AgentSettings
+from cells.policy import maps as policy_maps
+from cells.policy.maps import PolicyComputer, PolicyMapPool
+from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, replace, supply
+from lifecycle.testing import eventually
+from tests.unit.ipcache.fakes import FakeIpcacheMap
+from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
+
+pytestmark = pytest.mark.anyio
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+def cep(name: str, ip: str, number: int, node: str = THERE, **more: Any) -> dict[str, Any]:
+    networking = {"addressing": [{"ipv4": ip, "ipv6": f"fd00::{ip.rpartition('.')[2]}"}], "node": node}
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumEndpoint",
+        "metadata": {"name": name, "namespace": "shop"},
+        "status": {"id": 7, "identity": {"id": number}, "networking": networking, **more},
+    }
+
+
+def ces(name: str, *pods: tuple[str, str, int]) -> dict[str, Any]:
+    return {
+        "apiVersion": "cilium.io/v2alpha1",
+        "kind": "CiliumEndpointSlice",
+        "metadata": {"name": name},
+        "namespace": "shop",
+        "endpoints": [
+            {"name": pod, "id": number, "networking": {"addressing": [{"ipv4": ip}], "node": THERE}}
+            for pod, ip, number in pods
+        ],
+    }
+
+
+class Room:
+    """The cell over a folder of manifests and a map of a dict."""
+
+    def __init__(self, hive: Hive, folder: Path, kernel: FakeIpcacheMap, rules: FakeRules) -> None:
+        self.folder, self.kernel, self.rules = folder, kernel, rules
+        self.table = hive.get(Table[RemoteEndpoint])
+        self.ipcache = hive.get(Ipcache)
+        self.identities = hive.get(Identities)
+
+    def write(self, *objects: dict[str, Any], name: str = "objects") -> None:
+        new = self.folder / f".{name}"
+        new.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
+        new.rename(self.folder / f"{name}.yaml")
+
+    def row(self, prefix: str) -> tuple[int, str] | None:
+        found = {str(key): value for key, value in self.kernel.rows.items()}.get(prefix)
+        return None if found is None else (found.identity, str(found.tunnel_endpoint))
+
+
+@asynccontextmanager
+async def room(folder: Path, kernel: FakeIpcacheMap | None = None, **options: str) -> AsyncIterator[Room]:
+    kernel, rules = kernel or FakeIpcacheMap(), FakeRules()
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+
+    def nodes() -> ReadTable[ClusterNode]:
+        table: Table[ClusterNode] = Table(
+            "nodes",
+            key=lambda node: node.full_name,
+            indexes={"address": lambda node: tuple(each.ip for each in node.addresses)},
+        )
+        with table.txn() as rows:
+            own = NodeIP(INTERNAL_IP, ip_address(HERE))
+            rows.put(ClusterNode(cluster="default", name="one", source=Source.LOCAL, addresses=(own,)))
+        return table
+
+    def needed(_: Table[RemoteEndpoint], __: Ipcache, ___: Identities) -> None: ...
+
+    cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
+    fakes = (replace(PolicyMapPool, FakeMaps()), replace(IpcacheMap, kernel), replace(PolicyComputer, rules))
+    settings = {"manifests-dir": str(folder), **{key.replace("_", "-"): one for key, one in options.items()}}
+    hive = Hive(*cells, *fakes, provide(nodes), supply(known), invoke(needed), settings=settings)
+    async with hive.started():
+        yield Room(hive, folder, kernel, rules)
+
+
+async def test_a_pod_of_another_node_has_its_identity_by_way_of_its_node(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        ports: Any = {"named-ports": [{"name": "http", "port": 80, "protocol": "TCP"}]}
+        one.write(cep("web", "10.0.2.7", 300, **ports))
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        assert one.row("fd00::7/128") == (300, THERE)
+        (row,) = one.table.all()
+        assert (row.name, row.node, [port.name for port in row.ports]) == ("web", THERE, ["http"])
+        one.write(cep("web", "10.0.2.8", 301, node="192.0.2.3"))
+        await eventually(lambda: one.row("10.0.2.8/32") == (301, "192.0.2.3"))
+        assert one.row("10.0.2.7/32") is None
+        one.write()
+        await eventually(lambda: one.row("10.0.2.8/32") is None)
+        assert len(one.table) == 0
+
+
+async def test_policies_know_an_identity_before_packets_have_it(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.identities.learn(300, ("k8s:app=web",))
+        one.write(cep("web", "10.0.2.7", 300))
+        await eventually(lambda: one.row("10.0.2.7/32") is not None)
+        assert one.rules.known == [300]
+
+
+async def test_the_nodes_own_pods_and_nonsense_are_left_out(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        no_identity = cep("new", "10.0.2.9", 0)
+        nonsense = cep("odd", "10.0.2.10", 302)
+        nonsense["status"]["networking"]["addressing"] = [{"ipv4": "10.0.2.300"}]
+        one.write(cep("own", "10.0.1.7", 300, node=HERE), no_identity, nonsense, cep("web", "10.0.2.7", 303))
+        await eventually(lambda: one.row("10.0.2.7/32") == (303, THERE))
+        assert {row.name for row in one.table.all()} == {"web"}
+
+
+async def test_an_address_that_two_claim_is_the_others_when_one_goes(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.write(cep("first", "10.0.2.7", 300))
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        one.write(cep("second", "10.0.2.7", 301, node="192.0.2.3"), name="other")
+        await eventually(lambda: one.row("10.0.2.7/32") == (301, "192.0.2.3"))
+        one.write(name="other")
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        (prefix, *_) = (claim.prefix for claim in one.table.all()[0].claims())
+        own = IpcacheEntry(prefix=prefix, identity=9, source=Source.LOCAL, resource="x")
+        one.ipcache.upsert(own)
+        assert one.row("fd00::7/128") == (9, "0.0.0.0"), "what this node knows itself is stronger"
+
+
+async def test_slices_are_read_instead_where_the_operator_makes_them(tmp_path: Path) -> None:
+    async with room(tmp_path, enable_cilium_endpoint_slice="true") as one:
+        one.write(cep("alone", "10.0.2.1", 300), ces("a", ("web", "10.0.2.7", 300), ("db", "10.0.2.8", 301)))
+        await eventually(lambda: one.row("10.0.2.8/32") == (301, THERE))
+        assert one.row("10.0.2.1/32") is None
+        one.write(ces("a", ("web", "10.0.2.7", 300)), ces("b", ("db", "10.0.2.8", 301)))  # it moves
+        one.write(ces("b", ("db", "10.0.2.8", 301)))
+        await eventually(lambda: one.row("10.0.2.7/32") is None)
+        assert one.row("10.0.2.8/32") == (301, THERE)
+
+
+async def test_leftovers_stay_until_objects_are_known(tmp_path: Path) -> None:
+    kernel = FakeIpcacheMap()
+    kernel.put({"10.0.2.7/32": 300, "10.0.2.9/32": 301})
+    (tmp_path / "broken.yaml").write_text("{", encoding="utf-8")
+    async with room(tmp_path, kernel) as one:
+        assert "cluster-endpoints" in one.ipcache.table.uninitialized_by
+        one.write(cep("web", "10.0.2.7", 300), name="broken")
+        await eventually(lambda: one.row("10.0.2.9/32") is None)
+        assert one.row("10.0.2.7/32") == (300, THERE)
+
+
+async def test_a_map_that_refuses_is_tried_again(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.kernel.broken = True
+        one.write(cep("web", "10.0.2.7", 300))
+        await eventually(lambda: one.kernel.writes)
+        one.kernel.broken = False
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
