@@ -10,11 +10,12 @@ Why:    making an endpoint is what a pod waits for, so it is synchronous and tou
 """
 
 from cells.endpoint.cell import cell
+from cells.endpoint.creation import NewEndpoint
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
 from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
 from cells.endpoint.kernel.ipcache import resource_of, restored_claims
 from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_row
-from cells.endpoint.manager import Endpoints, NewEndpoint
+from cells.endpoint.manager import Endpoints
 from cells.endpoint.metadata.edges import PodMetadata, PodName
 from cells.endpoint.metadata.pods import KubernetesPods
 from cells.endpoint.model import (

@@ -14,6 +14,7 @@ from typing import Literal, TextIO, cast
 
 from lifecycle.hints.keys import call_it
 from lifecycle.process.absent import absent
+from lifecycle.process.logfmt import render_logfmt
 
 with absent("rich"):
     import structlog
@@ -129,8 +130,7 @@ def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processo
     if format == "json":
         return [*shared, structlog.processors.JSONRenderer(sort_keys=False)]
     if format == "logfmt":
-        order = ["time", "level", "msg", "module"]
-        return [*shared, structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True)]
+        return [render_logfmt]
     raise ValueError(f"log format {format!r}: expected one of auto, text, logfmt, json")
 
 

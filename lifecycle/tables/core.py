@@ -169,8 +169,9 @@ class TableCore(Rows[Row]):
         revision = self._apply(changed, writes)
         for index, plan in plans:
             index.apply(plan)
-        for listener in self._listening():
-            listener.tell(changed, revision)
+        if self._listeners:
+            for listener in self._listening():
+                listener.tell(changed, revision)
 
     def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
         if self._snapshot is not None:

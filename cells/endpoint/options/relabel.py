@@ -13,14 +13,11 @@ import anyio
 from msgspec.structs import replace
 
 from cells.cluster.identity import Identities, Identity, NoIdentityError
+from cells.endpoint import reasons
 from cells.endpoint.labels import EndpointLabels
 from cells.endpoint.model import Endpoint, EndpointError
 from cells.endpoint.registry import Registry
 from cells.endpoint.states import State
-
-_RELABELLED = "Triggering identity resolution due to updated identity labels"
-_IDENTIFIED = "Set identity for this endpoint"
-_NOT_IDENTIFIED = "No identity for the new labels: the endpoint keeps those it has"
 
 
 class Relabel:
@@ -45,15 +42,15 @@ class Relabel:
             labels_of(asked) == wanted(asked) and self._identities.stands_for(asked.identity, asked.labels)
         ):
             return False
-        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, _RELABELLED)
-        outcome = _NOT_IDENTIFIED
+        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, reasons.RELABELLED)
+        outcome = reasons.NOT_IDENTIFIED
         try:
             while (now := self._still(asked)) is not None:
                 labels = wanted(now)
                 identity = await self._identities.acquire(labels.identity)
                 await self._let_others_know(identity)
                 if self._applied(asked, identity, labels, wanted):
-                    outcome = _IDENTIFIED
+                    outcome = reasons.IDENTIFIED
                     return True
         except (NoIdentityError, OSError) as error:
             raise EndpointError(500, str(error)) from error

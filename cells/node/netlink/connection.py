@@ -11,6 +11,7 @@ others are reported all the same (netlink(7)), so a batch is one send and, when 
 import errno
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Self
 
@@ -31,6 +32,7 @@ _SOL_NETLINK = 270
 _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11
 _NETLINK_GET_STRICT_CHK = 12
+_ANSWER = struct.Struct("=IHHIIi")  # nlmsghdr, and of an NLMSG_ERROR the negative errno
 _RECEIVE = 32768  # netlink_dump() never makes a larger datagram
 _DUMP_TRIES = 10
 
@@ -87,8 +89,11 @@ class Connection:
         final = requests[-1]
         replies: list[Message] = []
         failure: NetlinkError | None = None
+        datagram = self._receive(final.what)
+        if _is_success(datagram, first + len(requests) - 1):  # had another failed, that would have come first
+            return replies
         while True:
-            for message in messages(self._receive(final.what)):
+            for message in messages(datagram):
                 position = message.sequence - first
                 if not 0 <= position < len(requests):
                     continue  # left over from an exchange that broke off
@@ -100,6 +105,7 @@ class Connection:
                     if failure is not None:
                         raise failure
                     return replies
+            datagram = self._receive(final.what)
 
     def dump(self, request: Request) -> list[Message]:
         """The rows of a dump, asked for again when the table changed under it."""
@@ -113,11 +119,9 @@ class Connection:
         """Send a batch; returns the sequence number of its first request."""
         first = self._sequence + 1
         self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
-        *others, final = requests
-        parts = [encode(request, first + position) for position, request in enumerate(others)]
-        parts.append(encode(final, first + len(others), acknowledge=not _asks(final)))
+        final = requests[-1]
         try:
-            os.write(self._fd, b"".join(parts))
+            os.write(self._fd, encode(requests, first, acknowledge=not _asks(final)))
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, final.what, "sending to netlink") from error
         return first
@@ -127,6 +131,14 @@ class Connection:
             return os.read(self._fd, _RECEIVE)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, what, "on reading the answer") from error
+
+
+def _is_success(datagram: bytes, sequence: int) -> bool:
+    """Whether it is the acknowledgement of the request with this number, as it nearly always is."""
+    if len(datagram) < _ANSWER.size:
+        return False
+    _, kind, _, answered, _, code = _ANSWER.unpack_from(datagram)
+    return kind == NLMSG_ERROR and answered == sequence and not code
 
 
 def _asks(request: Request) -> bool:

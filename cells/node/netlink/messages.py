@@ -5,6 +5,7 @@ pyroute2's encoder byte by byte. Nothing here talks to the kernel.
 """
 
 import errno
+import socket
 import struct
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
@@ -79,6 +80,7 @@ _DIRECT_ACTION = u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT)
 _CLSACT = text(TCA_KIND, "clsact")
 _BPF = text(TCA_KIND, "bpf")
 _VETH = text(IFLA_INFO_KIND, "veth")
+_U32 = struct.Struct("=I")
 
 
 class VethPair(msgspec.Struct, frozen=True):
@@ -92,7 +94,6 @@ class VethPair(msgspec.Struct, frozen=True):
     netns_fd: int | None
 
 
-@lru_cache(maxsize=8)
 def _alike(mtu: int) -> bytes:
     """What all ends of veth pairs have alike."""
     return u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH) + _ONE_QUEUE
@@ -103,18 +104,50 @@ def _end(name: str, mac: bytes, mtu: int) -> bytes:
     return text(IFLA_IFNAME, name) + attribute(IFLA_ADDRESS, mac) + _alike(mtu)
 
 
+def _pair(pair: VethPair) -> bytes:
+    """The body of :func:`create_veth`."""
+    peer = _NO_LINK + _end(pair.pod_name, pair.pod_mac, pair.mtu)
+    if pair.netns_fd is not None:
+        peer += u32(IFLA_NET_NS_FD, pair.netns_fd)
+    info = _VETH + attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, peer))
+    return _NO_LINK + _end(pair.host_name, pair.host_mac, pair.mtu) + attribute(IFLA_LINKINFO, info)
+
+
+@lru_cache(maxsize=16)
+def _pair_template(host_name_size: int, pod_name_size: int, mtu: int) -> tuple[bytes, tuple[int, ...]]:
+    """The body of a pair with names of these lengths, and where names, addresses and namespace are in it."""
+    body = _pair(VethPair("h" * host_name_size, bytes(6), "p" * pod_name_size, bytes(6), mtu, 0))
+    host_name = LINK.size + 4
+    host_mac = host_name + _padded(host_name_size + 1) + 4
+    netns_fd = len(body) - 4  # the peer comes last
+    pod_mac = netns_fd - 4 - len(_alike(mtu)) - _padded(6)
+    pod_name = pod_mac - 4 - _padded(pod_name_size + 1)
+    return body, (host_name, host_mac, pod_name, pod_mac, netns_fd)
+
+
+def _padded(size: int) -> int:
+    return (size + 3) & ~3
+
+
+def _filled(pair: VethPair, netns_fd: int) -> bytes:
+    """The body of a pair out of its template: a fifth of the time that putting it together takes."""
+    host_name, pod_name = pair.host_name.encode(), pair.pod_name.encode()
+    template, places = _pair_template(len(host_name), len(pod_name), pair.mtu)
+    body = bytearray(template)
+    fields = host_name, pair.host_mac, pod_name, pair.pod_mac, _U32.pack(netns_fd)
+    for place, field in zip(places, fields, strict=True):
+        body[place : place + len(field)] = field
+    return bytes(body)
+
+
 def create_veth(pair: VethPair) -> Request:
     """Create a pair, its peer in the other namespace from the start, under its final name.
 
     One queue per end: veth's default is one per possible CPU, which costs time to create and a transmit hash
     per packet, and gives nothing to a device without NAPI or XDP.
     """
-    peer = _NO_LINK + _end(pair.pod_name, pair.pod_mac, pair.mtu)
-    if pair.netns_fd is not None:
-        peer += u32(IFLA_NET_NS_FD, pair.netns_fd)
-    info = _VETH + attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, peer))
-    body = _NO_LINK + _end(pair.host_name, pair.host_mac, pair.mtu) + attribute(IFLA_LINKINFO, info)
     what = f"create veth {pair.host_name} with peer {pair.pod_name}"
+    body = _pair(pair) if pair.netns_fd is None else _filled(pair, pair.netns_fd)
     return Request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
@@ -208,14 +241,15 @@ def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
 
     An IPv6 address is usable at once: there is nobody on the link to have it twice (RFC 4862, section 5.4).
     """
-    packed, length = address.packed, address.max_prefixlen
-    flags = 0 if address.version == 4 else IFA_F_NODAD
+    packed = address.packed
+    family, length, flags = (AF_INET, 32, 0) if len(packed) == 4 else (AF_INET6, 128, IFA_F_NODAD)
     body = (
-        ADDRESS.pack(family_of(address), length, flags, RT_SCOPE_UNIVERSE, ifindex)
+        ADDRESS.pack(family, length, flags, RT_SCOPE_UNIVERSE, ifindex)
         + attribute(IFA_LOCAL, packed)
         + attribute(IFA_ADDRESS, packed)
     )
-    return Request(f"add address {address}/{length} to {name}", RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
+    what = f"add address {socket.inet_ntop(family, packed)}/{length} to {name}"
+    return Request(what, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def delete_address(ifindex: int, name: str, address: IPInterface) -> Request:
@@ -295,10 +329,16 @@ def add_clsact(ifindex: int) -> Request:
     return Request(f"add clsact to link {ifindex}", RTM_NEWQDISC, NLM_F_CREATE, body)
 
 
+@lru_cache(maxsize=16)
+def _filter(program_fd: int, name: str) -> bytes:
+    """Kind and options of a direct-action filter: the same for every pod."""
+    options = u32(TCA_BPF_FD, program_fd) + text(TCA_BPF_NAME, name) + _DIRECT_ACTION
+    return _BPF + attribute(TCA_OPTIONS, options)
+
+
 def replace_filter(ifindex: int, parent: int, program_fd: int, name: str) -> Request:
     """A direct-action BPF filter (handle 1, priority 1, all protocols), in the place of one that is there."""
-    options = u32(TCA_BPF_FD, program_fd) + text(TCA_BPF_NAME, name) + _DIRECT_ACTION
-    body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _BPF + attribute(TCA_OPTIONS, options)
+    body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _filter(program_fd, name)
     return Request(f"attach {name} to link {ifindex}", RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 

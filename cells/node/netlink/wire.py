@@ -4,7 +4,7 @@ Gives: Request (one message to send), encode(), attribute(), messages() and attr
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 NLM_F_REQUEST = 0x001
@@ -53,10 +53,20 @@ class Message(NamedTuple):
     body: bytes
 
 
-def encode(request: Request, sequence: int, *, acknowledge: bool = False) -> bytes:
-    """The request as it goes over the socket; bodies are always multiples of 4 bytes."""
-    flags = request.flags | NLM_F_REQUEST | (NLM_F_ACK if acknowledge else 0)
-    return HEADER.pack(16 + len(request.body), request.type, flags, sequence, 0) + request.body
+def encode(requests: Sequence[Request], sequence: int, *, acknowledge: bool = False) -> bytes:
+    """The requests as they go over the socket, numbered from ``sequence`` on; the last one acknowledged.
+
+    Bodies are always multiples of 4 bytes.
+    """
+    parts = []
+    last = len(requests) - 1
+    for position, request in enumerate(requests):
+        body, flags = request.body, request.flags | NLM_F_REQUEST
+        if acknowledge and position == last:
+            flags |= NLM_F_ACK
+        parts.append(HEADER.pack(16 + len(body), request.type, flags, sequence + position, 0))
+        parts.append(body)
+    return b"".join(parts)
 
 
 def attribute(kind: int, data: bytes) -> bytes:

@@ -151,10 +151,9 @@ class ComputedPolicies:
         shared = self._of_endpoint.get(endpoint)
         return shared.entries[direction] if shared is not None else {}
 
-    def endpoints(self, key: PolicyKey) -> frozenset[int]:
-        """The endpoints that share a policy."""
-        shared = self._shared.get(key)
-        return frozenset(shared.endpoints) if shared is not None else frozenset()
+    def is_used(self, key: PolicyKey) -> bool:
+        """Whether some endpoint has the policy."""
+        return key in self._shared
 
     def upsert_endpoint(self, endpoint: int, key: PolicyKey) -> Difference:
         """Give an endpoint the policy of its identity; what changed against the one it had.
@@ -162,13 +161,7 @@ class ComputedPolicies:
         The identity must be known to the selector cache.
         """
         before = self.entries(endpoint) if endpoint in self._of_endpoint else {}
-        self.delete_endpoint(endpoint)
-        shared = self._shared.get(key)
-        if shared is None:
-            shared = self._shared[key] = _Shared(key)
-            self._recompute(shared)
-        shared.endpoints.add(endpoint)
-        self._of_endpoint[endpoint] = shared
+        shared = self._assign(endpoint, key)
         after = self.entries(endpoint)
         changed: dict[Direction, dict[Key, Entry | None]] = {direction: {} for direction in DIRECTIONS}
         for where in before.keys() | after.keys():
@@ -177,6 +170,20 @@ class ComputedPolicies:
         return Difference(
             key, frozenset([endpoint]), changed, shared.enforced(), shared.revision, shared.error
         )
+
+    def assign(self, endpoint: int, key: PolicyKey) -> None:
+        """As upsert_endpoint(), for who need not know what changed: a pod more costs nothing by the entry."""
+        self._assign(endpoint, key)
+
+    def _assign(self, endpoint: int, key: PolicyKey) -> _Shared:
+        self.delete_endpoint(endpoint)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(key)
+            self._recompute(shared)
+        shared.endpoints.add(endpoint)
+        self._of_endpoint[endpoint] = shared
+        return shared
 
     def delete_endpoint(self, endpoint: int) -> None:
         """Forget an endpoint, and its policy with the last that has it."""

@@ -85,10 +85,12 @@ class RulePolicy:
         if known is None:
             for difference in self._computed.add_identity(identity, LabelSet.parse(labels)):
                 self._keep(difference)
-        key = PolicyKey(identity)
-        if self._computed.key(endpoint_id) != key:
-            self._computed.upsert_endpoint(endpoint_id, key)
-            self._entries[key] = self._whole(endpoint_id)
+        key, before = PolicyKey(identity), self._computed.key(endpoint_id)
+        if before != key:
+            self._computed.assign(endpoint_id, key)
+            self._drop_unused(before)
+            if key not in self._entries:
+                self._entries[key] = self._whole(endpoint_id)
         error = self._computed.error(endpoint_id)
         if error:
             raise HiveError(f"the policy of endpoint {endpoint_id} stays as it was: {error}")
@@ -98,7 +100,11 @@ class RulePolicy:
         """The endpoint is no more."""
         key = self._computed.key(endpoint_id)
         self._computed.delete_endpoint(endpoint_id)
-        if key is not None and not self._computed.endpoints(key):
+        self._drop_unused(key)
+
+    def _drop_unused(self, key: PolicyKey | None) -> None:
+        """Forget the map entries of a policy that no endpoint has any more."""
+        if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
 
     def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:

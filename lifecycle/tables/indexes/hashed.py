@@ -87,7 +87,13 @@ class Index(Generic[Row]):
     def apply(self, plan: Plan) -> None:
         """Write what was planned."""
         for key, values in plan.items():
-            before = self._of.pop(key, frozenset())
+            before = self._of.pop(key, None)
+            if before is None:
+                for value in values:
+                    self._keys.setdefault(value, {})[key] = None
+                if values:
+                    self._of[key] = values
+                continue
             for value in before - values:
                 keys = self._keys[value]
                 del keys[key]

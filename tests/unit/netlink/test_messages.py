@@ -269,7 +269,7 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("case", CASES, ids=[name.replace(" ", "-") for name in CASES])
 def test_a_message_is_what_pyroute2_would_send(case: str) -> None:
     request, oracle = CASES[case]
-    assert encode(request, 7, acknowledge=True).hex(" ", 4) == oracle().hex(" ", 4)
+    assert encode([request], 7, acknowledge=True).hex(" ", 4) == oracle().hex(" ", 4)
 
 
 def test_every_packer_is_compared() -> None:
@@ -289,7 +289,7 @@ def test_every_packer_is_compared() -> None:
 
 
 def test_pyroute2_reads_our_message_back() -> None:
-    read = ifinfmsg(encode(messages.create_veth(PAIR), 7))
+    read = ifinfmsg(encode([messages.create_veth(PAIR)], 7))
     read.decode()
     assert isinstance(read, nlmsg)
     assert read.get_attr("IFLA_IFNAME") == "lxc0123456789ab"

@@ -1,0 +1,231 @@
+"""The creation of an endpoint, in two phases: it waits for its identity, then it is built.
+
+For:    Endpoints. Needs: Registry, Identities, EndpointPolicies, Realization, EndpointAddresses.
+Gives:  EndpointCreation, NewEndpoint.
+Source: Cilium 1.17, the endpoint manager: states, order of creation.
+
+All but waiting for an identity is synchronous and on the event loop, so nobody ever sees half an endpoint.
+"""
+
+import time
+from dataclasses import dataclass
+
+import anyio
+from msgspec.structs import replace
+
+from cells.cluster.identity import UNKNOWN, Identities, Identity, NoIdentityError
+from cells.endpoint import reasons
+from cells.endpoint.kernel.edges import EndpointAddresses
+from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
+from cells.endpoint.metadata.edges import PodMetadata, PodName
+from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.realization import REFUSALS, Realization, Undo
+from cells.endpoint.regeneration.builds import Builds
+from cells.endpoint.registry import Registry
+from cells.endpoint.states import Code, State, Subject
+from cells.maps import PolicyIdsExhausted, PoolEmpty
+from cells.policy.maps import EndpointPolicies
+
+
+@dataclass(slots=True, eq=False)
+class NewEndpoint:
+    """An endpoint whose creation is under way."""
+
+    endpoint: Endpoint
+    """As it is while it waits for its identity."""
+    request: EndpointRequest
+    identity: Identity | None = None
+    """None: it has to be waited for, see Endpoints.identify()."""
+    waiting: anyio.CancelScope | None = None
+    """Of the one who waits."""
+    labelled: bool = True
+    """Whether the labels of its pod are known; else they are waited for before its identity."""
+
+
+class EndpointCreation:
+    """Makes endpoints; those whose creation is under way are known by their numbers."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        identities: Identities,
+        policies: EndpointPolicies,
+        realization: Realization,
+        addresses: EndpointAddresses,
+        builds: Builds,
+        pods: PodMetadata,
+    ) -> None:
+        self._registry = registry
+        self._identities = identities
+        self._policies = policies
+        self._realization = realization
+        self._addresses = addresses
+        self._builds = builds
+        self._pods = pods
+        self._new: dict[int, NewEndpoint] = {}
+
+    def of(self, endpoint_id: int) -> NewEndpoint | None:
+        """The creation under way of the endpoint with this number."""
+        return self._new.get(endpoint_id)
+
+    def begin(self, request: EndpointRequest) -> NewEndpoint:
+        """The first half: the endpoint has a number; it is listed if its identity is to come.
+
+        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
+        when no policy map is prepared (await PolicyMaps.ready() and call again).
+        """
+        labels = self._labels_now(request)
+        self._registry.check_unused(request.attachment_id, request.addresses)
+        try:
+            number = self._policies.acquire()
+        except PoolEmpty:
+            raise
+        except PolicyIdsExhausted as error:
+            raise EndpointError(500, "no more endpoint IDs available") from error
+        except REFUSALS as error:
+            raise EndpointError(500, str(error)) from error
+        pool = "" if request.datapath.external_ipam else self._addresses.default_pool
+        endpoint = _endpoint(request, number, labels or INIT, pool)
+        new = self._new[endpoint.id] = NewEndpoint(endpoint, request, labelled=labels is not None)
+        self._registry.open_log(endpoint.id).add(
+            Code.OK, Subject.OTHER, reasons.CREATED, State.WAITING_FOR_IDENTITY, endpoint.created
+        )
+        try:
+            if labels is not None:
+                new.identity = self._identities.acquire_now(labels.identity)
+        except NoIdentityError as error:
+            self.give_up(new)
+            raise EndpointError(500, str(error)) from error
+        if new.identity is None:  # else complete() follows before anyone could look
+            self._registry.put(endpoint)
+        return new
+
+    async def identify(self, new: NewEndpoint) -> None:
+        """Wait until the endpoint has its labels and identity; returns at once when it has.
+
+        Raises EndpointError 500 when there is none for it, or it was deleted meanwhile; nothing is left then,
+        nor when this is cancelled.
+        """
+        if new.identity is not None:
+            return
+        try:
+            with anyio.CancelScope() as new.waiting:
+                await self._label(new)
+                new.identity = await self._identities.acquire(new.endpoint.labels)
+        except NoIdentityError as error:
+            raise EndpointError(500, str(error)) from error
+        finally:
+            if new.identity is None:
+                self.give_up(new)
+        if self._new.get(new.endpoint.id) is not new:
+            if new.identity is not None:  # it came in the very moment of the deletion
+                self._identities.release(new.identity.id)
+            raise EndpointError(500, reasons.DELETED)
+
+    def complete(self, new: NewEndpoint) -> Endpoint:
+        """The second half: regenerate it for the first time; it comes back in state ready.
+
+        Synchronous. The link is attached but not brought up: that is the caller's last step. Raises
+        EndpointError 500 for a kernel or disk that refuses, or when the endpoint was deleted meanwhile;
+        whatever is raised, nothing is left behind.
+        """
+        began = time.perf_counter()
+        if self._new.get(new.endpoint.id) is not new or new.identity is None:
+            raise EndpointError(500, reasons.DELETED)
+        # Nobody could see the states in between: all this is one piece of work of the event loop.
+        ready = replace(new.endpoint, identity=new.identity.id, state=State.READY)
+        status, now = self._registry.status(ready.id), time.time()
+        for message, state in reasons.FIRST_BUILD:
+            status.add(Code.OK, Subject.OTHER, message, state, now)
+        undo: Undo = []
+        try:
+            self._realization.make(ready, undo)
+            self._stop_expirations(new.request)
+        except BaseException as error:
+            self._realization.take_back(undo, ready)
+            self.give_up(new)
+            if not isinstance(error, REFUSALS):
+                raise
+            self._builds.count(began, worked=False)
+            raise EndpointError(500, str(error)) from error
+        del self._new[ready.id]
+        self._builds.count(began, worked=True)
+        now = time.time()
+        status.add(Code.OK, Subject.BPF, reasons.FIRST_BUILT, State.REGENERATING, now)
+        status.add(Code.OK, Subject.OTHER, reasons.COMPLETED, State.READY, now)
+        self._registry.put(ready)
+        return ready
+
+    def give_up(self, new: NewEndpoint) -> None:
+        """Nothing comes of a creation: number, name and identity are free. Harmless if repeated."""
+        if self._new.get(new.endpoint.id) is not new:
+            return
+        del self._new[new.endpoint.id]
+        self._registry.remove(new.endpoint)
+        self._realization.quietly("policy map", self._policies.release, new.endpoint.id)
+        if new.identity is not None:
+            self._identities.release(new.identity.id)
+        if new.waiting is not None:
+            new.waiting.cancel()
+
+    def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
+        """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
+        called = called_labels(request, self._pods.cluster)
+        if not (request.pod_namespace and request.pod_name and self._pods.followed):
+            return called
+        known = self._pods.lookup(_pod_of(request))
+        return None if known is None else merged_labels(request, known)
+
+    async def _label(self, new: NewEndpoint) -> None:
+        """Wait for the labels of the pod; without any it begins with reserved:init."""
+        if new.labelled:
+            return
+        known = await self._pods.resolve(_pod_of(new.request))
+        labels = merged_labels(new.request, known or ()) if known or new.request.labels else INIT
+        new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info)
+        new.labelled = True
+        if self._new.get(new.endpoint.id) is new:
+            self._registry.put(new.endpoint)
+
+    def _stop_expirations(self, request: EndpointRequest) -> None:
+        """The addresses are in use: they stay. Raises IpamError when no such timer runs."""
+        for address, pool, uuid in (
+            (request.ipv6, request.ipv6_pool, request.ipv6_expiration_uuid),
+            (request.ipv4, request.pool, request.expiration_uuid),
+        ):
+            if uuid and address is not None:
+                self._addresses.stop_expiration(address, pool or self._addresses.default_pool, uuid)
+
+
+def _pod_of(request: EndpointRequest) -> PodName:
+    return PodName(request.pod_namespace, request.pod_name, request.pod_uid)
+
+
+def _endpoint(request: EndpointRequest, number: int, labels: EndpointLabels, default_pool: str) -> Endpoint:
+    return Endpoint(
+        id=number,
+        container_id=request.container_id,
+        container_ifname=request.container_ifname,
+        container_name=request.container_name,
+        ifname=request.ifname,
+        ifindex=request.ifindex,
+        pod_mac=request.pod_mac,
+        host_mac=request.host_mac,
+        ipv4=request.ipv4,
+        pool=(request.pool or default_pool) if request.ipv4 is not None else "",
+        ipv6=request.ipv6,
+        ipv6_pool=(request.ipv6_pool or default_pool) if request.ipv6 is not None else "",
+        network=request.network,
+        identity=UNKNOWN,
+        labels=labels.identity,
+        info_labels=labels.info,
+        pod_name=request.pod_name,
+        pod_namespace=request.pod_namespace,
+        pod_uid=request.pod_uid,
+        netns_cookie=request.netns_cookie,
+        disable_legacy_identifiers=request.disable_legacy_identifiers,
+        datapath=request.datapath,
+        state=State.WAITING_FOR_IDENTITY,
+        created=time.time(),
+    )
