@@ -10,6 +10,7 @@ another one only: it is a tail call.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -75,6 +76,7 @@ DISPATCHERS: Final = tuple(program.dispatcher for program in PROGRAMS if program
 _ATTACHED: Final = {point: program.dispatcher for program in PROGRAMS for point in program.attached}
 
 
+@cache
 def at(place: Place) -> tuple[str, str]:
     """The dispatchers at ingress and at egress of a device; empty where there is none."""
     ingress, egress = (_ATTACHED.get(AttachPoint(place, side), "") for side in Side)

@@ -8,6 +8,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final
 
 from cells.endpoint.model import Endpoint, EndpointError, IPAddress
+from cells.ipam import text_of
 
 LOCAL: Final = "cilium-local"
 GLOBAL: Final = "cilium-global"
@@ -44,7 +45,7 @@ def parse_id(text: str) -> int | str:
         rest = rest.replace(":", "/", 1)
     elif prefix in {"ipv4", "ipv6"}:
         try:
-            rest = str(IPv4Address(rest) if prefix == "ipv4" else IPv6Address(rest))
+            rest = text_of(IPv4Address(rest) if prefix == "ipv4" else IPv6Address(rest))
         except AddressValueError as error:
             raise EndpointError(400, f'invalid IPv{prefix[-1]} address "{rest}"') from error
     return f"{prefix}:{rest}"
@@ -65,7 +66,7 @@ def _number(text: str) -> int:
 
 def address_name(address: IPAddress) -> str:
     """The name an endpoint has by one of its addresses."""
-    return f"ipv{address.version}:{address}"
+    return f"ipv{address.version}:{text_of(address)}"
 
 
 def names_of(endpoint: Endpoint) -> list[str]:

@@ -11,7 +11,7 @@ Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip
 
 from collections.abc import Iterable
 
-from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork
+from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, text_of
 from cells.ipam.allocator import Allocation, Allocator, IpamError
 from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import EXPIRATION, Clock
@@ -37,6 +37,7 @@ __all__ = [
     "automatic_range",
     "cell",
     "nested_range",
+    "text_of",
 ]
 
 

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 
 import msgspec
 
-from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, RangeFull
+from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, RangeFull, text_of
 from cells.ipam.expiration import Clock, Expirations
 from lifecycle import NotStartedError
 from lifecycle.http import Refusal
@@ -144,7 +144,7 @@ class Allocator:
         if (addresses := known.get(Family.of(ip))) is not None:
             self.released[Family.of(ip)] += addresses.give_back(ip)
         if self._owners.pop(ip, None) is not None:
-            del self._shown[Family.of(ip)][str(ip)]
+            del self._shown[Family.of(ip)][text_of(ip)]
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
         """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
@@ -211,7 +211,7 @@ class Allocator:
 
     def _own(self, ip: IPAddress, owner: str) -> None:
         self._owners[ip] = owner
-        self._shown[Family.of(ip)][str(ip)] = owner
+        self._shown[Family.of(ip)][text_of(ip)] = owner
 
     def _known(self) -> dict[Family, AddressRange]:
         if not self._ranges:

@@ -46,9 +46,17 @@ class Ipcache:
         with the next sweep.
         """
         rows: dict[IPNetwork, IpcacheEntry] = {}
+        values: dict[IPNetwork, IpcacheValue | None] = {}
         for claim in claims:
-            rows[claim.prefix] = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
-        self._write({prefix: row.value for prefix, row in rows.items() if not self._rows.holds(row)})
+            prefix = claim.prefix
+            known = self.table.get(prefix)
+            row = rows[prefix] = claimed(rows.get(prefix, known), claim)
+            value = row.value
+            if self._rows.holds(prefix, value, known):
+                values.pop(prefix, None)
+            else:
+                values[prefix] = value
+        self._write(values)
         with self.table.txn() as table:
             for row in rows.values():
                 table.put(row)

@@ -67,11 +67,16 @@ class IpcacheRows:
             raise NotStartedError("Ipcache was used before the hook 'read the ipcache' ran: depend on it")
         return self._left
 
-    def holds(self, row: IpcacheEntry) -> bool:
-        """Whether the map has the row already: we wrote or read it, and it is found. Raises OSError."""
-        known, wanted = self._table.get(row.prefix), row.value
-        last = self.leftovers.get(row.prefix) if known is None else known.value
-        return last == wanted and self._kernel.lookup(row.prefix) == wanted
+    def holds(self, prefix: IPNetwork, wanted: IpcacheValue, known: IpcacheEntry | None) -> bool:
+        """Whether the map has this already: we wrote or read it, and it is found. Raises OSError.
+
+        ``known`` is the row of the table.
+        """
+        left = self.leftovers
+        if known is None and not left:
+            return False
+        last = left.get(prefix) if known is None else known.value
+        return last == wanted and self._kernel.lookup(prefix) == wanted
 
     def write(self, values: Mapping[IPNetwork, IpcacheValue | None]) -> None:
         """Write rows, or remove those whose value is None. Tries all; raises the first OSError."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -19,10 +18,10 @@ from pathlib import Path
 
 import anyio
 
-from cells.cni.server.begin import Attachment, begun, explained_endpoint
+from cells.cni.server.begin import NO_ENDPOINT, Attachment, begun
 from cells.cni.server.chained import ChainedAttacher
 from cells.cni.server.edges import Addresses, Endpoints, Links, PodEnd
-from cells.cni.server.errors import TRY_AGAIN, CniError, kernel_reason
+from cells.cni.server.errors import TRY_AGAIN, CniError, Explained, kernel_reason
 from cells.cni.server.link_teardown import LinkTeardown, PodAddress
 from cells.cni.server.mac import MODES, MacPair, macs_of
 from cells.cni.server.request import Call, Pod, check_add, pod_of
@@ -38,6 +37,7 @@ ALIAS = "hive endpoint"
 
 IDENTITY_SECONDS = 60.0
 """How long an ADD waits for the identity of its pod's labels."""
+_HOST_SIDE = Explained(NetlinkError, "unable to set up veth on host side")
 _SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 
@@ -79,15 +79,6 @@ def netns_cookie(netlink_fd: int) -> int:
             return 0
         finally:
             borrowed.detach()
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Tell the runtime what could not be done, in its words, and what the kernel said."""
-    try:
-        yield
-    except NetlinkError as error:
-        raise CniError(f"{what}: {error}") from error
 
 
 class Attacher:
@@ -162,10 +153,10 @@ class Attacher:
         def finish(endpoint: Endpoint) -> bytes:
             # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
             # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
-            with explained("unable to set up veth on host side"):
+            with _HOST_SIDE:
                 self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
             self._configure(pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=mtu)
-            with explained("unable to set up veth on host side"):
+            with _HOST_SIDE:
                 self._links.sync_carrier(created.host_ifindex)
             return result_json(attached, call.conf.cni_version)
 
@@ -173,7 +164,7 @@ class Attacher:
 
     async def identify(self, attachment: Attachment) -> None:
         """Wait for the endpoint's identity; raises CniError when there is none in time."""
-        with anyio.move_on_after(IDENTITY_SECONDS) as waiting, explained_endpoint():
+        with anyio.move_on_after(IDENTITY_SECONDS) as waiting, NO_ENDPOINT:
             await self._endpoints.identify(attachment.new)
         if waiting.cancelled_caught:
             text = f"no identity for its labels within {IDENTITY_SECONDS:g} s"
@@ -181,7 +172,7 @@ class Attacher:
 
     def complete(self, attachment: Attachment) -> tuple[Endpoint, bytes]:
         """Bring the endpoint and its link up; it, and what the plugin prints. Raises CniError."""
-        with explained_endpoint():
+        with NO_ENDPOINT:
             endpoint = self._endpoints.complete(attachment.new)
         return endpoint, attachment.finish(endpoint)
 

@@ -1,17 +1,17 @@
 """The first half of an endpoint, as every ADD makes it.
 
-Needs: Endpoints.   Gives: Attachment, begun, explained_endpoint.
+Needs: Endpoints.   Gives: Attachment, begun, NO_ENDPOINT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from cells.cni.server.edges import Endpoints
-from cells.cni.server.errors import CniError
+from cells.cni.server.errors import Explained
 from cells.cni.server.undo import Undo, remove_endpoint
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint
 
@@ -30,18 +30,12 @@ class Attachment:
         return self.new.identity is not None
 
 
-@contextmanager
-def explained_endpoint() -> Iterator[None]:
-    """Tell the runtime why there is no endpoint."""
-    try:
-        yield
-    except EndpointError as error:
-        raise CniError(f"unable to create endpoint: {error.text}") from error
+NO_ENDPOINT: Final = Explained(EndpointError, "unable to create endpoint")
 
 
 def begun(endpoints: Endpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
     """Begin the endpoint; ``undo`` gets the opposite. Raises CniError, PoolEmpty."""
-    with explained_endpoint():
+    with NO_ENDPOINT:
         new = endpoints.begin(request)
     undo.push("endpoint", partial(remove_endpoint, endpoints, new.endpoint))
     return new

@@ -8,6 +8,7 @@ library makes of an error without a code.
 from __future__ import annotations
 
 import os
+from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -40,6 +41,25 @@ class CniError(Exception):
         self.code = code
         self.details = details
         self.needs_ipv6 = needs_ipv6
+
+
+class Explained:
+    """A context in which errors of this kind reach the runtime as a sentence: ``what``, and what they say."""
+
+    __slots__ = ("_kind", "_what")
+
+    def __init__(self, kind: type[Exception], what: str) -> None:
+        self._kind = kind
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, self._kind):
+            raise CniError(f"{self._what}: {error}") from error
 
 
 def error_json(error: CniError, version: str) -> bytes:

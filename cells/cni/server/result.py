@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
 
+from cells.ipam import text_of
 from cells.node.netlink import mac_text
 
 
@@ -35,7 +36,7 @@ def result_json(attached: Attached, version: str) -> bytes:
     ips: list[dict[str, object]] = []
     routes: list[dict[str, object]] = []
     for ip, router in zip(attached.addresses, attached.gateways, strict=True):
-        address, gateway = f"{ip}/{ip.max_prefixlen}", str(router)
+        address, gateway = f"{text_of(ip)}/{ip.max_prefixlen}", text_of(router)
         everywhere = "0.0.0.0/0" if ip.version == 4 else "::/0"
         default: dict[str, object] = {"dst": everywhere, "gw": gateway}
         if version == "1.1.0":

@@ -40,6 +40,7 @@ from cells.cni.server.request import Call, read_call
 from cells.cni.server.times import CallTimes
 from cells.cni.server.transport import Connection, PacketServer, listen
 from cells.cni.server.undo import Undo
+from cells.ipam import text_of
 from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Lifecycle, Logger
 
@@ -231,7 +232,7 @@ class CniServer:
         attempt.answered = connection.send(encode_reply(0, stdout))
         if attempt.answered:
             attempt.undo.forget()
-            ips = ", ".join(map(str, endpoint.addresses))
+            ips = ", ".join(map(text_of, endpoint.addresses))
             self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
 
     async def _identify(self, connection: Connection, call: Call, attempt: _Attempt) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from cells.cluster.identity import Label, labels_sha256, parse, texts
 from cells.endpoint.model import ZERO_MAC, DatapathConfiguration, Endpoint
 from cells.endpoint.states import State
+from cells.ipam import text_of
 
 CNI_NETWORK: Final = "property-cni-network"
 """Property of our own: the name of the endpoint's CNI network."""
@@ -151,9 +152,9 @@ def encode(endpoint: Endpoint) -> bytes:
             orchestration_info=_label_map(endpoint.info_labels),
         ),
         lxc_mac=endpoint.pod_mac.hex(":"),
-        ipv6=str(endpoint.ipv6) if endpoint.ipv6 is not None else "",
+        ipv6=text_of(endpoint.ipv6) if endpoint.ipv6 is not None else "",
         ipv6_pool=endpoint.ipv6_pool,
-        ipv4=str(endpoint.ipv4) if endpoint.ipv4 is not None else "",
+        ipv4=text_of(endpoint.ipv4) if endpoint.ipv4 is not None else "",
         ipv4_pool=endpoint.pool,
         node_mac=endpoint.host_mac.hex(":"),
         sec_label=_Identity(endpoint.identity, _label_map(endpoint.labels), labels_sha256(endpoint.labels)),

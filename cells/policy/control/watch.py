@@ -77,7 +77,6 @@ class PolicyWatch:
         jobs.observe("cidr-groups", resources.table(CILIUM_CIDR_GROUPS).changes, self._follow_groups)
         for kind in _kinds(settings):
             jobs.observe(kind.plural, resources.table(kind).changes, partial(self._follow_policies, kind))
-        jobs.observe("endpoints", policies.table.changes, self._follow_endpoints)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)
@@ -123,11 +122,6 @@ class PolicyWatch:
             for source, error in failed.items():
                 self._refused(source, error)
         await self._follow_rules(rows)
-
-    async def _follow_endpoints(self, changes: list[Change[EndpointPolicy]]) -> None:
-        for change in changes:
-            if change.deleted:
-                self._policy.forget(int(str(change.key)))
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
         """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""

@@ -36,6 +36,10 @@ class PolicyComputer(Protocol):
         """These identities are about to be used: the policies that change by them."""
         ...
 
+    def forget(self, endpoint_id: int) -> None:
+        """The endpoint is no more; an unknown one is fine."""
+        ...
+
 
 RuleComputer = Annotated[PolicyComputer, Named("rules")]
 """The computer that knows rules, if a cell provides one; it knows the node's mode, too."""

@@ -71,6 +71,7 @@ class EndpointPolicies:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
+        self._computer.forget(endpoint_id)
         for table in (self.table, self.realized):
             with table.txn() as rows:
                 rows.delete(endpoint_id)

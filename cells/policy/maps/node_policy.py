@@ -51,6 +51,9 @@ class NodePolicy:
         del identities
         return []
 
+    def forget(self, endpoint_id: int) -> None:
+        """No endpoint is known here."""
+
     def _entries(self) -> PolicyEntries:
         if self._enforcement is not Enforcement.ALWAYS:
             return ALLOW_ALL

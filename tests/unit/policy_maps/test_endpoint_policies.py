@@ -78,8 +78,13 @@ class FakeRules:
     known: list[int] = field(default_factory=list)
     following: list[EndpointPolicy] = field(default_factory=list)
     """What changes for others by an identity."""
+    living: set[int] = field(default_factory=set)
+
+    def forget(self, endpoint_id: int) -> None:
+        self.living.discard(endpoint_id)
 
     def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+        self.living.add(endpoint_id)
         if self.conflict:
             raise HiveError(self.conflict)
         return wanted(endpoint_id, self.revision, self.entries)
@@ -148,6 +153,7 @@ async def test_an_endpoint_that_goes_leaves_nothing(room: Room) -> None:
     number = room.made()
     room.policies.release(number)
     assert (room.maps.maps, room.policies.table.all(), room.policies.realized.all()) == ({}, [], [])
+    assert room.rules.living == set()
 
 
 async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> None:
