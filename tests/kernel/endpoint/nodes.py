@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from cells import config, datapath, endpoint, ipam, maps
+from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint import restore as endpoint_restore
@@ -35,7 +35,8 @@ STATE = Path("/run/cilium/state")
 
 CELLS = (
     *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
-    *(controllers.cell, policy_maps.cell, identity.cell, ipcache.cell, endpoint.cell, endpoint_restore.cell),
+    *(controllers.cell, policy_maps.cell, identity.cell, ipcache.cell, kubernetes.cell, endpoint.cell),
+    endpoint_restore.cell,
 )
 
 
