@@ -100,10 +100,7 @@ def _link(ip: IPRoute, gateway: IPAddress) -> int | Exception:
         return NetlinkError(error.code, f"look up the route to {gateway}")
     via = row.get_attr("RTA_GATEWAY")
     if via is not None and ip_address(via) != gateway:
-        return UnreachableError(
-            f"route to {gateway} contains gateway {via}, must be directly reachable; set"
-            " direct-routing-skip-unreachable to leave such nodes out"
-        )
+        return UnreachableError(f"route to {gateway} contains gateway {via}, must be directly reachable")
     return int(row.get_attr("RTA_OIF"))
 
 

@@ -30,6 +30,7 @@ from lifecycle import (
 )
 
 SWEEP: Final = minutes(1)
+HINT: Final = "set direct-routing-skip-unreachable to leave such nodes out"
 
 _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
 _RTM_DELROUTE: Final = 25
@@ -143,7 +144,8 @@ class Routes:
             else:
                 failures[destination] = error
         for destination, error in failures.items():
-            self._tell(f"no route to {destination} of {batch[destination].node}: {error}", wrong=True)
+            hint = f"; {HINT}" if isinstance(error, UnreachableError) else ""
+            self._tell(f"no route to {destination} of {batch[destination].node}: {error}{hint}", wrong=True)
         if failures:
             raise BatchError(failures)
 

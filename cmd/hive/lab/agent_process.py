@@ -33,6 +33,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         "hive",
         "agent",
         f"--write-cni-conf-when-ready={lab.cni_conf}",
+        *([f"--manifests-dir={lab.manifests}"] if lab.cluster else []),
         *settings,
     ]
     with lab.open() as node, lab.agent_log.open("ab") as log:
@@ -41,13 +42,19 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")},
+            env=_environment(lab),
             start_new_session=True,
         )
     # It is found again by its pid: we do not wait for it as its parent.
     process.returncode = 0
     _pidfile(lab).write_text(f"{process.pid} {_birth(process.pid)}")
     return process.pid
+
+
+def _environment(lab: Lab) -> dict[str, str]:
+    """Ours without an agent's settings; a node of a cluster goes by its own name."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")}
+    return found | ({"K8S_NODE_NAME": lab.name} if lab.cluster else {})
 
 
 def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:

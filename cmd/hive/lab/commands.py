@@ -15,6 +15,9 @@ from typing import NoReturn
 import click
 
 from hive.agent.command import pass_settings, settings_argument
+from hive.lab.cluster import MOST_NODES, Cluster
+from hive.lab.cluster_commands import apply, get, up_cluster
+from hive.lab.network import MOST_SEGMENTS
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.output import BAD, GOOD, document, json_text, output_option, table
 
@@ -51,6 +54,10 @@ def command() -> None:
     """Whole nodes on this machine, each in namespaces of its own."""
 
 
+command.add_command(apply)
+command.add_command(get)
+
+
 @command.command(context_settings=pass_settings)
 @settings_argument
 @name_option("node-1")
@@ -62,41 +69,60 @@ def command() -> None:
     show_default=True,
     help="How many pods it has at least.",
 )
-def up(lab: Lab, count: int, settings: tuple[str, ...]) -> int:
+@click.option("--nodes", type=click.IntRange(1, MOST_NODES), help="Make a cluster of so many nodes.")
+@click.option(
+    "--segments",
+    type=click.IntRange(1, MOST_SEGMENTS),
+    default=1,
+    show_default=True,
+    help="On how many networks its nodes stand in turn, with a router between them.",
+)
+def up(lab: Lab, count: int, nodes: int | None, segments: int, settings: tuple[str, ...]) -> int:
     """Make a node with a running agent and pods; what is there already stays.
+
+    With --nodes it is several, joined by a bridge, that reach each other's pods: node-1, node-2, and so on.
 
     Settings are the agent's, as in --enable-policy=always. One that runs already keeps its own.
     """
     need_root()
-    from hive.lab import agent_process, pods
-
     if settings and (wrong := _refused(settings)):
         return wrong
-
+    if segments != 1 and nodes is None:
+        raise LabError("--segments is of a cluster: say how many nodes it has with --nodes")
     with _orderly(), exclusive():
-        fresh = not lab.exists
+        if nodes is not None:
+            up_cluster(Cluster.of(lab), nodes, segments, count, settings)
+        else:
+            _up(lab, count, settings)
+    return 0
+
+
+def _up(lab: Lab, count: int, settings: tuple[str, ...]) -> None:
+    """Make a node that stands alone."""
+    from hive.lab import agent_process, pods
+
+    fresh = not lab.exists
+    if fresh:
+        destroy(lab)  # half of one
+        create(lab)
+    try:
+        pid = agent_process.running(lab)
+        if pid is None:
+            pid = agent_process.start(lab, *settings)
+            click.echo(f"{lab.name}  starting the agent, pid {pid}")
+        elif settings:
+            _too_late(lab, pid)
+        agent_process.wait_ready(lab, pid)
+        for pod in (f"pod-{number}" for number in range(1, count + 1)):
+            if pod not in lab.pods():
+                attached = pods.add(lab, pod)
+                click.echo(f"{lab.name}  {pod} attached, {attached.ipv4}")
+    except BaseException:
         if fresh:
-            destroy(lab)  # half of one
-            create(lab)
-        try:
-            pid = agent_process.running(lab)
-            if pid is None:
-                pid = agent_process.start(lab, *settings)
-                click.echo(f"{lab.name}  starting the agent, pid {pid}")
-            elif settings:
-                _too_late(lab, pid)
-            agent_process.wait_ready(lab, pid)
-            for pod in (f"pod-{number}" for number in range(1, count + 1)):
-                if pod not in lab.pods():
-                    attached = pods.add(lab, pod)
-                    click.echo(f"{lab.name}  {pod} attached, {attached.ipv4}")
-        except BaseException:
-            if fresh:
-                destroy(lab)
-            raise
+            destroy(lab)
+        raise
     click.echo(f"{lab.name}  up at {NODE_ADDRESS} with pods {', '.join(lab.pods()) or 'none'}")
     click.echo(f"Look around:  hive lab exec --name {lab.name} -- hive endpoint list")
-    return 0
 
 
 def _too_late(lab: Lab, pid: int) -> NoReturn:
@@ -177,8 +203,11 @@ def down(lab: Lab, everything: bool) -> None:
     with _orderly(), exclusive():
         for one in labs() if everything else [lab]:
             there = one.directory.exists()
-            agent_process.terminate(one)
-            destroy(one)
+            if one.cluster:
+                Cluster.of(one).remove([one])
+            else:
+                agent_process.terminate(one)
+                destroy(one)
             click.echo(f"{one.name}  {'removed' if there else 'is not there'}")
 
 

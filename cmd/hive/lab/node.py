@@ -7,6 +7,8 @@ Under /run/hive-lab/<name>, a tmpfs of its own, are the bind mounts that hold th
 ones, and pods are also found in /run/netns, as container runtimes do it. No process keeps a node alive.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
@@ -17,12 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hive import syscalls
 from hive.lab.children import undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
+
+if TYPE_CHECKING:
+    from hive.lab.network import LabNetwork
 
 ROOT = Path("/run/hive-lab")
 PODS = Path("/run/netns")
@@ -60,6 +66,19 @@ class Lab:
     def cni_conf(self) -> Path:
         """The network configuration the agent writes once it serves."""
         return self.directory / "cni" / "05-cilium.conflist"
+
+    @property
+    def manifests(self) -> Path:
+        """The folder its agent gets objects from, where the node is one of a cluster."""
+        return self.directory / "manifests"
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster it was made for; empty for a node that stands alone."""
+        try:
+            return (self.directory / "cluster").read_text()
+        except FileNotFoundError:
+            return ""
 
     @property
     def exists(self) -> bool:
@@ -133,8 +152,11 @@ def exclusive() -> Iterator[None]:
         os.close(lock)
 
 
-def create(lab: Lab) -> None:
-    """Make the node: namespaces, mounts, an uplink with a global address. A failure leaves nothing."""
+def create(lab: Lab, network: LabNetwork | None = None) -> None:
+    """Make the node: namespaces, mounts, an uplink with a global address. A failure leaves nothing.
+
+    Its uplink leads to a network that is there, or to a namespace of its own.
+    """
     lab.directory.mkdir(mode=0o755, parents=True)
     try:
         syscalls.mount(
@@ -146,15 +168,28 @@ def create(lab: Lab) -> None:
         (lab.directory / "pods").mkdir()
         with (
             new_held_node(lab.directory, lab.directory / "net", lab.directory / "mnt") as node,
-            new_netns() as outside,
+            network.open() if network is not None else new_netns() as outside,
         ):
-            hold(outside.net, lab.directory / "outside")
-            node.run(_uplink, outside.net)
-            outside.run(_outside)
+            if network is not None:
+                _join(lab, node, outside, network)
+            else:
+                hold(outside.net, lab.directory / "outside")
+                node.run(_uplink, outside.net)
+                outside.run(_outside)
         (lab.directory / "complete").touch()
     except BaseException:
         destroy(lab)
         raise
+
+
+def _join(lab: Lab, node: Namespaces, outside: Namespaces, network: LabNetwork) -> None:
+    from hive.lab.network import plug, uplink
+
+    place = network.place(int(lab.name.rpartition("-")[2]))
+    node.run(uplink, outside.net, place)
+    outside.run(plug, place)
+    lab.manifests.mkdir()
+    (lab.directory / "cluster").write_text(network.name)
 
 
 def destroy(lab: Lab) -> None:
