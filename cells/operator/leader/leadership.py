@@ -73,6 +73,13 @@ class LeaderHive(InnerHive):
     """What only the leader runs."""
 
 
+def _only(error: Exception) -> Exception:
+    """What went wrong, without the tasks around it, when it is one thing."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 class Leadership:
     """This operator's part in the election."""
 
@@ -118,7 +125,10 @@ class Leadership:
             retry=settings.leader_election_retry_period,
         )
         self._health.ok("waiting for the lease")
-        await self._election.run(self._work)
+        try:
+            await self._election.run(self._work)
+        except ExceptionGroup as group:
+            raise _only(group) from group
         raise HiveError(f"leader election lost: {self.leader or 'nobody'} holds the lease {LEASE}")
 
     async def _work(self) -> None:

@@ -15,6 +15,13 @@ __all__ = ["OperatorOptions", "cell"]
 
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
 """Modes of IPAM in which this operator has something to do, or rightly nothing."""
+UNSERVED: Final = (
+    "enable_cilium_endpoint_slice",
+    "enable_bgp_control_plane",
+    "enable_node_ipam",
+    "enable_ingress_controller",
+    "enable_gateway_api",
+)
 CLUSTER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
 
@@ -48,6 +55,21 @@ class OperatorOptions(Settings, frozen=True):
     disable_endpoint_crd: bool = False
     """Without CiliumEndpoints; only with a kvstore, so it is put back to false, with a warning."""
 
+    enable_cilium_endpoint_slice: bool = False
+    """CiliumEndpoints in batches: not supported yet."""
+
+    enable_bgp_control_plane: bool = False
+    """BGP: not supported yet."""
+
+    enable_node_ipam: bool = False
+    """Addresses of nodes for services: not supported yet."""
+
+    enable_ingress_controller: bool = False
+    """Ingress: not supported yet."""
+
+    enable_gateway_api: bool = False
+    """Gateway API: not supported yet."""
+
     @property
     def namespace(self) -> str:
         """Where the operator is."""
@@ -64,6 +86,9 @@ class OperatorOptions(Settings, frozen=True):
             yield "ipam=multi-pool: not supported yet, expected cluster-pool, kubernetes or delegated-plugin"
         if self.identity_allocation_mode not in {"crd", "kvstore"}:
             yield f"identity-allocation-mode={self.identity_allocation_mode}: expected crd"
+        for name in UNSERVED:
+            if getattr(self, name):
+                yield f"{name.replace('_', '-')}=true: not supported yet, expected false, or leave it unset"
         if not CLUSTER_NAME.fullmatch(self.cluster_name):
             yield (
                 f"cluster-name={self.cluster_name}: expected at most 32 lower case letters, digits and '-',"

@@ -86,13 +86,14 @@ class OperatorServer:
 
     async def _start(self) -> None:
         settings = self._settings
-        await self._serve("operator-api-serve-addr", settings.operator_api_serve_addr, self._answer)
-        if settings.enable_metrics:
-            await self._serve(
-                "operator-prometheus-serve-addr",
-                settings.operator_prometheus_serve_addr,
-                self._exposition.answer,
-            )
+        try:
+            await self._serve("operator-api-serve-addr", settings.operator_api_serve_addr, self._answer)
+            if settings.enable_metrics:
+                where = settings.operator_prometheus_serve_addr
+                await self._serve("operator-prometheus-serve-addr", where, self._exposition.answer)
+        except BaseException:
+            await self._stop()
+            raise
 
     async def _serve(
         self, setting: str, where: str, handler: Callable[[Request], Awaitable[Response]]

@@ -5,6 +5,7 @@ Needs: ApiServer, cells.operator.   Gives: Operators, settings().
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from lifecycle import Hive, Sources
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer
 
+POOL = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}
 LEASE = {
     "leader-election-lease-duration": "2s",
     "leader-election-renew-deadline": "1500ms",
@@ -33,13 +35,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def settings(values: Mapping[str, object]) -> list[str]:
-    """Settings as flags; a list is written as the ConfigMap has it."""
-    texts = {
-        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in values.items()
-    }
-    return [f"--{name}={text}" for name, text in texts.items()]
+def settings(values: Mapping[str, object], folder: Path) -> None:
+    """Write settings as a mounted ConfigMap has them: a file for each, a list with blanks between."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    for name, value in values.items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        (folder / name).write_text(text)
 
 
 class Operators:
@@ -48,9 +51,10 @@ class Operators:
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self.server = server
         self._kubeconfig = folder / "kubeconfig"
+        self._config = folder / "cilium-config"
 
     def arguments(self, values: Mapping[str, object] | None = None) -> list[str]:
-        """The flags of an operator of this cluster."""
+        """The flags of an operator of this cluster: where its settings are."""
         cluster = {"server": f"http://127.0.0.1:{self.server.port}"}
         user = {"token": ADMIN_TOKEN}
         context = {"cluster": "stand-in", "user": "admin", "namespace": "kube-system"}
@@ -64,16 +68,19 @@ class Operators:
                 }
             )
         )
-        return settings(
+        settings(
             {
                 "k8s-kubeconfig-path": self._kubeconfig,
                 "k8s-namespace": "kube-system",
                 "operator-api-serve-addr": f"127.0.0.1:{free_port()}",
+                "operator-prometheus-serve-addr": f"127.0.0.1:{free_port()}",
                 "operator-k8s-client-qps": 0,
                 **LEASE,
-                **(values or {}),
-            }
+                **(POOL if values is None else values),
+            },
+            self._config,
         )
+        return [f"--config-dir={self._config}"]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[api.Client]:

@@ -16,7 +16,7 @@ from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
-from tests.support.operator.running import at_work
+from tests.support.operator.running import POOL, at_work
 
 pytestmark = pytest.mark.anyio
 CRDS = Resource("apiextensions.k8s.io", "customresourcedefinitions")
@@ -58,7 +58,7 @@ async def test_the_leader_registers_what_cilium_does_and_no_more(
 ) -> None:
     async with operators.running():
         assert names(server) == DEFAULT
-    async with operators.running({"enable-local-redirect-policy": "true"}):
+    async with operators.running({**POOL, "enable-local-redirect-policy": "true"}):
         assert names(server) == DEFAULT | {"ciliumlocalredirectpolicies"}
 
 

@@ -1,0 +1,68 @@
+"""Deletes CiliumEndpoints whose pod is gone or has ended.
+
+Needs: ClusterAPI, ClusterObjects, GCSettings.   Gives: EndpointGC.
+Source: Cilium 1.17, operator/endpointgc. An endpoint is asked for again before it goes: its pod may have come
+        after the table of pods was read, so one pass more is waited.
+"""
+
+from __future__ import annotations
+
+from cells.kubernetes import CILIUM_ENDPOINTS, CILIUM_NODES, CiliumEndpoint, Key, api
+from cells.operator.api_server import ClusterAPI
+from cells.operator.gc.settings import GCSettings
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects
+from lifecycle import Jobs, Logger
+
+
+class EndpointGC:
+    """Looks every cilium-endpoint-gc-interval."""
+
+    def __init__(
+        self, settings: GCSettings, server: ClusterAPI, objects: ClusterObjects, *, jobs: Jobs, log: Logger
+    ) -> None:
+        self._server = server
+        self._log = log
+        self._endpoints = objects.table(CILIUM_ENDPOINTS)
+        self._pods = objects.table(CLUSTER_PODS)
+        self._nodes = objects.table(CILIUM_NODES)
+        self._suspects: dict[Key, str] = {}
+        self.deleted = 0
+        """How many were deleted."""
+        self.failed = 0
+        """How many could not be."""
+        jobs.timer("endpoints", self.collect, settings.cilium_endpoint_gc_interval)
+
+    async def collect(self) -> None:
+        """One pass. Raises KubernetesError when some could not be deleted."""
+        for table in (self._endpoints, self._pods, self._nodes):
+            await table.wait_initialized()
+        orphans = {one.key: one.metadata.uid for one in self._endpoints.all() if not self._needed(one)}
+        found_twice = orphans.items() & self._suspects.items()
+        self._suspects = orphans
+        failure: api.KubernetesError | None = None
+        for (namespace, name), uid in sorted(found_twice):
+            try:
+                await self._server.client.delete(CILIUM_ENDPOINTS, name, namespace, uid=uid)
+            except api.ConflictError:
+                continue  # made anew meanwhile
+            except api.KubernetesError as error:
+                self.failed += 1
+                failure = error
+                continue
+            self.deleted += 1
+            self._log.info("CiliumEndpoint without a pod deleted", endpoint=f"{namespace}/{name}")
+        if failure is not None:
+            raise failure
+
+    def _needed(self, endpoint: CiliumEndpoint) -> bool:
+        """Whether its pod, or else what owns it, is there."""
+        pod = self._pods.get(endpoint.key)
+        if pod is not None:
+            return not pod.finished
+        for owner in endpoint.metadata.owner_references or ():
+            if owner.kind == "Pod":
+                pod = self._pods.get((endpoint.namespace, owner.name))
+                return pod is not None and not pod.finished
+            if owner.kind == "CiliumNode":
+                return self._nodes.get(("", owner.name)) is not None
+        return False

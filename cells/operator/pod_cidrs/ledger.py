@@ -1,0 +1,154 @@
+"""Which node holds which ranges, and what is to be said of each node.
+
+Needs: Pools.   Gives: Ledger, NodeWish.
+Source: Cilium 1.17, pkg/ipam/allocator/podcidr. Other than there, a node that found the pools full is looked
+        at again whenever a range comes free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from cells.kubernetes import CiliumNode
+from cells.operator.pod_cidrs.allocator import Network, PoolError, Pools, listed, parsed
+
+
+class NodeWish(msgspec.Struct, frozen=True, gc=False):
+    """What a CiliumNode shall say."""
+
+    name: str
+    uid: str
+    cidrs: tuple[str, ...] | None
+    """Its ranges; None leaves them as they are."""
+    error: str
+    """Why it has none, or not these; empty takes an old error away."""
+
+
+class Ledger:
+    """Adopts what nodes hold before it gives out anything; never gives a range twice."""
+
+    def __init__(self, ipv4: Pools, ipv6: Pools) -> None:
+        self._pools = {4: ipv4, 6: ipv6}
+        self._held: dict[str, list[Network]] = {}
+        self._nodes: dict[str, CiliumNode] = {}
+        self._errors: dict[str, str] = {}
+
+    @property
+    def held(self) -> Mapping[str, list[Network]]:
+        """The ranges of each node."""
+        return self._held
+
+    def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodeWish | None]:
+        """Take in nodes that have changed (None: they are gone); the wishes of all that are concerned.
+
+        None for a wish: nothing is to be said of that node (any more).
+        """
+        freed = self._forget(name for name, node in changed.items() if node is None)
+        live = {name: node for name, node in changed.items() if node is not None}
+        for name, node in live.items():
+            old = self._nodes.get(name)
+            if old is not None and old.metadata.uid != node.metadata.uid:
+                freed |= self._release(name)  # deleted and made again: it has what its new object says
+            self._nodes[name] = node
+        waiting = {name: self._nodes[name] for name in self._errors if name in self._nodes} if freed else {}
+        concerned = {**waiting, **live}
+        for name, node in concerned.items():  # first whoever has something: it is theirs
+            if node.spec.ipam.pod_cidrs:
+                self._settle(name, node)
+        for name, node in concerned.items():
+            if not node.spec.ipam.pod_cidrs:
+                self._settle(name, node)
+        gone: dict[str, NodeWish | None] = {name: None for name, node in changed.items() if node is None}
+        return gone | {name: self._wish(name) for name in concerned}
+
+    def _forget(self, names: Iterable[str]) -> bool:
+        freed = False
+        for name in names:
+            self._nodes.pop(name, None)
+            self._errors.pop(name, None)
+            freed |= self._release(name)
+        return freed
+
+    def _release(self, name: str) -> bool:
+        found = self._held.pop(name, [])
+        for network in found:
+            self._pools[network.version].release(network)
+        return bool(found)
+
+    def _settle(self, name: str, node: CiliumNode) -> None:
+        try:
+            if name in self._held:
+                self._compare(name, node)
+            elif node.spec.ipam.pod_cidrs:
+                self._adopt(name, node.spec.ipam.pod_cidrs)
+            self._complete(name)
+        except PoolError as error:
+            self._errors[name] = str(error)
+        else:
+            self._errors.pop(name, None)
+
+    def _compare(self, name: str, node: CiliumNode) -> None:
+        """Of a known node: somebody may have changed what was given to it."""
+        held = self._held[name]
+        asked = [parsed(text) for text in node.spec.ipam.pod_cidrs or ()]
+        if any(one not in held for one in asked):
+            raise PoolError(
+                f"node has CIDRs allocated ({listed(held)}) that conflict with requested CIDRs"
+                f" {listed(asked)}"
+            )
+
+    def _adopt(self, name: str, texts: tuple[str, ...]) -> None:
+        """All of what an unknown node says it has, or nothing."""
+        asked = [parsed(text) for text in texts]
+        for version in (4, 6):
+            if not self._pools[version] and (others := [one for one in asked if one.version == version]):
+                raise PoolError(
+                    f"unable to allocate CIDR {listed(others)} since allocator for IPv{version} addresses"
+                    " does not exist"
+                )
+        taken: list[Network] = []
+        try:
+            for one in asked:
+                self._pools[one.version].occupy(one)
+                taken.append(one)
+        except PoolError:
+            for one in taken:
+                self._pools[one.version].release(one)
+            raise
+        self._held[name] = asked
+
+    def _complete(self, name: str) -> None:
+        """A range of each family that has pools, or none at all for a node that has nothing."""
+        held = self._held.get(name, [])
+        missing = [
+            version
+            for version, pools in self._pools.items()
+            if pools and all(one.version != version for one in held)
+        ]
+        if not held and not missing:
+            raise PoolError(
+                f"Unable to allocate node CIDR for node {name}. IPAMInfo: {{IPv4: [], IPv6: []}}. Please"
+                " check that your configuration is correct."
+            )
+        new: list[Network] = []
+        try:
+            for version in missing:
+                new.append(self._pools[version].allocate())  # noqa: PERF401  # those before a failure count
+        except PoolError:
+            for one in new:
+                self._pools[one.version].release(one)
+            raise
+        self._held[name] = sorted([*held, *new], key=lambda one: one.version) if new else held
+
+    def _wish(self, name: str) -> NodeWish | None:
+        node = self._nodes[name]
+        error = self._errors.get(name, "")
+        has = node.spec.ipam.pod_cidrs or ()
+        cidrs: tuple[str, ...] | None = tuple(map(str, self._held.get(name, ())))
+        if error or cidrs == has:
+            cidrs = None
+        if cidrs is None and error == node.status.ipam.operator_status.error:
+            return None
+        return NodeWish(name, node.metadata.uid, cidrs, error)

@@ -1,0 +1,125 @@
+"""Cilium's recorded operator scenarios, and how each is played to ours.
+
+Needs: tests/conformance_data/operator.   Gives: SCENARIOS, EXCLUDED, load(), plain(), Scenario.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operator"
+Json = dict[str, Any]
+
+NOT_CHECKED: Final = "policies are checked by agents and `hive policy check`, not by the operator yet"
+LB: Final = tuple(path.stem for path in DATA.glob("lb_*.json"))
+EXCLUDED: Final = {
+    "api_away_long": "the lease's whole duration in real time; see test_leading",
+    "api_away_short": "as test_leading has it: an API server that is away",
+    "api_away_survived": "as test_leading has it: an API server that is away",
+    "api_endpoints": "compared in test_server",
+    "bgp_cluster_config": "BGP is not built",
+    "ces_fcfs": "CiliumEndpointSlices are not built",
+    "ces_identity": "CiliumEndpointSlices are not built",
+    "cnp_existing_at_start": NOT_CHECKED,
+    "cnp_validation": NOT_CHECKED,
+    "cnp_validation_off": NOT_CHECKED,
+    "crd_empty_cluster_default": "compared in test_leading",
+    "crd_options_per_crd": "compared in test_leading",
+    "crd_partly_there": "compared in test_leading",
+    "crd_update_older_newer_garbage": "compared in test_leading",
+    "cp_write_conflict": "its writes are not all recorded; test_pod_cidrs has others",
+    **dict.fromkeys(LB, "LB-IPAM is not built yet"),
+    "leader_lost": "compared in test_leading",
+    "leader_single": "compared in test_leading",
+    "mp_auto_create": "IPAM mode multi-pool is not built",
+    "mp_capacity": "IPAM mode multi-pool is not built",
+    "mp_dual_stack": "IPAM mode multi-pool is not built",
+    "mp_pool_changes": "IPAM mode multi-pool is not built",
+    "mp_request_allocate_release": "IPAM mode multi-pool is not built",
+    "mp_restart_occupied": "IPAM mode multi-pool is not built",
+    "node_ipam": "node IPAM is not built",
+    "option_errors": "compared in test_options",
+    "unmanaged_pods": "unmanaged pods are not restarted yet",
+    "endpoint_gc_crd_disabled": "deleting every CiliumEndpoint needs a kvstore, which is not built",
+    "endpoint_gc_interval_zero": "refused as a setting; see test_options",
+    "identity_gc_ratelimit": "compared in test_gc",
+}
+
+OPTIONS: Final[dict[str, dict[str, Json]]] = {
+    "cp_resize_at_restart": {
+        "start, node-a": {"cluster-pool-ipv4-cidr": "10.0.0.0/8"},
+        "restart with mask 26": {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "cluster-pool-ipv4-mask-size": 26},
+    },
+    "cp_dual_stack_upgrade": {
+        "start dual stack": {
+            "enable-ipv6": "true",
+            "cluster-pool-ipv6-cidr": "fd00::/104",
+            "cluster-pool-ipv6-mask-size": 120,
+        },
+    },
+    "node_options_off": {"start, pod ready": {"set-cilium-is-up-condition": "true"}},
+}
+"""File -> step -> the options that the recording names in words only."""
+
+DIFFERENT: Final[dict[tuple[str, int], str]] = {
+    ("cp_exhausted_then_free", 3): "a node that found the pools full gets a range as soon as one is free",
+    ("cp_exhausted_then_free", 4): "a node that found the pools full gets a range as soon as one is free",
+    ("cp_exhausted_then_free", 6): "so the next node finds them full, as in the recording, or has another",
+    ("cp_exhausted_then_free", 7): "so does the next",
+    ("cp_exhausted_then_free", 8): "so does the next",
+    ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
+    ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
+}
+"""File and step whose objects are not compared, with the fault of Cilium's that is not copied."""
+
+FASTER: Final = {
+    "nodes-gc-interval": 20,
+    "identity-gc-interval": 20,
+    "identity-heartbeat-timeout": 20,
+    "cilium-endpoint-gc-interval": 20,
+}
+"""Intervals that are divided, so that a test need not wait for them."""
+
+NOISE: Final = frozenset({"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"})
+TIMES: Final = frozenset({"lastTransitionTime", "lastHeartbeatTime", "io.cilium.heartbeat"})
+NOT_OURS: Final = frozenset({"ipMode", "observedGeneration", "nodeInfo", "daemonEndpoints"})
+
+
+@cache
+def load(name: str) -> Json:
+    """A scenario."""
+    found: Json = json.loads((DATA / f"{name}.json").read_text())
+    return found
+
+
+SCENARIOS: Final = sorted(
+    path.stem for path in DATA.glob("*.json") if path.stem not in EXCLUDED and path.stem != "index"
+)
+ALL: Final = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "index")
+
+
+def plain(value: Any) -> Any:
+    """Without what differs from run to run, and without what is empty."""
+    if isinstance(value, dict):
+        found = {
+            key: "a time" if key in TIMES else plain(each)
+            for key, each in value.items()
+            if key not in NOISE | NOT_OURS
+        }
+        return {key: each for key, each in found.items() if each not in ({}, [], None, "")}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value
+
+
+def options(name: str, step: str) -> Json:
+    """The settings of the operator that is started in a step."""
+    given = {key: value for key, value in load(name)["options"].items() if value is not None}
+    given |= OPTIONS.get(name, {}).get(step, {})
+    for key, times in FASTER.items():
+        if key in given and str(given[key])[-1] == "s":
+            given[key] = f"{float(str(given[key])[:-1]) / times:g}s"
+    return given

@@ -1,0 +1,77 @@
+"""Objects that nobody needs any more go; those in use, and those that may be, stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+
+pytestmark = pytest.mark.anyio
+IDENTITIES = Resource("cilium.io", "ciliumidentities")
+ENDPOINTS = Resource("cilium.io", "ciliumendpoints")
+POOL = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}
+
+
+def identity(number: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumIdentity",
+        "metadata": {"name": str(number)},
+        "security-labels": {"k8s:app": str(number)},
+    }
+
+
+def endpoint(name: str, number: int, **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumEndpoint",
+        "metadata": {"name": name, "namespace": "default", **metadata},
+        "status": {"id": 1, "identity": {"id": number}},
+    }
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": "one", "containers": [{"name": "c", "image": "example.invalid/c"}]},
+    }
+
+
+def names(server: ApiServer, resource: Resource) -> set[str]:
+    return {name for _, name in server.store.of(resource).objects}
+
+
+async def test_identities_go_no_faster_than_their_limit_says(server: ApiServer, operators: Operators) -> None:
+    values = POOL | {
+        "identity-gc-interval": "50ms",
+        "identity-heartbeat-timeout": "100ms",
+        "identity-gc-rate-interval": "1h",
+        "identity-gc-rate-limit": 3,
+    }
+    async with operators.running(values):
+        server.add(pod("used"))
+        server.add(endpoint("used", 1000))
+        for number in range(1000, 1010):
+            server.add(identity(number))
+        await eventually(lambda: len(names(server, IDENTITIES)) == 7, 10)
+        passes = len(server.requests)
+        await eventually(lambda: len(server.requests) > passes + 10, 10)
+        assert len(names(server, IDENTITIES)) == 7
+        assert "1000" in names(server, IDENTITIES)
+
+
+async def test_endpoints_go_with_their_pods(server: ApiServer, operators: Operators) -> None:
+    async with operators.running(POOL | {"cilium-endpoint-gc-interval": "50ms"}):
+        server.add(pod("there"))
+        server.add(endpoint("there", 1))
+        server.add(endpoint("gone", 2))
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "there", "uid": "u"}
+        server.add(endpoint("of-there", 3, ownerReferences=[owner]))
+        await eventually(lambda: names(server, ENDPOINTS) == {"there", "of-there"}, 10)

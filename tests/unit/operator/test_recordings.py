@@ -1,0 +1,156 @@
+"""Cilium's recorded scenarios, played to our operator at the stand-in: the objects must come out the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+
+from cells.kubernetes import api
+from tests.support.counts import Count
+from tests.support.operator import Operators
+from tests.unit.operator import recordings
+from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
+
+pytestmark = pytest.mark.anyio
+WITHIN = 15.0
+STARTS = "operator op1 answers GET /healthz"
+
+
+async def until(ask: Callable[[], Awaitable[Any]], right: Callable[[Any], bool]) -> Any:
+    """The first answer that is right, or the last there was."""
+    found = await ask()
+    with anyio.move_on_after(WITHIN):
+        while not right(found):  # the server can only be asked
+            await anyio.sleep(0.02)
+            found = await ask()
+    return found
+
+
+class Player:
+    """Plays one scenario."""
+
+    def __init__(self, name: str, operators: Operators, client: api.Client) -> None:
+        self.name = name
+        self.scenario = load(name)
+        self._operators = operators
+        self._client = client
+        self._running: AsyncExitStack | None = None
+        self.outcomes: Counter[str] = Counter()
+
+    async def play(self) -> None:
+        first = self.scenario["steps"][0]["do"]
+        await self._start(first)  # for the custom resources: what is there before is made of them
+        await self.stop()
+        for request in self.scenario.get("objects_before") or []:
+            await self._send(request)
+        for step in self.scenario["steps"]:
+            starts = any(STARTS in one["for"] for one in step.get("wait_for") or [])
+            late = step["do"].endswith("restart")
+            if starts and not late:
+                await self._start(step["do"])
+            for request in step.get("by_test") or []:
+                await self._send(request)
+            if starts and late:
+                await self._start(step["do"])
+            await self._compare(step)
+            if "exit_codes" in step:
+                await until(self._ranges, all)
+                await self.stop()
+        await self.stop()
+
+    async def _start(self, step: str) -> None:
+        await self.stop()
+        self._running = AsyncExitStack()
+        await self._running.enter_async_context(self._operators.running(options(self.name, step)))
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            await self._running.aclose()
+            self._running = None
+
+    async def _send(self, request: Json) -> None:
+        body = self._filled(request.get("body"))
+        media = request.get("content_type") or "application/json"
+        if isinstance(body, list):
+            media = "application/json-patch+json"
+        elif request["method"] == "PATCH" and media == "application/json":
+            media = "application/merge-patch+json"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            await self._client.raw(request["method"], request["path"], None, data, media.encode())
+        except api.ApiError as error:
+            if error.code != request["status"]:
+                raise
+
+    def _filled(self, body: Any) -> Any:
+        text = json.dumps(body)
+        text = re.sub(r"<UID:\d+>", str(uuid.uuid4()), text).replace("<TIME>", "2026-01-01T00:00:00Z")
+        return json.loads(text)
+
+    async def _compare(self, step: Json) -> None:
+        wanted = step.get("objects_after") or {}
+        if not wanted:
+            return
+        if (why := DIFFERENT.get((self.name, step["n"]))) is not None:
+            self.outcomes[f"different: {why}"] += 1
+            return
+        for path, recorded in wanted.items():
+            found = await until(partial(self._object, path, recorded), lambda it: it == plain(recorded))  # noqa: B023
+            assert found == plain(recorded), f"{self.name}, step {step['n']}: {step['do']}: {path}"
+        self.outcomes["steps that came out the same"] += 1
+
+    async def _ranges(self) -> list[bool]:
+        """Whether each CiliumNode has ranges, or is told why not."""
+        if not self.name.startswith("cp_"):
+            return []
+        found = json.loads(await self._client.raw("GET", "/apis/cilium.io/v2/ciliumnodes"))
+        return [
+            bool(one["spec"]["ipam"].get("podCIDRs") or plain(one.get("status") or {}))
+            for one in found["items"]
+        ]
+
+    async def _object(self, path: str, recorded: Any) -> Any:
+        try:
+            found = json.loads(await self._client.raw("GET", path))
+        except api.NotFoundError:
+            return None
+        if isinstance(recorded, list):
+            kind = {"kind": found["kind"].removesuffix("List"), "apiVersion": found["apiVersion"]}
+            return [plain({**kind, **one} if "kind" in recorded[0] else one) for one in found["items"]]
+        if "metadata" in recorded:
+            return plain(found if "kind" in recorded else {**found, "kind": None, "apiVersion": None})
+        if "items" in found:
+            picked = {one["metadata"]["name"]: one for one in found["items"]}
+            return plain(
+                {name: {"spec": one["spec"], "status": one.get("status")} for name, one in picked.items()}
+            )
+        status = found.get("status") or {}
+        spec = {key: found["spec"][key] for key in recorded.get("spec") or {} if key in found["spec"]}
+        ingress = (status.get("loadBalancer") or {}).get("ingress")
+        return plain({"ingress": ingress, "conditions": status.get("conditions"), "spec": spec})
+
+
+@pytest.mark.parametrize("name", recordings.SCENARIOS)
+async def test_a_recorded_scenario_comes_out_the_same(name: str, operators: Operators, count: Count) -> None:
+    async with operators.client() as client:
+        player = Player(name, operators, client)
+        try:
+            await player.play()
+        finally:
+            await player.stop()
+    count("steps of the operator's scenarios", player.outcomes)
+
+
+def test_every_scenario_is_played_or_left_out_with_a_reason(count: Count) -> None:
+    outcomes = Counter(recordings.EXCLUDED.get(name, "played") for name in recordings.ALL)
+    assert recordings.EXCLUDED.keys() <= set(recordings.ALL)
+    count("scenarios of the operator", outcomes)
