@@ -19,7 +19,7 @@ from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.node import addresses, devices, direct_routes, host_ip_sync, netlink, router, sysctl
 from cells.node.host_ip_sync import HostIPSync
-from cells.observe import bootstrap, controllers, events, health, metrics, monitor, shell
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
@@ -72,6 +72,7 @@ agent = module(
     api.cell,
     health.cell,
     metrics.cell,
+    samples.cell,
     bootstrap.cell,
     shell.cell,
     unserved.cell,
