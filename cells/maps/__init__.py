@@ -66,7 +66,6 @@ from cells.maps.programs import (
     open_program,
     program_by_id,
     program_info,
-    run_syscall,
     test_run,
     walk,
 )
@@ -145,7 +144,6 @@ __all__ = [
     "program_info",
     "replace_pin",
     "row_text",
-    "run_syscall",
     "test_run",
     "unpin",
     "unpin_unfinished",
