@@ -19,7 +19,7 @@ Before that: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory t
 5.11, bpf_redirect_peer 5.10, iterators over maps 5.9.
 """
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
-"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF), which iterators over maps are loaded with."""
+"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF): iterators over maps need it."""
 FEATURES: Final[tuple[tuple[Version, str], ...]] = (
     ((6, 8), "a pod's first packet to the node may be late by up to a second"),
 )
