@@ -92,7 +92,6 @@ class Monitor:
             self._clients.discard(task)
             writer.close()
 
-
     def _turn_away(self, writer: asyncio.StreamWriter) -> None:
         writer.close()
         now = anyio.current_time()
