@@ -14,6 +14,7 @@ from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
 from cells.config import drift as config_drift
 from cells.datapath import conntrack
+from cells.endpoint import ciliumendpoint
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
@@ -61,6 +62,7 @@ agent = module(
     services.cell,
     endpoint.cell,
     endpoint_restore.cell,
+    ciliumendpoint.cell,
     endpoint_gc.cell,
     endpoint_watchdog.cell,
     host_ip_sync.cell,
