@@ -29,7 +29,9 @@ class PolicyMap:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
 
     def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
-        """Make the map hold exactly these verdicts: denies first, then allows, then deletions.
+        """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
+
+        So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
 
         An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
         flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
@@ -94,7 +96,7 @@ class PolicyMap:
         self._put([(key, entry) for key, entry in missing if entry.deny])
         self._put([(key, entry) for key, entry in missing if not entry.deny])
         gone = [key for key in present if key not in wanted]
-        self._drop(gone)
+        self._drop(sorted(gone, key=lambda key: present[key].deny))
         return bool(missing or gone)
 
     def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:

@@ -13,9 +13,6 @@ class UnservedPolicy(UnservedSettings, frozen=True):
     policy_cidr_match_mode: str = ""
     """Networks in policies never select nodes."""
 
-    enable_endpoint_lockdown_on_policy_overflow: bool = False
-    """No endpoint is cut off when its policy map is full."""
-
     policy_audit_mode: bool = False
     """Refused packets cannot be let through and only told of yet."""
 

@@ -48,7 +48,14 @@ def endpoint_policies(
     log: Logger,
 ) -> EndpointPolicies:
     """Each endpoint's policy, and its policy map."""
-    policies = EndpointPolicies(table, realized, computer, pool, log)
+    policies = EndpointPolicies(
+        table,
+        realized,
+        computer,
+        pool,
+        log,
+        lockdown=settings.enable_endpoint_lockdown_on_policy_overflow,
+    )
     jobs.timer("policy-map-full-reconciliation", policies.reconcile, settings.reconciliation_seconds)
     policies.apply_soon = jobs.timer("policy-map-sync", policies.apply, math.inf).trigger
     return policies

@@ -5,6 +5,7 @@ Gives:  EndpointPolicies.
 Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
 """
 
+import errno
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -36,6 +37,8 @@ class EndpointPolicies:
         computer: PolicyComputer,
         pool: PolicyMapPool,
         log: Logger,
+        *,
+        lockdown: bool = False,
     ) -> None:
         self.table = table
         """What is wanted, by endpoint id."""
@@ -44,6 +47,9 @@ class EndpointPolicies:
         self._computer = computer
         self._pool = pool
         self._log = log
+        self._lockdown = lockdown
+        self._overflowed: dict[int, int] = {}
+        """Endpoints whose map had no room, and is empty therefore; for how many entries."""
         self._changed: set[int] = set()
         """Endpoints whose maps are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
@@ -72,6 +78,7 @@ class EndpointPolicies:
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
         self._computer.forget(endpoint_id)
+        self._overflowed.pop(endpoint_id, None)
         for table in (self.table, self.realized):
             with table.txn() as rows:
                 rows.delete(endpoint_id)
@@ -171,7 +178,7 @@ class EndpointPolicies:
     async def reconcile(self) -> None:
         """Compare every policy map as a whole, and put right what differs; raises OSError."""
         for position, policy in enumerate(self.table.all()):
-            if self.table.get(policy.endpoint_id) is policy:
+            if self.table.get(policy.endpoint_id) is policy and policy.endpoint_id not in self._overflowed:
                 wrong = self._pool.repair(policy.endpoint_id, policy.entries)
                 if wrong:
                     self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
@@ -180,7 +187,7 @@ class EndpointPolicies:
 
     def _write(self, policy: EndpointPolicy) -> None:
         try:
-            self._pool.write(policy.endpoint_id, policy.entries)
+            self._write_map(policy)
         except OSError as error:
             self._failed(policy.endpoint_id, error)
             raise
@@ -196,6 +203,25 @@ class EndpointPolicies:
                     entries=len(policy.entries),
                 )
             )
+
+    def _write_map(self, policy: EndpointPolicy) -> None:
+        """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""
+        number, wanted = policy.endpoint_id, len(policy.entries)
+        least = self._overflowed.get(number, wanted + 1)
+        if wanted < least:
+            try:
+                self._pool.write(number, policy.entries)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._lockdown:
+                    raise
+                least = wanted
+            else:
+                self._overflowed.pop(number, None)
+                return
+        self._overflowed[number] = least
+        self._pool.write(number, {})
+        text = f"locked down, nothing is allowed: {wanted} entries have no room (bpf-policy-map-max)"
+        raise OSError(errno.ENOSPC, text)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
         known = self.status(endpoint_id)

@@ -40,6 +40,9 @@ class PolicySettings(Settings, frozen=True):
     policy_map_full_reconciliation_interval: Duration = minutes(15)
     """How often whole policy maps are compared with what should be in them; 0 never does."""
 
+    enable_endpoint_lockdown_on_policy_overflow: bool = False
+    """Whether an endpoint whose policy map has no room may do nothing, not what there was room for."""
+
     def validate(self) -> None:
         """Refuse an interval that cannot be; raises ValueError with one line."""
         if self.policy_map_full_reconciliation_interval < 0:

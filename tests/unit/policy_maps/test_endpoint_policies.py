@@ -42,6 +42,7 @@ class FakeMaps:
     maps: dict[int, PolicyEntries] = field(default_factory=dict)
     writes: list[int] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
+    room: int = 9
 
     def acquire(self) -> int:
         number = len(self.maps) + 1
@@ -55,7 +56,7 @@ class FakeMaps:
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         self.writes.append(endpoint_id)
-        if endpoint_id in self.broken:
+        if endpoint_id in self.broken or len(entries) > self.room:
             raise OSError(28, "update map: No space left on device")
         self.maps[endpoint_id] = entries
 
@@ -170,6 +171,25 @@ async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> 
     assert room.policies.status(number) == RealizedPolicy(
         endpoint_id=number, revision=2, ingress_enforced=True
     )
+
+
+async def test_an_endpoint_whose_map_is_full_may_do_nothing_if_wished_until_less_is_wanted() -> None:
+    async with running({"enable-endpoint-lockdown-on-policy-overflow": "true"}) as room:
+        number = room.made()
+        room.maps.room = 1
+        room.rules.revision, room.rules.entries = 2, {**ALLOW_LOCALHOST, **ALLOW_WEB}
+        with pytest.raises(OSError, match="locked down"):
+            room.policies.realize(number, 300, ())
+        assert room.maps.maps == {number: {}}
+        assert "2 entries have no room" in room.policies.status(number).error
+        room.maps.room = 2  # it would fit now, but as many are not tried again
+        with pytest.raises(OSError, match="locked down"):
+            room.policies.realize(number, 300, ())
+        assert room.maps.maps == {number: {}}
+        room.rules.entries = ALLOW_WEB
+        room.policies.realize(number, 300, ())
+        assert room.maps.maps == {number: ALLOW_WEB}
+        assert room.policies.status(number).error == ""
 
 
 async def test_rules_that_contradict_each_other_leave_the_policy_there_is(room: Room) -> None:

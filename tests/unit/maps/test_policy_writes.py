@@ -1,0 +1,105 @@
+"""While a policy map changes, it allows nothing that neither policy does, and denies nothing both allow.
+
+The agent may be killed after any of the writes, and packets come between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import cast
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.map import Map
+from cells.maps.policy_map import PolicyMap
+from cells.policy.compute import Entry, Key, PortKey, lookup, map_entry, map_key
+from cells.policy.compute.map_state import ANYBODY, Entries, anybody_entries, identity_entries, merge
+
+PEERS = (ANYBODY, 300, 301)
+PORTS = (
+    PortKey(),
+    PortKey(6),
+    PortKey(17),
+    PortKey(6, 80, 16),
+    PortKey(6, 80, 12),
+    PortKey(6, 64, 10),
+    PortKey(17, 80, 16),
+)
+PACKETS = [*product((300, 301, 302), (6,), (80, 81, 64, 1)), *product((300, 302), (17, 1), (80, 1))]
+Rule = tuple[int, PortKey, bool]
+Policy = Mapping[int, Entries]
+rules = st.lists(st.tuples(st.sampled_from(PEERS), st.sampled_from(PORTS), st.booleans()), max_size=6)
+
+
+def policy(said: list[Rule]) -> Policy:
+    """What the rules (a peer, ports, whether they are denied) come to, by identity."""
+    own: dict[int, Entries] = {peer: {} for peer in PEERS}
+    for peer, ports, deny in said:
+        merge(own[peer], ports, Entry(deny=deny))
+    anybody = anybody_entries(own[ANYBODY])
+    others = {peer: identity_entries(own[peer], anybody) for peer in PEERS if own[peer] and peer != ANYBODY}
+    return {ANYBODY: anybody, **others}
+
+
+def entries(of: Policy) -> dict[PolicyKey, PolicyEntry]:
+    return {
+        map_key(Key(peer, ports), egress=False): map_entry(entry)
+        for peer, found in of.items()
+        for ports, entry in found.items()
+    }
+
+
+class Recorded:
+    """A map that remembers how it was after every single write."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.states: list[dict[bytes, bytes]] = []
+
+    def update(self, key: bytes, value: bytes) -> None:
+        self.rows[key] = value
+        self.states.append(dict(self.rows))
+
+    def update_batch(self, rows: list[tuple[bytes, bytes]]) -> None:
+        for key, value in rows:
+            self.update(key, value)
+
+    def delete(self, key: bytes) -> bool:
+        found = self.rows.pop(key, None) is not None
+        self.states.append(dict(self.rows))
+        return found
+
+    def delete_batch(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.delete(key)
+
+    def policies(self) -> Iterator[Policy]:
+        for state in self.states:
+            found: dict[int, Entries] = {}
+            for packed, value in state.items():
+                key = PolicyKey.unpack(packed)
+                ports = PortKey(key.protocol, key.port, key.port_bits)
+                found.setdefault(key.identity, {})[ports] = Entry(deny=PolicyEntry.unpack(value).deny)
+            yield found
+
+
+@settings(deadline=None, max_examples=150)
+@given(rules, rules)
+@example([(300, PortKey(6), True), (ANYBODY, PortKey(), False)], [])
+@example([(ANYBODY, PortKey(6, 80, 16), False)], [(ANYBODY, PortKey(6), False), (300, PortKey(), True)])
+def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule], new: list[Rule]) -> None:
+    before, after = policy(old), policy(new)
+    kernel = Recorded()
+    slot = PolicyMap(1, cast("Map", kernel), lambda _: None)
+    slot.replace(entries(before))
+    kernel.states.clear()
+    slot.replace(entries(after))
+    for between in kernel.policies():
+        for packet in PACKETS:
+            allowed = lookup(between, *packet).allowed
+            ways = {lookup(before, *packet).allowed, lookup(after, *packet).allowed}
+            assert allowed in ways, (packet, between)
+    assert {PolicyKey.unpack(key) for key in kernel.rows} == entries(after).keys()
