@@ -99,6 +99,17 @@ class Repository:
         self.revision += 1
         return Changed(self.revision, (*held, *rules))
 
+    def says_the_same(self, world: World) -> bool:
+        """Whether rules that name services mean the same with this world as with the one they follow."""
+        try:
+            return all(
+                translate(self._objects[source], world) == rules
+                for source, rules in self._rules.items()
+                if any(rule.uses_services for rule in rules)
+            )
+        except PolicyError:
+            return False
+
     def follow(self, world: World) -> tuple[Changed, dict[Source, PolicyError]]:
         """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
 

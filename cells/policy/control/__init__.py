@@ -10,18 +10,19 @@ Why:    a policy object may come, change or go at any time; an object that is re
 from collections.abc import Iterable
 
 from cells.config import AgentConfig
-from cells.kubernetes import KubernetesSettings
+from cells.kubernetes import KubernetesSettings, Resources
 from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
+from cells.policy.control.services import ClusterServices
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.maps import Localhost, PolicySettings, RuleComputer
-from cells.policy.rules import PolicyOptions
-from lifecycle import Member, config, invoke, module, provide
+from cells.policy.rules import PolicyOptions, Services
+from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = ["PolicyObject", "PolicyView", "PolicyWatch", "PortUse", "RulePolicy", "SelectorUse", "cell"]
 
@@ -44,6 +45,11 @@ def policy_options(
         learns_names=False,
         authenticates=False,
     )
+
+
+def cluster_services(resources: Resources) -> Services:
+    """The services that rules may name."""
+    return ClusterServices(resources)
 
 
 def rule_computer(policy: RulePolicy) -> RuleComputer:
@@ -70,5 +76,6 @@ cell = module(
         policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
     ),
     provide(PolicyCounts, rule_metrics),
+    provide_private(cluster_services),
     invoke(PolicyWatch, ConditionWriter),
 )

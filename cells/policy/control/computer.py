@@ -29,7 +29,7 @@ from cells.policy.compute import (
 )
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import EndpointPolicy, Enforcement, NodePolicy
-from cells.policy.rules import PolicyError, PolicyOptions, Source, World
+from cells.policy.rules import PolicyError, PolicyOptions, Services, Source, World
 from lifecycle import HiveError
 
 Entries = Mapping[MapKey, PolicyEntry]
@@ -42,10 +42,11 @@ class RulePolicy:
     EndpointPolicies.
     """
 
-    def __init__(self, node: NodePolicy, options: PolicyOptions) -> None:
+    def __init__(self, node: NodePolicy, options: PolicyOptions, services: Services | None = None) -> None:
         self._node = node
         self._groups: dict[str, tuple[Prefix, ...]] = {}
-        self._repository = Repository(World(options))
+        self._services = services
+        self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, _no_proxy)
         self._entries: dict[PolicyKey, Entries] = {}
@@ -123,8 +124,19 @@ class RulePolicy:
             self._groups.pop(name, None)
         else:
             self._groups[name] = prefixes
-        changed, failed = self._repository.follow(World(self._repository.options, dict(self._groups)))
+        changed, failed = self._repository.follow(self._world())
         return self._follow(changed), failed
+
+    def follow_services(self) -> tuple[list[EndpointPolicy], dict[Source, PolicyError]]:
+        """Services or their backends have changed; and the objects that cannot follow, with why."""
+        world = self._world()
+        if self._repository.says_the_same(world):
+            return [], {}
+        changed, failed = self._repository.follow(world)
+        return self._follow(changed), failed
+
+    def _world(self) -> World:
+        return World(self._repository.options, dict(self._groups), self._services)
 
     def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
         """Identities that are new, or have other labels now."""

@@ -22,7 +22,9 @@ from cells.kubernetes import (
     CILIUM_CIDR_GROUPS,
     CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
     CILIUM_NETWORK_POLICIES,
+    ENDPOINT_SLICES,
     NETWORK_POLICIES,
+    SERVICES,
     CiliumCIDRGroup,
     Kind,
     Object,
@@ -75,6 +77,8 @@ class PolicyWatch:
         """What became of an object is known: one whose status alone changes is not taken in again."""
         jobs.observe("identities", identities.table.changes, self._follow_identities)
         jobs.observe("cidr-groups", resources.table(CILIUM_CIDR_GROUPS).changes, self._follow_groups)
+        jobs.observe("services", resources.table(SERVICES).changes, self._follow_services)
+        jobs.observe("endpoint-slices", resources.table(ENDPOINT_SLICES).changes, self._follow_services)
         for kind in _kinds(settings):
             jobs.observe(kind.plural, resources.table(kind).changes, partial(self._follow_policies, kind))
 
@@ -121,6 +125,13 @@ class PolicyWatch:
             rows += changed
             for source, error in failed.items():
                 self._refused(source, error)
+        await self._follow_rules(rows)
+
+    async def _follow_services(self, changes: list[Change[Any]]) -> None:
+        del changes
+        rows, failed = self._policy.follow_services()
+        for source, error in failed.items():
+            self._refused(source, error)
         await self._follow_rules(rows)
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:

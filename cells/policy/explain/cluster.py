@@ -20,7 +20,7 @@ from cells.policy.explain.files import BadFile, Located
 from cells.policy.labels import LabelSet, Prefix, prefix_labels
 from cells.policy.labels.cidr import contains
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
-from cells.policy.rules.peers import label_selector
+from cells.policy.rules.peers import means_service
 from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import ServiceReference
 
@@ -212,11 +212,5 @@ class _Services:
 
 
 def _is_meant(reference: ServiceReference, metadata: Mapping[str, Any]) -> bool:
-    namespace = metadata.get("namespace") or "default"
-    by_name, by_labels = reference.k8s_service, reference.k8s_service_selector
-    if by_name is not None:
-        return by_name.service_name == metadata["name"] and by_name.namespace in ("", namespace)
-    if by_labels is None or by_labels.namespace not in ("", namespace):
-        return False
-    labels = (Label("k8s", key, str(value)) for key, value in (metadata.get("labels") or {}).items())
-    return label_selector(by_labels.selector).matches(LabelSet(labels))
+    labels = {key: str(value) for key, value in (metadata.get("labels") or {}).items()}
+    return means_service(reference, metadata.get("namespace") or "default", metadata["name"], labels)

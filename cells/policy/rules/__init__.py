@@ -6,8 +6,9 @@ Gives: translate, Rule and its parts, PolicyError, PolicyOptions.
 
 from cells.policy.rules.errors import PolicyError
 from cells.policy.rules.options import PolicyOptions
-from cells.policy.rules.peers import CLUSTER, Services, World
+from cells.policy.rules.peers import CLUSTER, Services, World, means_service
 from cells.policy.rules.rule import PROTOCOLS, Direction, PeerRule, PortRange, Rule, Source
+from cells.policy.rules.schema import ServiceReference
 from cells.policy.rules.shown import rule_objects
 from cells.policy.rules.translate import translate
 
@@ -20,9 +21,11 @@ __all__ = [
     "PolicyOptions",
     "PortRange",
     "Rule",
+    "ServiceReference",
     "Services",
     "Source",
     "World",
+    "means_service",
     "rule_objects",
     "translate",
 ]

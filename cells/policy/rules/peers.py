@@ -8,10 +8,12 @@ from typing import Protocol
 
 import msgspec
 
+from cells.cluster.identity import Label
 from cells.policy.labels import (
     ALL,
     NONE,
     FQDNSelector,
+    LabelSet,
     PeerSelector,
     Prefix,
     Requirement,
@@ -48,6 +50,17 @@ class World(msgspec.Struct, frozen=True):
     options: PolicyOptions
     groups: Mapping[str, Sequence[Prefix]] = {}
     services: Services | None = None
+
+
+def means_service(reference: ServiceReference, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether ``toServices`` means a service, by its name or by its labels."""
+    by_name, by_labels = reference.k8s_service, reference.k8s_service_selector
+    if by_name is not None:
+        return by_name.service_name == name and by_name.namespace in ("", namespace)
+    if by_labels is None or by_labels.namespace not in ("", namespace):
+        return False
+    own = LabelSet(Label(K8S, key, value) for key, value in labels.items())
+    return label_selector(by_labels.selector).matches(own)
 
 
 def label_selector(selector: LabelSelector, *, source: str = "", prefix: str = "") -> Selector:

@@ -170,3 +170,45 @@ async def test_a_prefix_has_entries_before_packets_get_its_identity(tmp_path: Pa
         (node.folder / "policy.yaml").unlink()
         await eventually(lambda: node.entries.keys() == {*ALLOW_ALL, HOST})
         assert node.kernel.identities == {}
+
+
+SERVICES = """
+apiVersion: v1
+kind: Service
+metadata: {name: database, namespace: shop}
+spec: {clusterIP: 10.96.0.9, ports: [{port: 5432}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: database-1, namespace: shop, labels: {kubernetes.io/service-name: database}}
+addressType: IPv4
+endpoints: [{addresses: [192.0.2.7]}]
+ports: [{port: 5432}]
+"""
+TO_SERVICES = """
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: to-database, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: cart}}
+  egress: [{toServices: [{k8sService: {serviceName: database, namespace: shop}}]}]
+"""
+
+
+async def test_a_service_without_selector_is_its_backends_addresses_as_they_change(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(TO_SERVICES)
+        await eventually(lambda: node.policies.status(node.cart).egress_enforced)
+        assert EGRESS not in node.entries
+        node.write(SERVICES, "services.yaml")
+        await eventually(lambda: "192.0.2.7/32" in node.kernel.identities)
+        assert PolicyKey(node.kernel.identities["192.0.2.7/32"], egress=True) in node.entries
+        node.write(SERVICES.replace("192.0.2.7", "192.0.2.8"), "services.yaml")
+        await eventually(lambda: "192.0.2.8/32" in node.kernel.identities)
+        assert "192.0.2.7/32" not in node.kernel.identities
+        revision = node.policy.revision
+        other = SERVICES.replace("192.0.2.7", "192.0.2.9").replace("database", "other")
+        node.write(other, "other.yaml")
+        node.write(WEB)
+        await eventually(lambda: [one.name for one in node.objects.all()] == ["cart"])
+        assert node.policy.revision == revision + 2  # one policy less, one more, and nothing for services
