@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
+from cells.maps import NODE_AUDITS_POLICY, NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from lifecycle import Duration, Formerly, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
@@ -20,7 +20,10 @@ AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What the programs tell of packets: flags of NodeConfig, and the level of aggregation, 0 to 4."""
+    """What the programs tell of packets, and whether policy is audited only.
+
+    Flags of NodeConfig, and the level of aggregation, 0 to 4.
+    """
 
     flags: int
     aggregation: int
@@ -68,6 +71,9 @@ class DatapathSettings(Settings, frozen=True):
     bpf_events_drop_enabled: bool = True
     """Tell those who listen of dropped packets."""
 
+    policy_audit_mode: bool = False
+    """Let through what policies refuse, and tell those who listen of it."""
+
     bpf_events_policy_verdict_enabled: bool = True
     """Tell those who listen what policy said of new flows, and of every packet it refused."""
 
@@ -81,6 +87,7 @@ class DatapathSettings(Settings, frozen=True):
             NODE_TELLS_DROPS * self.bpf_events_drop_enabled
             | NODE_TELLS_TRACES * self.bpf_events_trace_enabled
             | NODE_TELLS_VERDICTS * self.bpf_events_policy_verdict_enabled
+            | NODE_AUDITS_POLICY * self.policy_audit_mode
         )
         return Telling(flags, AGGREGATION[self.monitor_aggregation.lower()])
 

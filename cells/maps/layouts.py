@@ -43,10 +43,12 @@ ENDPOINT_FLAGS: Final = {
 NODE_TELLS_DROPS: Final = 1
 NODE_TELLS_TRACES: Final = 2
 NODE_TELLS_VERDICTS: Final = 4
+NODE_AUDITS_POLICY: Final = 8
 NODE_EVENTS: Final = {
     NODE_TELLS_DROPS: "drops",
     NODE_TELLS_TRACES: "traces",
     NODE_TELLS_VERDICTS: "policy verdicts",
+    NODE_AUDITS_POLICY: "policy is audited only",
 }
 """In words, for people."""
 
@@ -368,7 +370,8 @@ class NodeConfig(msgspec.Struct, frozen=True):
     net_mac: bytes
     pod_cidr: IPv4Network | None
     flags: int = 0
-    """NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS: which events the programs send."""
+    """NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS: which events the programs send.
+    NODE_AUDITS_POLICY: what policy refuses is let through, and told."""
     router_ip6: IPv6Address | None = None
     pod_cidr6: IPv6Network | None = None
     aggregation: int = 0

@@ -13,9 +13,6 @@ class UnservedPolicy(UnservedSettings, frozen=True):
     policy_cidr_match_mode: str = ""
     """Networks in policies never select nodes."""
 
-    policy_audit_mode: bool = False
-    """Refused packets cannot be let through and only told of yet."""
-
     enable_host_firewall: bool = False
     """The node itself is not protected yet."""
 

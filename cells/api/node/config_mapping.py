@@ -13,20 +13,19 @@ from cells.api.models import v1 as models
 from cells.datapath import AGGREGATION, Telling
 from cells.endpoint import Enforced
 from cells.ipam import Family, IPAddress
-from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
+from cells.maps import NODE_AUDITS_POLICY, NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
 from cells.node.router import Addressing
 from cells.policy.maps import Enforcement
 
 SOURCE_IP_VERIFICATION = "SourceIPVerification"
 EVENTS = {
     "DropNotification": NODE_TELLS_DROPS,
+    "PolicyAuditMode": NODE_AUDITS_POLICY,
     "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
     "TraceNotification": NODE_TELLS_TRACES,
 }
 DEBUG = "Debug"
-LATER = frozenset(
-    {"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyAuditMode", "PolicyTracing"}
-)
+LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})
 """Cilium's switches of what is not built yet: off, they ask for what there is."""
 ALWAYS = frozenset({"PolicyAccounting"})
 """Cilium's switches of what is never off here."""

@@ -11,15 +11,24 @@ from typing import Any
 import msgspec
 
 from cells.api.models import v1 as models
+from cells.api.node.node_status import NodeStatus
 from cells.endpoint import Endpoint
+from cells.maps import NODE_AUDITS_POLICY
 from cells.policy.control import PolicyView, PortUse
-from cells.policy.maps import EndpointPolicies, EndpointPolicy, PolicyEntries, enforced_directions
+from cells.policy.maps import (
+    EndpointPolicies,
+    EndpointPolicy,
+    PolicyEntries,
+    RealizedPolicy,
+    enforced_directions,
+)
 
 
 class EndpointPolicyModels:
     """Makes the models of endpoints' policies."""
 
-    def __init__(self, policies: EndpointPolicies, view: PolicyView | None) -> None:
+    def __init__(self, policies: EndpointPolicies, view: PolicyView | None, facts: NodeStatus) -> None:
+        self._facts = facts
         self._policies = policies
         self._view = view
 
@@ -36,7 +45,7 @@ class EndpointPolicyModels:
         real = models.EndpointPolicy(
             id=endpoint.identity,
             policy_revision=realized.revision,
-            policy_enabled=enforced_directions(realized),
+            policy_enabled=self._enforced(realized),
         )
         if written is not None:
             follows = wanted is not None and written.revision == wanted.revision
@@ -49,7 +58,7 @@ class EndpointPolicyModels:
         return models.EndpointPolicy(
             id=endpoint.identity,
             policy_revision=policy.revision,
-            policy_enabled=enforced_directions(policy),
+            policy_enabled=self._enforced(policy),
             build=policy.revision,
             allowed_ingress_identities=_identities(policy.entries, egress=False, deny=False),
             denied_ingress_identities=_identities(policy.entries, egress=False, deny=True),
@@ -57,6 +66,10 @@ class EndpointPolicyModels:
             denied_egress_identities=_identities(policy.entries, egress=True, deny=True),
             l4=l4,
         )
+
+    def _enforced(self, policy: EndpointPolicy | RealizedPolicy) -> str:
+        audited = bool(self._facts.node().telling.flags & NODE_AUDITS_POLICY)
+        return enforced_directions(policy, audited=audited)
 
     def _l4(self, endpoint_id: int) -> models.L4Policy:
         if self._view is None:

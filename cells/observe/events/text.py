@@ -55,7 +55,7 @@ def _verdict_text(verdict: Verdict) -> str:
     else:
         action = f"redirect to port {verdict.verdict}" if verdict.verdict else "allow"
     if verdict.audited:
-        action = f"audit, {action}"
+        action = "audit"
     way = "egress" if verdict.egress else "ingress"
     match = MATCH_TYPES.get(verdict.match, str(verdict.match))
     return (

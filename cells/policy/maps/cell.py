@@ -6,7 +6,8 @@ Needs: PolicyMaps, PolicySettings.   Gives: cell.
 import math
 from collections.abc import Iterable
 
-from cells.maps import PolicyMaps
+from cells.datapath import Datapath
+from cells.maps import NODE_AUDITS_POLICY, PolicyMaps
 from cells.observe import metrics
 from cells.policy.maps.edges import PolicyComputer, PolicyMapPool, RuleComputer
 from cells.policy.maps.endpoint_policies import EndpointPolicies
@@ -61,13 +62,14 @@ def endpoint_policies(
     return policies
 
 
-def policy_metrics(policies: EndpointPolicies) -> Member[metrics.Collector]:
+def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[metrics.Collector]:
     """Policies as metrics."""
 
     async def collect() -> Iterable[metrics.Family]:
         from cells.policy.maps.metrics import families
 
-        return families(policies)
+        flags = datapath.telling.flags if datapath is not None else 0
+        return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))
 
     return metrics.Collector("policy", collect)
 

@@ -15,9 +15,9 @@ from cells.policy.maps.rows import enforced_directions
 _ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both")
 
 
-def families(policies: EndpointPolicies) -> Iterator[Family]:
+def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[Family]:
     """What is enforced for how many endpoints, and by which rules."""
-    counted = Counter(enforced_directions(policy) for policy in policies.realized.all())
+    counted = Counter(enforced_directions(policy, audited=audited) for policy in policies.realized.all())
     yield gauge(
         "cilium_policy_endpoint_enforcement_status",
         "Number of endpoints labeled by policy enforcement status",

@@ -52,13 +52,18 @@ class RealizedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Why the map is not as wanted; empty when it is."""
 
 
-def enforced_directions(policy: EndpointPolicy | RealizedPolicy) -> str:
-    """``none``, ``ingress``, ``egress`` or ``both``, as the API and metrics have it."""
+def enforced_directions(policy: EndpointPolicy | RealizedPolicy, *, audited: bool = False) -> str:
+    """``none``, ``ingress``, ``egress`` or ``both``, as the API and metrics have it.
+
+    ``audit-both`` and the like where what is refused is let through.
+    """
     match policy.ingress_enforced, policy.egress_enforced:
         case True, True:
-            return "both"
+            enforced = "both"
         case True, False:
-            return "ingress"
+            enforced = "ingress"
         case False, True:
-            return "egress"
-    return "none"
+            enforced = "egress"
+        case _:
+            return "none"
+    return f"audit-{enforced}" if audited else enforced

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from scapy.layers.l2 import Ether
 
-from cells.maps import NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS, PolicyEntry, PolicyKey
+from cells.maps import (
+    NODE_AUDITS_POLICY,
+    NODE_TELLS_DROPS,
+    NODE_TELLS_TRACES,
+    NODE_TELLS_VERDICTS,
+    PolicyEntry,
+    PolicyKey,
+)
 from cells.observe.events import Drop, Event, Trace, Verdict
 from cells.observe.events.records import decode
 from cells.observe.events.ring import Ring
@@ -93,6 +100,19 @@ def test_a_refusal_is_a_verdict_for_every_packet(world: World, told: Listen) -> 
         (event,) = told()
         assert isinstance(event, Verdict)
         assert (event.verdict, event.match, event.remote_identity) == (-181, 1, WORLD)
+
+
+def test_what_policy_refuses_passes_where_it_is_audited_and_is_told(world: World, told: Listen) -> None:
+    world.tell(NODE_TELLS_VERDICTS | NODE_AUDITS_POLICY)
+    world.allow(A, [(PolicyKey(WORLD, True), PolicyEntry(deny=True))])
+    packet = from_pod(A) / udp(A.ip, OUTSIDE)
+    assert world.pod_sends(A, packet).dropped is None
+    (event,) = told()
+    assert isinstance(event, Verdict)
+    assert (event.verdict, event.audited, event.match, event.ipv6) == (0, True, 1, False)
+    world.tell(NODE_TELLS_VERDICTS)
+    world.bump(A.id)
+    assert world.pod_sends(A, packet).dropped is not None
 
 
 def test_what_nobody_wants_told_is_not(world: World, told: Listen) -> None:

@@ -145,7 +145,7 @@ def test_a_trace_in_words() -> None:
         (0, 0, "allow"),
         (10001, 0, "redirect to port 10001"),
         (-133, 0, "deny (Policy denied)"),
-        (-181, 1, "audit, deny (Policy denied by denylist)"),
+        (-181, 1, "audit"),
     ],
 )
 def test_a_verdict_in_words(verdict: int, audited: int, action: str) -> None:

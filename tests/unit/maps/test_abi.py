@@ -58,7 +58,9 @@ def test_every_struct_of_a_map_has_its_record() -> None:
     assert structs - NOT_RECORDS == {layout.name for layout in LAYOUTS}
 
 
-@pytest.mark.parametrize(("prefix", "words"), [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_TELLS_", NODE_EVENTS)])
+@pytest.mark.parametrize(
+    ("prefix", "words"), [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_(?:TELLS|AUDITS)_", NODE_EVENTS)]
+)
 def test_every_flag_has_its_number_and_its_words(prefix: str, words: Mapping[int, str]) -> None:
     defined = re.findall(rf"^#define ({prefix}\w+) (\d+)", HEADER.read_text(encoding="utf-8"), re.MULTILINE)
     assert {name: int(number) for name, number in defined} == {

@@ -12,6 +12,7 @@ from cells.endpoint import Endpoint, State
 from cells.policy.control import PolicyView
 from cells.policy.labels import FQDNSelector, Requirement, Selector, selector_text
 from lifecycle.testing import eventually
+from tests.unit.api.node import FixedFacts
 from tests.unit.policy.test_control import CART, FRONTEND, WEB, Room, room
 
 pytestmark = pytest.mark.anyio
@@ -127,7 +128,7 @@ async def test_selectors_tell_whom_they_select_and_a_rule(tmp_path: Path) -> Non
 async def test_an_endpoint_tells_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         view = await settled(node, WEB)
-        policy = EndpointPolicyModels(node.policies, view).of(endpoint(node)).realized
+        policy = EndpointPolicyModels(node.policies, view, FixedFacts()).of(endpoint(node)).realized
         assert policy.policy_enabled == "ingress"
         assert policy.allowed_ingress_identities == [1]
         assert policy.allowed_egress_identities == [0]

@@ -201,8 +201,9 @@ VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u3
 		.port = bpf_ntohs(flow->policy_port),
 		.protocol = flow->protocol,
 		.direction = direction,
-		.ipv6 = how >> 8 == FAMILY_IPV6,
+		.ipv6 = (how >> 8 & 0xff) == FAMILY_IPV6,
 		.match = how,
+		.audited = how >> 16,
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
@@ -214,3 +215,4 @@ VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u3
 
 /* How policy came to its verdict: the kind of entry, and the packet's family. */
 #define MATCHED(match, family) ((match) | (family) << 8)
+#define AUDITED (1 << 16) /* let through against it */

@@ -59,6 +59,7 @@ struct node_config {
 #define NODE_TELLS_DROPS 1
 #define NODE_TELLS_TRACES 2
 #define NODE_TELLS_VERDICTS 4
+#define NODE_AUDITS_POLICY 8 /* what policy refuses is let through, and told */
 
 /* cilium_lxc: where an address of this node lives. */
 struct address_key {

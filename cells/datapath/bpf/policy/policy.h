@@ -100,13 +100,18 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8;
 }
 
-/* 0 if policy lets the packet pass, else the reason to drop it; tells of what is new. */
+/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Tells of what is new. */
 static __always_inline int policy_check(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
 					bool new, const struct use *use, __u8 family)
 {
-	int answer = policy_ask(flow, direction, use);
+	int answer = policy_ask(flow, direction, use), refused = REFUSED(answer);
+	__u32 how = MATCHED(MATCH_OF(answer), family);
 
-	if (unlikely(REFUSED(answer) || new))
-		tell_verdict(skb, flow, direction, REFUSED(answer), MATCHED(MATCH_OF(answer), family));
-	return REFUSED(answer);
+	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY && node_tells(NODE_AUDITS_POLICY))) {
+		tell_verdict(skb, flow, direction, 0, how | AUDITED);
+		return 0;
+	}
+	if (unlikely(refused || new))
+		tell_verdict(skb, flow, direction, refused, how);
+	return refused;
 }
