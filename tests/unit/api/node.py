@@ -18,7 +18,7 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from cells import api, endpoint, ipam
+from cells import api, endpoint, ipam, kubernetes
 from cells.api import Api
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import NAMES
@@ -306,6 +306,7 @@ async def running_node(
         controllers.cell,
         endpoint.cell,
         ipam.cell,
+        kubernetes.cell,
         metrics.cell,
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
