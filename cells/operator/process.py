@@ -7,7 +7,7 @@ The order of these lists means nothing: what starts before what follows from wha
 from __future__ import annotations
 
 from cells.observe.metrics import Metrics
-from cells.operator import api_server, crds, gc, leader, nodes, objects, options, pod_cidrs, server
+from cells.operator import api_server, crds, gc, lb_ipam, leader, nodes, objects, options, pod_cidrs, server
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import LeaderHive
 from cells.operator.options import OperatorOptions
@@ -22,6 +22,7 @@ work = nest(
     pod_cidrs.cell,
     nodes.cell,
     gc.cell,
+    lb_ipam.cell,
     share=(ClusterAPI, OperatorOptions, Metrics),
 )
 

@@ -14,7 +14,6 @@ DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operat
 Json = dict[str, Any]
 
 NOT_CHECKED: Final = "policies are checked by agents and `hive policy check`, not by the operator yet"
-LB: Final = tuple(path.stem for path in DATA.glob("lb_*.json"))
 EXCLUDED: Final = {
     "api_away_long": "the lease's whole duration in real time; see test_leading",
     "api_away_short": "as test_leading has it: an API server that is away",
@@ -31,7 +30,9 @@ EXCLUDED: Final = {
     "crd_partly_there": "compared in test_leading",
     "crd_update_older_newer_garbage": "compared in test_leading",
     "cp_write_conflict": "its writes are not all recorded; test_pod_cidrs has others",
-    **dict.fromkeys(LB, "LB-IPAM is not built yet"),
+    "lb_classes_enabled": "services of BGP, which is not built; test_lb_ipam has those of L2 announcements",
+    "lb_require_class": "services of BGP, which is not built",
+    "lb_restart_steal": "a fault of Cilium's; test_lb_ipam has that nothing moves",
     "leader_lost": "compared in test_leading",
     "leader_single": "compared in test_leading",
     "mp_auto_create": "IPAM mode multi-pool is not built",
@@ -70,6 +71,7 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("cp_exhausted_then_free", 6): "so the next node finds them full, as in the recording, or has another",
     ("cp_exhausted_then_free", 7): "so does the next",
     ("cp_exhausted_then_free", 8): "so does the next",
+    ("lb_first_last", 4): "reserved addresses are neither used nor available",
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
     ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
 }
@@ -82,6 +84,12 @@ FASTER: Final = {
     "cilium-endpoint-gc-interval": 20,
 }
 """Intervals that are divided, so that a test need not wait for them."""
+
+CLEARED: Final = frozenset({"lb_first_last"})
+"""Scenarios whose steps begin with no pools and no services: the deletions are not recorded."""
+
+SLOWLY: Final = frozenset({"lb_restart_repeat"})
+"""Scenarios whose services are made one after the other, each when the one before has its address."""
 
 NOISE: Final = frozenset({"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"})
 TIMES: Final = frozenset({"lastTransitionTime", "lastHeartbeatTime", "io.cilium.heartbeat"})

@@ -21,7 +21,8 @@ from tests.unit.operator import recordings
 from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
 
 pytestmark = pytest.mark.anyio
-WITHIN = 15.0
+WITHIN = 5.0
+INGRESS = "addresses of services"
 STARTS = "operator op1 answers GET /healthz"
 
 
@@ -33,6 +34,11 @@ async def until(ask: Callable[[], Awaitable[Any]], right: Callable[[Any], bool])
             await anyio.sleep(0.02)
             found = await ask()
     return found
+
+
+def told(service: Json) -> bool:
+    """Whether a service has an address, or is told why not."""
+    return service["spec"]["type"] != "LoadBalancer" or bool(service["status"].get("conditions"))
 
 
 class Player:
@@ -55,10 +61,14 @@ class Player:
         for step in self.scenario["steps"]:
             starts = any(STARTS in one["for"] for one in step.get("wait_for") or [])
             late = step["do"].endswith("restart")
+            if self.name in recordings.CLEARED:
+                await self._clear()
             if starts and not late:
                 await self._start(step["do"])
             for request in step.get("by_test") or []:
                 await self._send(request)
+                if self.name in recordings.SLOWLY:
+                    await until(self._services, lambda found: all(map(told, found.values())))
             if starts and late:
                 await self._start(step["do"])
             await self._compare(step)
@@ -66,6 +76,15 @@ class Player:
                 await until(self._ranges, all)
                 await self.stop()
         await self.stop()
+
+    async def _clear(self) -> None:
+        """Delete every pool and service."""
+        pools = "/apis/cilium.io/v2alpha1/ciliumloadbalancerippools"
+        for one in json.loads(await self._client.raw("GET", pools))["items"]:
+            await self._client.raw("DELETE", f"{pools}/{one['metadata']['name']}")
+        for name, one in (await self._services()).items():
+            if one["spec"]["type"] == "LoadBalancer":
+                await self._client.raw("DELETE", f"/api/v1/namespaces/default/services/{name}")
 
     async def _start(self, step: str) -> None:
         await self.stop()
@@ -97,7 +116,8 @@ class Player:
         return json.loads(text)
 
     async def _compare(self, step: Json) -> None:
-        wanted = step.get("objects_after") or {}
+        wanted = dict(step.get("objects_after") or {})
+        wanted |= {INGRESS: step["ingress"]} if "ingress" in step else {}
         if not wanted:
             return
         if (why := DIFFERENT.get((self.name, step["n"]))) is not None:
@@ -118,9 +138,32 @@ class Player:
             for one in found["items"]
         ]
 
+    async def _services(self) -> dict[str, Json]:
+        found = json.loads(await self._client.raw("GET", "/api/v1/services"))
+        return {one["metadata"]["name"]: one for one in found["items"]}
+
+    async def _ingress(self, recorded: Json) -> Json:
+        """The addresses of services by name."""
+        services = await self._services()
+        return {
+            name: [one["ip"] for one in services[name]["status"]["loadBalancer"].get("ingress") or ()]
+            for name in recorded
+        }
+
+    async def _found(self, path: str) -> Json:
+        """An object or a list; of services and pools the recordings have short paths."""
+        if path.startswith("services/"):
+            return (await self._services())[path.partition("/")[2]]
+        if path == "ciliumloadbalancerippools":
+            path = f"/apis/cilium.io/v2alpha1/{path}"
+        found: Json = json.loads(await self._client.raw("GET", path))
+        return found
+
     async def _object(self, path: str, recorded: Any) -> Any:
+        if path == INGRESS:
+            return plain(await self._ingress(recorded))
         try:
-            found = json.loads(await self._client.raw("GET", path))
+            found = await self._found(path)
         except api.NotFoundError:
             return None
         if isinstance(recorded, list):

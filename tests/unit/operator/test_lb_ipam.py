@@ -1,0 +1,154 @@
+"""LB-IPAM: what a service has stays its own; what cannot be shared is not given twice."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from cells.operator.lb_ipam.plan import Plan, plan
+from cells.operator.lb_ipam.pools import AddressPool, AddressRange
+from cells.operator.lb_ipam.requests import Request, incompatible
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+from tests.support.operator.running import POOL
+
+SERVICES = Resource("", "services")
+
+
+def pool(name: str, first: str, last: str, **more: Any) -> AddressPool:
+    values = {"selector": None, "disabled": False, **more}
+    return AddressPool(name, (AddressRange(ip_address(first), ip_address(last)),), **values)
+
+
+def request(name: str, *has: str, **more: Any) -> Request:
+    values: dict[str, Any] = {
+        "uid": name,
+        "labels": {},
+        "versions": (4,),
+        "wanted": (),
+        "sharing": "",
+        "across": frozenset(),
+        "ports": frozenset({(80, "TCP")}),
+        "policy": "Cluster",
+        "selector": (),
+        **more,
+    }
+    return Request(key=("default", name), has=tuple(map(ip_address, has)), **values)
+
+
+def given_to(found: Plan) -> dict[str, list[str]]:
+    return {key[1]: [str(one) for one in grant.addresses] for key, grant in found.grants.items()}
+
+
+def test_a_service_that_comes_first_takes_nothing_from_one_that_has_it() -> None:
+    found = plan([pool("p", "203.0.113.0", "203.0.113.1")], [request("a"), request("m", "203.0.113.0")])
+    assert given_to(found) == {"a": ["203.0.113.1"], "m": ["203.0.113.0"]}
+
+
+def test_a_port_may_be_shared_by_two_protocols() -> None:
+    tcp = request("tcp", sharing="dns", ports=frozenset({(53, "TCP")}))
+    udp = request("udp", sharing="dns", ports=frozenset({(53, "UDP")}))
+    again = request("again", sharing="dns", ports=frozenset({(53, "UDP")}))
+    found = plan([pool("p", "203.0.113.0", "203.0.113.7")], [tcp, udp, again])
+    assert given_to(found) == {"tcp": ["203.0.113.0"], "udp": ["203.0.113.0"], "again": ["203.0.113.1"]}
+
+
+def test_an_address_asked_for_that_cannot_be_shared_is_refused_with_the_reason() -> None:
+    wanted = (ip_address("203.0.113.3"),)
+    one, other = (request(name, wanted=wanted, sharing="k") for name in ("one", "other"))
+    found = plan([pool("p", "203.0.113.0", "203.0.113.7")], [one, other])
+    grant = found.grants["default", "other"]
+    assert (grant.reason, grant.addresses) == ("already_allocated_incompatible_service", ())
+    assert grant.message.endswith("is already allocated to an incompatible service. Reason: same port")
+
+
+def test_sharing_across_namespaces_needs_both_sides() -> None:
+    here = request("here", sharing="k", across=frozenset({"other"}))
+    there = replace(request("there", sharing="k", ports=frozenset({(81, "TCP")})), key=("other", "there"))
+    assert incompatible(here, there) == "different namespace"
+    assert incompatible(here, replace(there, across=frozenset({"*"}))) == ""
+
+
+ASKS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "x", "y"]),
+        st.sampled_from([80, 81]),
+        st.sampled_from([(), ("203.0.113.1",), ("203.0.113.9",)]),
+        st.sampled_from([(), ("203.0.113.1",), ("203.0.113.2",), ("192.0.2.1",)]),
+    ),
+    max_size=7,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ASKS)
+def test_whoever_has_one_address_may_share_it_and_a_second_plan_changes_nothing(
+    asks: list[tuple[str, int, tuple[str, ...], tuple[str, ...]]],
+) -> None:
+    pools = [pool("p", "203.0.113.0", "203.0.113.2")]
+    requests = [
+        request(
+            f"s{number}",
+            *has,
+            sharing=sharing,
+            ports=frozenset({(port, "TCP")}),
+            wanted=tuple(map(ip_address, wanted)),
+        )
+        for number, (sharing, port, wanted, has) in enumerate(asks)
+    ]
+    found = plan(pools, requests)
+    by_key = {one.key: one for one in requests}
+    holders = [(address, by_key[key]) for key, grant in found.grants.items() for address in grant.addresses]
+    for number, (address, one) in enumerate(holders):
+        assert pools[0].range_of(address) is not None
+        for other_address, other in holders[number + 1 :]:
+            assert address != other_address or incompatible(one, other) == ""
+    again = plan(pools, [replace(one, has=found.grants[one.key].addresses) for one in requests])
+    assert given_to(again) == given_to(found)
+    assert found.used["p"] == len({address for address, _ in holders}) if holders else True
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], **spec},
+    }
+
+
+@pytest.mark.anyio
+async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
+    server: ApiServer, operators: Operators
+) -> None:
+    def addresses() -> dict[str, list[str]]:
+        found = server.store.of(SERVICES).objects.values()
+        listed = {one["metadata"]["name"]: one["status"]["loadBalancer"].get("ingress") for one in found}
+        return {name: [one["ip"] for one in ingress] for name, ingress in listed.items() if ingress}
+
+    async with operators.running({**POOL, "enable-l2-announcements": "true"}):
+        server.add(
+            {
+                "apiVersion": "cilium.io/v2alpha1",
+                "kind": "CiliumLoadBalancerIPPool",
+                "metadata": {"name": "p"},
+                "spec": {"blocks": [{"cidr": "203.0.113.0/28"}]},
+            }
+        )
+        server.add(service("m"))
+        await eventually(lambda: addresses() == {"m": ["203.0.113.0"]}, 10)
+    server.add(service("a"))
+    server.add(service("l2", loadBalancerClass="io.cilium/l2-announcer"))
+    server.add(service("foreign", loadBalancerClass="example.com/lb"))
+    async with operators.running({**POOL, "enable-l2-announcements": "true"}):
+        wanted = {"m": ["203.0.113.0"], "a": ["203.0.113.1"], "l2": ["203.0.113.2"]}
+        await eventually(lambda: addresses() == wanted, 10)
+        conditions = server.store.of(SERVICES).objects["default", "foreign"]["status"].get("conditions")
+        assert not conditions
