@@ -1,10 +1,12 @@
 """The operator: all its cells, as one.
 
-Needs: every cell of the family.   Gives: ``operator``, what ``hive operator`` runs.
+Needs: every cell of the family.   Gives: ``operator``, what ``hive operator`` runs; LEADER.
 The order of these lists means nothing: what starts before what follows from what each cell needs.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from cells.observe.metrics import Metrics
 from cells.operator import api_server, crds, gc, lb_ipam, leader, nodes, objects, options, pod_cidrs, server
@@ -13,16 +15,21 @@ from cells.operator.leader import LeaderHive
 from cells.operator.options import OperatorOptions
 from lifecycle import module, nest
 
-work = nest(
-    LeaderHive,
-    "leader",
-    "What only the leader does",
+LEADER: Final = (
     crds.cell,
     objects.cell,
     pod_cidrs.cell,
     nodes.cell,
     gc.cell,
     lb_ipam.cell,
+)
+"""What only the leader runs."""
+
+work = nest(
+    LeaderHive,
+    "leader",
+    "What only the leader does",
+    *LEADER,
     share=(ClusterAPI, OperatorOptions, Metrics),
 )
 

@@ -59,7 +59,7 @@ def reference(form: str, of: str) -> None:
     from lifecycle import Sources
     from lifecycle.graph import json_schema, markdown, sections
 
-    found, title = sections(_process(of)), f"Settings of the {of}"
+    found, title = sections(*_process(of)), f"Settings of the {of}"
     if form == "schema":
         text = json_schema(found, title)
     else:
@@ -71,15 +71,17 @@ def reference(form: str, of: str) -> None:
     click.echo(text, nl=False)
 
 
-def _process(name: str) -> "Cell":
-    """All cells of the agent, or of the operator."""
+def _process(name: str) -> "tuple[Cell, ...]":
+    """All cells of the agent, or of the operator with those of the hive inside it."""
     if name == "operator":
-        from cells.operator.process import operator
+        from cells.operator.process import LEADER, operator
+        from lifecycle import module
 
-        return operator
+        inside = module("operator", "Operator", module("leader", "What only the leader does", *LEADER))
+        return operator, inside
     from cells.agent import agent
 
-    return agent
+    return (agent,)
 
 
 @command.command("list", context_settings=pass_settings)

@@ -21,7 +21,7 @@ from tests.unit.operator import recordings
 from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
 
 pytestmark = pytest.mark.anyio
-WITHIN = 5.0
+WITHIN = 20.0
 INGRESS = "addresses of services"
 STARTS = "operator op1 answers GET /healthz"
 
