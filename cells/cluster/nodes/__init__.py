@@ -1,7 +1,8 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
 Source and controller: Table[Node] and Table[CiliumNode] in, the table ``nodes`` out. A CiliumNode counts
-        before a Node; this node's row is what its agent has found and chosen.
+        before a Node; this node's row is what its agent has found and chosen, and what it writes to its
+        CiliumNode (and, with annotate-k8s-node, to its Node).
 Needs:  AgentConfig, IpamSettings, Kubernetes' tables; Router and NodeAddresses for this node's row.
 Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources and this node are known),
         AssignedPodCIDRs (Ipam waits for it), ReadTable[InternalIP] (for NodeAddresses), NodeSettings.
@@ -16,6 +17,7 @@ from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_node
+from cells.cluster.nodes.publish import CiliumNodePublisher
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
@@ -90,7 +92,7 @@ def assigned(information: NodeInformation) -> AssignedPodCIDRs:
     return information
 
 
-@after(LocalNode, ReadTable[ClusterNode], NodeAnnotations)
+@after(LocalNode, ReadTable[ClusterNode], NodeAnnotations, CiliumNodePublisher)
 def keep() -> None:
     """The nodes are known whether or not anybody asks."""
 
@@ -100,6 +102,6 @@ cell = module(
     "The nodes of the cluster",
     config(NodeSettings),
     provide(node_table, internal_ips, assigned, LocalNode),
-    provide_private(reader, LocalNodeStore, NodeAnnotations, NodeInformation),
+    provide_private(reader, CiliumNodePublisher, LocalNodeStore, NodeAnnotations, NodeInformation),
     invoke(keep),
 )

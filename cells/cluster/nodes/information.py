@@ -105,7 +105,8 @@ class NodeInformation:
         return found
 
     def _decided_elsewhere(self) -> bool:
-        return self._ipam.ipam == "kubernetes"
+        """Whether somebody gives this node its range: Kubernetes, or the operator behind an API server."""
+        return self._ipam.ipam == "kubernetes" or (self._by_cilium and self._api.enabled)
 
     async def _wait(self) -> None:
         required = self.required()

@@ -24,6 +24,9 @@ class NodeSettings(Settings, frozen=True):
     annotate_k8s_node: bool = False
     """Write ranges and addresses of this node to its Node object as annotations, and read those of others."""
 
+    auto_create_cilium_node_resource: bool = True
+    """Write this node's CiliumNode, where there is an API server."""
+
     exclude_node_label_patterns: tuple[str, ...] = ()
     """Regular expressions; labels of nodes whose keys match one are left out."""
 

@@ -150,6 +150,29 @@ class KubernetesAPI:
         except NotFoundError:
             return
 
+    async def keep(
+        self,
+        kind: Kind[Any],
+        wanted: Mapping[str, Any],
+        change: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+    ) -> bool:
+        """Have an object of the cluster: make it as ``wanted``, or change what there is; whether one wrote.
+
+        ``change`` gives the object as it should be, None to leave it. Raises KubernetesError.
+        """
+        from cells.kubernetes.client import ConflictError, NotFoundError
+
+        name = wanted["metadata"]["name"]
+        try:
+            return await self.client.update(kind, name, change) is not None
+        except NotFoundError:
+            pass
+        try:
+            await self.client.create(kind, wanted)
+        except ConflictError:  # somebody was faster
+            return await self.client.update(kind, name, change) is not None
+        return True
+
     def state(self) -> ServerState:
         """How the server is; Disabled when there is none."""
         if self._client is None:

@@ -1,0 +1,113 @@
+"""What an agent writes of its own node to an API server, and what it leaves to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from cells.cluster.nodes import ClusterNode
+from cells.ipam import AssignedPodCIDRs
+from lifecycle import Hive, ReadTable
+from lifecycle.testing import eventually
+from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
+from tests.unit.nodes.test_wait import agent, named, ranges
+
+__all__ = ["named"]
+
+pytestmark = pytest.mark.anyio
+
+NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "n1", "labels": {"zone": "a", "beta": "1"}},
+    "spec": {"podCIDRs": ["10.1.0.0/24"], "providerID": "kind://n1"},
+    "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+}
+
+
+def against(there: Cluster, folder: Path, **settings: object) -> Hive:
+    return agent(None, k8s_kubeconfig_path=kubeconfig(folder, there.url), **settings)
+
+
+def written(there: Cluster) -> dict[str, Any]:
+    return there.get("CiliumNode", "n1") or {}
+
+
+def addresses(there: Cluster) -> list[tuple[str, str]]:
+    return [(one["type"], one["ip"]) for one in written(there).get("spec", {}).get("addresses", ())]
+
+
+async def test_the_agent_makes_its_ciliumnode_and_waits_for_the_operator(tmp_path: Path) -> None:
+    async with cluster("ciliumnodes") as there, anyio.create_task_group() as tasks:
+        there.put(NODE)
+        hive = against(there, tmp_path, exclude_node_label_patterns="^beta")
+        started, over = anyio.Event(), anyio.Event()
+
+        async def run() -> None:
+            async with hive.started():
+                started.set()
+                await over.wait()
+
+        tasks.start_soon(run)
+        await eventually(lambda: ("InternalIP", "192.0.2.1") in addresses(there))
+        made = written(there)
+        assert made["metadata"]["labels"] == {"zone": "a"}
+        (owner,) = made["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "n1", "uid-n1")
+        assert made["spec"]["instance-id"] == "kind://n1"
+        assert made["spec"]["bootid"]
+        assert not started.is_set()
+        there.put({**made, "spec": {**made["spec"], "ipam": {"podCIDRs": ["10.7.0.0/24"]}}})
+        with anyio.fail_after(20):
+            await started.wait()
+        assert ranges(hive) == {"ipv4": ["10.7.0.0/24"]}
+        await eventually(lambda: ("CiliumInternalIP", "10.1.0.9") in addresses(there))
+        assert written(there)["spec"]["ipam"] == {"podCIDRs": ["10.7.0.0/24"]}
+        over.set()
+
+
+async def test_a_ciliumnode_that_is_deleted_comes_back_and_what_others_wrote_stays(tmp_path: Path) -> None:
+    async with cluster("ciliumnodes") as there:
+        there.put(NODE)
+        async with against(there, tmp_path, ipam="kubernetes").started() as hive:
+            await eventually(
+                lambda: written(there).get("spec", {}).get("ipam") == {"podCIDRs": ["10.1.0.0/24"]}
+            )
+            there.delete("CiliumNode", "n1")
+            await eventually(lambda: len(addresses(there)) == 2)
+            mine = written(there)
+            mine["metadata"]["labels"]["their"] = "own"
+            mine["spec"]["addresses"] = []
+            there.put(mine)
+            await eventually(lambda: len(addresses(there)) == 2)
+            assert written(there)["metadata"]["labels"] == {"zone": "a", "beta": "1", "their": "own"}
+            row = hive.get(ReadTable[ClusterNode]).get("default/n1")
+            assert row is not None
+            assert row.local
+
+
+async def test_annotations_of_the_node_object_follow_where_they_are_asked_for(tmp_path: Path) -> None:
+    async with cluster("ciliumnodes") as there:
+        there.put(NODE)
+        async with against(there, tmp_path, ipam="kubernetes", annotate_k8s_node="true").started() as hive:
+            assert hive.get(AssignedPodCIDRs).current()
+            expected = {
+                "network.cilium.io/ipv4-cilium-host": "10.1.0.9",
+                "network.cilium.io/ipv4-pod-cidr": "10.1.0.0/24",
+            }
+            await eventually(
+                lambda: (there.get("Node", "n1") or {})["metadata"].get("annotations", {}) == expected
+            )
+
+
+async def test_no_ciliumnode_is_written_where_somebody_else_makes_it(tmp_path: Path) -> None:
+    async with cluster("ciliumnodes") as there:
+        there.put(NODE)
+        off = against(there, tmp_path, ipam="kubernetes", auto_create_cilium_node_resource="false")
+        async with off.started() as hive:
+            table = hive.get(ReadTable[ClusterNode])
+            await table.wait_initialized()
+            assert not written(there)
