@@ -1,7 +1,7 @@
 """This node's CiliumNode: what other agents and the operator know of it.
 
 Reconciler: this node's row and its Node object in, the CiliumNode out: made, kept, made again when deleted.
-        The table ``cilium-node-of-agent`` is what it should say, also where there is no API server.
+        The table ``ciliumnode`` is what it should say, also where there is no API server.
 Needs:  NodeSettings, LocalNodeStore, NodeAddresses, KubernetesAPI, Table[Node], Table[CiliumNode].
 Gives:  CiliumNodePublisher.
 Source: Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResource.
@@ -127,7 +127,7 @@ class CiliumNodePublisher:
         self._api = api
         self._nodes = nodes
         self._log = log
-        told: ReadTable[CiliumNode] = store.table.map(self._told, name="cilium-node-of-agent")
+        told: ReadTable[CiliumNode] = store.table.map(self._told, name="ciliumnode")
         tables.add(told)
         if not settings.auto_create_cilium_node_resource:
             return
