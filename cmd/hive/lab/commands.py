@@ -196,12 +196,13 @@ def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
 @name_option("node-1")
 @click.option("--all", "everything", is_flag=True, help="All nodes of this machine.")
 def down(lab: Lab, everything: bool) -> None:
-    """Remove a node with all that is in it; nothing to do is fine."""
+    """Remove a node with all that is in it, or all nodes of a cluster; nothing to do is fine."""
     need_root()
     from hive.lab import agent_process
 
     with _orderly(), exclusive():
-        for one in labs() if everything else [lab]:
+        of_cluster = [] if lab.exists else Cluster(lab.name).nodes()
+        for one in labs() if everything else of_cluster or [lab]:
             there = one.directory.exists()
             if one.cluster:
                 Cluster.of(one).remove([one])

@@ -145,3 +145,9 @@ def test_objects_are_applied_to_all_nodes(cluster: Cluster, tmp_path: Path) -> N
 
 def knows_shop(socket: Path) -> bool:
     return "shop" in json.dumps(ask("/statedb/dump/k8s-namespaces", socket))
+
+
+def test_down_by_the_name_of_the_cluster_takes_all_its_nodes(cluster: Cluster) -> None:
+    nodes = cluster.nodes()
+    assert hive("lab", "down", "--name", NAME).splitlines() == [f"{lab.name}  removed" for lab in nodes]
+    assert cluster.nodes() == []
