@@ -6,21 +6,20 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, unserved
+from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, tunnel, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import allocation, endpoints, identity, ipcache, nodes, remote_nodes
+from cells.cluster import allocation, endpoints, identity, ipcache, node_ids, nodes, remote_nodes
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
 from cells.config import drift as config_drift
 from cells.datapath import conntrack
-from cells.endpoint import ciliumendpoint
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.node import addresses, devices, direct_routes, host_ip_sync, netlink, router, sysctl
 from cells.node.host_ip_sync import HostIPSync
-from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, shell
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
@@ -54,15 +53,16 @@ agent = module(
     nodes.cell,
     remote_nodes.cell,
     endpoints.cell,
+    node_ids.cell,
     router.cell,
     direct_routes.cell,
+    tunnel.cell,
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,
     services.cell,
     endpoint.cell,
     endpoint_restore.cell,
-    ciliumendpoint.cell,
     endpoint_gc.cell,
     endpoint_watchdog.cell,
     host_ip_sync.cell,
@@ -74,7 +74,6 @@ agent = module(
     api.cell,
     health.cell,
     metrics.cell,
-    samples.cell,
     bootstrap.cell,
     shell.cell,
     unserved.cell,

@@ -48,6 +48,7 @@ from cells.node.router import Router
 from cells.observe import metrics
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
+from cells.tunnel import RouteMtu, TunnelSettings
 from lifecycle import (
     Lifecycle,
     Logger,
@@ -67,6 +68,8 @@ def facts(
     config: AgentConfig,
     devices: Table[Device],
     mtu: PodMtu,
+    route_mtu: RouteMtu,
+    tunnel: TunnelSettings,
     ipam: Ipam,
     router: Router,
     datapath: Datapath,
@@ -96,6 +99,8 @@ def facts(
         monitor=partial(monitor_status, events, monitor),
         chaining=next((mode.name for mode in modes), "none"),
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
+        route_mtu=route_mtu,
+        tunnel=tunnel,
         kubernetes=kubernetes,
     )
 

@@ -10,7 +10,7 @@ Why:    programs are shared by all endpoints and differ only through maps, so ad
 from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
-from cells.datapath.datapath import Datapath
+from cells.datapath.datapath import TUNNEL_LINK, Datapath
 from cells.datapath.libbpf import LoadError
 from cells.datapath.settings import AGGREGATION, DatapathSettings, Telling
 from cells.datapath.watchdog import DatapathWatchdog
@@ -19,6 +19,7 @@ from lifecycle import Member, config, invoke, module, provide
 
 __all__ = [
     "AGGREGATION",
+    "TUNNEL_LINK",
     "Collected",
     "Collector",
     "Datapath",

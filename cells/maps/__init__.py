@@ -67,6 +67,7 @@ from cells.maps.programs import (
     open_program,
     program_by_id,
     program_info,
+    run_syscall,
     test_run,
     walk,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "program_info",
     "replace_pin",
     "row_text",
+    "run_syscall",
     "test_run",
     "unpin",
     "unpin_unfinished",

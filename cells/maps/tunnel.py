@@ -17,7 +17,7 @@ from cells.maps.layouts import IPAddress
 _IPV4: Final = 1
 _IPV6: Final = 2
 
-_config = Layout("tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", reserved="20x")
+_config = Layout("tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", reserved="16x")
 _tunnel_key = Layout("tunnel_key", network="16s", family="B", pad="x", cluster_id="H")
 _tunnel_value = Layout("tunnel_value", node="16s", family="B", key="B", pad="2x")
 _node_key = Layout("node_key", pad="2x", pad2="x", family="B", ip="16s")
@@ -42,14 +42,16 @@ class TunnelConfig(msgspec.Struct, frozen=True):
     """Of the packets inside."""
     port: int = 0
     """UDP, of the packets outside."""
+    source: IPv4Address = IPv4Address(0)
+    """Of the packets outside; 0.0.0.0: whichever routing chooses."""
 
     def pack(self) -> bytes:
-        return _config.pack(self.ifindex, self.mtu, self.port.to_bytes(2, "big"))
+        return _config.pack(self.ifindex, self.mtu, self.port.to_bytes(2, "big"), self.source.packed)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ifindex, mtu, port = _config.unpack(data)
-        return cls(ifindex, mtu, int.from_bytes(port, "big"))
+        ifindex, mtu, port, source = _config.unpack(data)
+        return cls(ifindex, mtu, int.from_bytes(port, "big"), IPv4Address(source))
 
 
 class TunnelKey(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from cells.unserved.policy import UnservedPolicy
 from cells.unserved.proxy import UnservedProxy
 from cells.unserved.refusal import UnservedSettings
 from cells.unserved.services import UnservedServices
-from cells.unserved.tunnel import UnservedTunnel
 from lifecycle import config, module
 
 FAMILIES: tuple[type[UnservedSettings], ...] = (
@@ -39,7 +38,6 @@ FAMILIES: tuple[type[UnservedSettings], ...] = (
     UnservedPolicy,
     UnservedProxy,
     UnservedServices,
-    UnservedTunnel,
 )
 
 cell = module("unserved", "Options of what is not built yet", config(*FAMILIES))

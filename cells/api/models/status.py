@@ -105,6 +105,7 @@ class Routing(Model, frozen=True):
 
     inter_host_routing_mode: str = ""
     intra_host_routing_mode: str = ""
+    tunnel_protocol: str = ""
 
 
 class ProxyReplacementDevice(Model, frozen=True):

@@ -54,6 +54,8 @@ class NodeFacts:
     addressing: Mapping[Family, Addressing]
     """Router and pod CIDR of each family that is on."""
     mtu: int
+    route_mtu: int | None = None
+    """Of pods' routes, if packets are encapsulated: less than that of their links."""
     ipam_mode: str = "cluster-pool"
     """Who decides about pods' addresses."""
     telling: Telling = SILENT
@@ -64,6 +66,8 @@ class NodeFacts:
     """How our plugin works with others."""
     route_mtu_in_chains: bool = False
     """Whether routes of pods on other plugins' links get the MTU."""
+    tunnel_protocol: str = ""
+    """How packets reach other nodes; empty: as they are."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
@@ -100,7 +104,7 @@ def configuration_model(
             kvstore_configuration=models.KVStoreConfiguration(),
             datapath_mode=DATAPATH_MODE,
             device_mtu=node.mtu,
-            route_mtu=node.mtu,
+            route_mtu=node.route_mtu or node.mtu,
             ipam_mode=node.ipam_mode,
             enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
             masquerade_protocols=models.MasqueradeProtocols(),

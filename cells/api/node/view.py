@@ -25,6 +25,7 @@ from cells.node.router import Router
 from cells.observe.events import EventsSettings, online_cpus
 from cells.observe.health import agent_version
 from cells.observe.monitor import MonitorSettings
+from cells.tunnel import RouteMtu, TunnelSettings
 from lifecycle import ReadTable, Table, log_level, set_log_level
 
 
@@ -47,6 +48,8 @@ class NodeView:
         monitor: Callable[[], wire.MonitorStatus | None],
         chaining: str,
         route_mtu_in_chains: bool,
+        route_mtu: RouteMtu,
+        tunnel: TunnelSettings,
         kubernetes: KubernetesAPI | None = None,
     ) -> None:
         self._config = config
@@ -62,6 +65,8 @@ class NodeView:
         self._monitor = monitor
         self._chaining = chaining
         self._route_mtu_in_chains = route_mtu_in_chains
+        self._route_mtu = route_mtu
+        self._tunnel = tunnel
         self._kubernetes = kubernetes
 
     def node(self) -> NodeFacts:
@@ -69,6 +74,8 @@ class NodeView:
         return NodeFacts(
             addressing=self._router.addressing(),
             mtu=self._mtu(),
+            route_mtu=self._route_mtu(),
+            tunnel_protocol=self._tunnel.tunnel_protocol if self._tunnel.tunnelled else "",
             ipam_mode=self._ipam.mode,
             telling=self._datapath.telling,
             debug=log_level() == "debug",
@@ -97,7 +104,7 @@ class NodeView:
             "EnableIPv6": config.ipv6,
             "IPAM": self._ipam.mode,
             "MTU": config.mtu,
-            "RoutingMode": "native",
+            "RoutingMode": self._tunnel.routing_mode,
             "SocketPath": str(config.api_socket),
             "StateDir": str(config.state),
         }

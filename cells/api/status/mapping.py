@@ -164,7 +164,11 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         ipv6_big_tcp=OFF,
         bandwidth_manager=OFF,
         masquerading=OFF,
-        routing=wire.Routing(inter_host_routing_mode="Native", intra_host_routing_mode="BPF"),
+        routing=wire.Routing(
+            inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
+            intra_host_routing_mode="BPF",
+            tunnel_protocol=facts.node.tunnel_protocol,
+        ),
         datapath_mode=DATAPATH_MODE,
         attach_mode="tc",
         ipam=wire.IPAMStatus(

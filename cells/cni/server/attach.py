@@ -95,6 +95,7 @@ class Attacher:
         mtu: Callable[[], int],
         state: Path,
         log: Logger,
+        route_mtu: Callable[[], int] | None = None,
         route_mtu_in_chains: bool = False,
     ) -> None:
         self._links = links
@@ -103,10 +104,11 @@ class Attacher:
         self._teardown = teardown
         self._gateways = gateways
         self._mtu = mtu
+        self._route_mtu = route_mtu or mtu
         self._state = state
         self._log = log
         self._chained = ChainedAttacher(
-            links, endpoints, gateways=gateways, mtu=mtu, route_mtu=route_mtu_in_chains, log=log
+            links, endpoints, gateways=gateways, mtu=self._route_mtu, route_mtu=route_mtu_in_chains, log=log
         )
 
     def problem(self) -> str:
@@ -131,7 +133,7 @@ class Attacher:
             raise _exists(call.attachment_id)
         if previous is not None:
             return self._chained.attach(call, pod, pod_side.link, undo)
-        macs, mtu = self._macs(call, pod), self._mtu()
+        macs, mtu, route_mtu = self._macs(call, pod), self._mtu(), self._route_mtu()
         allocated = self._allocate(pod, undo)
         addresses = tuple(each.ip for each in allocated)
         routers = {router.version: router for router in self._gateways()}
@@ -147,7 +149,14 @@ class Attacher:
         created = self._create(pair, allocated, undo)
         new = self._register(call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo)
         attached = Attached(
-            pair.host_name, pair.host_mac, call.ifname, pair.pod_mac, call.netns, addresses, gateways, mtu
+            pair.host_name,
+            pair.host_mac,
+            call.ifname,
+            pair.pod_mac,
+            call.netns,
+            addresses,
+            gateways,
+            route_mtu,
         )
 
         def finish(endpoint: Endpoint) -> bytes:
@@ -155,7 +164,9 @@ class Attacher:
             # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
             with _HOST_SIDE:
                 self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
-            self._configure(pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=mtu)
+            self._configure(
+                pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=route_mtu
+            )
             with _HOST_SIDE:
                 self._links.sync_carrier(created.host_ifindex)
             return result_json(attached, call.conf.cni_version)

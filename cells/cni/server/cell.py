@@ -1,7 +1,7 @@
 """How the CNI server is put together from the other cells.
 
 Needs: ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, PodMtu,
-ExposedEndpoints, HostIPSync.
+RouteMtu, Tunnel, ExposedEndpoints, HostIPSync.
 Gives: cell, and the constructors of all that CniServer, QueueLock and DeleteQueue are made of.
 """
 
@@ -28,6 +28,7 @@ from cells.node.host_ip_sync import HostIPSync
 from cells.node.netlink import HostLinks, PodLink
 from cells.node.router import Router
 from cells.observe.metrics import Collector, Family
+from cells.tunnel import RouteMtu, Tunnel
 from lifecycle import (
     Health,
     Lifecycle,
@@ -49,6 +50,7 @@ def link_teardown(
     return LinkTeardown(links, ipam, endpoints, lifecycle=lifecycle, health=health, log=log)
 
 
+@after(Tunnel)
 def attacher(
     config: AgentConfig,
     links: HostLinks,
@@ -58,6 +60,7 @@ def attacher(
     leaving: LinkTeardown,
     router: Router,
     mtu: PodMtu,
+    route_mtu: RouteMtu,
     chaining: ChainingSettings,
     log: Logger,
 ) -> Attacher:
@@ -69,6 +72,7 @@ def attacher(
         leaving,
         gateways=lambda: router.gateways,
         mtu=mtu,
+        route_mtu=route_mtu,
         state=config.state,
         log=log,
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,

@@ -15,9 +15,7 @@ from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_IDENTITIES,
     CiliumEndpoint,
     CiliumEndpointSlice,
-    CiliumEndpointStatus,
     CiliumIdentity,
-    NamedPort,
 )
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_policy import (
@@ -105,7 +103,6 @@ __all__ = [
     "CiliumEgressGatewayPolicy",
     "CiliumEndpoint",
     "CiliumEndpointSlice",
-    "CiliumEndpointStatus",
     "CiliumIdentity",
     "CiliumL2AnnouncementPolicy",
     "CiliumLoadBalancerIPPool",
@@ -122,7 +119,6 @@ __all__ = [
     "Key",
     "Kind",
     "Meta",
-    "NamedPort",
     "Namespace",
     "NetworkPolicy",
     "Node",

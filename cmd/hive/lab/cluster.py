@@ -18,6 +18,7 @@ from hive.lab.network import LabNetwork, Place, make_network, remove_network
 from hive.lab.node import Lab, LabError, create, destroy, labs
 
 MOST_NODES = 50
+TUNNEL = "--routing-mode=tunnel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,14 @@ class Cluster:
         )
         return made
 
-    def settings(self) -> list[str]:
-        """What every agent of the cluster is started with."""
+    def settings(self, more: Sequence[str] = ()) -> list[str]:
+        """What every agent of the cluster is started with; ``more`` is what somebody asks for besides."""
+        if TUNNEL in more:
+            return ["--ipam=kubernetes", *more]
         found = ["--ipam=kubernetes", "--auto-direct-node-routes=true"]
         # Between segments the router leads to the pods: it knows every range, as BGP would have told it.
-        return found + (["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else [])
+        between = ["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else []
+        return [*found, *between, *more]
 
     def add_pod(self, lab: Lab, name: str) -> pods.Attached:
         """Tell everybody of a pod, attach it, tell where it is."""

@@ -38,7 +38,7 @@ def _start_agents(cluster: Cluster, settings: tuple[str, ...]) -> None:
     started = {}
     for lab in cluster.nodes():
         if agent_process.running(lab) is None:
-            started[lab] = agent_process.start(lab, *cluster.settings(), *settings)
+            started[lab] = agent_process.start(lab, *cluster.settings(settings))
             click.echo(f"{lab.name}  starting the agent, pid {started[lab]}")
     for lab, pid in started.items():
         agent_process.wait_ready(lab, pid)

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from hive.agent.command import pass_settings, settings_argument
-from hive.lab.cluster import MOST_NODES, Cluster
+from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster
 from hive.lab.cluster_commands import apply, get, up_cluster
 from hive.lab.network import MOST_SEGMENTS
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
@@ -77,7 +77,10 @@ command.add_command(get)
     show_default=True,
     help="On how many networks its nodes stand in turn, with a router between them.",
 )
-def up(lab: Lab, count: int, nodes: int | None, segments: int, settings: tuple[str, ...]) -> int:
+@click.option("--tunnel", is_flag=True, help="Nodes reach each other's pods through VXLAN, not by routes.")
+def up(
+    lab: Lab, count: int, nodes: int | None, segments: int, tunnel: bool, settings: tuple[str, ...]
+) -> int:
     """Make a node with a running agent and pods; what is there already stays.
 
     With --nodes it is several, joined by a bridge, that reach each other's pods: node-1, node-2, and so on.
@@ -89,6 +92,8 @@ def up(lab: Lab, count: int, nodes: int | None, segments: int, settings: tuple[s
         return wrong
     if segments != 1 and nodes is None:
         raise LabError("--segments is of a cluster: say how many nodes it has with --nodes")
+    if tunnel:
+        settings = (TUNNEL, *settings)
     with _orderly(), exclusive():
         if nodes is not None:
             up_cluster(Cluster.of(lab), nodes, segments, count, settings)

@@ -197,7 +197,11 @@ def _node(_: bytes, value: bytes) -> Row:
 
 def _tunnel(_: bytes, value: bytes) -> Row | None:
     row = TunnelConfig.unpack(value)
-    return {"ifindex": row.ifindex, "mtu": row.mtu, "port": row.port} if row.ifindex else None
+    return (
+        {"ifindex": row.ifindex, "mtu": row.mtu, "port": row.port, "source": str(row.source)}
+        if row.ifindex
+        else None
+    )
 
 
 def _tunnel_endpoint(key: bytes, value: bytes) -> Row:

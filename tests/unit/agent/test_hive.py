@@ -19,18 +19,20 @@ import structlog
 
 from cells.agent import agent
 from cells.cluster.ipcache import IpcacheMap
+from cells.cluster.node_ids import NodeMap
 from cells.config import AgentConfig
 from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.restore import StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
-from cells.maps import Maps, MapWatchdog, PolicyMaps
+from cells.maps import Maps, MapWatchdog, PolicyMaps, TunnelConfig
 from cells.node.devices import Device
 from cells.node.devices.source import Kernel
 from cells.node.host_ip_sync import HostIPSync
 from cells.node.netlink import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
+from cells.tunnel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
@@ -80,6 +82,17 @@ async def nothing_ended() -> tuple[Collected, ...]:
     return ()
 
 
+async def no_link(name: str) -> None:
+    """A node without a tunnel."""
+    del name
+
+
+async def no_routes(name: str) -> list[TunnelRoute]:
+    """And without routes to other nodes."""
+    del name
+    return []
+
+
 def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
     """Everything of the agent that touches a kernel, replaced."""
     eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
@@ -93,6 +106,10 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PolicyMapPool, kernel),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
+        replace(NodeMap, fake(NodeMap, numbers=dict)),
+        replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
+        replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
+        replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig, endpoints=dict)),
         replace(Router, fake(Router, addressing=dict)),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Router}),
     ]

@@ -36,13 +36,13 @@ def test_what_an_agent_would_start_with_is_listed(tmp_path: Path, capsys: pytest
 
 
 def test_wrong_settings_are_told_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value in (("routing-mode", "tunnel"), ("mtu", "lots"), ("other-programs-key", "x")):
+    for name, value in (("enable-bbr", "true"), ("mtu", "lots"), ("other-programs-key", "x")):
         (tmp_path / name).write_text(value)
     told = hive(capsys, "config", "list", f"--config-dir={tmp_path}")
     assert (told.code, told.out) == (2, "")
     assert told.err.splitlines() == [
         f"hive: {tmp_path}/mtu: 'lots': expected a whole number",
-        f"hive: {tmp_path}/routing-mode: 'tunnel': not supported yet, expected native, or leave it unset",
+        f"hive: {tmp_path}/enable-bbr: 'true': not supported yet, expected false, or leave it unset",
     ]
 
 

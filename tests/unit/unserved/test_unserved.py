@@ -24,7 +24,6 @@ def refused(directory: Path, **values: str) -> list[str]:
 def test_all_that_is_not_there_is_told_at_once_with_its_place(tmp_path: Path) -> None:
     told = refused(
         tmp_path,
-        routing_mode="tunnel",
         enable_ipsec="true",
         enable_ipv4_masquerade="1",
         cluster_id="3",
@@ -33,14 +32,12 @@ def test_all_that_is_not_there_is_told_at_once_with_its_place(tmp_path: Path) ->
         f"{tmp_path}/cluster-id: '3': not supported yet, expected 0, or leave it unset",
         f"{tmp_path}/enable-ipsec: 'true': not supported yet, expected false, or leave it unset",
         f"{tmp_path}/enable-ipv4-masquerade: '1': not supported yet, expected false, or leave it unset",
-        f"{tmp_path}/routing-mode: 'tunnel': not supported yet, expected native, or leave it unset",
     ]
 
 
 def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
     assert not refused(
         tmp_path,
-        routing_mode="native",
         enable_ipsec="false",
         kube_proxy_replacement="false",
         kvstore="",

@@ -12,7 +12,8 @@ struct tunnel_config {
 	__u32 mtu;    /* of the packets inside, without Ethernet header */
 	__be16 port;  /* UDP, of the packets outside */
 	__u16 pad;
-	__u32 reserved[5];
+	__be32 source; /* of the packets outside; 0: routing chooses */
+	__u32 reserved[4];
 };
 
 /* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */

@@ -17,9 +17,11 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 		.tunnel_id = tunnel_identity(flow->source_identity),
 		.remote_ipv4 = bpf_ntohl(node),
 		.tunnel_ttl = TUNNEL_TTL,
+		.local_ipv4 = bpf_ntohl(tunnel->source),
 	};
+	__u32 size = tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE;
 
-	if (bpf_skb_set_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, BPF_F_ZERO_CSUM_TX))
+	if (bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))

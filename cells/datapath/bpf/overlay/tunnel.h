@@ -38,7 +38,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_node_map_v2 SEC(".maps");
 
-/* The kernel's record without the addresses of our own end, which routing chooses. */
+/* The kernel's record without the address of our own end, which routing chooses. */
 #define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
 #define TUNNEL_TTL 64
 

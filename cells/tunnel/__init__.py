@@ -1,0 +1,65 @@
+"""The tunnel to other nodes: VXLAN over IPv4, one device for all of them.
+
+Reconciler: keeps the device ``cilium_vxlan`` with its programs, what pods' programs know of it (hive_tunnel),
+            the ranges of other nodes' pods (cilium_tunnel_map) and the node's routes to them.
+Needs:      Datapath, Maps, Router, Sysctls, Table[Device], Table[NodeAddress], ReadTable[ClusterNode].
+Gives:      Tunnel, RouteMtu (for pods' routes), RemoteNetworks, TunnelSettings.
+Why:        the network between nodes need not know pods' addresses: pods' packets travel inside those of
+            nodes, with the sender's identity as the VXLAN network identifier. Device, maps and programs
+            forward on while no agent runs; in native mode the next start removes them.
+"""
+
+from cells.maps import Maps
+from cells.tunnel.edges import TunnelLinks, TunnelMaps, TunnelRoutes
+from cells.tunnel.mtu import OVERHEAD, RouteMtu
+from cells.tunnel.network import TunnelNetwork, TunnelRoute
+from cells.tunnel.networks import RemoteNetwork
+from cells.tunnel.remote import RemoteNetworks
+from cells.tunnel.settings import VXLAN_PORT, TunnelSettings
+from cells.tunnel.targets import KernelTunnelMaps
+from cells.tunnel.tunnel import Tunnel
+from lifecycle import after, config, invoke, module, provide
+
+__all__ = [
+    "OVERHEAD",
+    "VXLAN_PORT",
+    "RemoteNetwork",
+    "RemoteNetworks",
+    "RouteMtu",
+    "Tunnel",
+    "TunnelLinks",
+    "TunnelMaps",
+    "TunnelRoute",
+    "TunnelRoutes",
+    "TunnelSettings",
+    "cell",
+]
+
+
+def tunnel_links() -> TunnelLinks:
+    """This node's."""
+    return TunnelNetwork()
+
+
+def tunnel_routes() -> TunnelRoutes:
+    """This node's."""
+    return TunnelNetwork()
+
+
+def tunnel_maps(maps: Maps) -> TunnelMaps:
+    """This node's."""
+    return KernelTunnelMaps(maps)
+
+
+@after(Tunnel, RemoteNetworks)
+def keep() -> None:
+    """The tunnel is part of the agent though nobody waits for it."""
+
+
+cell = module(
+    "tunnel",
+    "VXLAN to other nodes",
+    config(TunnelSettings),
+    provide(Tunnel, RouteMtu, RemoteNetworks, tunnel_links, tunnel_routes, tunnel_maps),
+    invoke(keep),
+)

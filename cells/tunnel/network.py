@@ -1,0 +1,193 @@
+"""The tunnel's device and routes by pyroute2, in worker threads.
+
+Needs: pyroute2, loaded at the first call.   Gives: TunnelNetwork, FoundDevice, TunnelRoute.
+Source: ip-link(8) on vxlan; Cilium 1.17, setupVxlanDevice and the node routes of tunnel mode.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio.to_thread
+
+from cells.ipam import IPAddress, IPNetwork
+from cells.node.netlink import NetlinkError, routes_over
+from cells.tunnel.objects import TunnelDevice
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+T = TypeVar("T")
+
+RTPROT_KERNEL: Final = 2
+"""As Cilium's: what manages routes by their protocol, like systemd-networkd, leaves these alone."""
+_MAIN, _UP = 254, 1
+_LINK_SCOPE, _UNIVERSE = 253, 0
+_GONE: Final = frozenset({errno.ESRCH, errno.ENODEV, errno.ENOENT})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A link of the device's name."""
+
+    ifindex: int
+    kind: str
+    up: bool
+    metadata: bool
+    """Whether it takes the other end from each packet."""
+    device: TunnelDevice
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelRoute:
+    """The way to the pods of another node, over cilium_host, whose programs know the tunnel."""
+
+    destination: IPNetwork
+    gateway: IPAddress | None
+    source: IPAddress | None
+    mtu: int
+
+    @property
+    def key(self) -> IPNetwork:
+        """Of its row."""
+        return self.destination
+
+
+class TunnelNetwork:
+    """Reads and writes the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
+
+    async def find(self, name: str) -> FoundDevice | None:
+        """The link of that name."""
+        try:
+            socket.if_nametoindex(name)
+        except OSError:  # as on every node without a tunnel, which needs no pyroute2
+            return None
+        return await self._do(f"find {name}", lambda ip: _found(ip, name))
+
+    async def create(self, name: str, device: TunnelDevice) -> None:
+        """Make the device, up. EEXIST: the name is taken; EADDRINUSE: another socket has the port."""
+        low, high = device.source_ports
+        ports: dict[str, Any] = {"vxlan_port_range": {"low": low, "high": high}} if high else {}
+
+        def make(ip: IPRoute) -> None:
+            ip.link(
+                "add",
+                ifname=name,
+                kind="vxlan",
+                mtu=device.mtu,
+                vxlan_collect_metadata=True,
+                vxlan_learning=False,
+                vxlan_port=device.port,
+                **ports,
+            )
+            try:
+                ip.link("set", ifname=name, state="up")
+            except BaseException:
+                ip.link("del", ifname=name)
+                raise
+
+        await self._do(f"create {name} on UDP port {device.port}", make)
+
+    async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
+        """The MTU, and up; nothing that passes is lost."""
+        await self._do(f"set up {name}", lambda ip: ip.link("set", index=ifindex, mtu=mtu, state="up"))
+
+    async def delete(self, ifindex: int, name: str) -> None:
+        """Remove a link; gone already is fine."""
+        await self._do(f"delete {name}", lambda ip: ip.link("del", index=ifindex), gone_is_fine=True)
+
+    async def routes(self, name: str) -> list[TunnelRoute]:
+        """The routes of ours over a link: of the kernel's protocol, and with an MTU, as its own are not."""
+        ifindex = _index(name)
+        known = await anyio.to_thread.run_sync(routes_over, ifindex)
+        if not any(route.by_kernel and _is_network(route.destination) for route in known):
+            return []
+        return await self._do("list routes", lambda ip: list(_routes(ip, ifindex)))
+
+    async def set_route(self, name: str, route: TunnelRoute) -> None:
+        """In place of another route to there."""
+        ifindex = _index(name)
+        told: dict[str, Any] = {"dst": str(route.destination), "oif": ifindex, "proto": RTPROT_KERNEL}
+        told["scope"] = _LINK_SCOPE if route.gateway is None and route.destination.version == 4 else _UNIVERSE
+        if route.gateway is not None:
+            told["gateway"] = str(route.gateway)
+        if route.source is not None:
+            told["prefsrc"] = str(route.source)
+        told["metrics"] = {"mtu": route.mtu}
+        await self._do(f"set route {route.destination}", lambda ip: ip.route("replace", **told))
+
+    async def remove_route(self, name: str, destination: IPNetwork) -> None:
+        """Remove a route of ours; gone already is fine."""
+        ifindex = _index(name)
+        told = {"dst": str(destination), "oif": ifindex, "proto": RTPROT_KERNEL}
+        await self._do(f"remove route {destination}", lambda ip: ip.route("del", **told), gone_is_fine=True)
+
+    async def _do(self, what: str, work: Callable[[IPRoute], T], *, gone_is_fine: bool = False) -> T:
+        return await anyio.to_thread.run_sync(_call, what, work, gone_is_fine)
+
+
+def _call(what: str, work: Callable[[IPRoute], T], gone_is_fine: bool) -> T:
+    from pyroute2 import IPRoute
+    from pyroute2 import NetlinkError as Refused
+
+    try:
+        with IPRoute() as ip:
+            return work(ip)
+    except Refused as error:
+        if gone_is_fine and error.code in _GONE:
+            return None  # type: ignore[return-value]  # of those who remove, which return nothing
+        raise NetlinkError(error.code, what) from error
+
+
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError as error:
+        raise NetlinkError(errno.ENODEV, f"find {name}") from error
+
+
+def _is_network(destination: IPNetwork) -> bool:
+    """Whether it may be a range of pods, not the kernel's own for an address."""
+    return destination.num_addresses > 1 and not (destination.is_link_local or destination.is_multicast)
+
+
+def _found(ip: IPRoute, name: str) -> FoundDevice | None:
+    indexes = ip.link_lookup(ifname=name)
+    if not indexes:
+        return None
+    links = list(ip.get_links(indexes[0]))
+    if not links:
+        return None
+    link = links[0]
+    information = link.get_attr("IFLA_LINKINFO")
+    kind = information.get_attr("IFLA_INFO_KIND") if information is not None else ""
+    data = information.get_attr("IFLA_INFO_DATA") if information is not None and kind == "vxlan" else None
+    ports = data.get_attr("IFLA_VXLAN_PORT_RANGE") if data is not None else None
+    device = TunnelDevice(
+        port=data.get_attr("IFLA_VXLAN_PORT") or 0 if data is not None else 0,
+        source_ports=(ports["low"], ports["high"]) if ports else (0, 0),
+        mtu=link.get_attr("IFLA_MTU") or 0,
+    )
+    metadata = bool(data is not None and data.get_attr("IFLA_VXLAN_COLLECT_METADATA"))
+    return FoundDevice(link["index"], kind or "", bool(link["flags"] & _UP), metadata, device)
+
+
+def _routes(ip: IPRoute, ifindex: int) -> Iterable[TunnelRoute]:
+    for family, everywhere in ((2, "0.0.0.0"), (10, "::")):  # AF_INET, AF_INET6
+        for route in ip.get_routes(family=family, oif=ifindex, table=_MAIN):
+            metrics = route.get_attr("RTA_METRICS")
+            mtu = metrics.get_attr("RTAX_MTU") if metrics is not None else None
+            if route["proto"] != RTPROT_KERNEL or not mtu or route.get_attr("RTA_OIF") != ifindex:
+                continue
+            gateway, source = route.get_attr("RTA_GATEWAY"), route.get_attr("RTA_PREFSRC")
+            yield TunnelRoute(
+                ip_network((route.get_attr("RTA_DST") or everywhere, route["dst_len"])),
+                ip_address(gateway) if gateway else None,
+                ip_address(source) if source else None,
+                mtu,
+            )

@@ -1,0 +1,70 @@
+"""Settings of the tunnel between nodes.
+
+Needs: nothing.   Gives: TunnelSettings.
+Source: Cilium 1.17, option names and defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from lifecycle import Settings, refuse
+
+VXLAN_PORT: Final = 8472
+"""Linux' port of VXLAN, older than IANA's; what Cilium and flannel use."""
+
+
+class TunnelSettings(Settings, frozen=True):
+    """How pods' packets reach other nodes."""
+
+    routing_mode: Literal["native", "tunnel"] = "native"
+    """How packets reach pods of other nodes: native, by the routes of the network; tunnel, encapsulated from
+    node to node. A change converts the node at the next start."""
+
+    tunnel_protocol: str = "vxlan"
+    """What encapsulates them: vxlan (RFC 7348), over IPv4."""
+
+    tunnel_port: int = 0
+    """UDP port of the tunnel, the same on all nodes; 0: 8472."""
+
+    tunnel_source_port_range: str = "0-0"
+    """UDP ports that encapsulated packets are sent from, LOW-HIGH; 0-0: the kernel's choice."""
+
+    @property
+    def tunnelled(self) -> bool:
+        """Whether pods' packets go through the tunnel."""
+        return self.routing_mode == "tunnel"
+
+    @property
+    def port(self) -> int:
+        """The UDP port."""
+        return self.tunnel_port or VXLAN_PORT
+
+    @property
+    def source_ports(self) -> tuple[int, int]:
+        """The range that packets are sent from; (0, 0): the kernel's choice."""
+        low, _, high = self.tunnel_source_port_range.partition("-")
+        return int(low), int(high)
+
+    def validate(self) -> None:
+        """Refuse other protocols, and ports that are none; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.tunnel_protocol == "geneve":
+            yield "tunnel-protocol=geneve: not supported, the tunnel is VXLAN: expected vxlan"
+        elif self.tunnel_protocol != "vxlan":
+            yield f"tunnel-protocol={self.tunnel_protocol}: expected vxlan"
+        if not 0 <= self.tunnel_port <= 0xFFFF:
+            yield f"tunnel-port={self.tunnel_port}: expected a UDP port, 1 to 65535, or 0 for {VXLAN_PORT}"
+        if not re.fullmatch(r"\d{1,5}-\d{1,5}", self.tunnel_source_port_range):
+            yield f"tunnel-source-port-range={self.tunnel_source_port_range}: expected LOW-HIGH"
+            return
+        low, high = self.source_ports
+        if (low, high) != (0, 0) and not 0 < low <= high <= 0xFFFF:
+            yield (
+                f"tunnel-source-port-range={self.tunnel_source_port_range}: expected ports from 1 to 65535,"
+                " the lower first, or 0-0 for the kernel's choice"
+            )

@@ -1,0 +1,140 @@
+"""The tunnel of this node: its device, the programs on it, and what those of pods know of it.
+
+Needs: TunnelSettings, Datapath, TunnelLinks, TunnelMaps, Table[Device], Table[NodeAddress], PodMtu, RouteMtu,
+Sysctls, DirectRouteSettings.
+Gives: Tunnel; the tables ``tunnel`` and ``tunnel-status``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from ipaddress import IPv4Address
+from typing import Final
+
+from cells.datapath import TUNNEL_LINK, Datapath
+from cells.ipam import Family
+from cells.node.addresses import NodeAddress
+from cells.node.devices import Device, PodMtu, addressed
+from cells.node.direct_routes import DirectRouteSettings
+from cells.node.netlink import news
+from cells.node.sysctl import Sysctls
+from cells.tunnel.edges import TunnelLinks, TunnelMaps
+from cells.tunnel.kernel import TunnelKernel
+from cells.tunnel.mtu import RouteMtu
+from cells.tunnel.objects import TunnelObject, wanted
+from cells.tunnel.settings import TunnelSettings
+from lifecycle import (
+    Derived,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReconcileError,
+    Reconciler,
+    Table,
+    Tables,
+    UsageError,
+    seconds,
+)
+
+INTERVAL: Final = seconds(30)
+
+_RTMGRP_TC: Final = 0x8
+_RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
+FILTERS_GONE: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+
+SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
+"""What comes out has no route back over the device."""
+
+
+class Tunnel:
+    """Made by its hook, before pods are attached; it stays at stop. In native mode the hook removes it.
+
+    While the agent runs, what is removed or changed is made right again: at once where the kernel tells, else
+    within half a minute.
+    """
+
+    def __init__(
+        self,
+        settings: TunnelSettings,
+        datapath: Datapath,
+        links: TunnelLinks,
+        maps: TunnelMaps,
+        devices: Table[Device],
+        addresses: Table[NodeAddress],
+        *,
+        mtu: PodMtu,
+        route_mtu: RouteMtu,
+        sysctls: Sysctls,
+        direct: DirectRouteSettings | None,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self.settings = settings
+        self._direct = direct is not None and direct.auto_direct_node_routes
+        self._devices = devices
+        self._addresses = addresses
+        self._mtu = mtu
+        self._route_mtu = route_mtu
+        self._log = log
+        self._kernel = TunnelKernel(links, datapath, maps, log, write_settings=lambda: sysctls.keep(SYSCTLS))
+        self._objects: Derived[TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
+        self._reconciler = Reconciler(
+            self._objects, self._kernel, full_every=INTERVAL if settings.tunnelled else math.inf
+        )
+        tables.add(self._objects, self._reconciler.statuses)
+        lifecycle.append(Hook("set up the tunnel", self._start))
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch devices", devices.changes, self._look)
+        if settings.tunnelled:
+            jobs.observe("watch filters", self._hints, self._look)
+
+    def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[str, TunnelObject]:
+        own = next((row.ip for row in addresses if row.family is Family.IPV4), None)
+        held = [
+            each.ip for device in devices for each in device.addresses if isinstance(each.ip, IPv4Address)
+        ]
+        return wanted(
+            self.settings,
+            self._mtu(),
+            self._route_mtu(),
+            own if isinstance(own, IPv4Address) else None,
+            held,
+        )
+
+    async def _start(self) -> None:
+        if self.settings.tunnelled and self._direct:
+            raise UsageError(
+                "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
+                " set it to false, or routing-mode=native"
+            )
+        if self.settings.tunnelled and not self._has_ipv4():
+            raise HiveError(
+                "routing-mode=tunnel: this node has no IPv4 address, and tunnels over IPv6 are not supported;"
+                " give it one, or set routing-mode=native"
+            )
+        try:
+            await self._reconciler.sweep()
+        except ReconcileError as error:
+            needed = [why for key, why in error.failures.items() if key in self._objects]
+            if needed:
+                raise HiveError(f"failed to set up the tunnel: {needed[0]}") from needed[0]
+            self._log.warning("failed to remove the tunnel", device=TUNNEL_LINK, error=str(error))
+
+    def _has_ipv4(self) -> bool:
+        return any(
+            isinstance(address.ip, IPv4Address) and not address.ip.is_loopback
+            for device in addressed(self._devices.all())
+            for address in device.addresses
+        )
+
+    async def _hints(self) -> AsyncIterator[None]:
+        async for hint in news.hints(_RTMGRP_TC, FILTERS_GONE):
+            yield hint
+
+    async def _look(self, _: object) -> None:
+        self._reconciler.trigger()

@@ -1,0 +1,262 @@
+"""Two nodes of a lab joined by VXLAN: pods reach each other as who they are, and nobody else plays a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.layers.vxlan import VXLAN
+
+from cells.maps import (
+    MetricsKey,
+    MetricsValue,
+    NodeKey,
+    NodeValue,
+    TunnelConfig,
+    TunnelKey,
+    TunnelValue,
+    open_map,
+)
+from hive.lab import agent_process
+from hive.lab.children import Child
+from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
+from hive.lab.namespaces import Namespaces, inside
+from hive.lab.node import ROOT, Lab, exclusive
+from hive.lab.probe import ping
+from hive.main import cli
+from tests.support.namespaces import need_root
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
+
+NAME = f"tunnel-{os.getpid()}"
+SETTINGS = (TUNNEL, "--enable-ipv6=true")
+PORT, SECRET = 8472, 7777
+GLOBALS = Path("/sys/fs/bpf/tc/globals")
+
+
+def hive(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes with a pod each, both families on, a tunnel between them."""
+    need_root()
+    found = Cluster(NAME)
+    try:
+        up = ("lab", "up", "--name", f"{NAME}-1", "--nodes", "2", "--pods", "1", "--tunnel")
+        hive(*up, "--enable-ipv6=true")
+        yield found
+    finally:
+        with exclusive():
+            found.remove(found.nodes())
+    assert not list(ROOT.glob(f"{NAME}*"))
+
+
+def restarted(cluster: Cluster, lab: Lab, *settings: str) -> None:
+    """Kill the agent of the node, and start another."""
+    agent_process.crash(lab)
+    pid = agent_process.start(lab, *cluster.settings(settings))
+    agent_process.wait_ready(lab, pid)
+
+
+def addresses(pod: str) -> list[str]:
+    (found,) = json.loads(hive("lab", "get", "--name", NAME, "pod", pod, "-o", "json"))
+    return [one["ip"] for one in found["status"]["podIPs"]]
+
+
+def ipv4(pod: str) -> str:
+    return next(ip for ip in addresses(pod) if "." in ip)
+
+
+def reaches(lab: Lab, pod: str, target: str) -> bool:
+    with lab.open_pod(pod) as namespaces:
+        return bool(namespaces.run(ping, target, 1))
+
+
+def in_node(lab: Lab, ask: Callable[[], object]) -> object:
+    with lab.open() as node:
+        return node.run(ask)
+
+
+def dropped() -> dict[int, int]:
+    """Packets of this node by reason."""
+    with open_map(GLOBALS / "cilium_metrics") as table:
+        found: dict[int, int] = {}
+        for key, value in table.items():
+            reason = MetricsKey.unpack(key).reason
+            found[reason] = found.get(reason, 0) + MetricsValue.unpack(value).packets
+        return found
+
+
+def drops(lab: Lab, reason: int) -> int:
+    found = in_node(lab, dropped)
+    assert isinstance(found, dict)
+    return int(found.get(reason, 0))
+
+
+def through_the_tunnel() -> int:
+    """Packets that have come out of it here."""
+    return int(Path("/sys/class/net/cilium_vxlan/statistics/rx_packets").read_text(encoding="ascii"))
+
+
+def facts() -> TunnelConfig:
+    with open_map(GLOBALS / "hive_tunnel") as table:
+        return TunnelConfig.unpack(table.lookup(bytes(4)) or b"")
+
+
+def endpoints() -> dict[str, str]:
+    with open_map(GLOBALS / "cilium_tunnel_map") as table:
+        rows = {TunnelKey.unpack(key): TunnelValue.unpack(value) for key, value in table.items()}
+    return {str(key.network): str(value.node) for key, value in rows.items()}
+
+
+def node_ids() -> dict[str, int]:
+    with open_map(GLOBALS / "cilium_node_map_v2") as table:
+        return {str(NodeKey.unpack(key).ip): NodeValue.unpack(value).id for key, value in table.items()}
+
+
+def all_reach(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    for lab, pod, other in ((first, "pod-1-1", "pod-2-1"), (second, "pod-2-1", "pod-1-1")):
+        for address in addresses(other):
+            eventually(partial(reaches, lab, pod, address), within=20)
+
+
+def test_pods_of_two_nodes_reach_each_other_through_the_tunnel(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    before = in_node(second, through_the_tunnel)
+    all_reach(cluster)
+    after = in_node(second, through_the_tunnel)
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert after - before >= 4
+    for address in addresses("pod-2-1"):
+        with first.open() as node:
+            eventually(partial(node.run, ping, address, 1))
+
+
+def test_tools_see_where_packets_go(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    place = cluster.place(second)
+    ranges = {cidr.partition("/")[0] for cidr in place.pod_cidrs}
+    assert in_node(first, endpoints) == dict.fromkeys(ranges, place.ipv4)
+    ids = in_node(first, node_ids)
+    assert ids == dict.fromkeys((place.ipv4, place.ipv6), 1)
+    told = in_node(first, facts)
+    assert isinstance(told, TunnelConfig)
+    assert (told.mtu, told.port, str(told.source)) == (1450, PORT, cluster.place(first).ipv4)
+
+
+def test_no_packet_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    with first.open_pod("pod-1-1") as one, second.open_pod("pod-2-1") as two:
+        with inside(two):
+            sock = udp_socket()
+        with sock:
+            receiver: Child[Received] = two.start(udp_receiver, sock)
+            sender: Child[Sent] = one.start(udp_sender, (ipv4("pod-2-1"), sock.getsockname()[1]), 500.0)
+            for lab in (first, second):
+                restarted(cluster, lab, *SETTINGS)
+            sent = sender.finish(within=30)
+            received = receiver.finish(within=30)
+    assert sent.packets > 200
+    assert received.packets == sent.packets
+
+
+def forged(target: str, payload: bytes) -> bytes:
+    """A VXLAN packet that says it is the host's of another node, to a pod."""
+    inner = IP(src="10.244.1.77", dst=target) / UDP(sport=1, dport=SECRET) / payload
+    return bytes(VXLAN(vni=6, flags="Instance") / Ether(dst="02:00:00:00:00:01") / inner)
+
+
+def send(packet: bytes, target: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(packet, (target, PORT))
+
+
+def listening(pod: Namespaces) -> socket.socket:
+    with inside(pod):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("", SECRET))
+    sock.settimeout(5)
+    return sock
+
+
+def test_a_forged_packet_reaches_nobody(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    target, place = ipv4("pod-2-1"), cluster.place(second)
+    unknown, prohibited = drops(second, 172), drops(first, 170)
+    with second.open_pod("pod-2-1") as two, listening(two) as sock:
+        with cluster.network.open() as outside:  # a neighbour of the nodes, which is none
+            outside.run(send, forged(target, b"from outside"), place.ipv4)
+        eventually(lambda: drops(second, 172) == unknown + 1)
+        with first.open_pod("pod-1-1") as one:
+            for address in (place.ipv4, cluster.place(first).ipv4):
+                one.run(send, forged(target, b"from a pod"), address)
+        eventually(lambda: drops(first, 170) == prohibited + 2)
+        with first.open() as node:  # what a node itself says is believed: so the others could have arrived
+            node.run(send, forged(target, b"from a node"), place.ipv4)
+        assert sock.recv(64) == b"from a node"
+
+
+def gone() -> None:
+    """What somebody removes by hand: the device, and the route to the other node."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (index,) = ip.link_lookup(ifname="cilium_vxlan")
+        ip.link("del", index=index)
+        (host,) = ip.link_lookup(ifname="cilium_host")
+        for route in ip.get_routes(family=socket.AF_INET, oif=host, proto=2):
+            if route["dst_len"] == 24:
+                ip.route("del", dst=f"{route.get_attr('RTA_DST')}/24", oif=host, proto=2)
+
+
+def test_what_somebody_removes_comes_back(cluster: Cluster) -> None:
+    first, _ = cluster.nodes()
+    in_node(first, gone)
+    all_reach(cluster)
+    with first.open() as node:
+        eventually(partial(node.run, ping, ipv4("pod-2-1"), 1), within=20)
+
+
+def device() -> tuple[int, int] | None:
+    """Port and MTU of the tunnel; None without one."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        indexes = ip.link_lookup(ifname="cilium_vxlan")
+        if not indexes:
+            return None
+        (link,) = ip.get_links(indexes[0])
+        data = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")
+        return data.get_attr("IFLA_VXLAN_PORT"), link.get_attr("IFLA_MTU")
+
+
+def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
+    """Native, by routes, and back on another port: the tunnel goes and comes, pods talk on."""
+    for lab in cluster.nodes():
+        restarted(cluster, lab, "--enable-ipv6=true")
+    for lab in cluster.nodes():
+        assert in_node(lab, device) is None
+        assert in_node(lab, endpoints) == {}
+        assert in_node(lab, facts) == TunnelConfig()
+    all_reach(cluster)
+    for lab in cluster.nodes():
+        restarted(cluster, lab, *SETTINGS, "--tunnel-port=8999", "--mtu=1400")
+    for lab in cluster.nodes():
+        assert in_node(lab, device) == (8999, 1400)
+    all_reach(cluster)

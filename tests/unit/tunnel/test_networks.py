@@ -1,0 +1,118 @@
+"""Which ranges of pods go to which node, and the numbers of nodes."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, ip_address, ip_network
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cells.cluster.ipcache import Source
+from cells.cluster.node_ids import NodeIDs
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.ipam import Family
+from cells.tunnel.networks import remote_networks, troubles
+
+BOTH = (Family.IPV4, Family.IPV6)
+SELF = "default/self"
+
+
+def node(
+    name: str, *ips: str, cidrs: tuple[str, ...] = (), local: bool = False, router: str = ""
+) -> ClusterNode:
+    addresses = [NodeIP(INTERNAL_IP, ip_address(ip)) for ip in ips]
+    if router:
+        addresses.append(NodeIP(CILIUM_INTERNAL_IP, ip_address(router)))
+    found = [ip_network(cidr) for cidr in cidrs]
+    return ClusterNode(
+        cluster="default",
+        name=name,
+        source=Source.LOCAL if local else Source.KUBERNETES,
+        addresses=tuple(addresses),
+        ipv4_alloc_cidrs=tuple(cidr for cidr in found if cidr.version == 4),
+        ipv6_alloc_cidrs=tuple(cidr for cidr in found if cidr.version == 6),
+    )
+
+
+def ends(*nodes: ClusterNode) -> dict[str, str]:
+    return {str(cidr): str(row.endpoint) for cidr, row in remote_networks(nodes, BOTH, SELF).items()}
+
+
+def test_ranges_of_both_families_end_at_the_nodes_ipv4_address() -> None:
+    other = node("b", "2001:db8::2", "192.0.2.2", cidrs=("10.2.0.0/24", "fd00:2::/112"))
+    assert ends(other) == {"10.2.0.0/24": "192.0.2.2", "fd00:2::/112": "192.0.2.2"}
+
+
+def test_this_node_is_left_out_also_before_its_agent_has_told_of_it() -> None:
+    for local in (True, False):
+        assert ends(node("self", "192.0.2.1", cidrs=("10.1.0.0/24",), local=local)) == {}
+
+
+def test_a_family_that_is_off_has_no_ranges() -> None:
+    other = node("b", "192.0.2.2", cidrs=("10.2.0.0/24", "fd00:2::/112"))
+    found = remote_networks([other], [Family.IPV6], SELF)
+    assert [str(cidr) for cidr in found] == ["fd00:2::/112"]
+
+
+def test_of_two_nodes_with_one_range_the_first_by_name_has_it_and_that_is_told() -> None:
+    rows = [node("c", "192.0.2.3", cidrs=("10.2.0.0/24",)), node("b", "192.0.2.2", cidrs=("10.2.0.0/24",))]
+    assert ends(*rows) == {"10.2.0.0/24": "192.0.2.2"}
+    told = troubles(rows, remote_networks(rows, BOTH, SELF).values(), SELF)
+    assert told == ["10.2.0.0/24 is claimed by default/b and default/c: it goes to default/b"]
+
+
+def test_nobody_takes_this_nodes_own_range() -> None:
+    own = node("self", "192.0.2.1", cidrs=("10.1.0.0/24",), local=True)
+    rows = [own, node("b", "192.0.2.2", cidrs=("10.1.0.0/24",))]
+    assert ends(*rows) == {}
+    assert troubles(rows, (), SELF) == ["10.1.0.0/24 is claimed by default/b, and is this node's own"]
+
+
+def test_a_node_without_ipv4_address_cannot_be_reached_and_that_is_told() -> None:
+    rows = [node("b", "2001:db8::2", cidrs=("fd00:2::/112",), router="10.2.0.1")]
+    assert ends(*rows) == {}
+    assert troubles(rows, (), SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
+
+
+def numbers(ids: NodeIDs, *nodes: ClusterNode) -> dict[str, int]:
+    return {str(ip): row.id for ip, row in ids.rows(nodes).items()}
+
+
+def test_all_addresses_of_a_node_share_its_number() -> None:
+    ids = NodeIDs(SELF)
+    ids.restored({})
+    found = numbers(ids, node("b", "192.0.2.2", "2001:db8::2", router="10.2.0.1"), node("c", "192.0.2.3"))
+    assert found == {"192.0.2.2": 1, "2001:db8::2": 1, "10.2.0.1": 1, "192.0.2.3": 2}
+
+
+def test_nobody_has_a_number_before_those_of_an_earlier_agent_are_known() -> None:
+    ids = NodeIDs(SELF)
+    assert numbers(ids, node("b", "192.0.2.2")) == {}
+    ids.restored({IPv4Address("192.0.2.2"): 7, IPv4Address("192.0.2.3"): 1})
+    assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 7}
+
+
+def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
+    ids = NodeIDs(SELF)
+    ids.restored({IPv4Address("192.0.2.3"): 1})
+    assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 2}
+    ids.forget_restored()
+    assert numbers(ids, node("b", "192.0.2.2"), node("d", "192.0.2.4"))["192.0.2.4"] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sets(st.integers(1, 12)), min_size=1, max_size=8),
+    st.dictionaries(st.integers(1, 12), st.integers(1, 9)),
+)
+def test_numbers_are_distinct_and_stay(rounds: list[set[int]], before: dict[int, int]) -> None:
+    """Nodes come and go: no two have one number at a time, and who stays keeps its own."""
+    ids = NodeIDs(SELF)
+    ids.restored({IPv4Address(f"192.0.2.{name}"): number for name, number in before.items()})
+    known: dict[str, int] = {}
+    for names in rounds:
+        rows = [node(f"n{name}", f"192.0.2.{name}", f"2001:db8::{name}") for name in names]
+        found = {row.node: row.id for row in ids.rows(rows).values()}
+        assert len(found) == len(names) == len(set(found.values()))
+        assert all(found[name] == number for name, number in known.items() if name in found)
+        known = found

@@ -1,0 +1,56 @@
+"""Settings of the tunnel, and what follows from them."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+
+from cells.tunnel import TunnelSettings
+from cells.tunnel.objects import NO_SOURCE, TunnelDevice, TunnelFacts, TunnelPrograms, wanted
+from lifecycle import Hive, SettingsError, Sources, config
+
+
+def refused(directory: Path, **values: str) -> list[str]:
+    for name, value in values.items():
+        (directory / name.replace("_", "-")).write_text(value)
+    try:
+        Hive(config(TunnelSettings), settings=Sources(config_dir=directory)).check()
+    except SettingsError as error:
+        return [fault.text for fault in error.faults]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"tunnel_protocol": "geneve"}, "not supported, the tunnel is VXLAN"),
+        ({"tunnel_protocol": "gre"}, "expected vxlan"),
+        ({"tunnel_port": "70000"}, "expected a UDP port"),
+        ({"tunnel_source_port_range": "9-1"}, "expected ports"),
+        ({"tunnel_source_port_range": "all"}, "expected LOW-HIGH"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tmp_path: Path, values: dict[str, str], told: str) -> None:
+    assert any(told in line for line in refused(tmp_path, **values))
+
+
+def test_the_charts_values_are_accepted(tmp_path: Path) -> None:
+    chart = {"routing_mode": "tunnel", "tunnel_protocol": "vxlan", "tunnel_source_port_range": "0-0"}
+    assert refused(tmp_path, **chart) == []
+
+
+def test_in_native_mode_nothing_of_a_tunnel_is_wanted() -> None:
+    assert wanted(TunnelSettings(routing_mode="native"), 1500, 1500, None, ()) == {}
+
+
+def test_the_address_others_know_is_the_source_if_it_is_on_a_device() -> None:
+    settings = TunnelSettings(routing_mode="tunnel", tunnel_port=9000, tunnel_source_port_range="10-20")
+    own = IPv4Address("192.0.2.1")
+    for local, source in (([own], own), ([], NO_SOURCE)):
+        assert list(wanted(settings, 1500, 1450, own, local).values()) == [
+            TunnelDevice(9000, (10, 20), 1500),
+            TunnelPrograms(),
+            TunnelFacts(1450, 9000, source),
+        ]
