@@ -66,7 +66,7 @@ class RemoteNetworks:
         health: Health,
     ) -> None:
         self._settings = settings
-        self._own = f"{agent.cluster_name}/{agent.node_name}"
+        self._agent = agent
         self._router = router
         self._route_mtu = route_mtu
         self._nodes = nodes
@@ -87,6 +87,10 @@ class RemoteNetworks:
         jobs.observe("tell of nodes", nodes.changes, self._tell)
         if settings.tunnelled:
             jobs.observe("watch routes", self._hints, self._look)
+
+    @property
+    def _own(self) -> str:
+        return f"{self._agent.cluster_name}/{self._agent.node_name}"
 
     def _networks(self, nodes: list[ClusterNode]) -> Mapping[IPNetwork, RemoteNetwork]:
         if not self._settings.tunnelled:

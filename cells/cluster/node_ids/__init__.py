@@ -51,7 +51,7 @@ def node_ids(
     tables: Tables,
 ) -> ReadTable[NodeAddressID]:
     """The ``node-ids`` table, by address: in the map as soon as a node is known, out of it once all are."""
-    ids = NodeIDs(f"{agent.cluster_name}/{agent.node_name}")
+    ids = NodeIDs(lambda: f"{agent.cluster_name}/{agent.node_name}")
     table: Derived[NodeAddressID] = Derived("node-ids", ids.rows, nodes)
     target = NodeIDRows(kernel, lambda: table)
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)

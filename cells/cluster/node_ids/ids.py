@@ -6,7 +6,7 @@ Source: Cilium 1.17, the node IDs of its Linux node handler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -30,7 +30,7 @@ class NodeAddressID(msgspec.Struct, frozen=True):
 class NodeIDs:
     """Gives each node the number that one of its addresses had before, else the lowest that is free."""
 
-    def __init__(self, own: str) -> None:
+    def __init__(self, own: Callable[[], str]) -> None:
         """``own``: ``cluster/name`` of this node, which objects tell of before its agent does."""
         self._own = own
         self._ready = False
@@ -52,8 +52,9 @@ class NodeIDs:
         """The addresses of all nodes but this one. Of one that two nodes claim, the first by name has it."""
         if not self._ready:
             return {}
+        own = self._own()
         others = sorted(
-            (node for node in nodes if not node.local and node.full_name != self._own),
+            (node for node in nodes if not node.local and node.full_name != own),
             key=lambda node: node.full_name,
         )
         present = {node.full_name for node in others}

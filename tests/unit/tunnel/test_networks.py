@@ -79,21 +79,21 @@ def numbers(ids: NodeIDs, *nodes: ClusterNode) -> dict[str, int]:
 
 
 def test_all_addresses_of_a_node_share_its_number() -> None:
-    ids = NodeIDs(SELF)
+    ids = NodeIDs(lambda: SELF)
     ids.restored({})
     found = numbers(ids, node("b", "192.0.2.2", "2001:db8::2", router="10.2.0.1"), node("c", "192.0.2.3"))
     assert found == {"192.0.2.2": 1, "2001:db8::2": 1, "10.2.0.1": 1, "192.0.2.3": 2}
 
 
 def test_nobody_has_a_number_before_those_of_an_earlier_agent_are_known() -> None:
-    ids = NodeIDs(SELF)
+    ids = NodeIDs(lambda: SELF)
     assert numbers(ids, node("b", "192.0.2.2")) == {}
     ids.restored({IPv4Address("192.0.2.2"): 7, IPv4Address("192.0.2.3"): 1})
     assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 7}
 
 
 def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
-    ids = NodeIDs(SELF)
+    ids = NodeIDs(lambda: SELF)
     ids.restored({IPv4Address("192.0.2.3"): 1})
     assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 2}
     ids.forget_restored()
@@ -107,7 +107,7 @@ def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
 )
 def test_numbers_are_distinct_and_stay(rounds: list[set[int]], before: dict[int, int]) -> None:
     """Nodes come and go: no two have one number at a time, and who stays keeps its own."""
-    ids = NodeIDs(SELF)
+    ids = NodeIDs(lambda: SELF)
     ids.restored({IPv4Address(f"192.0.2.{name}"): number for name, number in before.items()})
     known: dict[str, int] = {}
     for names in rounds:
