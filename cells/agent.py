@@ -24,10 +24,11 @@ from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.services import control as services
+from cells.tunnel import Tunnel
 from lifecycle import after, module, provide
 
 
-@after(Api, StartedDaemon, CniConfig, HostIPSync)
+@after(Api, StartedDaemon, CniConfig, HostIPSync, Tunnel)
 def ready() -> AgentReady:
     """What a healthy agent does, and so what probes wait for: both sockets serve, the runtime is told."""
     return AgentReady()

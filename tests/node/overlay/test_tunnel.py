@@ -152,9 +152,8 @@ def test_tools_see_where_packets_go(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     place = cluster.place(second)
     ranges = {cidr.partition("/")[0] for cidr in place.pod_cidrs}
-    assert in_node(first, endpoints) == dict.fromkeys(ranges, place.ipv4)
-    ids = in_node(first, node_ids)
-    assert ids == dict.fromkeys((place.ipv4, place.ipv6), 1)
+    eventually(partial(tells, first, endpoints, dict.fromkeys(ranges, place.ipv4)))
+    eventually(partial(tells, first, node_ids, dict.fromkeys((place.ipv4, place.ipv6), 1)))
     told = in_node(first, facts)
     assert isinstance(told, TunnelConfig)
     assert (told.mtu, told.port, str(told.source)) == (1450, PORT, cluster.place(first).ipv4)
@@ -246,17 +245,20 @@ def device() -> tuple[int, int] | None:
         return data.get_attr("IFLA_VXLAN_PORT"), link.get_attr("IFLA_MTU")
 
 
+def tells(lab: Lab, ask: Callable[[], object], expected: object) -> bool:
+    return in_node(lab, ask) == expected
+
+
 def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
     """Native, by routes, and back on another port: the tunnel goes and comes, pods talk on."""
     for lab in cluster.nodes():
         restarted(cluster, lab, "--enable-ipv6=true")
     for lab in cluster.nodes():
-        assert in_node(lab, device) is None
-        assert in_node(lab, endpoints) == {}
-        assert in_node(lab, facts) == TunnelConfig()
+        for ask, left in ((device, None), (endpoints, {}), (facts, TunnelConfig())):
+            eventually(partial(tells, lab, ask, left), within=20)
     all_reach(cluster)
     for lab in cluster.nodes():
         restarted(cluster, lab, *SETTINGS, "--tunnel-port=8999", "--mtu=1400")
     for lab in cluster.nodes():
-        assert in_node(lab, device) == (8999, 1400)
+        eventually(partial(tells, lab, device, (8999, 1400)), within=20)
     all_reach(cluster)
