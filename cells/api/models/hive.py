@@ -107,3 +107,44 @@ class Settings(Model, frozen=True):
     places: str
     settings: Sequence[Setting]
     changes: Sequence[Change]
+
+
+# --- policies --------------------------------------------------------------------------------------
+
+
+class NearRule(Model, frozen=True, omit_defaults=False):
+    """A rule that almost allows a connection, and what is missing."""
+
+    rule: str
+    missing: str
+
+
+class ExplainedDirection(Model, frozen=True, omit_defaults=False):
+    """How one direction of a connection fares at an endpoint, and by which rules; all in words."""
+
+    direction: str
+    of: str
+    verdict: str
+    allowed: bool
+    enforced: bool
+    """Whether any policy speaks of the direction."""
+    entry: str
+    rules: Sequence[str]
+    near: Sequence[NearRule]
+
+
+class Explained(Model, frozen=True, omit_defaults=False):
+    """How a connection fares as far as this node decides; ``elsewhere`` says what others do."""
+
+    allowed: bool
+    directions: Sequence[ExplainedDirection]
+    elsewhere: Sequence[str]
+
+
+class Reached(Model, frozen=True, omit_defaults=False):
+    """Whether a pod reaches another, and which directions deny it; none when it does."""
+
+    source: str = field(name="from")
+    destination: str = field(name="to")
+    port: str = ""
+    denied: str = ""

@@ -8,14 +8,38 @@ from __future__ import annotations
 from typing import Any
 
 from cells.api.models import hive as wire
-from cells.api.openapi.described import Answer, Body, Described, ok, path
+from cells.api.openapi.described import Answer, Body, Described, ok, path, query
 
 OBJECT: Any = dict[str, object]
 TABLE = path("table", "A table, by its name.", example="endpoints")
 ROWS: Any = dict[str, list[wire.TableRow]]
 NO_TABLE = Answer(404, "There is no such table.", wire.Failure)
 
+PORT = (
+    query("port", "The destination's, 80 by default; for ICMP the type.", kind=int, example=80),
+    query("protocol", "TCP by default.", example="TCP"),
+)
+UNKNOWN_END = Answer(400, "An end is not known here, or there is no such port or protocol.", wire.Failure)
+
 OPERATIONS = (
+    Described(
+        "GET",
+        "/hive/policy/explain",
+        "Why a connection is allowed or not",
+        (ok("Both directions, as far as this node decides them.", wire.Explained), UNKNOWN_END),
+        (
+            query("source", "A pod, an address, a reserved identity, or a number.", example="host"),
+            query("destination", "Likewise.", example="10.0.1.7"),
+            *PORT,
+        ),
+    ),
+    Described(
+        "GET",
+        "/hive/policy/reachability",
+        "Which pods of a namespace on this node reach which",
+        (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),
+        (query("namespace", "Whose pods.", example="default"), *PORT),
+    ),
     Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[wire.TableInfo]),)),
     Described("GET", "/statedb/dump", "Every row of every table", (ok("Rows by table.", ROWS),)),
     Described(

@@ -21,6 +21,15 @@ class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
     source: str = ""
     path: str = ""
 
+    @property
+    def text(self) -> str:
+        """Which rule it is, in words: its path in which object, or why no object says so."""
+        if self.source and self.path:
+            return f"{self.path} of {self.source}"
+        if any("allow-localhost" in label for label in self.labels):
+            return "allow-localhost: the node reaches its own pods, whatever policies say"
+        return "enableDefaultDeny: its policies do not deny by default"
+
 
 class SelectorPolicy(msgspec.Struct, frozen=True, gc=False):
     """What holds for the peers of one selector on one port; nothing but allowed by default."""

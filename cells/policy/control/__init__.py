@@ -20,11 +20,21 @@ from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
+from cells.policy.explain import Reason
 from cells.policy.maps import Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
-__all__ = ["PolicyObject", "PolicyView", "PolicyWatch", "PortUse", "RulePolicy", "SelectorUse", "cell"]
+__all__ = [
+    "PolicyObject",
+    "PolicyView",
+    "PolicyWatch",
+    "PortUse",
+    "Reason",
+    "RulePolicy",
+    "SelectorUse",
+    "cell",
+]
 
 
 def policy_options(

@@ -13,7 +13,8 @@ import msgspec
 from cells.cluster.identity import Label, parse
 from cells.policy.compute import Filter, Match, SelectorPolicy, lookup
 from cells.policy.control.computer import RulePolicy
-from cells.policy.labels import PeerSelector, selector_text
+from cells.policy.explain import Reason, decide
+from cells.policy.labels import LabelSet, PeerSelector, selector_text
 from cells.policy.rules import PROTOCOLS, Direction, rule_objects
 
 ANY_SOURCES = frozenset({"any", "unspec"})
@@ -91,6 +92,21 @@ class PolicyView:
         if policy is None or not policy.enforced:
             return []
         return [_port_use(filter_) for filter_ in policy.filters]
+
+    def explain(
+        self,
+        endpoint_id: int,
+        direction: Direction,
+        peer: int,
+        labels: Collection[str],
+        protocol: int,
+        port: int,
+    ) -> Reason | None:
+        """Why a packet from or to a peer with these labels fares as it does; None without a policy."""
+        policy = self._policy.computed.direction(endpoint_id, direction)
+        if policy is None:
+            return None
+        return decide(policy, peer, LabelSet.parse(labels), protocol, port)
 
     def decide(self, endpoint_id: int, direction: Direction, peer: int, protocol: int, port: int) -> Match:
         """Which entry decides on a packet, and by its origins which rules; for ICMP the port is the type.

@@ -38,6 +38,20 @@ class Reason(msgspec.Struct, frozen=True):
         """Whether this direction lets the packet pass."""
         return self.match.allowed
 
+    @property
+    def entry_text(self) -> str:
+        """The map entry that decides, in words."""
+        key = self.match.key
+        if key is None:
+            return "none matches"
+        names = {number: name for name, number in PROTOCOLS.items()}
+        ports = key.ports
+        last = ports.port + (1 << (FULL_PORT - ports.bits)) - 1
+        port = "any port" if not ports.bits else f"port {ports.port}"
+        if ports.bits and last != ports.port:
+            port = f"ports {ports.port}-{last}"
+        return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({self.match.kind})"
+
 
 def decide(policy: DirectionPolicy, peer: int, peer_labels: LabelSet, protocol: int, port: int) -> Reason:
     """Why a packet from or to a peer fares as it does, by the policy of the other side."""

@@ -5,11 +5,14 @@ Needs: the folder.   Gives: command.
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
 
 import click
 
+from hive.client import ask, socket_option, timeout_option
 from hive.output import document, output_option, table
 from hive.policy import agent
 
@@ -58,41 +61,55 @@ def check(folder: Path, output: str) -> int:
 @click.option(
     "--manifests",
     "folder",
-    required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of manifests: pods, namespaces, policies, CIDR groups, services.",
+    help="Ask a folder of manifests, not the agent: pods, namespaces, policies, CIDR groups, services.",
 )
 @click.option(
     "--all", "namespace", metavar="NAMESPACE", help="A table instead: who reaches whom in NAMESPACE."
 )
 @click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
+@socket_option
+@timeout_option
 @output_option
 def explain(
     source: str | None,
     destination: str | None,
-    folder: Path,
+    folder: Path | None,
     namespace: str | None,
     table_port: str | None,
+    agent_socket: Path,
+    timeout: float,
     output: str,
 ) -> int:
     """Say whether SRC may reach DST, which rule decides, and what would change it.
 
-    SRC and DST are pods (NAMESPACE/NAME), addresses, or reserved identities (host, world, ...). Exits 1 when
-    the connection is denied.
+    SRC and DST are pods (NAMESPACE/NAME), addresses, or reserved identities (host, world, ...); of the agent
+    also identities by number. Exits 1 when the connection is denied.
     """
-    cluster = _read(folder)
+    cluster = _read(folder) if folder is not None else None
+
+    def ask_agent(what: str, port: Port, **query: str) -> Any:
+        asked = urlencode({**query, "port": port.port, "protocol": port.name})
+        return ask(f"/hive/policy/{what}?{asked}", agent_socket, timeout=timeout)
+
     if namespace is not None:
-        return _reachability(cluster, namespace, _port(table_port or "80/TCP"), output)
+        port = _port(table_port or "80/TCP")
+        if cluster is None:
+            return _show_reachability(ask_agent("reachability", port, namespace=namespace), output)
+        return _show_reachability(_reachability(cluster, namespace, port), output)
     if source is None or destination is None:
         raise click.UsageError("expected SRC and DST, or --all NAMESPACE")
     name, port = _split(destination)
-    directions = _decide(cluster, _peer(cluster, source), _peer(cluster, name), port)
-    allowed = all(one.allowed for _, one in directions)
-    if (text := document(_as_object(cluster, directions, allowed), output)) is not None:
+    if cluster is None:
+        told = ask_agent("explain", port, source=source, destination=name)
+    else:
+        directions = _decide(cluster, _peer(cluster, source), _peer(cluster, name), port)
+        told = _as_object(cluster, directions, all(one.allowed for _, one in directions))
+    if (text := document(told, output)) is not None:
         click.echo(text)
     else:
-        _tell(cluster, source, name, port, directions, allowed)
-    return 0 if allowed else DENIED
+        _tell(source, name, port, told)
+    return 0 if told["allowed"] else DENIED
 
 
 class Port(NamedTuple):
@@ -194,8 +211,9 @@ def _as_object(cluster: Cluster, directions: list[tuple[str, Reason]], allowed: 
                 "direction": one.direction,
                 "of": name,
                 "verdict": one.match.verdict,
+                "allowed": one.allowed,
                 "enforced": one.enforced,
-                "entry": _entry_text(one),
+                "entry": one.entry_text,
                 "rules": [_rule_text(cluster, origin) for origin in one.origins],
                 "near": [
                     {"rule": _rule_text(cluster, near.origin), "missing": near.missing} for near in one.near
@@ -203,76 +221,58 @@ def _as_object(cluster: Cluster, directions: list[tuple[str, Reason]], allowed: 
             }
             for name, one in directions
         ],
+        "elsewhere": [],
     }
-
-
-def _entry_text(reason: Reason) -> str:
-    from cells.policy.rules.rule import PROTOCOLS
-
-    key = reason.match.key
-    if key is None:
-        return "none matches"
-    names = {number: name for name, number in PROTOCOLS.items()}
-    ports = key.ports
-    last = ports.port + (1 << (16 - ports.bits)) - 1
-    port = "any port" if not ports.bits else f"port {ports.port}"
-    if ports.bits and last != ports.port:
-        port = f"ports {ports.port}-{last}"
-    return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({reason.match.kind})"
 
 
 def _rule_text(cluster: Cluster, origin: RuleOrigin) -> str:
     for source, located in cluster.policies.items():
         if str(source) == origin.source:
-            return f"{located.at(origin.path)}: {origin.path} of {origin.source}"
-    if any("allow-localhost" in label for label in origin.labels):
-        return "allow-localhost: the node reaches its own pods, whatever policies say"
-    return "enableDefaultDeny: its policies do not deny by default"
+            return f"{located.at(origin.path)}: {origin.text}"
+    return origin.text
 
 
-def _tell(
-    cluster: Cluster,
-    source: str,
-    destination: str,
-    port: Port,
-    directions: list[tuple[str, Reason]],
-    allowed: bool,
-) -> None:
-    word = click.style("allowed", fg="green") if allowed else click.style("denied", fg="red")
+def _tell(source: str, destination: str, port: Port, told: dict[str, Any]) -> None:
+    word = click.style("allowed", fg="green") if told["allowed"] else click.style("denied", fg="red")
     click.echo(f"{source} -> {destination}:{port}: {word}")
-    for name, one in directions:
-        click.echo(f"  {one.direction} of {name}: {one.match.verdict}")
-        if not one.enforced:
+    for one in told["directions"]:
+        click.echo(f"  {one['direction']} of {one['of']}: {one['verdict']}")
+        if not one["enforced"]:
             click.echo("    no policy speaks of this direction: it is open")
             continue
-        for origin in one.origins:
-            click.echo(f"    by {_rule_text(cluster, origin)}")
-        if one.match.verdict == "drop":
+        for rule in one["rules"]:
+            click.echo(f"    by {rule}")
+        if one["verdict"] == "drop":
             click.echo("    policies select it for this direction, and none allows this")
-        for near in one.near[:5]:
-            click.echo(f"    near: {_rule_text(cluster, near.origin)}: {near.missing}")
-        click.echo(f"    entry: {_entry_text(one)}")
+        for near in one["near"][:5]:
+            click.echo(f"    near: {near['rule']}: {near['missing']}")
+        click.echo(f"    entry: {one['entry']}")
+    for text in told["elsewhere"]:
+        click.echo(f"  {text}")
 
 
-def _reachability(cluster: Cluster, namespace: str, port: Port, output: str) -> int:
+def _reachability(cluster: Cluster, namespace: str, port: Port) -> list[dict[str, str]]:
     pods = [pod for pod in cluster.pods.values() if pod.name.namespace == namespace]
     if not pods:
         raise click.UsageError(f"there are no pods of namespace {namespace} in the manifests")
     rows = []
-    for source in pods:
-        for destination in pods:
-            if source is not destination:
-                ways = _decide(
-                    cluster, Peer(source.identity, source), Peer(destination.identity, destination), port
-                )
-                blocked = [one.direction for _, one in ways if not one.allowed]
-                rows.append((str(source.name), str(destination.name), str(port), " and ".join(blocked)))
-    shown = [{"from": one[0], "to": one[1], "port": one[2], "denied": one[3]} for one in rows]
-    if (text := document(shown, output)) is not None:
+    for source, destination in permutations(pods, 2):
+        ends = Peer(source.identity, source), Peer(destination.identity, destination)
+        denied = [one.direction for _, one in _decide(cluster, *ends, port) if not one.allowed]
+        ways = {"from": str(source.name), "to": str(destination.name), "port": str(port)}
+        rows.append({**ways, "denied": " and ".join(denied)})
+    return rows
+
+
+def _show_reachability(rows: list[dict[str, str]], output: str) -> int:
+    if (text := document(rows, output)) is not None:
         click.echo(text)
-    else:
-        lines = [("FROM", "TO", "PORT", "")]
-        lines += [(*row[:3], f"denied by {row[3]}" if row[3] else "allowed") for row in rows]
-        for line, row in zip(table(lines), ("", *rows), strict=True):
-            click.echo(click.style(line, fg="red") if row and row[3] else line)
+        return 0
+    lines = [("FROM", "TO", "PORT", "")]
+    lines += [
+        (row["from"], row["to"], row["port"], f"denied by {row['denied']}" if row["denied"] else "allowed")
+        for row in rows
+    ]
+    for line, row in zip(table(lines), ({}, *rows), strict=True):
+        click.echo(click.style(line, fg="red") if row.get("denied") else line)
     return 0

@@ -89,3 +89,47 @@ def test_waiting_ends_with_who_is_late(capsys: pytest.CaptureFixture[str], tmp_p
     assert told.code == 1
     assert "endpoints without revision 5" in told.err
     assert told.err.rstrip().endswith(": 7")
+
+
+EXPLAINED = {
+    "allowed": False,
+    "directions": [
+        {
+            "direction": "ingress",
+            "of": "shop/cart",
+            "verdict": "drop",
+            "allowed": False,
+            "enforced": True,
+            "entry": "none matches",
+            "rules": [],
+            "near": [{"rule": "spec.ingress[0] of CiliumNetworkPolicy shop/cart", "missing": "it is closed"}],
+        }
+    ],
+    "elsewhere": ["egress of 10.0.2.9 is decided on its node"],
+}
+
+
+def test_the_agent_explains_a_connection(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = "/hive/policy/explain?source=10.0.2.9&destination=shop%2Fcart&port=53&protocol=UDP"
+    with stub_agent(tmp_path, {path: (200, EXPLAINED)}) as agent:
+        told = hive(capsys, "policy", "explain", "10.0.2.9", "shop/cart:53/udp", "--socket", agent.socket)
+    assert told.code == 1
+    assert told.out.splitlines() == [
+        "10.0.2.9 -> shop/cart:53/UDP: denied",
+        "  ingress of shop/cart: drop",
+        "    policies select it for this direction, and none allows this",
+        "    near: spec.ingress[0] of CiliumNetworkPolicy shop/cart: it is closed",
+        "    entry: none matches",
+        "  egress of 10.0.2.9 is decided on its node",
+    ]
+
+
+def test_the_agent_tells_who_reaches_whom(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [{"from": "shop/a", "to": "shop/b", "port": "80/TCP", "denied": "egress"}]
+    path = "/hive/policy/reachability?namespace=shop&port=80&protocol=TCP"
+    with stub_agent(tmp_path, {path: (200, rows)}) as agent:
+        told = hive(capsys, "policy", "explain", "--all", "shop", "--socket", agent.socket)
+    assert [" ".join(line.split()) for line in told.out.splitlines()] == [
+        "FROM TO PORT",
+        "shop/a shop/b 80/TCP denied by egress",
+    ]

@@ -151,3 +151,20 @@ async def test_a_packet_is_decided_by_an_entry_that_knows_its_rules(tmp_path: Pa
         assert [origin.path for origin in entry.origins] == ["spec.ingress[0]"]
         assert view.decide(node.cart, "ingress", frontend.id, 6, 80).verdict == "drop"
         assert view.decide(9999, "ingress", frontend.id, 6, 80).verdict == "drop"
+
+
+async def test_a_rule_and_an_entry_say_why(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        view = await settled(node, WEB)
+        await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
+        reason = view.explain(node.cart, "ingress", frontend.id, FRONTEND, 6, 8080)
+        assert reason is not None
+        assert [one.text for one in reason.origins] == ["spec.ingress[0] of CiliumNetworkPolicy shop/cart"]
+        assert reason.entry_text == f"TCP, port 8080, identity {frontend.id} (l3-l4)"
+        other = view.explain(node.cart, "ingress", 2, ("reserved:world",), 6, 8080)
+        assert other is not None
+        assert not other.allowed
+        assert [near.missing for near in other.near] != []
+        assert view.explain(9999, "ingress", 2, (), 6, 80) is None

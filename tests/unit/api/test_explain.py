@@ -1,0 +1,27 @@
+"""GET /hive/policy/explain and /hive/policy/reachability, where nothing knows rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.api.node import running_node
+
+pytestmark = pytest.mark.anyio
+QUERIES = {
+    "source=host&destination=world": "neither end is an endpoint of this node",
+    "source=host&destination=default/nobody": "there is no pod default/nobody on this node",
+    "source=host&destination=77777": "there is no identity 77777",
+    "source=host&destination=world&port=70000": "port '70000': expected a number up to 65535",
+    "source=host&destination=world&protocol=any": "protocol 'ANY': expected one of",
+}
+
+
+async def test_what_cannot_be_told_is_one_line(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        for query, error in QUERIES.items():
+            told = await node.ask("GET", f"/hive/policy/explain?{query}")
+            assert told.status == 400
+            assert told.body["err"].startswith(error)
+        assert (await node.ask("GET", "/hive/policy/reachability?namespace=nowhere")).status == 400
