@@ -31,7 +31,7 @@ def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> It
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # unread, it would reset the connection
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # unread, it resets the connection
             agent.requests.append((self.path, dict(self.headers)))
             status, body = answers.get(self.path, (404, "not found"))
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
