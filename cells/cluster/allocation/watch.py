@@ -36,28 +36,43 @@ class CiliumIdentityWatch:
         self._api = api
         self._writes = settings.asks_api_server
         self._log = log
+        self._first = identities.table.initializer("CiliumIdentity objects")
+        self._known: set[str] = set()
+        """The names of the objects that were taken in."""
         jobs.observe("identities", self._rounds, self._follow)
 
-    async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]]]:
+    async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]] | None]:
+        """None at the beginning: everything is to be looked at."""
         await self._table.wait_initialized()
-        yield []
-        async for changes in self._table.changes():
-            yield changes
+        changes = self._table.changes(self._table.revision)
+        yield None
+        async for batch in changes:
+            yield batch
 
-    async def _follow(self, changes: list[Change[CiliumIdentity]]) -> None:
-        for change in changes:
-            name = str(change.key[1])  # type: ignore[index]  # that of every table of objects
-            number = int(name) if name.isascii() and name.isdigit() else 0
-            if number not in CLUSTER:
-                self._log.warning("identity ignored: its name is no number of a cluster's", name=name)
-            elif change.row is None:
-                self._identities.unlearn(number)
-            else:
-                labels = labels_of(change.row.security_labels)
-                self._objects.seen(labels)
-                self._identities.learn(number, labels)
+    async def _follow(self, changes: list[Change[CiliumIdentity]] | None) -> None:
+        if changes is None:
+            there = {row.name: row for row in self._table.all()}
+            for name in {*self._known, *there}:
+                self._take(name, there.get(name))
+            self._first.done()
+        else:
+            for change in changes:
+                self._take(str(change.key[1]), change.row)  # type: ignore[index]  # as of every table of objects
         if self._writes:
             await self._keep()
+
+    def _take(self, name: str, row: CiliumIdentity | None) -> None:
+        number = int(name) if name.isascii() and name.isdigit() else 0
+        if number not in CLUSTER:
+            self._log.warning("identity ignored: its name is no number of a cluster's", name=name)
+        elif row is None:
+            self._known.discard(name)
+            self._identities.unlearn(number)
+        else:
+            self._known.add(name)
+            labels = labels_of(row.security_labels)
+            self._objects.seen(labels)
+            self._identities.learn(number, labels)
 
     async def _keep(self) -> None:
         """Numbers in use here have objects, and no mark of the operator's. Raises KubernetesError."""

@@ -53,7 +53,13 @@ class PodLabelsWatch:
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
         jobs.observe("identities", identities.changes, self._follow_identities)
         jobs.observe("endpoints", endpoints.changes, self._follow_endpoints)
+        jobs.one_shot("rules", self._follow_rules)
         jobs.one_shot("pod-labels", self._run)
+
+    async def _follow_rules(self) -> None:
+        """Labels count from the moment on that the rules are known."""
+        await self._pods.ready()
+        self._look(one.id for one in self._endpoints.all())
 
     async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
         self._look_at({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))

@@ -24,6 +24,7 @@ from cells.kubernetes import (
     Namespace,
     Pod,
 )
+from cells.policy.maps import KnownRules
 from lifecycle import Logger, Table
 
 WATCH_SECONDS: Final = 2.0
@@ -48,8 +49,10 @@ class KubernetesPods:
         api: KubernetesAPI,
         pods: Table[Pod],
         namespaces: Table[Namespace],
+        rules: KnownRules | None,
         log: Logger,
     ) -> None:
+        self._rules = rules if settings.has_source else None
         self._agent = agent
         self._folder = bool(settings.manifests_dir)
         self.followed = settings.has_source
@@ -65,7 +68,11 @@ class KubernetesPods:
         return self._agent.cluster_name
 
     def lookup(self, pod: PodName) -> list[Label] | None:
-        """Every label of the pod; None while it, or its namespace, is not known."""
+        """Every label of the pod; None while it, or its namespace, or the rules for it are not known."""
+        if self._rules is not None:
+            if self._rules.missing:
+                return None
+            self._rules = None
         row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
         if self._folder:
             if not (row or self._pods.initialized) or not (namespace or self._namespaces.initialized):
@@ -83,11 +90,13 @@ class KubernetesPods:
     async def resolve(self, pod: PodName) -> list[Label] | None:
         """Wait until the pod is known by the watch or the API server's word; None when nobody tells."""
         with anyio.move_on_after(WATCH_SECONDS):
+            await self.ready()
             return await self._watched(pod)
         if self._folder:
             row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
             return self._labels(pod.namespace, row, namespace)
         with anyio.move_on_after(METADATA_SECONDS - WATCH_SECONDS):
+            await self.ready()
             answered, found = await self._asked(pod)
             if answered:
                 return found
@@ -97,6 +106,12 @@ class KubernetesPods:
             pod=f"{pod.namespace}/{pod.name}",
         )
         return None
+
+    async def ready(self) -> None:
+        """Wait until the rules are known: before, a pod would be let do what they forbid."""
+        if self._rules is not None:
+            await self._rules.known()
+            self._rules = None
 
     async def _watched(self, pod: PodName) -> list[Label]:
         while (found := self.lookup(pod)) is None:

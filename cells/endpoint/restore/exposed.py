@@ -6,10 +6,17 @@ Source: Cilium 1.17, regeneration of restored endpoints.
 """
 
 import time
+from typing import Final
+
+import anyio
 
 from cells.endpoint import Endpoints, Level, Regenerations
 from cells.endpoint.restore.restored import RestoredEndpoints
-from lifecycle import Health, Hook, Lifecycle, Logger, after
+from cells.policy.maps import KnownRules
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, after
+
+RULES_SECONDS: Final = 5.0
+"""How long the start waits for the rules, where there are endpoints whose policies they may change."""
 
 
 class ExposedEndpoints:
@@ -33,17 +40,44 @@ class RegeneratedEndpoints:
         restored: RestoredEndpoints,
         endpoints: Endpoints,
         regenerations: Regenerations,
+        rules: KnownRules | None,
         *,
         lifecycle: Lifecycle,
+        jobs: Jobs,
         health: Health,
         log: Logger,
     ) -> None:
+        self._rules = rules
+        self._jobs = jobs
         self._restored = restored
         self._endpoints = endpoints
         self._regenerations = regenerations
         self._health = health.child("regenerate")
         self._log = log
-        lifecycle.append(Hook("regenerate endpoints", self._regenerate))
+        lifecycle.append(Hook("regenerate endpoints", self._start))
+
+    async def _start(self) -> None:
+        """Regenerate, unless the rules are late: pods go on under those of before, and the node starts."""
+        if self._rules is not None and self._restored.endpoints:
+            with anyio.move_on_after(RULES_SECONDS) as waiting:
+                await self._rules.known()
+            if waiting.cancelled_caught:
+                await self._wait_for(self._rules)
+                return
+        await self._regenerate()
+
+    async def _wait_for(self, rules: KnownRules) -> None:
+        count, missing = len(self._restored.endpoints), rules.missing
+        self._log.warning("restored endpoints keep their policies", endpoints=count, until_known=missing)
+        self._health.degraded(
+            f"{count} restored endpoints keep their policies until these are known: {missing}"
+        )
+
+        async def later() -> None:
+            await rules.known()
+            await self._regenerate()
+
+        self._jobs.one_shot("regenerate restored endpoints", later)
 
     async def _regenerate(self) -> None:
         started = time.perf_counter()

@@ -21,7 +21,7 @@ from cells.policy.control.status import PolicyObject, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import Reason
-from cells.policy.maps import Localhost, PolicySettings, RuleComputer
+from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
@@ -67,6 +67,11 @@ def rule_computer(policy: RulePolicy) -> RuleComputer:
     return policy
 
 
+def known_rules(watch: PolicyWatch) -> KnownRules:
+    """Whether the rules of before a restart may be replaced."""
+    return watch
+
+
 def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[metrics.Collector]:
     """Rules as metrics."""
 
@@ -85,7 +90,7 @@ cell = module(
     provide(
         policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
     ),
-    provide(PolicyCounts, rule_metrics),
+    provide(PolicyCounts, known_rules, rule_metrics),
     provide_private(cluster_services),
     invoke(PolicyWatch, ConditionWriter),
 )

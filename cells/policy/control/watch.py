@@ -32,6 +32,7 @@ from cells.kubernetes import (
 )
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
+from cells.policy.control.followed import Followed
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from cells.policy.labels import Prefix, prefix_labels
@@ -75,12 +76,27 @@ class PolicyWatch:
         self._prefixes: dict[Prefix, Identity] = {}
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
-        jobs.observe("identities", identities.table.changes, self._follow_identities)
-        jobs.observe("cidr-groups", resources.table(CILIUM_CIDR_GROUPS).changes, self._follow_groups)
-        jobs.observe("services", resources.table(SERVICES).changes, self._follow_services)
-        jobs.observe("endpoint-slices", resources.table(ENDPOINT_SLICES).changes, self._follow_services)
+        followed: list[Followed[Any]] = [Followed(identities.table)]
+        jobs.observe("identities", followed[-1].batches, self._follow_identities)
+        followed.append(Followed(resources.table(CILIUM_CIDR_GROUPS)))
+        jobs.observe("cidr-groups", followed[-1].batches, self._follow_groups)
+        for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
+            followed.append(Followed(resources.table(services)))
+            jobs.observe(name, followed[-1].batches, self._follow_services)
         for kind in _kinds(settings):
-            jobs.observe(kind.plural, resources.table(kind).changes, partial(self._follow_policies, kind))
+            followed.append(Followed(resources.table(kind)))
+            jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
+        self._followed = tuple(followed)
+
+    @property
+    def missing(self) -> str:
+        """The tables that are not known yet, or not taken in."""
+        return ", ".join(one.name for one in self._followed if not one.caught_up)
+
+    async def known(self) -> None:
+        """Return once all rules and identities that there were at the start have been taken in."""
+        for one in self._followed:
+            await one.known()
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)

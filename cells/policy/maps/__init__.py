@@ -8,7 +8,7 @@ Why:    what is allowed may change at any time, and must be in force in every ma
 """
 
 from cells.policy.maps.cell import cell
-from cells.policy.maps.edges import PolicyComputer, PolicyMapPool, RuleComputer
+from cells.policy.maps.edges import KnownRules, PolicyComputer, PolicyMapPool, RuleComputer
 from cells.policy.maps.endpoint_policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.node_policy import NodePolicy
 from cells.policy.maps.rows import (
@@ -27,6 +27,7 @@ __all__ = [
     "EndpointPolicies",
     "EndpointPolicy",
     "Enforcement",
+    "KnownRules",
     "Localhost",
     "NodePolicy",
     "PolicyComputer",

@@ -1,6 +1,6 @@
 """The edges of the policy cell: who computes policies, and the policy maps.
 
-For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, RuleComputer,
+For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, RuleComputer, KnownRules,
         PolicyMapPool.
 """
 
@@ -43,6 +43,19 @@ class PolicyComputer(Protocol):
 
 RuleComputer = Annotated[PolicyComputer, Named("rules")]
 """The computer that knows rules, if a cell provides one; it knows the node's mode, too."""
+
+
+class KnownRules(Protocol):
+    """Whether what policies follow from is known: of before a restart they stay in force until then."""
+
+    @property
+    def missing(self) -> str:
+        """What is to be known yet; empty when nothing is."""
+        ...
+
+    async def known(self) -> None:
+        """Return once all rules and identities that there were at the start have been taken in."""
+        ...
 
 
 class PolicyMapPool(Protocol):

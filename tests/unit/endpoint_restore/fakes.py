@@ -32,7 +32,7 @@ from cells.endpoint.restore import (
 )
 from cells.node.netlink import LinkInfo
 from cells.policy.maps import EndpointPolicies
-from lifecycle import Hive, HiveError, invoke, module, provide, supply
+from lifecycle import Cell, Hive, HiveError, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
 
 
@@ -150,7 +150,7 @@ class Left:
         self.remove_link(endpoint)
         self.links.present.append(changed)
 
-    def hive(self) -> Hive:
+    def hive(self, *more: Cell) -> Hive:
         """A new agent's hive, as far as restore goes."""
         self.node.ipcache.read()
         cell = module(
@@ -170,6 +170,7 @@ class Left:
             provide(Regenerations, OldEndpoints, RestoredEndpoints, QuarantinedEndpoints),
             provide(ExposedEndpoints, RegeneratedEndpoints),
             invoke(_needed),
+            *more,
         )
         return Hive(cell)
 

@@ -3,6 +3,7 @@
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio import to_thread
 from msgspec.structs import replace
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 from cells.endpoint import DatapathConfiguration, Endpoint, State
 from cells.endpoint.restore import LxcRow, RestoredEndpoints
 from cells.ipam import Family
-from lifecycle import HealthTree
+from cells.policy.maps import KnownRules
+from lifecycle import HealthTree, supply
 from tests.support.waiting import eventually
 from tests.unit.endpoint.fakes import Node, request
 from tests.unit.endpoint_restore.fakes import Left, link
@@ -435,3 +437,32 @@ async def test_lost_policy_maps_that_cannot_be_prepared_do_not_stop_the_start(
 async def test_an_empty_node_restores_to_nothing(left: Left) -> None:
     restored = await restart(left)
     assert (restored.endpoints, restored.failed, restored.quarantined) == ([], {}, {})
+
+
+async def test_pods_keep_their_policies_until_the_rules_are_known(
+    left: Left, endpoints: list[Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.endpoint.restore.exposed.RULES_SECONDS", 0.02)
+    left.running(endpoints[0])
+    rules = LateRules()
+    async with left.hive(supply(rules, KnownRules)).started() as hive:
+        (waiting,) = left.endpoints.all()
+        assert waiting.state is State.RESTORING
+        assert not any(slot.filled for slot in left.kernel.policies.values())
+        told = {one.module: one for one in hive.get(HealthTree).snapshot()}["agent.regenerate"]
+        assert (told.level, "networkpolicies" in told.message) == ("degraded", True)
+        rules.told.set()
+        await to_thread.run_sync(eventually, lambda: left.endpoints.all()[0].state is State.READY)
+        assert {slot.filled for slot in left.kernel.policies.values()} == {True}
+
+
+class LateRules:
+    """KnownRules of a source that is slow."""
+
+    missing = "networkpolicies"
+
+    def __init__(self) -> None:
+        self.told = anyio.Event()
+
+    async def known(self) -> None:
+        await self.told.wait()

@@ -1,0 +1,163 @@
+"""An agent whose objects come from an API server, with one that comes late, goes, and forgets everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.node import Lab
+from hive.lab.probe import ping
+from tests.node.agent.test_pod_labels import POLICY, labels_of
+from tests.support.agents import serving, terminated
+from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.waiting import eventually
+from tests.unit.apiserver.replay import RECORDINGS
+from tests.unit.kubernetes.cluster import pod
+
+pytestmark = pytest.mark.node
+
+PORT = 8001
+NODE = "node1"
+CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies")
+IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
+POLICIES = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
+ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
+
+
+def asked(method: str, path: str, body: Any = None) -> Any:
+    """What the server answers; to be run inside the node."""
+    request = urllib.request.Request(  # the address is ours
+        f"http://127.0.0.1:{PORT}{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+        return json.loads(answer.read())
+
+
+class Server:
+    """The stand-in, in the node's network namespace."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self._lab = lab
+        self.kubeconfig = folder / "kubeconfig"
+        objects = [pod("server", NODE, app="server"), pod("client", NODE, app="client")]
+        objects += [pod("stranger", NODE, app="stranger")]
+        objects += [json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()) for one in CRDS]
+        self._objects = folder / "objects.yaml"
+        self._objects.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin with the same objects each time."""
+        command = [sys.executable, "-m", "tests.support.apiserver", "--plain", "--port", str(PORT)]
+        command += ["--kubeconfig", str(self.kubeconfig), "--objects", str(self._objects)]
+        with self._lab.open() as node:
+            self._process = node.popen(command, stdout=subprocess.DEVNULL, cwd=Path.cwd())
+        for path in (IDENTITIES, ENDPOINTS, POLICIES):
+            eventually(lambda path=path: self.ask("GET", path) is not None, within=20)  # type: ignore[misc]
+        self.ask("POST", POLICIES, POLICY)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """What it answers."""
+        with self._lab.open() as node:
+            return node.run(asked, method, path, body)
+
+    def numbers(self) -> dict[str, int]:
+        """The numbers of identities, by the label app."""
+        found = self.ask("GET", IDENTITIES)["items"]
+        return {one["security-labels"]["k8s:app"]: int(one["metadata"]["name"]) for one in found}
+
+
+@pytest.fixture
+def server(node: Lab, tmp_path: Path) -> Iterator[Server]:
+    found = Server(node, tmp_path)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill()
+
+
+def reaches(lab: Lab, name: str, ip: str) -> bool:
+    with lab.open_pod(name) as inside:
+        return bool(inside.run(ping, ip, 1))
+
+
+def states(pid: int) -> set[str]:
+    return {one["status"]["state"] for one in ask("/v1/endpoint", api_socket(pid))}
+
+
+def test_pods_of_a_cluster_outlive_its_api_server(
+    node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", NODE)
+    settings = (f"--k8s-kubeconfig-path={server.kubeconfig}", "--k8s-client-qps=0")
+    pid = serving(node, *settings)
+    target = pods.add(node, "server")
+    pods.add(node, "client")
+    assert reaches(node, "client", target.ipv4), "policies know the identity once the ADD has answered"
+    pods.add(node, "stranger")
+    assert not reaches(node, "stranger", target.ipv4)
+    assert {"k8s:app=server"} <= labels_of(pid, "server")
+    numbers = server.numbers()
+    assert numbers.keys() == {"server", "client", "stranger"}
+    eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 3)
+    server.ask("POST", IDENTITIES, _identity(5000, app="client"))
+    server.ask("POST", ENDPOINTS, _endpoint("far", "10.9.9.9", 5000))
+    eventually(lambda: "10.9.9.9" in str(ask("/statedb/dump/remote-endpoints", api_socket(pid))))
+
+    server.kill()
+    assert terminated(node, pid) == 0
+    pid = serving(node, *settings)
+    assert reaches(node, "client", target.ipv4)
+    assert not reaches(node, "stranger", target.ipv4), "what nobody can tell of is not let in"
+    assert states(pid) == {"restoring"}
+
+    server.start()  # it has forgotten identities and endpoints
+    eventually(lambda: server.numbers() == numbers, within=20)
+    eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 3, within=20)
+    eventually(lambda: states(pid) == {"ready"}, within=20)
+    assert reaches(node, "client", target.ipv4)
+    eventually(lambda: not reaches(node, "stranger", target.ipv4))
+    pods.delete(node, "stranger")
+    eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 2)
+
+
+def _identity(number: int, **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumIdentity",
+        "metadata": {"name": str(number), "labels": labels},
+        "security-labels": {f"k8s:{key}": value for key, value in labels.items()},
+    }
+
+
+def _endpoint(name: str, ip: str, identity: int) -> dict[str, Any]:
+    networking = {"addressing": [{"ipv4": ip}], "node": "192.0.2.9"}
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumEndpoint",
+        "metadata": {"name": name, "namespace": "default"},
+        "status": {"id": 1, "identity": {"id": identity}, "networking": networking, "state": "ready"},
+    }
