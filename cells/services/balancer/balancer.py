@@ -137,9 +137,11 @@ class LoadBalancer:
 
     def discard(self, maps: Maps) -> list[Write]:
         """Take nothing over: delete the frontends, backends and translations that the maps hold."""
-        kinds = ("services_v2", "reverse_nat", "backends_v3")
-        names = [f"cilium_lb{family}_{kind}" for kind in kinds for family in self._families()]
-        return [Write(MapKey(name, key), None) for name in names for key in sorted(maps.get(name, {}))]
+        return _discard(maps, self._families())
+
+    def discard_off(self, maps: Maps) -> list[Write]:
+        """Delete what the maps hold of a family that is switched off: nothing can lead there any more."""
+        return _discard(maps, tuple({4, 6} - set(self._families())))
 
     def synced(self) -> list[Write]:
         """The sources have said everything: what only the maps knew goes."""
@@ -370,3 +372,10 @@ class LoadBalancer:
         if not backends:
             return held.maglev if held is not None else None
         return self._maglev(backends, ids)
+
+
+def _discard(maps: Maps, families: Iterable[int]) -> list[Write]:
+    """Delete frontends, then translations, then backends."""
+    kinds = ("services_v2", "reverse_nat", "backends_v3")
+    names = [f"cilium_lb{family}_{kind}" for kind in kinds for family in families]
+    return [Write(MapKey(name, key), None) for name in names for key in sorted(maps.get(name, {}))]

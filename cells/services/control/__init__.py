@@ -4,13 +4,17 @@ Source:     the tables of Services, EndpointSlices and Nodes; the table ``fronte
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
 Needs:      AgentConfig, Resources, Maps.   Gives: Table[Frontend], Table[ServedFrontend].
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
-            and EndpointSlice is known: connections through services outlive a restart.
+            and EndpointSlice is known: connections through services outlive a restart. Where no source
+            of objects is set, it stays as it is, and the log says so.
 """
 
+from functools import partial
 from typing import Final
 
+from anyio import to_thread
+
 from cells.config import AgentConfig
-from cells.kubernetes import ENDPOINT_SLICES, NODES, SERVICES, Resources
+from cells.kubernetes import ENDPOINT_SLICES, NODES, SERVICES, KubernetesSettings, Resources
 from cells.services.balancer import LoadBalancer
 from cells.services.control.kernel import KernelServices
 from cells.services.control.served import ServedFrontend, served_frontends
@@ -18,7 +22,7 @@ from cells.services.control.settings import ServiceSettings
 from cells.services.control.target import ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceWatch
 from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions
-from lifecycle import Jobs, Reconciler, Table, Tables, after, config, invoke, minutes, module, provide
+from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, config, invoke, minutes, module, provide
 
 __all__ = [
     "INTERNAL",
@@ -80,15 +84,31 @@ def reconcile(
     told: Table[ServedFrontend],
     maps: ServiceMaps,
     served: LoadBalancerOptions,
+    objects: KubernetesSettings,
     *,
     jobs: Jobs,
     tables: Tables,
+    log: Logger,
 ) -> None:
-    """Keep the maps as the table says."""
+    """Keep the maps as the table says; without a source of objects, as an earlier agent left them."""
+    if not objects.has_source:
+        jobs.one_shot("look at what is left", partial(_leave, maps, log))
+        return
     target = ServicesTarget(table, LoadBalancer(served), maps, told)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
+
+
+async def _leave(maps: ServiceMaps, log: Logger) -> None:
+    """Nobody says which services there are: removing those that pods use would cut their connections."""
+    held = await to_thread.run_sync(maps.dump)
+    if held:
+        log.warning(
+            "services of an earlier agent stay as they are: no source of objects is set"
+            " (k8s-api-server, k8s-kubeconfig-path or manifests-dir)",
+            entries=len(held),
+        )
 
 
 cell = module(

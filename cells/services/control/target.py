@@ -108,7 +108,7 @@ class ServicesTarget:
             by_map.setdefault(where.map, {})[where.key] = value
         self._entries = dict(held)
         self._taken_over = True
-        writes = self._balancer.restore(by_map)
+        writes = [*self._balancer.restore(by_map), *self._balancer.discard_off(by_map)]
         for frontend in self._table.all():
             try:
                 self._put(frontend)

@@ -14,7 +14,7 @@ from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.services import control
 from cells.services.balancer import LoadBalancer, MapKey
-from cells.services.balancer.entries import backend_value, reverse_nat_key, service_key
+from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
 from cells.services.control import ServedFrontend, ServiceMaps
 from cells.services.control.served import served_frontends
 from cells.services.control.target import ServicesTarget
@@ -86,8 +86,8 @@ class FakeServiceMaps:
 
 
 @asynccontextmanager
-async def agent(folder: Path, maps: FakeServiceMaps) -> AsyncIterator[Hive]:
-    """The services of a node whose objects are a folder's files."""
+async def agent(folder: Path | None, maps: FakeServiceMaps) -> AsyncIterator[Hive]:
+    """The services of a node whose objects are a folder's files; None: nobody says which there are."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
     def needed(_: Table[ServedFrontend]) -> None: ...
@@ -98,7 +98,7 @@ async def agent(folder: Path, maps: FakeServiceMaps) -> AsyncIterator[Hive]:
         supply(known),
         replace(ServiceMaps, maps),
         invoke(needed),
-        settings={"manifests-dir": str(folder)},
+        settings={"manifests-dir": str(folder)} if folder is not None else {},
     )
     async with hive.started():
         yield hive
@@ -144,6 +144,31 @@ async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -
     (folder / "service.yaml").unlink()
     async with agent(folder, maps):
         await eventually(lambda: maps.entries == {})
+
+
+async def test_without_a_source_of_objects_services_stay_and_the_log_says_so(folder: Path) -> None:
+    maps = FakeServiceMaps()
+    async with agent(folder, maps):
+        await eventually(lambda: maps.slots() == 2)
+    before = dict(maps.entries)
+    with structlog.testing.capture_logs() as logged:
+        async with agent(None, maps):
+            await eventually(lambda: any("no source of objects is set" in line["event"] for line in logged))
+            assert maps.entries == before
+    async with agent(folder, maps):  # the next one that has a source goes on from there
+        (folder / "service.yaml").unlink()
+        await eventually(lambda: maps.entries == {})
+
+
+async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> None:
+    maps = FakeServiceMaps()
+    six = FrontendKey(Address(ip_address("fd00::10"), 80, 6))
+    off = [service_key(six, 0), service_key(six, 1), reverse_nat_key(7, 6), backend_key(9, 6)]
+    maps.entries = dict.fromkeys(off, b"\0" * 12)
+    async with agent(folder, maps):
+        await eventually(lambda: maps.slots() == 2)
+        await eventually(lambda: not set(off) & maps.entries.keys())
+        assert maps.slots() == 2
 
 
 async def test_what_somebody_else_wrote_is_mended() -> None:
