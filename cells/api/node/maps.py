@@ -5,10 +5,10 @@ Needs: Maps.   Gives: NodeMaps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from cells.maps import IpcacheKey, IpcacheValue, Map, Maps
+from cells.maps import Map, Maps
 
 
 class NodeMaps:
@@ -30,8 +30,3 @@ class NodeMaps:
         """cilium_lxc or cilium_ipcache."""
         found = (table for table in (self._maps.lxc, self._maps.ipcache) if table.spec.name == name)
         return next(found, None)
-
-    def prefixes(self) -> Iterator[tuple[IpcacheKey, IpcacheValue]]:
-        """The rows of cilium_ipcache."""
-        for key, value in self._maps.ipcache.items():
-            yield IpcacheKey.unpack(key), IpcacheValue.unpack(value)

@@ -30,11 +30,12 @@ from cells.api.policy import EndpointPolicyModels, PolicyOperations
 from cells.api.status import mapping as status_mapping
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.cluster.identity import Identities, Identity
+from cells.cluster.ipcache import IpcacheEntry
 from cells.endpoint import Endpoints
 from cells.ipam import Family
-from cells.maps import IpcacheKey, IpcacheValue, MapChange, MapLog, row_text
+from cells.maps import MapChange, MapLog, row_text
 from cells.observe.health import StatusCollector
-from lifecycle import Member
+from lifecycle import Member, Table
 from lifecycle.http import Request, Response
 
 KEEPALIVE = 30.0
@@ -66,10 +67,6 @@ class MapReader(Protocol):
         """A map that only the agent writes to; None where others do, or there is none."""
         ...
 
-    def prefixes(self) -> Iterable[tuple[IpcacheKey, IpcacheValue]]:
-        """Whose identity every prefix has."""
-        ...
-
 
 class NodeOperations:
     """Handlers that only read."""
@@ -83,8 +80,10 @@ class NodeOperations:
         policies: EndpointPolicyModels,
         rules: PolicyOperations,
         facts: NodeStatus,
+        ipcache: Table[IpcacheEntry],
     ) -> None:
         self._endpoints = endpoints
+        self._ipcache = ipcache
         self._identities = identities
         self._maps = maps
         self._collector = collector
@@ -160,23 +159,23 @@ class NodeOperations:
         known = self._facts.status().node_ips
         host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
         found = []
-        for key, value in self._maps.prefixes():
-            network = key.network
+        for row in self._ipcache.all():
+            network = row.prefix
             if inside is not None and not (
                 network.version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
             ):
                 continue
-            pod = pods.get(key.ip) if network.num_addresses == 1 else None
-            metadata = wire.IPListMetadata(source="local")
+            pod = pods.get(network.network_address) if network.num_addresses == 1 else None
+            metadata = wire.IPListMetadata(source=row.source.value)
             if pod is not None:
                 metadata = wire.IPListMetadata(source="k8s", namespace=pod.pod_namespace, name=pod.pod_name)
             found.append(
                 wire.IPListEntry(
                     cidr=str(network),
-                    identity=value.identity,
+                    identity=row.identity,
                     metadata=metadata,
-                    host_ip=host_ip if pod is not None else "",
-                    encrypt_key=value.encrypt_key,
+                    host_ip=host_ip if pod is not None else _tunnel(row),
+                    encrypt_key=row.encrypt_key,
                 )
             )
         return answer(200, sorted(found, key=lambda entry: entry.cidr)) if found else empty(404)
@@ -272,6 +271,11 @@ class NodeOperations:
 def _ours(variable: str) -> bool:
     """Whether a variable may be shown: others may hold secrets of whoever started us."""
     return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
+
+
+def _tunnel(row: IpcacheEntry) -> str:
+    """The node that a prefix of another one is reached through; empty for what is here, or in no tunnel."""
+    return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
 
 
 def _identity(identity: Identity) -> models.Identity:

@@ -26,7 +26,7 @@ from cells.api.node.cluster_nodes import node_element
 from cells.api.node.config_mapping import SILENT, NodeFacts
 from cells.api.status.mapping import StatusFacts
 from cells.cluster import identity, ipcache
-from cells.cluster.ipcache import IpcacheMap, Source
+from cells.cluster.ipcache import Ipcache, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cni.server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
@@ -35,7 +35,7 @@ from cells.datapath import Datapath, Telling
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.ipam import Family, IPAddress, Ipam
-from cells.maps import IpcacheKey, IpcacheValue, MapLog, PoolEmpty
+from cells.maps import MapLog, PoolEmpty
 from cells.node.devices import Device
 from cells.node.host_ip_sync import HostIPSync
 from cells.node.router import Addressing
@@ -158,9 +158,6 @@ class FakeMaps:
     def kept(self, name: str) -> FakeTable | None:
         return {"cilium_ipcache": self.ipcache, "cilium_lxc": self.lxc}.get(name)
 
-    def prefixes(self) -> Iterable[tuple[IpcacheKey, IpcacheValue]]:
-        return [(IpcacheKey.unpack(key), IpcacheValue.unpack(value)) for key, value in self.ipcache.items()]
-
 
 @dataclass
 class FixedFacts:
@@ -260,6 +257,7 @@ class Node:
     maps: FakeMaps
     api: Api
     limits: Limits
+    prefixes: Ipcache
 
     def given(self) -> set[str]:
         """The addresses that somebody has besides the router."""
@@ -348,4 +346,5 @@ async def running_node(
             maps=maps,
             api=hive.get(Api),
             limits=hive.get(Limits),
+            prefixes=hive.get(Ipcache),
         )

@@ -8,7 +8,7 @@ import pytest
 
 from cells.endpoint.states import Code, State, Subject
 from tests.unit.api.node import running_node
-from tests.unit.api.test_operations import added
+from tests.unit.api.pods import added
 
 pytestmark = pytest.mark.anyio
 

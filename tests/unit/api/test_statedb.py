@@ -21,7 +21,7 @@ import pytest
 from hive.client import follow
 from lifecycle.admin import plain
 from tests.unit.api.node import running_node
-from tests.unit.api.test_operations import added
+from tests.unit.api.pods import added
 
 pytestmark = pytest.mark.anyio
 

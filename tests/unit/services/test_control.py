@@ -118,9 +118,8 @@ def backend(ip: str) -> bytes:
 async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with agent(folder, maps) as hive:
-        await eventually(lambda: maps.slots() == 2)
+        await eventually(lambda: maps.slots() == 2 and maps.voided)
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
-        assert maps.voided
         (served,) = hive.get(Table[ServedFrontend]).all()
         assert (served.key, str(served.frontend.service)) == (VIP, "shop/web")
         (folder / "slice.yaml").write_text(SLICE.replace(", {addresses: [10.0.0.2]}", ""))

@@ -1,0 +1,126 @@
+"""Configuration, health and prefixes of the node over a socket."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, ip_network
+from pathlib import Path
+
+import pytest
+
+from cells.api.node.config_mapping import SILENT, event_options
+from cells.cluster.ipcache import IpcacheEntry, Source
+from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
+from tests.unit.api.node import running_node
+from tests.unit.api.pods import added, request_body
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_policy_enforcement_is_changed_for_every_endpoint(tmp_path: Path) -> None:
+    async with running_node(tmp_path, settings={"allow-localhost": "always"}) as node:
+        await added(node)
+        spec = (await node.ask("GET", "/v1/config")).body["spec"]
+        changed = await node.ask("PATCH", "/v1/config", spec | {"policy-enforcement": "always"})
+        assert (changed.status, changed.raw) == (200, b"")
+        assert node.kernel.policies == {1: ALLOW_LOCALHOST}
+        config = (await node.ask("GET", "/v1/config")).body
+        assert config["spec"]["policy-enforcement"] == "always"
+        assert config["status"]["realized"] == config["spec"]
+        policy = (await node.ask("GET", "/v1/endpoint/1")).body["status"]["policy"]["realized"]
+        assert (policy["policy-enabled"], policy["policy-revision"]) == ("both", 2)
+        again = await node.ask("PATCH", "/v1/config", config["spec"])
+        assert again.status == 200
+        assert (await node.ask("PATCH", "/v1/config", {"policy-enforcement": "default"})).status == 200
+        assert node.kernel.policies == {1: ALLOW_ALL}
+
+
+async def test_source_addresses_are_verified_or_not(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        options = {"SourceIPVerification": "Disabled"}
+        assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
+        assert node.kernel.any_source
+        shown = (await node.ask("GET", "/v1/config")).body["spec"]["options"]
+        assert shown == event_options(SILENT) | {"Debug": "Disabled"} | options
+
+
+async def test_what_is_told_of_packets_is_changed_or_refused(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        options = {"DropNotification": "Enabled", "MonitorAggregationLevel": "Max"}
+        assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
+        shown = (await node.ask("GET", "/v1/config")).body["spec"]["options"]
+        assert options.items() <= shown.items()
+        refused = await node.ask("PATCH", "/v1/config", {"options": {"MonitorAggregationLevel": "9"}})
+        assert (refused.status, refused.body[:24]) == (400, 'invalid option value "9"')
+
+
+async def test_debug_is_switched_and_shown(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        for value in ("Enabled", "Disabled"):
+            assert (await node.ask("PATCH", "/v1/config", {"options": {"Debug": value}})).status == 200
+            assert (await node.ask("GET", "/v1/config")).body["spec"]["options"]["Debug"] == value
+
+
+async def test_a_change_endpoints_cannot_follow_is_a_500(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        node.kernel.policy_fault = OSError(12, "Cannot allocate memory")
+        got = await node.ask("PATCH", "/v1/config", {"policy-enforcement": "always"})
+        assert (got.status, got.body) == (500, "endpoints [1] could not follow yet, they are tried again")
+
+
+async def test_the_configuration_can_be_sent_back(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        spec = (await node.ask("GET", "/v1/config")).body["spec"]
+        same = await node.ask("PATCH", "/v1/config", spec)
+        assert (same.status, same.raw) == (200, b"")
+        other = await node.ask("PATCH", "/v1/config", {"policy-enforcement": "x"})
+        assert (other.status, other.body) == (400, "invalid option for PolicyEnforcement x")
+
+
+async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        brief = await node.ask("GET", "/v1/healthz", headers={"Brief": "true"})
+        assert brief.body == {
+            "cilium": {"state": "Ok", "msg": "1.17.0 (v1.17.0-abcdef)"},
+            "cluster": {"ciliumHealth": {"state": "Disabled"}},
+            "stale": {},
+            "controllers": [],
+        }
+        node.health.report("agent.cni-config", "degraded", "disk full")
+        node.health.report("agent.other", "degraded", "also bad")
+        failed = await node.ask("GET", "/v1/healthz", headers={"Brief": "true"})
+        assert failed.status == 200
+        assert failed.body["cilium"]["state"] == "Failure"
+        assert failed.body["cilium"]["msg"].endswith("    Could not write CNI config file: disk full")
+        assert len(failed.body["controllers"]) == 1
+        whole = await node.ask("GET", "/v1/healthz", headers={"Brief": "false"})
+        assert whole.body["cni-file"]["state"] == "Failure"
+        assert whole.body["kube-proxy-replacement"]["mode"] == "False"
+
+
+async def test_prefixes_are_told_by_the_table_of_claims(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.77"))
+        prefix, other = ip_network("10.0.7.0/24"), IPv4Address("192.0.2.7")
+        claim = IpcacheEntry(
+            prefix=prefix,
+            identity=2,
+            source=Source.CUSTOM_RESOURCE,
+            resource="node//b",
+            tunnel_endpoint=other,
+        )
+        node.prefixes.upsert(claim)
+        told = {one["cidr"]: one for one in (await node.ask("GET", "/v1/ip")).body}
+        assert told["10.0.1.77/32"]["metadata"] == {"source": "k8s", "namespace": "default", "name": "web-0"}
+        assert told["10.0.7.0/24"] == {
+            "cidr": "10.0.7.0/24",
+            "identity": 2,
+            "encryptKey": 0,
+            "hostIP": "192.0.2.7",
+            "metadata": {"source": "custom-resource"},
+        }
+        inside = await node.ask("GET", "/v1/ip?cidr=10.0.7.0%2F16")
+        assert inside.status == 400
+        inside = await node.ask("GET", "/v1/ip?cidr=10.0.0.0%2F16")
+        assert {one["cidr"] for one in inside.body} == {"10.0.1.77/32", "10.0.7.0/24"}
