@@ -135,6 +135,10 @@ class ComputedPolicies:
         """Which directions of an endpoint are enforced."""
         return self._of_endpoint[endpoint].enforced()
 
+    def all_endpoints(self) -> list[int]:
+        """The endpoints that have a policy."""
+        return list(self._of_endpoint)
+
     def filters(self) -> Iterator[Filter]:
         """What the rules say in every policy that endpoints have."""
         for shared in self._shared.values():

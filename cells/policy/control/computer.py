@@ -155,9 +155,10 @@ class RulePolicy:
         return list(rows.values())
 
     def _follow(self, changed: Changed) -> list[EndpointPolicy]:
-        rows: dict[int, EndpointPolicy] = {}
-        self._collect(self._computed.follow_rules(changed), rows)
-        return list(rows.values())
+        """The rows of all endpoints: those whose entries stay have the new revision all the same."""
+        self._collect(self._computed.follow_rules(changed), {})
+        computed = self._computed
+        return [self._row(one) for one in computed.all_endpoints() if not computed.error(one)]
 
     def _follow_mode(self) -> None:
         """The node's mode may be changed while it runs: then every policy is computed anew."""

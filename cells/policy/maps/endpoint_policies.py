@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from cells.cluster.identity import Identity
 from cells.policy.maps.edges import PolicyComputer, PolicyMapPool
-from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy
+from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy, enforced_directions
 from lifecycle import HiveError, Logger, Table
 
 STRETCH: Final = 50
@@ -137,8 +137,9 @@ class EndpointPolicies:
     def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
         """These are the policies of their endpoints now; their maps follow soon.
 
-        Of rules with another revision the endpoints are regenerated, which their logs tell with the reason.
-        What changes without (peers that come and go) is written at once, and tried again until it is.
+        Of rules with another revision the endpoints are regenerated, which their logs tell with the reason;
+        one whose map is right already has the new revision, and is not. What changes without a new revision
+        (peers that come and go) is written at once, and tried again until it is.
         """
         regenerated: set[int] = set()
         with self.table.txn() as rows:
@@ -147,7 +148,9 @@ class EndpointPolicies:
                 if known is None:  # it is gone, or its first policy is still to be asked for
                     continue
                 rows.put(policy)
-                if policy.revision != self.status(policy.endpoint_id).revision:
+                if self._is_realized(policy, known):
+                    self._tell(policy)
+                elif policy.revision != self.status(policy.endpoint_id).revision:
                     regenerated.add(policy.endpoint_id)
                 elif policy != known:
                     self._changed.add(policy.endpoint_id)
@@ -155,6 +158,16 @@ class EndpointPolicies:
             self.regenerate(regenerated, reason)
         if self._changed:
             self.apply_soon()
+
+    def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
+        """Whether the map has these entries already, as those that were wanted before."""
+        status = self.status(policy.endpoint_id)
+        return (
+            policy.entries is known.entries
+            and enforced_directions(policy) == enforced_directions(known)
+            and self._written.get(policy.endpoint_id) is known
+            and not status.error
+        )
 
     # Jobs
 
@@ -192,6 +205,10 @@ class EndpointPolicies:
             self._failed(policy.endpoint_id, error)
             raise
         self._changed.discard(policy.endpoint_id)
+        self._tell(policy)
+
+    def _tell(self, policy: EndpointPolicy) -> None:
+        """The map has this policy."""
         self._written[policy.endpoint_id] = policy
         with self.realized.txn() as rows:
             rows.put(

@@ -28,7 +28,8 @@ def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool
 
     Of a refused object, what its name said before stays in force.
     """
-    found: list[dict[str, Any]] = ask("/statedb/dump/policies", agent_socket, timeout=timeout)["policies"]
+    rows_of_table = ask("/statedb/dump/policies", agent_socket, timeout=timeout)["policies"]
+    found: list[dict[str, Any]] = [row["obj"] for row in rows_of_table]
     found = [one for one in found if not (refused and one["valid"])]
     found.sort(key=lambda one: (one["kind"], one["namespace"], one["name"]))
     if (text := document(found, output)) is not None:

@@ -33,7 +33,7 @@ def endpoint(number: int, revision: int, state: str = "ready") -> dict[str, obje
 
 
 ANSWERS = {
-    "/statedb/dump/policies": (200, {"policies": [GOOD, REFUSED]}),
+    "/statedb/dump/policies": (200, {"policies": [{"rev": 1, "obj": GOOD}, {"rev": 2, "obj": REFUSED}]}),
     "/v1/policy": (200, {"policy": "[]", "revision": 4}),
     "/v1/policy/selectors": (200, SELECTORS),
     "/v1/endpoint": (200, [endpoint(1, 4), endpoint(2, 5)]),

@@ -212,3 +212,13 @@ async def test_a_service_without_selector_is_its_backends_addresses_as_they_chan
         node.write(WEB)
         await eventually(lambda: [one.name for one in node.objects.all()] == ["cart"])
         assert node.policy.revision == revision + 2  # one policy less, one more, and nothing for services
+
+
+async def test_a_policy_of_others_gives_its_revision_and_regenerates_nobody(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        regenerated: list[object] = []
+        node.policies.regenerate = lambda ids, reason: regenerated.append((ids, reason))
+        node.write(WEB.replace("{app: cart}", "{app: another}"))
+        await eventually(lambda: node.policies.status(node.cart).revision == node.policy.revision == 2)
+        assert regenerated == []
+        assert node.entries.keys() == {*ALLOW_ALL, HOST}
