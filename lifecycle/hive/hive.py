@@ -33,7 +33,7 @@ from lifecycle.hive.switch import Modules, Site, find_scope
 from lifecycle.hive.view import HiveView
 from lifecycle.hive.wiring import Wiring
 from lifecycle.hooks.checks import check_seconds
-from lifecycle.hooks.events import EventLog, Events
+from lifecycle.hooks.events import Events
 from lifecycle.hooks.hooks import Lifecycle
 from lifecycle.hooks.nodes import HookFailure, HookNode, State, sentence
 from lifecycle.hooks.pending import awaiting
@@ -122,9 +122,8 @@ class Hive:
         self._sequential = sequential
         self._limits = (start_timeout, stop_timeout)
         self._stop_budget = stop_budget
-        self.events = Events(self.log)
+        self.events = Events(self.log, slow_hook)
         """What happens to hooks, jobs and modules, for whoever follows."""
-        self.events.subscribe(EventLog(self.log, slow_hook))
         self.modules = Modules(name, self.health, self.events)
         """Switches modules off and on."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)

@@ -7,6 +7,7 @@ Gives:  Events (injectable, whole hive) with HookEvent, JobEvent and ModuleEvent
 import asyncio
 import functools
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
@@ -84,8 +85,9 @@ Callback = Callable[[Event], object]
 class Events:
     """Tells whoever follows, in the order things happen, of a hive and those inside it."""
 
-    def __init__(self, log: Logger) -> None:
+    def __init__(self, log: Logger, slow: float = math.inf) -> None:
         self._log = log
+        self._event_log = EventLog(log, slow)
         self._callbacks: dict[int, Callback] = {}
         self._count = 0
 
@@ -117,8 +119,16 @@ class Events:
         finally:
             unsubscribe()
 
+    def notices(self, took: float | None) -> bool:
+        """Whether anybody would notice that a step of a hook went well, in so many seconds.
+
+        Thousands of hooks start and stop, mostly with nobody following: then no event need be made.
+        """
+        return bool(self._callbacks) or self._event_log.notices(took)
+
     def emit(self, event: Event) -> None:
         """Tell everyone."""
+        self._event_log(event)
         for callback in list(self._callbacks.values()):
             try:
                 callback(event)
@@ -151,6 +161,10 @@ class EventLog:
             case ModuleEvent():
                 affected = ", ".join(event.affected)
                 self._log.info(f"module {event.step}", switched=event.module, affected=affected)
+
+    def notices(self, took: float | None) -> bool:
+        """Whether it would log a step that went well."""
+        return (took is not None and took >= self._slow) or self._is_debugged()
 
     def _is_debugged(self) -> bool:
         return self._log.is_enabled_for(logging.DEBUG)

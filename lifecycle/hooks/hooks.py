@@ -7,7 +7,7 @@ Gives:  Hook, Lifecycle (injectable, bound to the constructor that asked for it)
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from types import CoroutineType, TracebackType
 
 import msgspec
 
@@ -122,6 +122,6 @@ class _Calls:
 
 def _awaitable(result: Awaitable[object], what: str) -> Awaitable[object]:
     """What was returned, if it can be awaited: a lambda's can be anything."""
-    if not isinstance(result, Awaitable):
+    if type(result) is not CoroutineType and not isinstance(result, Awaitable):
         raise TypeError(f"its {what} returned {result!r}, nothing to await: expected a coroutine function")
     return result

@@ -242,6 +242,8 @@ class Supervisor:
     def _tell(
         self, node: HookNode, step: HookStep, took: float | None = None, error: BaseException | None = None
     ) -> None:
+        if error is None and step != "left behind" and not self._events.notices(took):
+            return
         source = node.owner.call if node.spec.source is None else node.spec.source
         owner = node.owner.name
         self._events.emit(HookEvent(step, node.name, node.module, owner, source, took, error))

@@ -1,6 +1,7 @@
 """However the body of a hook, a job or a constructor ends: the hive ends, and says truly why."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -258,6 +259,23 @@ async def test_a_request_from_a_thread_is_noticed_at_once() -> None:
 
     with anyio.fail_after(3), pytest.raises(HiveError, match="from a thread"):
         await work()
+
+
+async def test_whoever_cancels_the_task_of_the_hooks_stops_them_in_order() -> None:
+    daemon = Daemon()
+
+    @asynccontextmanager
+    async def middle() -> Any:
+        yield
+        daemon.stopped.append("middle")
+
+    async with no_leaks():
+        await daemon.hive(middle).start()
+        (task,) = (task for task in asyncio.all_tasks() if task.get_name() == "hive: hooks")
+        task.cancel()
+        with anyio.fail_after(5), contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert daemon.stopped == ["above", "middle", "below"]
 
 
 def test_a_loop_that_is_torn_down_stops_every_hook() -> None:

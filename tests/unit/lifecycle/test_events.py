@@ -60,10 +60,10 @@ cell = module("files", "Files", provide(Disk, Web), invoke(Web))
 class Lines:
     """A logger that keeps its lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.DEBUG) -> None:
         self.lines: list[dict[str, Any]] = []
         self.log: Logger = structlog.wrap_logger(
-            None, processors=[self._keep], wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG)
+            None, processors=[self._keep], wrapper_class=structlog.make_filtering_bound_logger(level)
         )
 
     def _keep(self, _logger: object, method: str, event: Any) -> Any:
@@ -125,6 +125,13 @@ async def test_slow_hooks_are_logged_at_info_and_others_at_debug() -> None:
         assert re.fullmatch(r"[\d.]+(us|ms|s)", line["took"])
         assert re.fullmatch(r".*test_events\.py:\d+", line["at"])
         assert line["of"] == "web"
+
+
+async def test_slow_hooks_are_logged_though_nobody_looks_for_more() -> None:
+    lines = Lines(logging.INFO)
+    async with Hive(invoke(hooked), log=lines.log, slow_hook=0.0).started():
+        pass
+    assert lines.of("info") == [("hook started", "hooked"), ("hook stopped", "hooked")]
 
 
 def hooked(lifecycle: Lifecycle) -> None:

@@ -226,6 +226,14 @@ async def test_a_result_that_is_not_of_its_type_fails_where_it_is_built(
         await Hive(provide(build), invoke(hint)).start()
 
 
+async def test_one_of_several_results_that_is_not_of_its_type_fails_where_it_is_built() -> None:
+    def build() -> tuple[Sundial, Clock]:
+        return Sundial(), Plain()  # type: ignore[return-value]  # the mistake
+
+    with pytest.raises(BuildError, match=r"build\[1\] .* is one Plain instead of Clock: it has no now"):
+        await Hive(provide(build), invoke(Clock)).start()
+
+
 class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
     clock: Sundial
