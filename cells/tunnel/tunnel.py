@@ -77,7 +77,6 @@ class Tunnel:
         self.settings = settings
         self._direct = direct is not None and direct.auto_direct_node_routes
         self._devices = devices
-        self._addresses = addresses
         self._mtu = mtu
         self._route_mtu = route_mtu
         self._log = log

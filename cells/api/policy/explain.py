@@ -18,8 +18,7 @@ from cells.api.wire import answer
 from cells.cluster.identity import RESERVED_IDENTITIES, Identities
 from cells.cluster.ipcache import IpcacheEntry
 from cells.endpoint import Endpoint, Endpoints
-from cells.policy.control import PolicyView, Reason
-from cells.policy.rules import PROTOCOLS, Direction
+from cells.policy.control import PROTOCOLS, Direction, PolicyView, Reason
 from lifecycle import Member, Table
 from lifecycle.http import Request, Response
 

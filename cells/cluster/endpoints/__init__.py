@@ -13,15 +13,10 @@ from lifecycle import config, invoke, module, provide
 __all__ = ["ClusterEndpointSettings", "RemoteEndpoint", "RemoteEndpoints", "cell"]
 
 
-def follow(remote: RemoteEndpoints) -> None:
-    """Objects are followed whether or not anybody asks."""
-    del remote
-
-
 cell = module(
     "cluster-endpoints",
     "Pods of other nodes",
     config(ClusterEndpointSettings),
     provide(remote_endpoints, RemoteEndpoints),
-    invoke(follow),
+    invoke(RemoteEndpoints),
 )

@@ -22,10 +22,12 @@ from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import Reason
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
-from cells.policy.rules import PolicyOptions, Services
+from cells.policy.rules import PROTOCOLS, Direction, PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
+    "PROTOCOLS",
+    "Direction",
     "PolicyObject",
     "PolicyView",
     "PolicyWatch",
