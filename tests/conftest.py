@@ -2,8 +2,10 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support import counts
 from tests.support.counts import count
@@ -31,13 +33,18 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread over processes, tests of a module stay together, and node tests run one at a time."""
-    for item in items:
-        tier, _, rest = item.nodeid.removeprefix("tests/").partition("/")
-        group = tier if tier in {"node", "browser"} else f"{tier}/{rest.partition('::')[0]}"
-        item.add_marker(pytest.mark.xdist_group(group))
+class _Spread(LoadFileScheduling):  # type: ignore[misc]
+    """The tests of a file stay together; whole agents run one after another, and one browser."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        tier = "/".join(nodeid.split("/")[:2])
+        return tier if tier in {"tests/node", "tests/browser"} else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Spread:
+    """How tests are spread over processes, if they are."""
+    return _Spread(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
