@@ -6,7 +6,7 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, tunnel, unserved
+from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, masquerade, tunnel, unserved
 from cells.api import Api, StartedDaemon
 from cells.cluster import allocation, endpoints, identity, ipcache, node_ids, nodes, remote_nodes
 from cells.cni import config as cni_config
@@ -58,6 +58,7 @@ agent = module(
     router.cell,
     direct_routes.cell,
     tunnel.cell,
+    masquerade.cell,
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,

@@ -1,4 +1,4 @@
-"""Removes connections from the conntrack maps: ended ones, or all of some addresses, within the kernel.
+"""Removes connections from the maps of flows: ended ones, or all of some addresses, within the kernel.
 
 For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: Collector, Collected.
 
@@ -25,7 +25,8 @@ from lifecycle import Hook, Lifecycle
 _COUNTS = struct.Struct("<III4x")  # struct gc_counts of bpf/gc.c
 _HEAD = struct.Struct("<IIII")  # struct forget_context: how many addresses of each family, deleted, pad
 _GC: Final = ("hive_ct_gc_tcp4", "hive_ct_gc_any4", "hive_ct_gc_tcp6", "hive_ct_gc_any6")
-"""In the order of Maps.conntrack."""
+_NAT_GC: Final = ("hive_nat_gc_v4", "hive_nat_gc_v6")
+"""In the order of Maps.conntrack, and of Maps.nat, whose flows end with conntrack's."""
 _FORGET: Final = "hive_ct_forget"
 _IPV4_AT_ONCE: Final = 48
 _IPV6_AT_ONCE: Final = 12
@@ -33,7 +34,7 @@ _IPV6_AT_ONCE: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a pass found in one conntrack map."""
+    """What a pass found in one map of flows."""
 
     map: str
     max_entries: int
@@ -70,7 +71,7 @@ class Collector:
         programs = self._programs()
         return tuple(
             Collected(table.spec.name, table.spec.max_entries, *walked(programs[name], table))
-            for name, table in zip(_GC, self._maps.conntrack, strict=True)
+            for name, table in zip((*_GC, *_NAT_GC), self._tables(), strict=True)
         )
 
     def _forget(self, v4: Sequence[bytes], v6: Sequence[bytes]) -> int:
@@ -87,6 +88,9 @@ class Collector:
             deleted += _HEAD.unpack_from(context)[2]
         return deleted
 
+    def _tables(self) -> tuple[Map, ...]:
+        return *self._maps.conntrack, *self._maps.nat
+
     def _programs(self) -> dict[str, int]:
         if self._loaded is None:
             self._loaded = self._load()
@@ -96,9 +100,9 @@ class Collector:
         path = PACKAGED_OBJECTS / "gc.o"
         loaded = LoadedObject(read_object(path), path.name)
         try:
-            loaded.use_maps({table.spec.name: table.fd for table in self._maps.conntrack})
+            loaded.use_maps({table.spec.name: table.fd for table in self._tables()})
             loaded.load()
-            loaded.expect((*_GC, _FORGET))
+            loaded.expect((*_GC, *_NAT_GC, _FORGET))
         except (LoadError, OSError):
             loaded.close()
             raise

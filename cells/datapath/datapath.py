@@ -123,6 +123,19 @@ class Datapath:
         """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
         return self._has(ifindex, self._expected(Place.TUNNEL))
 
+    def attach_device(self, ifindex: int) -> None:
+        """Attach to a device that packets leave the node through; again is harmless. NetlinkError."""
+        self._attach(ifindex, Place.NATIVE_DEVICE)
+
+    def detach_device(self, ifindex: int) -> None:
+        """Take off what :meth:`attach_device` attached; other people's programs stay. NetlinkError."""
+        found, ours = self._links.programs(ifindex), self._expected(Place.NATIVE_DEVICE)
+        self._links.detach(ifindex, ingress=found.ingress == ours.ingress, egress=found.egress == ours.egress)
+
+    def serves_device(self, ifindex: int) -> bool:
+        """Whether the device has what :meth:`attach_device` attaches. NetlinkError."""
+        return self._has(ifindex, self._expected(Place.NATIVE_DEVICE))
+
     def endpoint_programs(self, *, guarded: bool = False) -> LinkPrograms:
         """Kernel ids of what :meth:`attach_endpoint` attaches."""
         return self._expected(pod_link(guarded=guarded))
@@ -296,6 +309,11 @@ class Datapath:
             except NetlinkError as error:
                 if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
                     raise
+        indexes = {link.ifindex for link in found.values()}
+        for key in self._maps.devices.keys():  # noqa: SIM118  (not a dict)
+            (ifindex,) = struct.unpack("<I", key)
+            if ifindex in indexes:
+                self.attach_device(ifindex)
         if HOST_LINK in found and NET_LINK in found:
             self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
         if TUNNEL_LINK in found and found[TUNNEL_LINK].kind == "vxlan":

@@ -26,7 +26,7 @@ MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h
 FEATURE_SCTP: Final = 1
 FEATURE_UNREACHABLE: Final = 2
 
-_CONSTANTS = struct.Struct("<9I4s2I16s32s")  # struct config of bpf/lib/config.h
+_CONSTANTS = struct.Struct("<9I4sI2H16s32s")  # struct config of bpf/lib/config.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Constants:
     service_loopback: IPv4Address
     features: int
     """FEATURE_* of bpf/lib/config.h."""
+    nat_ports: tuple[int, int]
+    """The first and the last that translated flows may get."""
     build: str
     """Digest of the object, 12 hexadecimal digits."""
     tag: str
@@ -55,7 +57,13 @@ class Constants:
             *(MAGIC, self.generation),
             *(self.lifetime_tcp, self.lifetime_syn, self.lifetime_any, self.lifetime_closed),
             *(self.lifetime_service_tcp, self.lifetime_service_any, self.service_grace),
-            *(self.service_loopback.packed, self.features, 0, self.build.encode(), self.tag.encode()),
+            *(
+                self.service_loopback.packed,
+                self.features,
+                *self.nat_ports,
+                self.build.encode(),
+                self.tag.encode(),
+            ),
         )
 
     @classmethod
@@ -66,10 +74,10 @@ class Constants:
         magic, generation, *rest = _CONSTANTS.unpack(data)
         if magic != MAGIC:
             return None
-        tcp, syn, other, closed, service_tcp, service_any, grace, loopback, features, _, *texts = rest
+        tcp, syn, other, closed, service_tcp, service_any, grace, loopback, features, low, high, *texts = rest
         return cls(
             *(generation, tcp, syn, other, closed, service_tcp, service_any, grace),
-            *(IPv4Address(loopback), features),
+            *(IPv4Address(loopback), features, (low, high)),
             build=texts[0].rstrip(b"\0").decode(),
             tag=texts[1].rstrip(b"\0").decode(),
         )
@@ -88,6 +96,7 @@ class Constants:
             service_loopback=settings.ipv4_service_loopback_address,
             features=FEATURE_SCTP * settings.enable_sctp
             | FEATURE_UNREACHABLE * (settings.service_no_backend_response == "reject"),
+            nat_ports=(settings.node_port_range[1] + 1, 65535),
         )
 
 

@@ -23,6 +23,7 @@ class Place(Enum):
     HOST_LINK = "cilium_host"
     NET_LINK = "cilium_net"
     TUNNEL = "cilium_vxlan"
+    NATIVE_DEVICE = "a device that packets leave the node through"
 
 
 class Side(Enum):
@@ -64,6 +65,8 @@ PROGRAMS: Final = (
     ),
     Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, Place.HOST_LINK, Place.NET_LINK)),
     Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, Place.HOST_LINK)),
+    Program("hive_from_device", 4, "cil_from_netdev", _at(Side.INGRESS, Place.NATIVE_DEVICE)),
+    Program("hive_to_device", 5, "cil_to_netdev", _at(Side.EGRESS, Place.NATIVE_DEVICE)),
     Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.GUARDED_POD_LINK)),
     Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, Place.TUNNEL)),
     Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, Place.TUNNEL)),

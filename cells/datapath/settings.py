@@ -16,6 +16,7 @@ PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 _LEVELS: Final = {"none": 0, "disabled": 0, "lowest": 1, "low": 2, "medium": 3, "max": 4, "maximum": 4}
 AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
 """Names of the levels of monitor-aggregation."""
+_LAST_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class DatapathSettings(Settings, frozen=True):
     ipv4_service_loopback_address: IPv4Address = IPv4Address("169.254.42.1")
     """Where a pod's packets seem to come from that reach the pod itself by way of a service."""
 
+    node_port_range: tuple[int, ...] = (30000, 32767)
+    """First and last port of the node that services may have; ports above are for translated flows."""
+
     enable_sctp: bool = False
     """Track SCTP; without it its packets are dropped."""
 
@@ -98,6 +102,10 @@ class DatapathSettings(Settings, frozen=True):
                 f"monitor-aggregation={self.monitor_aggregation}: expected none, lowest, low, medium,"
                 " maximum, or 0 to 4"
             )
+        first, last = (*self.node_port_range, 0, 0)[:2]
+        if len(self.node_port_range) != 2 or not 1 <= first <= last < _LAST_PORT:
+            text = ",".join(map(str, self.node_port_range))
+            raise ValueError(f"node-port-range={text}: expected two ports such as 30000,32767")
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, Duration) and not 1 <= value < 1 << 31:

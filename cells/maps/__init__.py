@@ -7,7 +7,7 @@ Why:    pinned maps outlive the agent, so a restart takes them over and loses no
         keep the old one until they are reloaded.
 
 Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
-bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
+bpf-nat-global-max, bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 """
 
 from collections.abc import Iterable
@@ -58,6 +58,15 @@ from cells.maps.map import (
     possible_cpus,
 )
 from cells.maps.map_log import MapChange, MapLog
+from cells.maps.nat import (
+    DEVICE_FLAGS,
+    DEVICE_IP_MASQ,
+    DEVICE_MASQUERADE_IPV4,
+    DEVICE_MASQUERADE_IPV6,
+    DEVICE_REMOTE_NODES,
+    DeviceConfig,
+    NatEntry,
+)
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
@@ -84,6 +93,11 @@ __all__ = [
     "CT_OUT",
     "CT_RELATED",
     "CT_SERVICE",
+    "DEVICE_FLAGS",
+    "DEVICE_IP_MASQ",
+    "DEVICE_MASQUERADE_IPV4",
+    "DEVICE_MASQUERADE_IPV6",
+    "DEVICE_REMOTE_NODES",
     "ENDPOINT_ANY_SOURCE",
     "ENDPOINT_FLAGS",
     "ENDPOINT_GUARDED",
@@ -104,6 +118,7 @@ __all__ = [
     "BpfError",
     "CtEntry",
     "CtKey",
+    "DeviceConfig",
     "EndpointConfig",
     "Epochs",
     "FragmentPorts",
@@ -121,6 +136,7 @@ __all__ = [
     "Maps",
     "MetricsKey",
     "MetricsValue",
+    "NatEntry",
     "NodeConfig",
     "NodeKey",
     "NodeValue",

@@ -26,6 +26,8 @@ _SIZE_OPTIONS = {
     "cilium_ct_any4_global": "bpf-ct-global-any-max",
     "cilium_ct6_global": "bpf-ct-global-tcp-max",
     "cilium_ct_any6_global": "bpf-ct-global-any-max",
+    "cilium_snat_v4_external": "bpf-nat-global-max",
+    "cilium_snat_v6_external": "bpf-nat-global-max",
 }
 
 
@@ -91,6 +93,16 @@ class Maps:
     """cilium_tunnel_map: TunnelKey to TunnelValue, which node has which pods."""
     nodes: Map
     """cilium_node_map_v2: NodeKey to NodeValue, the addresses of the other nodes."""
+    snat4: Map
+    """cilium_snat_v4_external: NatKey to NatEntry, flows whose source is translated; the programs' own."""
+    snat6: Map
+    """cilium_snat_v6_external: the same of IPv6."""
+    ipmasq4: Map
+    """cilium_ipmasq_v4: networks on the way to which nothing is masqueraded."""
+    ipmasq6: Map
+    """cilium_ipmasq_v6: the same of IPv6."""
+    devices: Map
+    """hive_devices: ifindex to DeviceConfig."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
 
@@ -117,6 +129,11 @@ class Maps:
     def conntrack(self) -> tuple[Map, ...]:
         """The maps of flows."""
         return self.ct4_tcp, self.ct4_any, self.ct6_tcp, self.ct6_any
+
+    @property
+    def nat(self) -> tuple[Map, ...]:
+        """The maps of translated flows."""
+        return self.snat4, self.snat6
 
     @property
     def directory(self) -> Path:

@@ -23,7 +23,7 @@ NAT: Final = 524288
 SOCK_REV: Final = 262144
 
 # Bytes of one entry, key and value, in the IPv6 variants: the shares count them whether IPv6 is on or not,
-# and count NAT, neighbours and socket reverse NAT whether these maps exist or not.
+# and count neighbours and socket reverse NAT whether these maps exist or not.
 _CT_ENTRY = 38 + 56
 _NAT_ENTRY = 38 + 56
 _NEIGHBOUR_ENTRY = 16 + 8
@@ -44,6 +44,9 @@ class MapSettings(Settings, frozen=True):
 
     bpf_ct_global_any_max: Annotated[int | None, Formerly("ct-global-max-entries-other")] = None
     """Entries of the conntrack map of other protocols (1024 to 16777216); unset: by the ratio."""
+
+    bpf_nat_global_max: int | None = None
+    """Entries of the map of translated flows, two a flow (1024 up to all of conntrack); unset: by ratio."""
 
     bpf_policy_map_max: int = 16384
     """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
@@ -75,6 +78,7 @@ class MapSettings(Settings, frozen=True):
         for name, value in conntrack.items():
             if value is not None and not LOWEST <= value <= HIGHEST:
                 yield f"{name}={value}: expected {LOWEST} to {HIGHEST} entries"
+        yield from self._wrong_nat()
         if self.bpf_policy_map_max < POLICY_LOWEST:
             yield f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
         if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
@@ -84,6 +88,22 @@ class MapSettings(Settings, frozen=True):
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             yield f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}"
 
+    def _wrong_nat(self) -> Iterator[str]:
+        nat, tcp, other = (
+            self.bpf_nat_global_max,
+            self.bpf_ct_global_tcp_max,
+            self.bpf_ct_global_any_max,
+        )
+        if nat is None:
+            return
+        if not LOWEST <= nat <= HIGHEST:
+            yield f"bpf-nat-global-max={nat}: expected {LOWEST} to {HIGHEST} entries"
+        elif tcp is not None and other is not None and nat > tcp + other:
+            yield (
+                f"bpf-nat-global-max={nat}: expected at most {tcp + other}, the sum of"
+                " bpf-ct-global-tcp-max and bpf-ct-global-any-max"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class MapSizes:
@@ -92,6 +112,7 @@ class MapSizes:
     ct_tcp: int
     ct_any: int
     policy: int
+    nat: int = 4096
     fragments: int = 8192
     lb: int = 65536
 
@@ -107,9 +128,14 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
             return default
         return min(max(default * budget // _DEFAULT_BYTES, least), HIGHEST)
 
+    tcp = size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072)
+    other = size(settings.bpf_ct_global_any_max, CT_ANY, 65536)
+    nat = size(settings.bpf_nat_global_max, NAT, 131072)
     return MapSizes(
-        ct_tcp=size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072),
-        ct_any=size(settings.bpf_ct_global_any_max, CT_ANY, 65536),
+        ct_tcp=tcp,
+        ct_any=other,
+        # A translated flow has two entries here, and at most one and one of its errors there.
+        nat=nat if nat <= tcp + other else (tcp + other) * 2 // 3,
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
         fragments=settings.bpf_fragments_map_max,
         lb=settings.bpf_lb_map_max,

@@ -20,6 +20,7 @@ from cells.maps.layouts import (
     PolicyKey,
 )
 from cells.maps.map import NO_PREALLOC, MapSpec, MapType
+from cells.maps.nat import NAT4_ENTRY, NAT6_ENTRY, DeviceConfig
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes
 from cells.maps.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 
@@ -87,5 +88,10 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "nodes": MapSpec(
             "cilium_node_map_v2", MapType.HASH, NodeKey.SIZE, NodeValue.SIZE, 16384, NO_PREALLOC
         ),
+        "snat4": MapSpec("cilium_snat_v4_external", MapType.LRU_HASH, CT4_KEY, NAT4_ENTRY, sizes.nat),
+        "snat6": MapSpec("cilium_snat_v6_external", MapType.LRU_HASH, CT6_KEY, NAT6_ENTRY, sizes.nat),
+        "ipmasq4": MapSpec("cilium_ipmasq_v4", MapType.LPM_TRIE, 8, 1, 16384, NO_PREALLOC),
+        "ipmasq6": MapSpec("cilium_ipmasq_v6", MapType.LPM_TRIE, 20, 1, 16384, NO_PREALLOC),
+        "devices": MapSpec("hive_devices", MapType.HASH, 4, DeviceConfig.SIZE, 256, NO_PREALLOC),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
     }

@@ -12,15 +12,3 @@ class UnservedMasquerade(UnservedSettings, frozen=True):
 
     install_no_conntrack_iptables_rules: bool = False
     """No rules of iptables are made."""
-
-    enable_ipv4_masquerade: bool = False
-    """Pods' addresses are not translated yet when they leave the node."""
-
-    enable_ipv6_masquerade: bool = False
-    """The same of IPv6."""
-
-    enable_bpf_masquerade: bool = False
-    """The same, by eBPF."""
-
-    enable_ip_masq_agent: bool = False
-    """The same, with exceptions."""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* One generation of the datapath: what a pod sends, what the host sends to pods, what other nodes
- * send in the tunnel. IPv4 and IPv6.
+ * send in the tunnel, what passes the devices by which the node is in the world. IPv4 and IPv6.
  *
  * One set of programs serves all pods; what differs between pods is in maps. Reached by tail call
  * from dispatch.c.
@@ -10,6 +10,8 @@
 #include "host/egress.h"
 #include "overlay/egress.h"
 #include "overlay/ingress.h"
+#include "netdev/egress.h"
+#include "netdev/ingress.h"
 #include "pod/egress.h"
 #include "pod/ingress.h"
 
@@ -68,6 +70,22 @@ SEC("tc")
 int hive_to_vxlan(struct __sk_buff *skb)
 {
 	return overlay_takes(skb);
+}
+
+SEC("tc")
+int hive_from_device(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+
+	return finish(skb, &flow, device_gets(skb, &flow));
+}
+
+SEC("tc")
+int hive_to_device(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+
+	return finish(skb, &flow, device_sends(skb, &flow));
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -66,4 +66,19 @@ int cil_to_overlay(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* Ingress and egress of a native device. Without its program the host keeps its network. */
+SEC("tc")
+int cil_from_netdev(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_FROM_NETDEV);
+	return TC_ACT_OK;
+}
+
+SEC("tc")
+int cil_to_netdev(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_entry, ENTRY_TO_NETDEV);
+	return TC_ACT_OK;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Removes from the conntrack tables what has ended, or whose address is nobody's any more.
+/* Removes from the conntrack tables what has ended, or whose address is nobody's any more; and translations
+ * of such flows.
  *
  * What has ended goes by iterators over a map: the agent reads from one, in a thread, and each read goes on where the one
  * before ended. So half a million entries are walked in the kernel, none is copied, and no processor is held for longer
@@ -106,6 +107,8 @@ COLLECTS(any4, cilium_ct_any4_global, ct4_key)
 COLLECTS(tcp6, cilium_ct6_global, ct6_key)
 COLLECTS(any6, cilium_ct_any6_global, ct6_key)
 
+#include "nat/collect.h"
+
 /* More at once make fewer walks; they are on the stack, which has 512 bytes. */
 #define FORGET_IPV4 48
 #define FORGET_IPV6 12
@@ -169,6 +172,39 @@ static long forget6(void *map, struct ct6_key *key, struct ct_entry *entry, stru
 	return 0;
 }
 
+/* Of a translation the packets' entry has the pod in its key, that of the answers in its value. */
+static long forget_nat4(void *map, struct ct4_key *key, struct nat4_entry *entry, struct forget4_walk *walk)
+{
+#pragma unroll
+	for (__u32 i = 0; i < FORGET_IPV4; i++) {
+		if (i >= walk->count)
+			return 0;
+		if (key->saddr != walk->addresses[i] && entry->address != walk->addresses[i])
+			continue;
+		if (!bpf_map_delete_elem(map, key))
+			walk->deleted++;
+		return 0;
+	}
+	return 0;
+}
+
+static long forget_nat6(void *map, struct ct6_key *key, struct nat6_entry *entry, struct forget6_walk *walk)
+{
+	struct address saddr = key->saddr, pod = entry->address;
+
+#pragma unroll
+	for (__u32 i = 0; i < FORGET_IPV6; i++) {
+		if (i >= walk->count)
+			return 0;
+		if (!address_equals(&saddr, &walk->addresses[i]) && !address_equals(&pod, &walk->addresses[i]))
+			continue;
+		if (!bpf_map_delete_elem(map, key))
+			walk->deleted++;
+		return 0;
+	}
+	return 0;
+}
+
 #define FORGET(table, callback)                                                                                    \
 	do {                                                                                                       \
 		long walked = bpf_for_each_map_elem(&table, callback, &walk, 0);                                   \
@@ -185,6 +221,7 @@ static __always_inline long forget_ipv4(struct forget_context *context)
 		walk.addresses[i] = context->ipv4[i];
 	FORGET(cilium_ct4_global, forget4);
 	FORGET(cilium_ct_any4_global, forget4);
+	FORGET(cilium_snat_v4_external, forget_nat4);
 	context->deleted += walk.deleted;
 	return 0;
 }
@@ -198,6 +235,7 @@ static __always_inline long forget_ipv6(struct forget_context *context)
 		walk.addresses[i] = context->ipv6[i];
 	FORGET(cilium_ct6_global, forget6);
 	FORGET(cilium_ct_any6_global, forget6);
+	FORGET(cilium_snat_v6_external, forget_nat6);
 	context->deleted += walk.deleted;
 	return 0;
 }

@@ -18,11 +18,13 @@ _MAPS: Final = {
     "cilium_ct6_global": ("ipv6", "TCP"),
     "cilium_ct_any6_global": ("ipv6", "non-TCP"),
 }
+_NAT: Final = {"cilium_snat_v4_external": "ipv4", "cilium_snat_v6_external": "ipv6"}
 
 
 def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
     """How often connections were removed, how long that took, how many there are."""
-    found = {_MAPS[row.map]: row for row in rows}
+    all_maps = list(rows)
+    found = {_MAPS[row.map]: row for row in all_maps if row.map in _MAPS}
     runs = {(*what, "completed"): row.passes for what, row in found.items()}
     runs |= {(*what, "uncompleted"): passes.failed for what in _MAPS.values()} if passes.failed else {}
     entries: dict[tuple[str, str, str], int] = {}
@@ -41,6 +43,17 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
         entries,
         labels,
     )
+    nat = {_NAT[row.map]: row for row in all_maps if row.map in _NAT}
+    yield gauge(
+        "hive_nat_gc_entries",
+        "Alive and deleted entries of translated flows, two a flow, at the end of a garbage collector run",
+        {
+            (family, state): getattr(row, state)
+            for family, row in nat.items()
+            for state in ("alive", "deleted")
+        },
+        "family status",
+    )
     yield histogram(
         "cilium_datapath_conntrack_gc_duration_seconds",
         "Duration in seconds of the garbage collector process; one walk goes over all maps",
@@ -50,7 +63,7 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
     yield gauge(
         "cilium_bpf_map_pressure",
         "Fill percentage of map, tagged by map name",
-        {row.map.removeprefix("cilium_"): row.alive / row.max_entries for row in found.values() if row.alive},
+        {row.map.removeprefix("cilium_"): row.alive / row.max_entries for row in all_maps if row.alive},
         "map_name",
         fixed=True,
     )

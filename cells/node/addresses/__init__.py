@@ -10,18 +10,32 @@ Why:    a node may have addresses on lo, several uplinks, or uplinks without add
 
 from cells.node.addresses.choice import InternalIP, NodeAddress, choose
 from cells.node.addresses.kernel import DefaultRoute
+from cells.node.addresses.select import (
+    AddressUse,
+    DeviceAddress,
+    DeviceAddresses,
+    direct_routing_device,
+    masquerade_address,
+    node_addresses,
+)
 from cells.node.addresses.settings import AddressSettings
 from cells.node.addresses.source import NodeAddresses, address_table, default_route
 from lifecycle import config, invoke, module, provide, provide_private
 
 __all__ = [
     "AddressSettings",
+    "AddressUse",
     "DefaultRoute",
+    "DeviceAddress",
+    "DeviceAddresses",
     "InternalIP",
     "NodeAddress",
     "NodeAddresses",
     "cell",
     "choose",
+    "direct_routing_device",
+    "masquerade_address",
+    "node_addresses",
 ]
 
 

@@ -13,7 +13,7 @@ from cells.node.devices.settings import DeviceSettings
 from cells.node.devices.source import device_table
 from lifecycle import config, module, provide, provide_private
 
-__all__ = ["Device", "PodMtu", "addressed", "cell", "uplinks"]
+__all__ = ["Device", "DeviceSettings", "PodMtu", "addressed", "cell", "uplinks"]
 
 cell = module(
     "devices",

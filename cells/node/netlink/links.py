@@ -106,6 +106,12 @@ class HostLinks:
             batch.append(m.replace_filter(ifindex, m.TC_H_EGRESS, egress_fd, egress_name))
         self._connection.run(*batch)
 
+    def detach(self, ifindex: int, *, ingress: bool, egress: bool) -> None:
+        """Take off what :meth:`attach_clsact` attached, of either direction; what is gone is fine."""
+        parents = [*([m.TC_H_INGRESS] if ingress else []), *([m.TC_H_EGRESS] if egress else [])]
+        if parents:
+            self._connection.run(*(m.delete_filter(ifindex, parent) for parent in parents))
+
     def find(self, name: str) -> LinkInfo | None:
         """The link of that name, or None."""
         try:

@@ -27,7 +27,7 @@ RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 RTM_NEWQDISC = 36
-RTM_NEWTFILTER, RTM_GETTFILTER = 44, 46
+RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 
 AF_INET, AF_INET6 = 2, 10
 IFF_UP = 0x1
@@ -340,6 +340,13 @@ def replace_filter(ifindex: int, parent: int, program_fd: int, name: str) -> Req
     """A direct-action BPF filter (handle 1, priority 1, all protocols), in the place of one that is there."""
     body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _filter(program_fd, name)
     return Request(f"attach {name} to link {ifindex}", RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, body)
+
+
+def delete_filter(ifindex: int, parent: int) -> Request:
+    """Take off what :func:`replace_filter` attaches; a filter, clsact or link that is gone is fine."""
+    body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _BPF
+    gone = errno.ENOENT, errno.EINVAL, errno.ENODEV
+    return Request(f"detach from link {ifindex}", RTM_DELTFILTER, 0, body, gone)
 
 
 def dump_filters(ifindex: int, parent: int) -> Request:

@@ -59,12 +59,12 @@ async def test_of_a_hundred_thousand_connections_those_go_that_have_ended(in_nod
         again = await collector.collect()  # one that moved in its bucket as others went may have been missed
         assert (again[0].seen, again[0].deleted) == (MANY - found[0].deleted, MANY // 2 - found[0].deleted)
         assert found[0].deleted > 0.99 * MANY // 2
-        assert [(one.map, one.seen, one.alive, one.deleted) for one in found[1:]] == [
+        assert [(one.map, one.seen, one.alive, one.deleted) for one in found[1:4]] == [
             ("cilium_ct_any4_global", 0, 0, 0),
             ("cilium_ct6_global", 0, 0, 0),
             ("cilium_ct_any6_global", 10, 0, 10),
         ]
-        assert [one.max_entries for one in found] == [4 * MANY, 4096, 4 * MANY, 4096]
+        assert [one.max_entries for one in found[:4]] == [4 * MANY, 4096, 4 * MANY, 4096]
         assert sum(1 for _ in node.ct4_tcp.items()) == MANY // 2
 
 
@@ -89,4 +89,4 @@ async def test_what_the_kernel_refuses_to_load_is_told(
         with pytest.raises(Exception, match=r"gc\.o"):
             await collector.collect()
         monkeypatch.undo()
-        assert len(await collector.collect()) == 4
+        assert len(await collector.collect()) == 6

@@ -155,6 +155,7 @@ async def running(**settings: object) -> AsyncIterator[LiveNode]:
     small: dict[str, object] = {
         "bpf-ct-global-tcp-max": 4096,
         "bpf-ct-global-any-max": 4096,
+        "bpf-nat-global-max": 4096,
         "state-dir": STATE,
     }
     given = {name.replace("_", "-"): value for name, value in settings.items()}

@@ -23,12 +23,14 @@ TABLES = {
     "cilium_ct_any6_global": (A.ip6, B.ip6, 17),
 }
 """In the order of the program's counts."""
+NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 
 
 @pytest.fixture
 def collector(world: World) -> Iterator[Collector]:
     """The programs on the world's maps."""
-    maps: Any = SimpleNamespace(conntrack=tuple(world.maps[name] for name in TABLES))
+    conntrack, nat = (tuple(world.maps[name] for name in names) for names in (TABLES, NAT))
+    maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat)
     hooks: list[Hook] = []
     lifecycle: Any = SimpleNamespace(append=hooks.append)
     yield Collector(maps, lifecycle)
@@ -40,8 +42,8 @@ def collector(world: World) -> Iterator[Collector]:
 def collect(collector: Collector) -> list[tuple[int, int, int]]:
     """Seen, alive and deleted of each table."""
     found = anyio.run(collector.collect)
-    assert [one.map for one in found] == list(TABLES)
-    return [(one.seen, one.alive, one.deleted) for one in found]
+    assert [one.map for one in found] == [*TABLES, *NAT]
+    return [(one.seen, one.alive, one.deleted) for one in found[: len(TABLES)]]
 
 
 def forget(collector: Collector, *addresses: str) -> int:

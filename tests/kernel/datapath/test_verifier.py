@@ -36,8 +36,9 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             counts[name] = processed(descriptor)
             os.close(descriptor)
         with LoadedObject((PACKAGED_OBJECTS / "gc.o").read_bytes(), "gc.o") as collector:
-            collector.use_maps({table.spec.name: table.fd for table in node.maps.conntrack})
+            tables = *node.maps.conntrack, *node.maps.nat
+            collector.use_maps({table.spec.name: table.fd for table in tables})
             collector.load()
             counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}
-    assert len(counts) == 17
+    assert len(counts) == 23
     assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}

@@ -144,6 +144,11 @@ class World:
             "cilium_ipv4_frag_datagrams",
             "cilium_ipv6_frag_datagrams",
             "cilium_metrics",
+            "cilium_snat_v4_external",
+            "cilium_snat_v6_external",
+            "cilium_ipmasq_v4",
+            "cilium_ipmasq_v6",
+            "hive_devices",
             "cilium_lxc",
             "cilium_ipcache",
             "cilium_tunnel_map",
@@ -231,6 +236,14 @@ class World:
     def reaches_host(self, packet: Packet) -> Outcome:
         """A packet comes in on cilium_host or cilium_net."""
         return self._run("hive_to_host", packet, 1)
+
+    def device_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """The node sends a packet out of the device that every run has."""
+        return self._run("hive_to_device", packet, repeat)
+
+    def device_gets(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """A packet comes to the node by that device."""
+        return self._run("hive_from_device", packet, repeat)
 
     def _run(self, program: str, packet: Packet | bytes, repeat: int) -> Outcome:
         before = self.counts()

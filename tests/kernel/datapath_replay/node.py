@@ -17,7 +17,12 @@ from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import (
+    DEVICE_MASQUERADE_IPV4,
+    DEVICE_MASQUERADE_IPV6,
+    DEVICE_REMOTE_NODES,
+    DeviceConfig,
     EndpointConfig,
+    LxcKey,
     LxcValue,
     Map,
     MetricsKey,
@@ -40,7 +45,7 @@ from tests.kernel.datapath_replay.recordings import (
     Json,
     Recording,
 )
-from tests.kernel.datapath_replay.rules import PROGRAMS
+from tests.kernel.datapath_replay.rules import program_of
 
 CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global")
 SERVICES = (
@@ -49,12 +54,13 @@ SERVICES = (
 )
 AFFINITY = ("cilium_lb4_affinity", "cilium_lb6_affinity")
 TUNNELS = ("cilium_tunnel_map", "cilium_node_map_v2")
+NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 FILLED = (
-    *(*CONNTRACK, *SERVICES, *AFFINITY, *TUNNELS),
+    *(*CONNTRACK, *NAT, *SERVICES, *AFFINITY, *TUNNELS),
     *("cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache"),
 )
 TUNNEL_IFINDEX, ROUTE_MTU = 77, 1450
-EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints")
+EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints", "hive_devices")
 ANY_SOURCE = 2  # ENDPOINT_ANY_SOURCE
 MARK_AT = 8  # in struct __sk_buff
 ALLOW_ALL = (PolicyKey(0, egress=False), PolicyKey(0, egress=True))
@@ -98,7 +104,7 @@ class Node:
     def replay(self, recording: Recording) -> Replayed:
         """Fill the maps, run the program on the packet, read the maps."""
         tunnel = "TUNNEL_MODE" in recording.switches
-        program = self._load(settings(recording), recorded=tunnel).programs()[PROGRAMS[recording.hook]]
+        program = self._load(settings(recording), recorded=tunnel).programs()[program_of(recording)]
         now = int(time.monotonic())
         self._fill(recording, now)
         self._recorder.nothing()
@@ -132,6 +138,9 @@ class Node:
                 if name in CONNTRACK:
                     value = with_times(value, decoded, now)  # noqa: PLW2901
                 self._maps[name].update(key, value)
+        self._tell_device(recording)
+        if recording.hook == "snat-step":
+            return
         self._tell_node(recording)
         self._tell_endpoint(recording)
         self._begin_epochs(recording)
@@ -148,6 +157,27 @@ class Node:
         on = "TUNNEL_MODE" in recording.switches
         tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
+
+    def _tell_device(self, recording: Recording) -> None:
+        """The native device that the packet passes, and for a step of it the pod whose packet it is."""
+        constants, step = recording.constants, recording.hook == "snat-step"
+        ipv4 = constants["snat_target_address"] if step else "0.0.0.0"
+        on = {
+            DEVICE_MASQUERADE_IPV4: step or "ENABLE_MASQUERADE_IPV4" in recording.switches,
+            DEVICE_MASQUERADE_IPV6: "ENABLE_MASQUERADE_IPV6" in recording.switches,
+            DEVICE_REMOTE_NODES: "TUNNEL_MODE" in constants,
+        }
+        row = DeviceConfig(
+            recording.packet[:6],
+            IPv4Address(ipv4),
+            IPv6Address(constants.get("IPV6_MASQUERADE", "::")),
+            flags=sum(flag for flag, holds in on.items() if holds),
+        )
+        self._maps["hive_devices"].update(struct.pack("<I", 1), row.pack())
+        if step:
+            pod = LxcValue(7, 7, bytes(6), bytes(6), 1000)
+            source = IPv4Address(recording.packet[26:30])
+            self._maps["cilium_lxc"].update(LxcKey(source).pack(), pod.pack())
 
     def _tell_endpoint(self, recording: Recording) -> None:
         """The endpoint at the link, its recorded policy, and every other's that lets all in."""
@@ -186,6 +216,9 @@ class Node:
 def settings(recording: Recording) -> DatapathSettings:
     """What was compiled into the recorded programs, as far as it can be set."""
 
+    if recording.hook == "snat-step":
+        return DatapathSettings(enable_sctp=True)
+
     def seconds(name: str) -> Duration:
         return Duration(recording.constants[name])
 
@@ -206,7 +239,7 @@ def settings(recording: Recording) -> DatapathSettings:
 
 def destinations(recording: Recording) -> Iterator[int]:
     """Endpoints of the node that are not at the link."""
-    own = int(recording.constants["LXC_ID"])
+    own = int(recording.constants.get("LXC_ID", 0))
     for _, value, _ in recording.before("cilium_lxc"):
         row = LxcValue.unpack(value)
         if not row.is_host and row.endpoint_id != own:

@@ -59,12 +59,12 @@ class Recording:
     @cached_property
     def packet(self) -> bytes:
         """What came in."""
-        return bytes.fromhex(self.data["input"]["packet"])
+        return self._complete(bytes.fromhex(self.data["input"]["packet"]))
 
     @cached_property
     def mark(self) -> int:
         """The mark it came with."""
-        return int(self.data["input"]["ctx"]["mark"], 16)
+        return int((self.data["input"]["ctx"] or {"mark": "0"})["mark"], 16)
 
     @cached_property
     def verdict(self) -> int:
@@ -74,12 +74,18 @@ class Recording:
     @cached_property
     def mark_after(self) -> int:
         """The mark it left with."""
-        return int(self.data["result"]["ctx"]["mark"], 16)
+        return int((self.data["result"]["ctx"] or {"mark": "0"})["mark"], 16)
 
     @cached_property
     def packet_after(self) -> bytes:
         """What went out."""
-        return bytes.fromhex(self.data["result"]["packet"])
+        return self._complete(bytes.fromhex(self.data["result"]["packet"]))
+
+    def _complete(self, packet: bytes) -> bytes:
+        """With the length that packets of a step of a program lack; their checksums count changes alone."""
+        if self.hook != "snat-step":
+            return packet
+        return packet[:16] + (len(packet) - 14).to_bytes(2, "big") + packet[18:]
 
     @cached_property
     def tunnel_keys(self) -> list[Json]:

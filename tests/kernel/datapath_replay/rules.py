@@ -5,6 +5,7 @@ Needs: recordings.   Gives: reason_not_to_replay().
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Final
 
@@ -16,24 +17,27 @@ PROGRAMS: Final = {
     "from-host": "hive_from_host",
     "to-overlay": "hive_to_vxlan",
     "cil_from_overlay": "hive_from_vxlan",
+    "from-netdev": "hive_from_device",
+    "to-netdev": "hive_to_device",
+    "snat-step (reverse": "hive_from_device",
+    "snat-step (forward": "hive_to_device",
 }
-"""Our programs, by where Cilium's were attached."""
+"""Our programs, by where Cilium's were attached; of a step of one, by which step."""
 
 _PLACES: Final = (
     ("cil_from_network", "IPsec: not built"),
-    ("xdp", "programs of native devices: not built"),
-    ("from-netdev", "programs of native devices: not built"),
-    ("to-netdev", "programs of native devices: not built"),
-    ("snat-step", "NAT: not built"),
+    ("xdp", "XDP: not built"),
     ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
 )
+_NODEPORT: Final = ("ENABLE_NODEPORT", "ENABLE_HOST_ROUTING")
 _SWITCHES: Final = (
     ("ENABLE_IPSEC", "IPsec: not built"),
     ("ENABLE_SRV6", "SRv6: not built"),
     ("ENABLE_EGRESS_GATEWAY", "egress gateway: not built"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
-    ("ENABLE_NODEPORT", "NodePort: not built"),
-    ("ENABLE_HOST_ROUTING", "NodePort: not built"),
+    ("ENABLE_L2_ANNOUNCEMENTS", "L2 announcements: not built"),
+    ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
+    ("ENABLE_DSR", "DSR: not built"),
 )
 _POLICY: Final = "cilium_policy_<endpoint>"
 
@@ -44,24 +48,29 @@ _TTL_EXCEEDED: Final = 196
 _PROXY_MAGIC, _MAGIC = 0x0200, 0x0F00
 
 
+def program_of(recording: Recording) -> str:
+    """Which of our programs does what was recorded; empty if none does."""
+    hook = str(recording.data["program"]["hook"])
+    return next((ours for theirs, ours in PROGRAMS.items() if hook.startswith(theirs)), "")
+
+
 def reason_not_to_replay(recording: Recording) -> str | None:
     """None: replay it."""
-    for place, reason in _PLACES:
-        if recording.hook == place:
-            return reason
-    if recording.hook not in PROGRAMS:
-        return f"attached at {recording.hook}: no program of ours is there"
-    for switch, reason in _SWITCHES:
-        if switch in recording.switches:
-            return reason
+    return next(_reasons(recording), None)
+
+
+def _reasons(recording: Recording) -> Iterator[str]:
+    yield from (reason for place, reason in _PLACES if recording.hook == place)
+    if not program_of(recording):
+        yield f"attached at {recording.hook}: no program of ours is there"
+    if recording.data["program"]["packet_starts_at"] != "ethernet header":
+        yield "devices without an Ethernet header have no programs of ours"
+    yield from (reason for switch, reason in _SWITCHES if switch in recording.switches)
+    if recording.hook not in {"to-netdev", "snat-step"} and recording.switches.intersection(_NODEPORT):
+        yield "NodePort: not built"
     if recording.before("cilium_skip_lb4") or recording.before("cilium_skip_lb6"):
-        return "local redirect: not built"
-    return _known_difference(recording)
-
-
-def _known_difference(recording: Recording) -> str | None:
-    """What ours does otherwise, on purpose."""
-    return next((reason for reason, holds in _DIFFERENCES if holds(recording)), None)
+        yield "local redirect: not built"
+    yield from (reason for reason, holds in _DIFFERENCES if holds(recording))
 
 
 def _to_proxy(recording: Recording) -> bool:
@@ -88,10 +97,21 @@ def _fragment6(recording: Recording) -> bool:
 
 def _used_up_on_the_way_off(recording: Recording) -> bool:
     hops = recording.packet[_HOPS_AT if _is_ipv6(recording) else _TTL_AT]
-    return hops <= 1 and _leaves_the_node(recording)
+    return recording.hook == "from-container" and hops <= 1 and _leaves_the_node(recording)
+
+
+def _asks_a_device_for_a_pod(recording: Recording) -> bool:
+    return recording.hook == "from-netdev" and recording.area == "ndp" and recording.verdict != OK
+
+
+def _answers_who_asked_a_frontend(recording: Recording) -> bool:
+    """A reply of a local backend: its address becomes the frontend's by the entry of NodePort."""
+    return recording.hook == "to-netdev" and bool(recording.before("cilium_lb4_reverse_nat"))
 
 
 _DIFFERENCES: Final = (
+    ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
+    ("NodePort: not built", _answers_who_asked_a_frontend),
     ("layer 7 proxy: not built", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("a packet that is shorter than its header says is invalid", _longer_than_it_is),

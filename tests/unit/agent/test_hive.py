@@ -26,6 +26,7 @@ from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.restore import StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
 from cells.maps import Maps, MapWatchdog, PolicyMaps, TunnelConfig
+from cells.masquerade import Masquerade
 from cells.node.devices import Device
 from cells.node.devices.source import Kernel
 from cells.node.host_ip_sync import HostIPSync
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.anyio
 T = TypeVar("T")
 REPLACED = {
     *(AgentConfig, Datapath, DatapathWatchdog, EndpointWatchdog, HostIPSync, HostLinks),
-    *(Maps, MapWatchdog, PolicyMaps, Router),
+    *(Masquerade, Maps, MapWatchdog, PolicyMaps, Router),
 }
 
 

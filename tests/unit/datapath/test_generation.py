@@ -17,7 +17,7 @@ from lifecycle import Duration
 
 CONSTANTS = Constants(
     *(7, 8000, 60, 61, 10, 8000, 60, 60),
-    *(IPv4Address("169.254.42.1"), 2),
+    *(IPv4Address("169.254.42.1"), 2, (32768, 65535)),
     *("0123456789ab", "next"),
 )
 
@@ -38,6 +38,14 @@ def test_the_settings_decide_the_lifetimes() -> None:
     assert CONSTANTS.configured(settings) == replace(
         CONSTANTS, lifetime_tcp=21600, lifetime_syn=60, lifetime_any=30, lifetime_closed=10
     )
+
+
+@pytest.mark.parametrize("wrong", [(), (30000,), (2, 1), (0, 5), (1, 65535), (1, 2, 3)])
+def test_a_range_of_ports_leaves_some_for_translated_flows(wrong: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"node-port-range=.*expected two ports such as 30000,32767"):
+        DatapathSettings(node_port_range=wrong).validate()
+    others = DatapathSettings(node_port_range=(31000, 31999))
+    assert CONSTANTS.configured(others).nat_ports == (32000, 65535)
 
 
 @pytest.mark.parametrize("wrong", [Duration(0), Duration(0.5), Duration(-3), Duration(1 << 31)])
@@ -84,10 +92,10 @@ NEW = {name: 1000 + slot for name, slot in ENTRIES.items()}
 
 
 def test_publishing_replaces_every_entry(closed: list[int]) -> None:
-    entry = FakeEntry({0: 500, 1: 501, 2: 502, 3: 503})
+    entry = FakeEntry({slot: 500 + slot for slot in ENTRIES.values()})
     publish(cast("Map", entry), NEW)
     assert entry.programs == {slot: 1000 + slot for slot in ENTRIES.values()}
-    assert sorted(closed) == [500, 501, 502, 503]
+    assert sorted(closed) == sorted(500 + slot for slot in ENTRIES.values())
 
 
 @pytest.mark.parametrize("before", [{0: 500, 1: 501, 2: 502, 3: 503}, {}, {0: 500}])

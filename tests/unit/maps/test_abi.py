@@ -10,20 +10,23 @@ import pytest
 
 import cells.maps
 from cells.datapath.build import FLAGS, SOURCES, arch_headers, find_clang
-from cells.maps import ENDPOINT_FLAGS, NODE_EVENTS
+from cells.maps import DEVICE_FLAGS, ENDPOINT_FLAGS, NODE_EVENTS
 from cells.maps.abi import LAYOUTS, Layout
 
-HEADER = SOURCES / "lib" / "maps.h"
-HEADERS = (HEADER, SOURCES / "overlay" / "maps.h")
-NOT_RECORDS = {"address"}
-"""Parts of others."""
+HEADERS = ("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h")
+NOT_RECORDS = {"address", "nat_entry", "ipmasq4_key", "ipmasq6_key"}
+"""Parts of others, forms of others, and prefixes, which the kernel lays out."""
+
+
+def headers() -> str:
+    """What the headers with layouts say."""
+    return "\n".join((SOURCES / name).read_text(encoding="utf-8") for name in HEADERS)
 
 
 def compiled(code: str) -> str:
     """What the compiler says of the code, with the datapath's layouts; empty when it is content."""
     command = [find_clang(), *FLAGS, f"-I{arch_headers()}", f"-I{SOURCES}", "-fsyntax-only", "-x", "c", "-"]
-    included = "".join(f'#include "{header.relative_to(SOURCES)}"\n' for header in HEADERS)
-    source = f"{included}{code}"
+    source = "\n".join([*(f'#include "{name}"' for name in HEADERS), code])
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
 
@@ -53,16 +56,16 @@ def test_a_wrong_offset_would_be_told() -> None:
 
 
 def test_every_struct_of_a_map_has_its_record() -> None:
-    text = "".join(header.read_text(encoding="utf-8") for header in HEADERS)
-    structs = set(re.findall(r"^struct (\w+) \{", text, re.MULTILINE))
+    structs = set(re.findall(r"^struct (\w+) \{", headers(), re.MULTILINE))
     assert structs - NOT_RECORDS == {layout.name for layout in LAYOUTS}
 
 
 @pytest.mark.parametrize(
-    ("prefix", "words"), [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_(?:TELLS|AUDITS)_", NODE_EVENTS)]
+    ("prefix", "words"),
+    [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_(?:TELLS|AUDITS)_", NODE_EVENTS), ("DEVICE_", DEVICE_FLAGS)],
 )
 def test_every_flag_has_its_number_and_its_words(prefix: str, words: Mapping[int, str]) -> None:
-    defined = re.findall(rf"^#define ({prefix}\w+) (\d+)", HEADER.read_text(encoding="utf-8"), re.MULTILINE)
+    defined = re.findall(rf"^#define ({prefix}\w+) (\d+)", headers(), re.MULTILINE)
     assert {name: int(number) for name, number in defined} == {
         name: getattr(cells.maps, name) for name, _ in defined
     }

@@ -255,6 +255,15 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.replace_filter(12, messages.TC_H_INGRESS, 33, "cil_from_container"),
         lambda: bpf_filter(0xFFFFFFF2),
     ),
+    "take off a filter": (
+        messages.delete_filter(12, messages.TC_H_EGRESS),
+        lambda: tc(
+            45,
+            0,
+            {"handle": 1, "parent": 0xFFFFFFF3, "info": 1 << 16 | 0x0300},
+            [("TCA_KIND", "bpf")],
+        ),
+    ),
     "list filters": (
         messages.dump_filters(12, messages.TC_H_INGRESS),
         lambda: tc(46, DUMP, {"parent": 0xFFFFFFF2}, []),
@@ -283,7 +292,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
-        "dump_filters",
+        "dump_filters", "delete_filter",
     }  # fmt: skip
     assert packers == compared
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cells.node.node_addresses import (
+from cells.node.addresses import (
     DeviceAddress,
     DeviceAddresses,
     direct_routing_device,

@@ -25,13 +25,11 @@ def test_all_that_is_not_there_is_told_at_once_with_its_place(tmp_path: Path) ->
     told = refused(
         tmp_path,
         enable_ipsec="true",
-        enable_ipv4_masquerade="1",
         cluster_id="3",
     )
     assert sorted(told) == [
         f"{tmp_path}/cluster-id: '3': not supported yet, expected 0, or leave it unset",
         f"{tmp_path}/enable-ipsec: 'true': not supported yet, expected false, or leave it unset",
-        f"{tmp_path}/enable-ipv4-masquerade: '1': not supported yet, expected false, or leave it unset",
     ]
 
 

@@ -28,7 +28,8 @@ struct config {
 	__u32 ct_service_grace; /* after its end, until another backend may serve the same ports */
 	__be32 service_loopback; /* what a pod that is its own backend is reached from */
 	__u32 features;
-	__u32 pad;
+	__u16 nat_port_min; /* ports that translated flows may get */
+	__u16 nat_port_max;
 	char build[16]; /* digest of the object, text */
 	char tag[32];   /* of the compilation: tells two builds of one source apart */
 };
@@ -45,5 +46,7 @@ volatile const struct config config SEC(".rodata.cfg") = {
 	.ct_lifetime_service_tcp = 8000,
 	.ct_lifetime_service_any = 60,
 	.ct_service_grace = 60,
+	.nat_port_min = 32768,
+	.nat_port_max = 65535,
 	.tag = BUILD_TAG,
 };

@@ -7,6 +7,8 @@
 
 #define IDENTITY_HOST 1
 #define IDENTITY_WORLD 2
+#define IDENTITY_REMOTE_NODE 6
+#define IDENTITY_KUBE_APISERVER 7 /* which is a node */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -92,6 +92,8 @@ struct ipcache_key {
 	struct address ip;
 };
 
+#define IPCACHE_SKIP_TUNNEL 1
+
 #define IPCACHE_PREFIX_IPV4 64	/* 32 bits of cluster and family, 32 of address */
 #define IPCACHE_PREFIX_IPV6 160 /* and 128 */
 
@@ -229,6 +231,8 @@ _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 #define ENTRY_TO_HOST 1
 #define ENTRY_FROM_HOST 2
 #define ENTRY_TO_CONTAINER 3
+#define ENTRY_FROM_NETDEV 4
+#define ENTRY_TO_NETDEV 5
 #define ENTRY_FROM_OVERLAY 6
 #define ENTRY_TO_OVERLAY 7
 #define ENTRIES 8

@@ -20,6 +20,8 @@
 #define DROP_NO_SERVICE 158 /* a service without a backend */
 #define DROP_NO_CONFIG 165
 #define DROP_UNSUPPORTED_L2 166
+#define DROP_NAT_NO_MAPPING 167
+#define DROP_NAT_UNSUPPORTED 168
 #define DROP_ENCAP_PROHIBITED 170 /* a pod plays the tunnel itself */
 #define DROP_INVALID_IDENTITY 171
 #define DROP_UNKNOWN_SENDER 172 /* out of the tunnel, and from no node */

@@ -58,7 +58,7 @@ class DeviceAddresses(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[DeviceAddress, ...] = ()
 
 
-class NodeAddress(msgspec.Struct, frozen=True, gc=False, order=True):
+class AddressUse(msgspec.Struct, frozen=True, gc=False, order=True):
     """An address of the node, on a device or as the fallback."""
 
     device: str
@@ -78,7 +78,7 @@ def node_addresses(
     *,
     node_port_ranges: Sequence[Prefix] = (),
     max_scope: int = MAX_SCOPE,
-) -> list[NodeAddress]:
+) -> list[AddressUse]:
     """The rows of the table, by device and address. ``node_ips`` come in the order of the Node object."""
     devices = sorted(devices, key=lambda one: one.index)
     found = [row for one in devices for row in _of_device(one, node_ips, node_port_ranges, max_scope)]
@@ -87,7 +87,7 @@ def node_addresses(
 
 
 def masquerade_address(
-    rows: Iterable[NodeAddress], device: str, version: int, *, derive_from: str = ""
+    rows: Iterable[AddressUse], device: str, version: int, *, derive_from: str = ""
 ) -> IPAddress | None:
     """What packets that leave by a device come from; ``derive_from`` names another device to ask first."""
     wanted = derive_from or device
@@ -115,7 +115,7 @@ def _of_device(
     node_ips: Sequence[IPAddress],
     node_port_ranges: Sequence[Prefix],
     max_scope: int,
-) -> list[NodeAddress]:
+) -> list[AddressUse]:
     is_host, is_dummy = device.name == HOST_DEVICE, device.type == "dummy"
     if not (device.up or is_dummy) or not (is_host or is_dummy or device.selected or device.name == LOOPBACK):
         return []
@@ -131,7 +131,7 @@ def _of_device(
         node_port = {one for one in kept if any(one in prefix for prefix in node_port_ranges)}
     else:
         node_port = {_pick(kept, version, node_ips, public_first=False) for version in (4, 6)}
-    return [NodeAddress(device.name, one, one in node_port, one in primary) for one in kept]
+    return [AddressUse(device.name, one, one in node_port, one in primary) for one in kept]
 
 
 def _order(address: DeviceAddress) -> tuple[object, ...]:
@@ -153,7 +153,7 @@ def _pick(
     return known or next(iter(preferred or own), None)
 
 
-def _fallbacks(devices: Iterable[DeviceAddresses]) -> Iterable[NodeAddress]:
+def _fallbacks(devices: Iterable[DeviceAddresses]) -> Iterable[AddressUse]:
     """The best address of each family on any device but our own and those of pods, up or down."""
     candidates = [
         (
@@ -174,4 +174,4 @@ def _fallbacks(devices: Iterable[DeviceAddresses]) -> Iterable[NodeAddress]:
         if own:
             best = min(own, key=lambda one: one[:-1])[-1]
             if version == 6 or not best.is_loopback:
-                yield NodeAddress(FALLBACK, best, primary=True)
+                yield AddressUse(FALLBACK, best, primary=True)

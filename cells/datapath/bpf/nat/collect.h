@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* For gc.c: removes translations of flows that conntrack has forgotten.
+ *
+ * The two entries of a flow go together, each when a walk comes to it: in both cases conntrack is asked about the flow.
+ */
+#pragma once
+
+#include "nat/maps.h"
+
+#define NAT_YOUNG 1000000000ULL /* one that has just been made is left to the next walk */
+
+/* Whether conntrack knows the flow that an entry of packets on their way out translates. */
+static __always_inline bool nat4_alive(const struct ct4_key *out)
+{
+	struct ct4_key key __attribute__((aligned(8))) = *out;
+	const struct ct_entry *entry;
+
+	key.daddr = out->saddr;
+	key.saddr = out->daddr;
+	if (key.tail.protocol == IPPROTO_TCP)
+		entry = bpf_map_lookup_elem(&cilium_ct4_global, &key);
+	else
+		entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key);
+	return entry && !has_ended(entry);
+}
+
+static __always_inline bool nat6_alive(const struct ct6_key *out)
+{
+	struct ct6_key key __attribute__((aligned(8))) = *out;
+	const struct ct_entry *entry;
+
+	key.daddr = out->saddr;
+	key.saddr = out->daddr;
+	if (key.tail.protocol == IPPROTO_TCP)
+		entry = bpf_map_lookup_elem(&cilium_ct6_global, &key);
+	else
+		entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key);
+	return entry && !has_ended(entry);
+}
+
+/* The key of the answers becomes that of the packets on their way out. */
+static __always_inline void nat4_outward(struct ct4_key *key, const struct nat4_entry *entry)
+{
+	struct ct4_key own = *key;
+
+	key->daddr = own.saddr;
+	key->saddr = entry->address;
+	key->tail.dport = own.tail.sport;
+	key->tail.sport = entry->port;
+	key->tail.flags = NAT_KEY_OUT;
+}
+
+static __always_inline void nat6_outward(struct ct6_key *key, const struct nat6_entry *entry)
+{
+	struct ct6_key own = *key;
+
+	key->daddr = own.saddr;
+	key->saddr = entry->address;
+	key->tail.dport = own.tail.sport;
+	key->tail.sport = entry->port;
+	key->tail.flags = NAT_KEY_OUT;
+}
+
+#define NAT_COLLECTS(name, table, key_type, value_type, is_over)                                                   \
+	SEC("iter/bpf_map_elem")                                                                                   \
+	int hive_nat_gc_##name(struct bpf_iter__bpf_map_elem *context)                                             \
+	{                                                                                                          \
+		const struct value_type *entry = context->value;                                                   \
+		struct key_type *found = context->key;                                                             \
+		struct key_type key __attribute__((aligned(8)));                                                   \
+                                                                                                                   \
+		walk_begin(context);                                                                               \
+		if (!found || !entry)                                                                              \
+			return walk_end(context);                                                                  \
+		key = *found;                                                                                      \
+		judged(is_over(&key, entry) && !bpf_map_delete_elem(&table, &key));                                \
+		return walk_end(context);                                                                          \
+	}
+
+static __always_inline bool nat4_over(const struct ct4_key *key, const struct nat4_entry *entry)
+{
+	struct ct4_key out __attribute__((aligned(8))) = *key;
+
+	if (out.tail.flags != NAT_KEY_OUT)
+		nat4_outward(&out, entry);
+	return !nat4_alive(&out) && entry->created + NAT_YOUNG < bpf_ktime_get_ns();
+}
+
+static __always_inline bool nat6_over(const struct ct6_key *key, const struct nat6_entry *entry)
+{
+	struct ct6_key out __attribute__((aligned(8))) = *key;
+
+	if (out.tail.flags != NAT_KEY_OUT)
+		nat6_outward(&out, entry);
+	return !nat6_alive(&out) && entry->created + NAT_YOUNG < bpf_ktime_get_ns();
+}
+
+NAT_COLLECTS(v4, cilium_snat_v4_external, ct4_key, nat4_entry, nat4_over)
+NAT_COLLECTS(v6, cilium_snat_v6_external, ct6_key, nat6_entry, nat6_over)

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* ICMP errors about translated flows: what they quote is translated too, and they go where the flow's packets go. */
+#pragma once
+
+#include "nat/flow.h"
+
+/* What an error quotes. */
+struct nat_quote {
+	struct flow about;
+	__u32 ip_at;
+	__u32 checksum_at; /* of the transport, 0 if it is not in the packet */
+	__u32 ports_at;	   /* of the source's port or the identifier */
+	bool echo;
+};
+
+static __always_inline bool nat_quote_echo(struct __sk_buff *skb, struct nat_quote *quote, __u8 family)
+{
+	struct icmphdr icmp;
+
+	if (bpf_skb_load_bytes(skb, quote->about.l4, &icmp, sizeof(icmp)))
+		return false;
+	quote->echo = true;
+	quote->checksum_at = quote->about.l4 + ICMP_CHECKSUM;
+	quote->ports_at = quote->about.l4 + ICMP_ID;
+	if (icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST)) {
+		quote->about.sport = icmp.id;
+		return true;
+	}
+	quote->about.dport = icmp.id;
+	return icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHOREPLY : ICMPV6_ECHO_REPLY);
+}
+
+static __always_inline bool nat_quote_ports(struct __sk_buff *skb, struct nat_quote *quote)
+{
+	__u32 at = quote->about.l4;
+	__be16 ports[2], checksum;
+
+	if (bpf_skb_load_bytes(skb, at, ports, sizeof(ports)))
+		return false;
+	quote->about.sport = ports[0];
+	quote->about.dport = ports[1];
+	quote->ports_at = at;
+	switch (quote->about.protocol) {
+	case IPPROTO_TCP:
+		at += TCP_CHECKSUM;
+		break;
+	case IPPROTO_UDP:
+		at += UDP_CHECKSUM;
+		break;
+	default:
+		return quote->about.protocol == IPPROTO_SCTP;
+	}
+	/* Of TCP most quote 8 bytes only. A zero of UDP's is none. */
+	if (!bpf_skb_load_bytes(skb, at, &checksum, sizeof(checksum)) &&
+	    (checksum || quote->about.protocol == IPPROTO_TCP))
+		quote->checksum_at = at;
+	return true;
+}
+
+/* Read it; false if it does not tell a flow. */
+static __always_inline bool nat_quote_read(struct __sk_buff *skb, const struct flow *flow, struct nat_quote *quote,
+					   __u8 family)
+{
+	struct flow *about = &quote->about;
+
+	quote->ip_at = flow->l4 + sizeof(struct icmphdr);
+	if (family == FAMILY_IPV4) {
+		struct iphdr ip;
+
+		if (bpf_skb_load_bytes(skb, quote->ip_at, &ip, sizeof(ip)) || ip.ihl < 5)
+			return false;
+		about->saddr.words[0] = ip.saddr;
+		about->daddr.words[0] = ip.daddr;
+		about->protocol = ip.protocol;
+		about->l4 = quote->ip_at + ip.ihl * 4;
+		if (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET))
+			return false;
+	} else {
+		struct ipv6hdr ip;
+
+		if (bpf_skb_load_bytes(skb, quote->ip_at, &ip, sizeof(ip)))
+			return false;
+		address_load(&about->saddr, &ip.saddr);
+		address_load(&about->daddr, &ip.daddr);
+		about->protocol = ip.nexthdr;
+		about->l4 = quote->ip_at + sizeof(ip);
+	}
+	if (about->protocol == (family == FAMILY_IPV4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return nat_quote_echo(skb, quote, family);
+	return nat_quote_ports(skb, quote);
+}
+
+/* Change two bytes of what is quoted, and the error's own checksum with them. */
+static __always_inline int nat_quote_store(struct __sk_buff *skb, __u32 sum_at, __u32 at, __be16 from, __be16 to)
+{
+	if (bpf_l4_csum_replace(skb, sum_at, from, to, 2))
+		return DROP_L4_CHECKSUM;
+	return bpf_skb_store_bytes(skb, at, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+}
+
+/* The same by a difference of what it is the checksum of. */
+static __always_inline int nat_quote_checksum(struct __sk_buff *skb, __u32 sum_at, __u32 at, __s64 difference)
+{
+	__be16 before, after;
+
+	if (bpf_skb_load_bytes(skb, at, &before, sizeof(before)) || bpf_l4_csum_replace(skb, at, 0, difference, 0) ||
+	    bpf_skb_load_bytes(skb, at, &after, sizeof(after)))
+		return DROP_L4_CHECKSUM;
+	return bpf_l4_csum_replace(skb, sum_at, before, after, 2) ? DROP_L4_CHECKSUM : 0;
+}
+
+/* Put another address and port at one end of the quoted flow. */
+static __always_inline int nat_quote_rewrite(struct __sk_buff *skb, const struct flow *flow,
+					     const struct nat_quote *quote, enum end end, const struct nat_entry *entry,
+					     __u8 family)
+{
+	__u32 sum_at = flow->l4 + offsetof(struct icmphdr, checksum), at = quote->ports_at;
+	struct address old = end == SOURCE ? quote->about.saddr : quote->about.daddr, new = entry->address;
+	__be16 port = end == SOURCE ? quote->about.sport : quote->about.dport;
+	__s64 changed, ports;
+	__be32 words[2] = { port, entry->port };
+	int refused;
+
+	if (family == FAMILY_IPV4) {
+		/* The change of the address and that of the header's checksum cancel each other in the message's. */
+		at = quote->ip_at + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+		if (bpf_l3_csum_replace(skb, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0],
+					4) ||
+		    bpf_skb_store_bytes(skb, at, &new, 4, 0))
+			return DROP_WRITE_ERROR;
+		changed = bpf_csum_diff(old.words, 4, new.words, 4, 0);
+	} else {
+		at = quote->ip_at + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		changed = bpf_csum_diff(old.words, 16, new.words, 16, 0);
+		if (bpf_l4_csum_replace(skb, sum_at, 0, changed, 0) || bpf_skb_store_bytes(skb, at, &new, 16, 0))
+			return DROP_WRITE_ERROR;
+	}
+	ports = bpf_csum_diff(&words[0], 4, &words[1], 4, 0);
+	/* An ICMP checksum does not count addresses, one of ICMPv6 does. */
+	if (quote->checksum_at && !(quote->echo && family == FAMILY_IPV4)) {
+		refused = nat_quote_checksum(skb, sum_at, quote->checksum_at, changed);
+		if (refused)
+			return refused;
+	}
+	if (quote->checksum_at) {
+		refused = nat_quote_checksum(skb, sum_at, quote->checksum_at, ports);
+		if (refused)
+			return refused;
+	}
+	at = quote->ports_at + (end == DESTINATION && !quote->echo ? 2 : 0);
+	return port == entry->port ? 0 : nat_quote_store(skb, sum_at, at, port, entry->port);
+}
+
+/* An error comes back about a packet that left translated: as nat_return(). */
+static __always_inline int nat_error_return(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	struct nat_quote quote = {};
+	const struct flow *about = &quote.about;
+	struct nat_entry entry;
+	union nat_key key;
+	int refused;
+
+	if (!nat_quote_read(skb, flow, &quote, family))
+		return 0;
+	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_IN,
+		      family);
+	if (!nat_lookup(&key, &entry, family))
+		return 0;
+	refused = nat_quote_rewrite(skb, flow, &quote, SOURCE, &entry, family);
+	if (!refused)
+		refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &entry.address, family);
+	flow->daddr = entry.address;
+	return refused ? -refused : NAT_TRANSLATED;
+}
+
+/* An error leaves about an answer that came back: it has to come from where its receiver takes the flow to come from. */
+static __always_inline int nat_error_leave(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	struct nat_quote quote = {};
+	const struct flow *about = &quote.about;
+	struct nat_entry entry;
+	union nat_key key;
+	int refused;
+
+	if (!nat_quote_read(skb, flow, &quote, family))
+		return DROP_NAT_UNSUPPORTED;
+	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_OUT,
+		      family);
+	if (!nat_lookup(&key, &entry, family))
+		return DROP_NAT_NO_MAPPING;
+	refused = nat_quote_rewrite(skb, flow, &quote, DESTINATION, &entry, family);
+	if (!refused)
+		refused = translate_address(skb, flow, SOURCE, &flow->saddr, &entry.address, family);
+	flow->saddr = entry.address;
+	return refused;
+}
+
+VERIFIED_ALONE nat4_return(struct __sk_buff *skb, struct flow *flow)
+{
+	if (!flow)
+		return 0;
+	return flow->related ? nat_error_return(skb, flow, FAMILY_IPV4) : nat_return(skb, flow, FAMILY_IPV4);
+}
+
+VERIFIED_ALONE nat6_return(struct __sk_buff *skb, struct flow *flow)
+{
+	if (!flow)
+		return 0;
+	return flow->related ? nat_error_return(skb, flow, FAMILY_IPV6) : nat_return(skb, flow, FAMILY_IPV6);
+}
+
+VERIFIED_ALONE nat4_error_leave(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? nat_error_leave(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+}
+
+VERIFIED_ALONE nat6_error_leave(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? nat_error_leave(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Translates the packets of a flow: their source on the way out, their destination on the way back. */
+#pragma once
+
+#include "lb/translate.h"
+#include "nat/ports.h"
+
+#define ICMP_CHECKSUM 2
+#define ICMP_ID 4
+
+static __always_inline bool nat_is_echo(const struct flow *flow)
+{
+	return flow->protocol == IPPROTO_ICMP || flow->protocol == IPPROTO_ICMPV6;
+}
+
+/* Put another port in the packet, or another identifier in an ICMP echo. */
+static __always_inline int nat_rewrite_port(struct __sk_buff *skb, const struct flow *flow, enum end end, __be16 from,
+					    __be16 to)
+{
+	if (!nat_is_echo(flow))
+		return translate_port(skb, flow, end, from, to);
+	if (from == to || flow->later_fragment)
+		return 0;
+	if (bpf_l4_csum_replace(skb, flow->l4 + ICMP_CHECKSUM, from, to, 2))
+		return DROP_L4_CHECKSUM;
+	return bpf_skb_store_bytes(skb, flow->l4 + ICMP_ID, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+}
+
+static __always_inline int nat_rewrite(struct __sk_buff *skb, struct flow *flow, enum end end,
+				       const struct address *address, __be16 port, __u8 family)
+{
+	struct address *own = end == SOURCE ? &flow->saddr : &flow->daddr;
+	__be16 *own_port = end == SOURCE ? &flow->sport : &flow->dport;
+	int refused = 0;
+
+	if (!address_equals(own, address))
+		refused = translate_address(skb, flow, end, own, address, family);
+	if (!refused)
+		refused = nat_rewrite_port(skb, flow, end, *own_port, port);
+	*own = *address;
+	*own_port = port;
+	return refused;
+}
+
+/* Whether the answers of a translated flow still find back; else one of its two entries is lost. */
+static __always_inline bool nat_complete(const struct flow *flow, const struct nat_entry *out, __u8 family)
+{
+	struct nat_entry in;
+	union nat_key key;
+
+	nat_key_write(&key, &flow->daddr, flow->dport, &out->address, out->port, flow->protocol, NAT_KEY_IN, family);
+	return nat_lookup(&key, &in, family) && address_equals(&in.address, &flow->saddr) && in.port == flow->sport;
+}
+
+/* The port under which the flow leaves from `target`, in the host's order; 0 if it has none. */
+static __always_inline __u32 nat_known(const struct flow *flow, const struct address *target, __u8 family)
+{
+	struct nat_entry entry;
+	union nat_key key;
+
+	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
+		      family);
+	if (!nat_lookup(&key, &entry, family) || !address_equals(&entry.address, target) ||
+	    !nat_complete(flow, &entry, family))
+		return 0;
+	return bpf_ntohs(entry.port);
+}
+
+VERIFIED_ALONE nat4_known(struct flow *flow, struct address *target)
+{
+	return flow && target ? nat_known(flow, target, FAMILY_IPV4) : 0;
+}
+
+VERIFIED_ALONE nat6_known(struct flow *flow, struct address *target)
+{
+	return flow && target ? nat_known(flow, target, FAMILY_IPV6) : 0;
+}
+
+VERIFIED_ALONE nat4_rewrite(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port)
+{
+	return flow && target ? nat_rewrite(skb, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV4)
+			      : DROP_INVALID;
+}
+
+VERIFIED_ALONE nat6_rewrite(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port)
+{
+	return flow && target ? nat_rewrite(skb, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV6)
+			      : DROP_INVALID;
+}
+
+/* Have the packet come from `target`; 0, or the reason to drop. `needs_ct`: the flow is the node's own. */
+static __always_inline int nat_leave(struct __sk_buff *skb, struct flow *flow, struct address *target, bool needs_ct,
+				     __u8 family)
+{
+	bool v4 = family == FAMILY_IPV4;
+	__u32 port = v4 ? nat4_known(flow, target) : nat6_known(flow, target);
+
+	if (!port)
+		port = v4 ? nat4_allocate(skb, flow, target, needs_ct) : nat6_allocate(skb, flow, target, needs_ct);
+	if (!port)
+		return DROP_NAT_NO_MAPPING;
+	return v4 ? nat4_rewrite(skb, flow, target, port) : nat6_rewrite(skb, flow, target, port);
+}
+
+#define NAT_TRANSLATED 1
+
+/* Have an answer go to whose flow it answers: NAT_TRANSLATED, 0 if it answers none, or minus the reason to drop. */
+static __always_inline int nat_return(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	struct nat_entry entry;
+	union nat_key key;
+	int refused;
+
+	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN, family);
+	if (!nat_lookup(&key, &entry, family))
+		return 0;
+	refused = nat_rewrite(skb, flow, DESTINATION, &entry.address, entry.port, family);
+	return refused ? -refused : NAT_TRANSLATED;
+}

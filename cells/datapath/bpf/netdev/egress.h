@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What leaves the node by a native device: pods are masqueraded, they come from the node's address (RFC 3022). */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "ct/conntrack.h"
+#include "lib/events.h"
+#include "lib/identity.h"
+#include "lib/mark.h"
+#include "lib/metrics.h"
+#include "lib/network.h"
+#include "nat/error.h"
+#include "netdev/maps.h"
+
+enum masquerade {
+	MASQUERADE_NONE,
+	MASQUERADE_POD,
+	MASQUERADE_NODE, /* the node's own, which may have the port that a pod was given */
+};
+
+/* What pods' packets come from once they leave by the device; false if they are not masqueraded. */
+static __always_inline bool device_address(const struct device_config *device, struct address *address, __u8 family)
+{
+	if (family == FAMILY_IPV4)
+		*address = (struct address){ .words = { device->ipv4 } };
+	else
+		*address = device->ipv6;
+	return device->flags & (family == FAMILY_IPV4 ? DEVICE_MASQUERADE_IPV4 : DEVICE_MASQUERADE_IPV6);
+}
+
+/* The bits of one word of an address that a prefix of that length fixes. */
+static __always_inline __be32 prefix_mask(__u32 length)
+{
+	return length >= 32 ? 0xffffffff : length ? bpf_htonl(~0U << (32 - length)) : 0;
+}
+
+/* Whether pods' addresses mean something there. */
+static __always_inline bool is_native(const struct device_config *device, const struct address *ip, __u8 family)
+{
+	__u32 left = device->native6_prefix;
+
+	if (family == FAMILY_IPV4)
+		return device->native4_mask && (ip->words[0] & device->native4_mask) == device->native4;
+	if (!left)
+		return false;
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		if ((ip->words[i] & prefix_mask(left)) != device->native6.words[i])
+			return false;
+		left = left > 32 ? left - 32 : 0;
+	}
+	return true;
+}
+
+/* Whether cilium_ipmasq_v4 or v6 lists the destination. */
+static __always_inline bool is_exempt(const struct device_config *device, const struct address *ip, __u8 family)
+{
+	if (!(device->flags & DEVICE_IP_MASQ))
+		return false;
+	if (family == FAMILY_IPV4) {
+		const struct ipmasq4_key key = { .prefixlen = 32, .network = ip->words[0] };
+
+		return bpf_map_lookup_elem(&cilium_ipmasq_v4, &key);
+	} else {
+		const struct ipmasq6_key key = { .prefixlen = 128, .network = *ip };
+
+		return bpf_map_lookup_elem(&cilium_ipmasq_v6, &key);
+	}
+}
+
+/* Whether the destination is another node, or known to be behind one: they tell pods by their own addresses. */
+static __always_inline bool in_cluster(const struct device_config *device, const struct address *ip, __u8 family)
+{
+	const struct ipcache_info *info = ipcache_lookup(ip, family);
+
+	if (!info)
+		return false;
+	if (info->identity == IDENTITY_REMOTE_NODE || info->identity == IDENTITY_KUBE_APISERVER)
+		return !(device->flags & DEVICE_REMOTE_NODES) || info->flags & IPCACHE_SKIP_TUNNEL;
+	return info->tunnel_endpoint;
+}
+
+static __always_inline enum masquerade masquerade_of(struct flow *flow, const struct device_config *device,
+						     const struct address *own, __u8 family)
+{
+	const struct address_info *local;
+
+	if (address_equals(&flow->saddr, own))
+		return MASQUERADE_NODE;
+	if (family == FAMILY_IPV6 && link_scoped(&flow->daddr))
+		return MASQUERADE_NONE;
+	if (is_native(device, &flow->daddr, family))
+		return MASQUERADE_NONE;
+	local = address_lookup(&flow->saddr, family);
+	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->daddr, family))
+		return MASQUERADE_NONE;
+	if (is_exempt(device, &flow->daddr, family) || in_cluster(device, &flow->daddr, family))
+		return MASQUERADE_NONE;
+	flow->source = local->endpoint_id;
+	flow->source_identity = local->identity;
+	return MASQUERADE_POD;
+}
+
+/* Whether a pod has been given the port under which this flow of the node's own goes. */
+static __always_inline bool node_collides(const struct flow *flow, __u8 family)
+{
+	struct nat_entry entry;
+	union nat_key key;
+
+	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT, family);
+	if (nat_lookup(&key, &entry, family))
+		return true;
+	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_IN, family);
+	return nat_lookup(&key, &entry, family);
+}
+
+static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, struct address *own, bool node,
+				      __u8 family)
+{
+	struct ct_entry *entry;
+	__u32 now = ct_now();
+	int refused;
+
+	if (node) {
+		/* Its conntrack entry says for how long the translation is needed. */
+		if (ct_lookup_own(flow, EGRESS, now, family, &entry) == CT_NEW) {
+			refused = ct_create(flow, EGRESS, now, family);
+			if (refused)
+				return refused;
+		}
+	} else if (ct_entry_of(flow, EGRESS, true, family)) {
+		return 0; /* answers to who has asked for the pod itself */
+	}
+	if (flow->related)
+		return family == FAMILY_IPV4 ? nat4_error_leave(skb, flow) : nat6_error_leave(skb, flow);
+	refused = nat_leave(skb, flow, own, node, family);
+	if (!refused)
+		mark_write(skb, MARK_SNAT_DONE);
+	return refused;
+}
+
+static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *flow,
+					   const struct device_config *device, __u8 family)
+{
+	enum masquerade kind;
+	struct address own;
+	int refused;
+
+	if (!device_address(device, &own, family) || parse_network(skb, flow, family))
+		return TC_ACT_OK;
+	kind = masquerade_of(flow, device, &own, family);
+	if (kind == MASQUERADE_NONE)
+		return TC_ACT_OK;
+	refused = parse_payload(skb, flow, true, family);
+	if (kind == MASQUERADE_NODE) {
+		/* Whatever the node sends that no pod can send collides with nothing. */
+		if (refused || flow->related || !node_collides(flow, family))
+			return TC_ACT_OK;
+		flow->source_identity = IDENTITY_HOST;
+	}
+	if (!refused)
+		refused = masquerade(skb, flow, &own, kind == MASQUERADE_NODE, family);
+	return refused ? DROP(EGRESS, refused) : TC_ACT_OK;
+}
+
+/* Whether what is to be done for the packet is done: it was translated, or is inside a tunnel. */
+static __always_inline bool is_done(__u32 mark)
+{
+	return (mark & MARK_KIND) == MARK_SNAT_DONE || (mark & MARK_KIND) == MARK_OVERLAY;
+}
+
+static __always_inline int device_sends(struct __sk_buff *skb, struct flow *flow)
+{
+	__u32 ifindex = skb->ifindex;
+	const struct device_config *device = bpf_map_lookup_elem(&hive_devices, &ifindex);
+	struct ethernet *eth;
+
+	if (!device || is_done(mark_read(skb)))
+		return TC_ACT_OK;
+	eth = packet_eth(skb);
+	if (!eth)
+		return TC_ACT_OK;
+	if (eth->protocol == bpf_htons(ETH_P_IP))
+		return device_sends_ip(skb, flow, device, FAMILY_IPV4);
+	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		return device_sends_ip(skb, flow, device, FAMILY_IPV6);
+	return TC_ACT_OK;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the programs know of the devices that packets leave the node through, and of where nothing is translated. */
+#pragma once
+
+#include "lib/maps.h"
+
+/* hive_devices: a native device. */
+struct device_config {
+	__be32 ipv4; /* what packets of pods that leave here come from */
+	__u32 flags;
+	struct address ipv6;
+	__be32 native4; /* the network in which pods' addresses mean something: nothing on its way there is translated */
+	__be32 native4_mask;
+	struct address native6;
+	__u32 native6_prefix;
+	__u32 pad;
+	mac_t mac;
+};
+
+#define DEVICE_MASQUERADE_IPV4 4
+#define DEVICE_MASQUERADE_IPV6 8
+#define DEVICE_IP_MASQ 1 /* cilium_ipmasq_v4 and v6 list further networks to which nothing is translated */
+#define DEVICE_REMOTE_NODES 2 /* pods' packets to other nodes are translated, for those know no way to pods but tunnels */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32); /* ifindex */
+	__type(value, struct device_config);
+	__uint(max_entries, 256);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} hive_devices SEC(".maps");
+
+struct ipmasq4_key {
+	__u32 prefixlen;
+	__be32 network;
+};
+
+struct ipmasq6_key {
+	__u32 prefixlen;
+	struct address network;
+};
+
+#define IPMASQ_MAP(name, key_type)                                                                                 \
+	struct {                                                                                                   \
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                                               \
+		__type(key, struct key_type);                                                                      \
+		__type(value, __u8);                                                                               \
+		__uint(max_entries, 16384);                                                                        \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                              \
+	} name SEC(".maps")
+
+IPMASQ_MAP(cilium_ipmasq_v4, ipmasq4_key);
+IPMASQ_MAP(cilium_ipmasq_v6, ipmasq6_key);
+
+_Static_assert(sizeof(struct device_config) == 64, "hive_devices");
+_Static_assert(sizeof(struct ipmasq4_key) == 8, "cilium_ipmasq_v4");
+_Static_assert(sizeof(struct ipmasq6_key) == 20, "cilium_ipmasq_v6");

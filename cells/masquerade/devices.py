@@ -1,0 +1,131 @@
+"""Which devices packets leave the node through, and what pods' packets come from there.
+
+For:    Masquerade.   Needs: nothing.   Gives: NativeDevice, native_devices().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Final
+
+from cells.maps import (
+    DEVICE_IP_MASQ,
+    DEVICE_MASQUERADE_IPV4,
+    DEVICE_MASQUERADE_IPV6,
+    DEVICE_REMOTE_NODES,
+    DeviceConfig,
+)
+from cells.masquerade.settings import MasqueradeSettings
+from cells.node.addresses import DeviceAddress, DeviceAddresses, masquerade_address, node_addresses
+from cells.node.devices import Device, uplinks
+
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+
+OTHERS: Final = ("docker", "cni", "podman", "virbr")
+"""How the names of other plugins' bridges begin; they are native only if the setting ``devices`` says so."""
+OTHER_KINDS: Final = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
+"""Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
+MAC_LENGTH: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDevice:
+    """A device with programs: what they know of it."""
+
+    ifindex: int
+    name: str
+    config: DeviceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Which families are masqueraded, and the pods' range of each."""
+
+    ranges: Collection[IPNetwork]
+    ipv4: bool
+    ipv6: bool
+    tunnelled: bool = False
+    """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
+
+
+def native_devices(
+    devices: Iterable[Device],
+    settings: MasqueradeSettings,
+    families: Families,
+    node_ips: Sequence[IPAddress],
+    *,
+    chosen: bool,
+) -> dict[int, NativeDevice]:
+    """Those on which packets are masqueraded, by index. ``chosen``: the setting ``devices`` names them."""
+    if not (families.ipv4 or families.ipv6):
+        return {}
+    devices = list(devices)
+    native = [each for each in uplinks(devices) if is_native(each, chosen=chosen)]
+    rows = node_addresses([_addresses(each, native) for each in devices], node_ips)
+    native4, native6 = _native_networks(settings, families.ranges)
+    flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
+    found: dict[int, NativeDevice] = {}
+    for device in native:
+        if not _selected(device.name, settings.egress_masquerade_interfaces):
+            continue
+        ipv4, ipv6 = (
+            masquerade_address(
+                rows, device.name, version, derive_from=settings.derive_masq_ip_addr_from_device
+            )
+            if enabled
+            else None
+            for version, enabled in ((4, families.ipv4), (6, families.ipv6))
+        )
+        told = DeviceConfig(
+            device.mac,
+            ipv4 if isinstance(ipv4, IPv4Address) else None,
+            ipv6 if isinstance(ipv6, IPv6Address) else None,
+            native4,
+            native6,
+            flags | DEVICE_MASQUERADE_IPV4 * (ipv4 is not None) | DEVICE_MASQUERADE_IPV6 * (ipv6 is not None),
+        )
+        found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)
+    return found
+
+
+def is_native(device: Device, *, chosen: bool) -> bool:
+    """Whether programs can be on the device, and it leads out. Without a MAC it has no Ethernet header."""
+    if len(device.mac) != MAC_LENGTH:
+        return False
+    return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
+
+
+def _selected(name: str, wanted: Iterable[str]) -> bool:
+    """Whether one of the names is this one, or one that ends in + begins like it; none at all is any."""
+    names = list(wanted)
+    return not names or any(
+        name.startswith(each[:-1]) if each.endswith("+") else name == each for each in names
+    )
+
+
+def _native_networks(
+    settings: MasqueradeSettings, ranges: Iterable[IPNetwork]
+) -> tuple[IPv4Network | None, IPv6Network | None]:
+    own = list(ranges)
+    native4 = settings.ipv4_native_routing_cidr
+    native6 = settings.ipv6_native_routing_cidr
+    return (
+        native4 or next((each for each in own if isinstance(each, IPv4Network)), None),
+        native6 or next((each for each in own if isinstance(each, IPv6Network)), None),
+    )
+
+
+def _addresses(device: Device, native: Collection[Device]) -> DeviceAddresses:
+    seen: set[int] = set()
+    addresses = []
+    for each in device.addresses:
+        # The kernel lists the primary address first; one of IPv6 is never secondary.
+        secondary = each.version == 4 and each.version in seen
+        addresses.append(DeviceAddress(each.ip, secondary=secondary))
+        seen.add(each.version)
+    return DeviceAddresses(
+        device.name, device.ifindex, device.kind, device.up, device in native, tuple(addresses)
+    )

@@ -1,0 +1,122 @@
+"""Keeps programs on the devices that packets leave the node through.
+
+Needs: see the cell.   Gives: Masquerade; the tables ``native-devices`` and ``native-devices-status``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from cells.cni.config import CniConfigSettings
+from cells.config import AgentConfig
+from cells.datapath import Datapath
+from cells.maps import Maps
+from cells.masquerade.devices import Families, NativeDevice, native_devices
+from cells.masquerade.settings import MasqueradeSettings
+from cells.masquerade.target import DeviceTarget
+from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.devices import Device, DeviceSettings
+from cells.node.netlink import news
+from cells.node.router import Router
+from cells.node.sysctl import Sysctls
+from cells.tunnel import TunnelSettings
+from lifecycle import (
+    Derived,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReconcileError,
+    Reconciler,
+    Table,
+    Tables,
+    seconds,
+)
+
+INTERVAL: Final = seconds(30)
+_RTMGRP_TC: Final = 0x8
+_RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
+_CHANGED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+_OWN_LINKS: Final = ("none", "portmap")
+"""Chaining modes in which pods' links are ours."""
+
+
+class Masquerade:
+    """Devices are served once the hook ran; then they are followed, and what is taken off comes back."""
+
+    def __init__(
+        self,
+        settings: MasqueradeSettings,
+        *,
+        agent: AgentConfig,
+        cni: CniConfigSettings,
+        selection: DeviceSettings,
+        tunnel: TunnelSettings,
+        datapath: Datapath,
+        maps: Maps,
+        router: Router,
+        sysctls: Sysctls,
+        devices: Table[Device],
+        own: NodeAddresses,
+        addresses: Table[NodeAddress],
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        own_links = cni.chaining_mode in _OWN_LINKS
+        self._settings = settings
+        self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
+        """Whether pods' IPv4 packets are masqueraded."""
+        self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
+        """Whether pods' IPv6 packets are masqueraded."""
+        self._chosen = bool(selection.devices)
+        self._tunnelled = tunnel.tunnelled
+        self._router = router
+        self._sysctls = sysctls
+        self._own = own
+        self._log = log
+        self._ready = False
+        self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, devices, addresses)
+        """The devices with programs, by index."""
+        target = DeviceTarget(self.devices, lambda: maps.devices, datapath)
+        self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
+            self.devices, target, full_every=INTERVAL
+        )
+        tables.add(self.devices, self._reconciler.statuses)
+        lifecycle.append(Hook("attach to native devices", self._start))
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch filters", self._hints, self._look)
+
+    def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[int, NativeDevice]:
+        del addresses  # they wake us; in their order of precedence they come from who keeps them
+        if not self._ready:
+            return {}
+        ranges = [each.alloc_range for each in self._router.addressing().values()]
+        families = Families(ranges, self.ipv4, self.ipv6, tunnelled=self._tunnelled)
+        node_ips = list(self._own.all().values())
+        return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
+
+    async def _start(self) -> None:
+        """A device that cannot be served does not keep the node from starting: it is tried again."""
+        self._ready = True
+        self.devices.wake()
+        if self.ipv4:  # of IPv6 the router does it
+            self._sysctls.keep({"net/ipv4/ip_forward": "1"})
+        try:
+            await self._reconciler.sweep()
+        except ReconcileError as error:
+            self._log.warning("pods are not masqueraded on every device", error=str(error))
+        self._log.info("masquerading", devices=", ".join(each.name for each in self.devices.all()) or "none")
+
+    async def _hints(self) -> AsyncIterator[None]:
+        async for hint in news.hints(_RTMGRP_TC, _CHANGED):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self._reconciler.trigger()
+
+
+def _asked(setting: bool | None, *, default: bool) -> bool:
+    return default if setting is None else setting

@@ -1,0 +1,111 @@
+"""Which devices packets leave the node through, and what packets of pods come from there."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
+from typing import Any
+
+import pytest
+
+from cells.maps import (
+    DEVICE_IP_MASQ,
+    DEVICE_MASQUERADE_IPV4,
+    DEVICE_MASQUERADE_IPV6,
+    DEVICE_REMOTE_NODES,
+    DeviceConfig,
+)
+from cells.masquerade import MasqueradeSettings
+from cells.masquerade.devices import Families, native_devices
+from cells.node.devices import Device
+
+MAC = bytes.fromhex("0a0000000001")
+RANGES = (IPv4Network("10.1.0.0/16"), IPv6Network("fd00:10:1::/64"))
+BOTH = Families(RANGES, ipv4=True, ipv6=True)
+
+
+def device(index: int, name: str, *addresses: str, kind: str = "", mac: bytes = MAC) -> Device:
+    return Device(index, name, kind, mac, 1500, True, tuple(map(ip_interface, addresses)))
+
+
+ETH0 = device(2, "eth0", "192.0.2.7/24", "192.0.2.8/24", "2001:db8::7/64")
+ETH1 = device(3, "eth1", "198.51.100.7/24")
+
+
+def served(*devices: Device, families: Families = BOTH, chosen: bool = False, **settings: Any) -> Any:
+    """Names of the devices, and what they know."""
+    found = native_devices(devices, MasqueradeSettings(**settings), families, [], chosen=chosen)
+    return {each.name: each.config for each in found.values()}
+
+
+def test_packets_come_from_the_address_of_the_device_they_leave_by() -> None:
+    found = served(ETH0, ETH1)
+    assert found["eth0"] == DeviceConfig(
+        *(MAC, IPv4Address("192.0.2.7"), IPv6Address("2001:db8::7"), *RANGES),
+        flags=DEVICE_MASQUERADE_IPV4 | DEVICE_MASQUERADE_IPV6,
+    )
+    assert found["eth1"].ipv4 == IPv4Address("198.51.100.7")
+
+
+def test_the_address_that_others_know_the_node_by_goes_first() -> None:
+    found = native_devices([ETH0], MasqueradeSettings(), BOTH, [IPv4Address("192.0.2.8")], chosen=False)
+    assert found[2].config.ipv4 == IPv4Address("192.0.2.8")
+
+
+def test_one_device_may_have_the_address_for_all() -> None:
+    found = served(ETH0, ETH1, derive_masq_ip_addr_from_device="eth1")
+    assert {each.ipv4 for each in found.values()} == {IPv4Address("198.51.100.7")}
+
+
+def test_a_family_that_is_off_is_left_alone() -> None:
+    found = served(ETH0, families=Families(RANGES, ipv4=True, ipv6=False))
+    assert found["eth0"].flags == DEVICE_MASQUERADE_IPV4
+    assert served(ETH0, families=Families(RANGES, ipv4=False, ipv6=False)) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        device(4, "docker0", "172.17.0.1/16", kind="bridge"),
+        device(4, "flannel.1", "10.2.0.0/32", kind="vxlan"),
+        device(4, "dummy0", "192.0.2.99/32", kind="dummy"),
+        device(4, "tun0", "192.0.2.99/32", mac=b""),
+        device(4, "cilium_host", "10.1.0.1/32", kind="veth"),
+        device(4, "lo", "192.0.2.99/32", mac=bytes(6)),
+    ],
+    ids=lambda other: other.name,
+)
+def test_what_leads_nowhere_or_to_others_pods_has_no_programs(other: Device) -> None:
+    assert served(ETH0, other).keys() == {"eth0"}
+
+
+def test_a_bridge_that_the_setting_names_has_them() -> None:
+    assert served(device(4, "docker0", "172.17.0.1/16", kind="bridge"), chosen=True).keys() == {"docker0"}
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [(("eth1",), {"eth1"}), (("eth+",), {"eth0", "eth1"}), (("wlan+",), set())]
+)
+def test_only_some_devices_may_masquerade(names: tuple[str, ...], found: set[str]) -> None:
+    assert served(ETH0, ETH1, egress_masquerade_interfaces=names).keys() == found
+
+
+def test_networks_and_exceptions_of_the_settings_are_told() -> None:
+    wide = ip_network("10.0.0.0/8")
+    found = served(ETH0, ipv4_native_routing_cidr=wide, enable_ip_masq_agent=True)["eth0"]
+    assert (found.native4, found.native6, found.flags & DEVICE_IP_MASQ) == (wide, RANGES[1], DEVICE_IP_MASQ)
+    assert DeviceConfig.unpack(found.pack()) == found
+
+
+def test_where_only_tunnels_lead_to_pods_other_nodes_see_the_node() -> None:
+    tunnelled = Families(RANGES, ipv4=True, ipv6=True, tunnelled=True)
+    assert served(ETH0, families=tunnelled)["eth0"].flags & DEVICE_REMOTE_NODES
+    assert not served(ETH0)["eth0"].flags & DEVICE_REMOTE_NODES
+
+
+def test_iptables_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="masquerade by eBPF with enable-bpf-masquerade=true"):
+        MasqueradeSettings(enable_bpf_masquerade=False).validate()
+    off = MasqueradeSettings(
+        enable_bpf_masquerade=False, enable_ipv4_masquerade=False, enable_ipv6_masquerade=False
+    )
+    off.validate()

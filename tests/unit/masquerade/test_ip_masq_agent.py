@@ -1,0 +1,82 @@
+"""ip-masq-agent's file: what it may say, and that it is followed."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cells.maps import Maps
+from cells.masquerade import MasqueradeSettings
+from cells.masquerade.agent import DEFAULTS, LINK_LOCAL, IpMasqAgent, key_of, network_table, read_networks
+from lifecycle import Hive, config, invoke, provide, supply
+from lifecycle.testing import eventually
+
+PRIVATE = ip_network("10.0.0.0/8")
+
+
+@pytest.mark.parametrize(
+    ("text", "networks"),
+    [
+        (None, {*DEFAULTS, *LINK_LOCAL}),
+        ("", set(LINK_LOCAL)),
+        ("nonMasqueradeCIDRs: [10.0.0.0/8]", {PRIVATE, *LINK_LOCAL}),
+        ('{"nonMasqueradeCIDRs": ["10.0.0.0/8", "2001:db8::/32"], "masqLinkLocal": true, "resync": "1m"}',
+         {PRIVATE, ip_network("2001:db8::/32"), LINK_LOCAL[1]}),
+        ("masqLinkLocal: true\nmasqLinkLocalIPv6: true\n", set()),
+    ],
+)  # fmt: skip
+def test_what_the_file_says(text: str | None, networks: set[object]) -> None:
+    assert read_networks(text) == networks
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [nowhere]", "a: [", "masqLinkLocal: 1"],
+)
+def test_what_it_may_not_say(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\S") as refused:
+        read_networks(text)
+    assert "\n" not in str(refused.value)
+
+
+class Listed(dict[bytes, bytes]):
+    """One of the maps."""
+
+    def update(self, key: bytes, value: bytes) -> None:  # type: ignore[override]
+        self[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.pop(key, None)
+
+
+def health(hive: Hive) -> str:
+    return " ".join(one.message for one in hive.health.snapshot())
+
+
+@pytest.mark.anyio
+async def test_the_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "ip-masq-agent"
+    maps: Any = Maps.__new__(Maps)
+    maps.ipmasq4, maps.ipmasq6 = Listed(), Listed()
+    hive = Hive(
+        config(MasqueradeSettings),
+        supply(maps, Maps),
+        provide(IpMasqAgent, network_table),
+        invoke(IpMasqAgent),
+        settings={"enable-ip-masq-agent": "true", "ip-masq-agent-config-path": str(path)},
+    )
+    async with hive.started():
+        await eventually(lambda: len(maps.ipmasq4) == len(DEFAULTS) + 1)
+        path.parent.mkdir()
+        path.write_text("nonMasqueradeCIDRs: [10.0.0.0/8]")
+        await eventually(lambda: maps.ipmasq4.keys() == {key_of(PRIVATE), key_of(LINK_LOCAL[0])})
+        path.write_text("nonMasqueradeCIDRs: [nowhere]")
+        await eventually(
+            lambda: any("networks stay as they were" in one.message for one in hive.health.snapshot())
+        )
+        assert len(maps.ipmasq4) == 2
+        path.unlink()
+        await eventually(lambda: len(maps.ipmasq4) == len(DEFAULTS) + 1)
