@@ -4,12 +4,14 @@ For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, A
 Texts of errors are Cilium's: its clients show them to people.
 """
 
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 
 import msgspec
 
-from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, RangeFull, text_of
+from cells.ipam.addresses import Family, IPAddress, IPNetwork, RangeFull, text_of
 from cells.ipam.expiration import Clock, Expirations
+from cells.ipam.ranges import AddressRanges, PodRange
 from lifecycle import NotStartedError
 from lifecycle.http import Refusal
 
@@ -35,7 +37,7 @@ class IpamError(Refusal):
 
 
 class Allocator:
-    """Hands out the addresses of one range for each family, once it knows them.
+    """Hands out the addresses of the ranges of each family, once it knows them.
 
     There is one pool, the default one. An address says by itself where it belongs: the pool it is named with
     must only be named, so that addresses outlive a change of the pool's name (in Cilium, too, the host-scope
@@ -44,7 +46,7 @@ class Allocator:
 
     def __init__(self, pool: str, clock: Clock) -> None:
         self._pool = pool
-        self._ranges: dict[Family, AddressRange] = {}
+        self._ranges: dict[Family, AddressRanges] = {}
         self._owners: dict[IPAddress, str] = {}
         self._shown: dict[Family, dict[str, str]] = {family: {} for family in Family}
         """The owners by the addresses' texts, which are asked for more often than they change."""
@@ -55,14 +57,48 @@ class Allocator:
         self.released = dict.fromkeys(Family, 0)
         """How often one was given back."""
 
-    def use(self, *networks: IPNetwork) -> None:
-        """Allocate from these networks, one of a family, of which nothing is taken yet."""
-        by_family = {Family.of(network): AddressRange(network) for network in networks}
-        self._ranges = {family: by_family[family] for family in _ORDER if family in by_family}
+    def use(self, *networks: IPNetwork, retired: Sequence[IPNetwork] = ()) -> None:
+        """Allocate from these networks, of which nothing is taken yet; the first of a family is primary.
+
+        Of retired ones addresses may be claimed by those who have them, and none is handed out.
+        """
+        self._ranges = {
+            family: AddressRanges(
+                [network for network in networks if Family.of(network) is family],
+                [network for network in retired if Family.of(network) is family],
+            )
+            for family in _ORDER
+            if any(Family.of(network) is family for network in networks)
+        }
+        self._ranges_changed()
+
+    def follow(self, family: Family, networks: Sequence[IPNetwork]) -> bool:
+        """Allocate from these networks of a family from now on; whether that is a change.
+
+        One that is not among them any more is retired while addresses of it are in use. No network at all
+        changes nothing.
+        """
+        changed = family in self._ranges and self._ranges[family].follow(list(networks))
+        if changed:
+            self._ranges[family].forget_retired()
+            self._ranges_changed()
+        return changed
+
+    def forget_retired(self) -> None:
+        """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
+        if any([each.forget_retired() for each in self._known().values()]):  # all of them
+            self._ranges_changed()
+
+    def _ranges_changed(self) -> None:
+        """The networks, or what they are, have changed."""
+
+    def pod_ranges(self) -> list[PodRange]:
+        """All networks, IPv6 first, the primary one of each family before others."""
+        return [row for each in self._known().values() for row in each.rows()]
 
     @property
     def ranges(self) -> dict[Family, IPNetwork]:
-        """The networks of this node's pods; a family that is off has none. IPv6 comes first."""
+        """The primary networks of this node's pods; a family that is off has none. IPv6 comes first."""
         return {family: addresses.network for family, addresses in self._known().items()}
 
     def covers(self, ip: IPAddress) -> bool:
@@ -72,7 +108,7 @@ class Allocator:
 
     @property
     def range(self) -> IPv4Network:
-        """The IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` tells."""
+        """The primary IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` tells."""
         found = self.ranges.get(Family.IPV4)
         if not isinstance(found, IPv4Network):
             raise IpamError(FAILED, "IPv4 allocation disabled")
@@ -127,7 +163,8 @@ class Allocator:
         if addresses is None:
             raise IpamError(FAILED, f"{family.text} allocation disabled")
         if not addresses.covers(ip):
-            text = f"provided IP is not in the valid range. The range of valid IPs is {addresses.network}"
+            valid = ", ".join(map(str, addresses.networks))
+            text = f"provided IP is not in the valid range. The range of valid IPs is {valid}"
             raise IpamError(FAILED, text)
         if not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
@@ -143,6 +180,8 @@ class Allocator:
         self._expirations.stop(ip)
         if (addresses := known.get(Family.of(ip))) is not None:
             self.released[Family.of(ip)] += addresses.give_back(ip)
+            if addresses.forget_retired():
+                self._ranges_changed()
         if self._owners.pop(ip, None) is not None:
             del self._shown[Family.of(ip)][text_of(ip)]
 
@@ -197,7 +236,7 @@ class Allocator:
             self.release(ip, self._pool)
         return expired
 
-    def _next(self, addresses: AddressRange, owner: str) -> Allocation:
+    def _next(self, addresses: AddressRanges, owner: str) -> Allocation:
         while True:
             try:
                 ip = addresses.take_next()
@@ -213,7 +252,7 @@ class Allocator:
         self._owners[ip] = owner
         self._shown[Family.of(ip)][text_of(ip)] = owner
 
-    def _known(self) -> dict[Family, AddressRange]:
+    def _known(self) -> dict[Family, AddressRanges]:
         if not self._ranges:
             raise NotStartedError(
                 "Ipam was used before the hook 'find the range of pod addresses' ran: depend on Ipam"
@@ -221,8 +260,9 @@ class Allocator:
         return self._ranges
 
 
-def _status(family: Family, addresses: AddressRange | None) -> str:
+def _status(family: Family, addresses: AddressRanges | None) -> str:
     if addresses is None:
         return ""
     taken, capacity = len(addresses), addresses.capacity
-    return f"{family.text}: {taken}/{capacity} allocated from {addresses.network}"
+    networks = ", ".join(map(str, addresses.networks))
+    return f"{family.text}: {taken}/{capacity} allocated from {networks}"

@@ -15,6 +15,7 @@ from cells.ipam.allocator import Allocator
 from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import Clock
 from cells.ipam.kept import FILE, keep_ranges, kept_ranges
+from cells.ipam.ranges import PodRange
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.node.devices import Device
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, UsageError
@@ -32,6 +33,7 @@ class Ipam(Allocator):
         agent: AgentConfig,
         devices: Table[Device],
         clock: Clock,
+        table: Table[PodRange],
         assigned: AssignedPodCIDRs | None = None,
         *,
         lifecycle: Lifecycle,
@@ -46,10 +48,14 @@ class Ipam(Allocator):
         self._devices = devices
         self._clock = clock
         self._assigned = assigned
+        self._table = table
+        self._first = table.initializer("ranges of this node's pods")
         self._log = log
         self._armed: anyio.Event | None = None
         lifecycle.append(Hook("find the range of pod addresses", self._start))
         jobs.one_shot("release expired addresses", self._expire)
+        if assigned is not None:
+            jobs.observe("follow ranges", assigned.changes, self._look)
 
     def arm_expiration(self, ip: IPAddress, pool: str) -> str:
         """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
@@ -83,12 +89,37 @@ class Ipam(Allocator):
                 "auto needs a global IPv4 address on one of the node's devices, there is none"
             )
         used = {family: network for family, network in found.items() if enabled[family] and network}
-        self.use(*used.values())
+        others = [network for family in used for network in assigned.get(family, ()) if self._follows(family)]
+        retired = [
+            network for family, network in kept.items() if self._follows(family) and family in assigned
+        ]
+        primary = list(used.values())
+        self.use(*primary, *(each for each in others if each not in primary), retired=retired)
+        self._first.done()
         if used != {family: kept.get(family) for family in used}:
             keep_ranges(path, kept | used)
         self._log.info(
             "pod address ranges", **{family: str(used[family]) for family in used}, pool=self.default_pool
         )
+
+    def _follows(self, family: Family) -> bool:
+        """Whether the ranges of the family are those that were assigned: none is set."""
+        return self._settings.explicit_range(family) is None
+
+    async def _look(self, _: object) -> None:
+        """Go on with the ranges as they are assigned now; an object that is gone says nothing of them."""
+        if self._assigned is None:
+            return
+        for family, networks in self._assigned.current().items():
+            if self._follows(family) and self.follow(family, networks):
+                told = [str(network) for network in networks]
+                self._log.info("ranges of pods have changed", family=str(family), ranges=told)
+                path = self._agent.state_dir / FILE
+                keep_ranges(path, kept_ranges(path, self._log) | {family: networks[0]})
+
+    def _ranges_changed(self) -> None:
+        with self._table.txn() as txn:
+            txn.replace_all(self.pod_ranges())
 
     def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
         """Fill in what is missing from the node's own addresses, as far as they tell."""

@@ -14,7 +14,7 @@ from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNod
 from cells.cluster.nodes.parse import ParsedNode
 from cells.cluster.nodes.told import NodeReader, annotations_of
 from cells.config import AgentConfig
-from cells.ipam import Family, IPAddress, IPNetwork
+from cells.ipam import Family, IPAddress, IPNetwork, PodRange
 from cells.kubernetes import Node
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.router import Router
@@ -84,6 +84,7 @@ class LocalNode:
         addresses: NodeAddresses,
         found: Table[NodeAddress],
         router: Router,
+        ranges: Table[PodRange],
         reader: NodeReader,
         nodes: Table[Node],
         *,
@@ -94,11 +95,13 @@ class LocalNode:
         self._agent = agent
         self._addresses = addresses
         self._router = router
+        self._ranges = ranges
         self._reader = reader
         self._nodes = nodes
         self._boot_id = ""
         lifecycle.append(Hook("tell of the local node", self._start))
         jobs.observe("watch addresses", found.changes, self._look)
+        jobs.observe("watch ranges of pods", ranges.changes, self._look)
         jobs.observe("watch the Node object", self._own_changes, self._look)
 
     async def _start(self) -> None:
@@ -116,6 +119,12 @@ class LocalNode:
     async def _look(self, _: object) -> None:
         self._refresh()
 
+    def _cidrs(self) -> dict[Family, tuple[IPNetwork, ...]]:
+        """The ranges that addresses are handed out from, the primary one of each family first."""
+        rows = [row for row in self._ranges.all() if row.state != "retired"]
+        rows.sort(key=lambda row: row.state)
+        return {family: tuple(row.network for row in rows if row.family is family) for family in Family}
+
     def _refresh(self) -> None:
         made = self._router.addressing()
         row = local_node(
@@ -123,7 +132,7 @@ class LocalNode:
             self._agent.cluster_name,
             own=self._addresses.all(),
             routers={family: each.ip for family, each in made.items()},
-            cidrs={family: (each.alloc_range,) for family, each in made.items()},
+            cidrs=self._cidrs(),
             node=self._nodes.get(("", self._agent.node_name)),
             reader=self._reader,
             boot_id=self._boot_id,

@@ -79,11 +79,15 @@ ORDER = (DeviceObject, NodeObject, ProgramsObject, AddressObject, RouteObject)
 
 
 def wanted(
-    routers: Mapping[IPAddress, IPNetwork], strays: Iterable[IPAddress], mtu: int
+    routers: Mapping[IPAddress, IPNetwork],
+    strays: Iterable[IPAddress],
+    mtu: int,
+    others: Iterable[IPNetwork] = (),
 ) -> dict[str, RouterObject]:
     """All of them by key: the router's address of each family, and the routes to the pods behind it.
 
-    ``routers`` is address to network of its pods; ``strays`` are pods outside of it, which get a route each.
+    ``routers`` is address to network of its pods; ``strays`` are pods outside of it, which get a route each;
+    ``others`` further networks of pods.
     """
     gateways = {ip.version: ip for ip in routers}
     networks = dict(routers.items())
@@ -92,6 +96,9 @@ def wanted(
     found += [AddressObject(ip_interface(ip)) for ip in routers]
     for ip, network in networks.items():
         found += routes(ip, network)
+    for network in others:
+        if network.version in gateways and network not in networks.values():
+            found += routes(gateways[network.version], network)
     for stray in strays:
         if stray.version in gateways:
             found += routes(gateways[stray.version], ip_network(stray))

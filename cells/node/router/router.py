@@ -11,7 +11,7 @@ from typing import Final
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.endpoint.restore import RestoredEndpoints
-from cells.ipam import Family, IPAddress, Ipam, IPNetwork
+from cells.ipam import Family, IPAddress, Ipam, IPNetwork, PodRange
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.netlink import HostLinks, NodeNetwork, news
 from cells.node.router.address import choose_address
@@ -80,6 +80,7 @@ class Router:
         datapath: Datapath,
         sysctls: Sysctls,
         devices: Table[Device],
+        ranges: Table[PodRange],
         mtu: PodMtu,
         agent: AgentConfig,
         lifecycle: Lifecycle,
@@ -93,6 +94,7 @@ class Router:
         self._datapath = datapath
         self._sysctls = sysctls
         self._devices = devices
+        self._ranges = ranges
         self._mtu = mtu
         self._ipv6 = agent.ipv6
         self._past = agent.state / FILE
@@ -107,6 +109,7 @@ class Router:
         lifecycle.append(Hook("set up the router", self._start))
         jobs.observe("reconcile", self._reconciler)
         jobs.observe("watch devices", self._devices.changes, self._look_at_devices)
+        jobs.observe("watch ranges of pods", ranges.changes, self._look_at_ranges)
         jobs.observe("watch routes and filters", self._hints, self._look)
 
     @property
@@ -136,7 +139,8 @@ class Router:
         if self._made is None:
             return {}
         routers = {each.ip: each.alloc_range for each in self._made.values()}
-        return wanted(routers, self._restored.strays(), self._mtu())
+        others = [each.network for each in self._ranges.all()]
+        return wanted(routers, self._restored.strays(), self._mtu(), others)
 
     async def _start(self) -> None:
         for device in addressed(self._devices.all()):
@@ -151,6 +155,7 @@ class Router:
             family: Addressing(choose_address(family, before, self._ipam, self._log), network)
             for family, network in self._ipam.ranges.items()
         }
+        self._ipam.forget_retired()
         self._objects.wake()
         await self._make()
         self._kernel.writer = (
@@ -186,6 +191,13 @@ class Router:
     async def _look_at_devices(self, changes: object) -> None:
         del changes
         self._reconciler.trigger()
+
+    async def _look_at_ranges(self, _: object) -> None:
+        """Lead to all ranges; the primary one is the one that is told, the router's address stays."""
+        if self._made is not None:
+            now = self._ipam.ranges
+            self._made = {family: Addressing(each.ip, now[family]) for family, each in self._made.items()}
+            self._objects.wake()
 
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in news.hints(_RTMGRP_TC | _RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, CHANGED):

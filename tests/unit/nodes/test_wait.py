@@ -13,7 +13,7 @@ from cells import kubernetes
 from cells.cluster import nodes
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
+from cells.ipam import AssignedPodCIDRs, Family, IpamSettings, PodRange
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.addresses.choice import Origin
 from cells.node.router import Addressing, Router
@@ -53,6 +53,10 @@ def agent(folder: Path | None, **settings: object) -> Hive:
     with own.txn() as txn:
         txn.put(NodeAddress(Family.IPV4, ip_address("192.0.2.1"), Origin.DEVICE))
 
+    pods: Table[PodRange] = Table("pod-ranges", key=lambda row: row.network)
+    with pods.txn() as writing:
+        writing.put(PodRange(ip_network("10.1.0.0/24"), "primary"))
+
     def needed(_: AssignedPodCIDRs, __: ReadTable[ClusterNode]) -> None: ...
 
     given = {"manifests-dir": str(folder)} if folder is not None else {}
@@ -62,6 +66,7 @@ def agent(folder: Path | None, **settings: object) -> Hive:
         config(IpamSettings),
         supply(known),
         supply(own, type=Table[NodeAddress]),
+        supply(pods, type=Table[PodRange]),
         replace(NodeAddresses, fake(NodeAddresses, all=lambda: {row.family: row.ip for row in own.all()})),
         replace(Router, fake(Router, addressing=lambda: routers)),
         invoke(needed),

@@ -217,6 +217,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                     cast("AgentConfig", config),
                     devices,
                     LoopClock(),
+                    Table("pod-ranges", key=lambda row: row.network),
                     lifecycle=lifecycle,
                     jobs=jobs,
                     log=log,
