@@ -86,7 +86,8 @@ class Allocator:
 
     def forget_retired(self) -> None:
         """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
-        if any([each.forget_retired() for each in self._known().values()]):  # all of them
+        left = [each for each in self._known().values() if each.forget_retired()]
+        if left:
             self._ranges_changed()
 
     def _ranges_changed(self) -> None:
