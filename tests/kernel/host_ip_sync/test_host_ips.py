@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 import anyio
 import pytest
 
-from cells import config, datapath, endpoint, ipam, maps
+from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import restore as endpoint_restore
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps
@@ -34,6 +34,7 @@ CELLS = [
         ipam,
         identity,
         ipcache,
+        kubernetes,
         maps,
         netlink,
         policy_maps,

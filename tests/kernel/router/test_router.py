@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import config, datapath, endpoint, ipam, maps
+from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import restore as endpoint_restore
 from cells.ipam import Ipam
@@ -44,6 +44,7 @@ CELLS = [
         ipam,
         identity,
         ipcache,
+        kubernetes,
         maps,
         netlink,
         policy_maps,
