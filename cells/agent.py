@@ -14,12 +14,13 @@ from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
 from cells.config import drift as config_drift
 from cells.datapath import conntrack
+from cells.endpoint import ciliumendpoint
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.node import addresses, devices, direct_routes, host_ip_sync, netlink, router, sysctl
 from cells.node.host_ip_sync import HostIPSync
-from cells.observe import bootstrap, controllers, events, health, metrics, monitor, shell
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
@@ -65,6 +66,7 @@ agent = module(
     services.cell,
     endpoint.cell,
     endpoint_restore.cell,
+    ciliumendpoint.cell,
     endpoint_gc.cell,
     endpoint_watchdog.cell,
     host_ip_sync.cell,
@@ -76,6 +78,7 @@ agent = module(
     api.cell,
     health.cell,
     metrics.cell,
+    samples.cell,
     bootstrap.cell,
     shell.cell,
     unserved.cell,

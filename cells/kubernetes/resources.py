@@ -41,6 +41,11 @@ def _endpoint_addresses(endpoint: CiliumEndpoint) -> tuple[str, ...]:
     return tuple(one for pair in pairs for one in (pair.ipv4, pair.ipv6) if one)
 
 
+def _endpoint_node(endpoint: CiliumEndpoint) -> tuple[str, ...]:
+    networking = endpoint.status.networking
+    return (networking.node,) if networking is not None and networking.node else ()
+
+
 def _service(endpoints: EndpointSlice) -> tuple[tuple[str, str], ...]:
     return ((endpoints.namespace, endpoints.service),) if endpoints.service else ()
 
@@ -60,7 +65,7 @@ INDEXES: dict[str, dict[str, Any]] = {
         "node": lambda pod: (pod.spec.node_name,) if pod.spec.node_name else (),
     },
     ENDPOINT_SLICES.qualified: {"service": _service},
-    CILIUM_ENDPOINTS.qualified: {"address": _endpoint_addresses},
+    CILIUM_ENDPOINTS.qualified: {"address": _endpoint_addresses, "node": _endpoint_node},
     CILIUM_IDENTITIES.qualified: {"labels": _meaning},
 }
 """Kind -> index -> the values a row is found by."""

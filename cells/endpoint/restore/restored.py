@@ -193,10 +193,13 @@ class RestoredEndpoints:
                 live = replace(endpoint, identity=identity.id, labels=identity.labels)
                 self.endpoints.append(live)
                 return
-        self._log.warning(
-            "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
-        )
         self.failed[number] = fault
+        if number in self._over:  # as when its DEL came while no agent ran
+            self._log.info("old endpoint cleared away", endpoint=number, pod=endpoint.title, reason=fault)
+        else:
+            self._log.warning(
+                "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
+            )
 
     def _claim(self, endpoint: Endpoint) -> None:
         """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.

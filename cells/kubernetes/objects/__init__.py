@@ -15,7 +15,9 @@ from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_IDENTITIES,
     CiliumEndpoint,
     CiliumEndpointSlice,
+    CiliumEndpointStatus,
     CiliumIdentity,
+    NamedPort,
 )
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_policy import (
@@ -103,6 +105,7 @@ __all__ = [
     "CiliumEgressGatewayPolicy",
     "CiliumEndpoint",
     "CiliumEndpointSlice",
+    "CiliumEndpointStatus",
     "CiliumIdentity",
     "CiliumL2AnnouncementPolicy",
     "CiliumLoadBalancerIPPool",
@@ -119,6 +122,7 @@ __all__ = [
     "Key",
     "Kind",
     "Meta",
+    "NamedPort",
     "Namespace",
     "NetworkPolicy",
     "Node",

@@ -5,17 +5,23 @@ Source: Cilium 1.17, the monitor's socket of protocol version 1.2.
 """
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import anyio
 
-from cells.observe.events import Events, Subscription
+from cells.observe.events import Events, Lost, Sample, Subscription
 from cells.observe.monitor.payload import PREFACE, encode
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings
 from lifecycle.http import listen
 
 SOCKET: Final = "monitor1_2.sock"
+MOST_CLIENTS: Final = 64
+"""Connected at a time; one more is closed at once. Each costs a queue of events and what is being sent."""
+IN_FLIGHT: Final = 64 * 1024
+"""Bytes handed to a connection before it has to have taken them; the events after them wait in its queue."""
+_QUIET: Final = 60.0  # seconds between two lines in the log about too many clients
 
 
 class MonitorSettings(Settings, frozen=True):
@@ -36,6 +42,7 @@ class Monitor:
         self._log = log
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
+        self._quiet_until = 0.0
         if settings.enable_monitor:
             lifecycle.append(Hook("serve the monitor", self._start, self._stop))
 
@@ -66,6 +73,9 @@ class Monitor:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("asyncio accepts in a task")
+        if len(self._clients) >= MOST_CLIENTS:
+            self._turn_away(writer)
+            return
         self._clients.add(task)
         try:
             with self._events.subscribe() as subscription:
@@ -82,12 +92,34 @@ class Monitor:
             self._clients.discard(task)
             writer.close()
 
+    def _turn_away(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        now = anyio.current_time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET
+            self._log.warning("too many clients of the monitor: one is turned away", clients=MOST_CLIENTS)
+
 
 async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> None:
     writer.write(PREFACE)
     async for batch in subscription:
-        writer.write(b"".join(map(encode, batch)))
-        await writer.drain()
+        for piece in _pieces(batch):
+            writer.write(piece)
+            await writer.drain()
+
+
+def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
+    """The events as messages, some IN_FLIGHT bytes at a time."""
+    messages: list[bytes] = []
+    size = 0
+    for event in batch:
+        message = encode(event)
+        messages.append(message)
+        size += len(message)
+        if size >= IN_FLIGHT:
+            yield b"".join(messages)
+            messages, size = [], 0
+    yield b"".join(messages)
 
 
 async def _until_gone(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:

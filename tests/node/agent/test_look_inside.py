@@ -102,6 +102,7 @@ def test_the_shell_looks_into_the_running_agent(lab: Lab) -> None:
     shown = hive(lab, "shell", "db/show", "--columns=ipv4", "endpoints")
     assert (shown.returncode, pod.ipv4 in shown.stdout) == (0, True), shown.stdout + shown.stderr
     assert "degraded" in hive(lab, "shell", "status").stdout
+    assert "cilium_endpoint" in hive(lab, "shell", "metrics", "endpoint").stdout
     refused = hive(lab, "shell", "db/show", "endpoint")
     assert (refused.returncode, refused.stdout) == (
         1,

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -14,6 +14,7 @@ from anyio.abc import SocketStream
 from cells.observe.events import Events, Lost, Sample, Subscription
 from cells.observe.monitor import SOCKET, Monitor, MonitorSettings, Payloads
 from cells.observe.monitor.payload import PREFACE
+from cells.observe.monitor.server import MOST_CLIENTS
 from lifecycle import Hive, HiveError, config, invoke, provide, replace, supply
 from lifecycle.testing import eventually, fake
 
@@ -79,6 +80,24 @@ async def test_every_client_hears_every_event(tmp_path: Path) -> None:
         await eventually(lambda: events.subscriptions == [])
         assert monitor.watchers == 0
     assert not path.exists()
+
+
+async def test_one_client_too_many_is_turned_away_until_another_goes(tmp_path: Path) -> None:
+    events = FakeEvents()
+    async with serving(tmp_path, events) as monitor, AsyncExitStack() as stack:
+        path = tmp_path / SOCKET
+        first, *_ = [await stack.enter_async_context(await connect_unix(path)) for _ in range(MOST_CLIENTS)]
+        await eventually(lambda: monitor.watchers == MOST_CLIENTS)
+        async with await connect_unix(path) as more:
+            with anyio.fail_after(5), pytest.raises(anyio.EndOfStream):
+                await more.receive()
+        assert len(events.subscriptions) == MOST_CLIENTS
+        await first.aclose()
+        await eventually(lambda: monitor.watchers == MOST_CLIENTS - 1)
+        async with await connect_unix(path) as another:
+            await eventually(lambda: monitor.watchers == MOST_CLIENTS)
+            events.tell(Lost(4, 1))
+            assert await some(another, 1) == [Lost(4, 1)]
 
 
 async def test_a_client_ends_with_the_agent(tmp_path: Path) -> None:

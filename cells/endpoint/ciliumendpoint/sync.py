@@ -1,0 +1,154 @@
+"""CiliumEndpoint objects made equal to what is to be told of this node's pods.
+
+Reconciler: Table[PodEndpoint] in, objects of an API server out.
+Needs:  KubernetesAPI, Table[CiliumEndpoint], Table[PodEndpoint], ReadTable[ClusterNode], ExposedEndpoints.
+Gives:  CiliumEndpointSync.
+Source: Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from cells.cluster.nodes import ClusterNode
+from cells.endpoint.ciliumendpoint.model import PodEndpoint, body, of_object, owners, status
+from cells.endpoint.ciliumendpoint.published import PodEndpoints
+from cells.kubernetes import CILIUM_ENDPOINTS, CiliumEndpoint, Key, KubernetesAPI, KubernetesSettings
+from lifecycle import (
+    Backoff,
+    BatchError,
+    Change,
+    Jobs,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    minutes,
+)
+
+SWEEP: Final = minutes(5)
+BATCH: Final = 16
+"""Objects written before others are looked at again."""
+
+
+class CiliumEndpointObjects:
+    """The reconciler's target: the objects of pods on this node."""
+
+    def __init__(
+        self, api: KubernetesAPI, table: Table[CiliumEndpoint], nodes: ReadTable[ClusterNode]
+    ) -> None:
+        self._api = api
+        self._table = table
+        self._nodes = nodes
+
+    async def dump(self) -> Mapping[Key, PodEndpoint]:
+        """What the objects that say they are of this node say."""
+        own = {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
+        return {row.key: of_object(row) for ip in own for row in self._table.by("node").get(ip)}
+
+    async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
+        """Create objects, or change their status. Raises BatchError."""
+        await self._each(batch, batch)
+
+    async def drop(self, batch: Collection[Key]) -> None:
+        """Delete them; only the object that was seen. Raises BatchError."""
+        await self._each(batch, {})
+
+    async def _each(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
+        from cells.kubernetes import api  # loaded where there is a server
+
+        failures: dict[Key, Exception] = {}
+        for key in keys:
+            try:
+                if (one := wanted.get(key)) is not None:
+                    await self._write(one)
+                elif (seen := self._table.get(key)) is not None:
+                    await self._delete(key, seen.metadata.uid)
+            except api.KubernetesError as error:
+                failures[key] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def _write(self, wanted: PodEndpoint) -> None:
+        from cells.kubernetes import api
+
+        client, there = self._api.client, self._table.get(wanted.key)
+        if there is None:
+            try:
+                await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            except api.ConflictError:  # the watch is late, or a former pod of the name left it
+                there = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
+            else:
+                return
+        held = of_object(there)
+        if held == wanted:
+            return
+        if held.pod_uid and held.pod_uid != wanted.pod_uid:
+            await self._delete(wanted.key, there.metadata.uid)
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            return
+        changes: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": there.metadata.uid},
+            {"op": "add", "path": "/status", "value": status(wanted)},
+        ]
+        if (held.labels, held.pod_uid) != (wanted.labels, wanted.pod_uid):
+            changes += [
+                {"op": "add", "path": "/metadata/labels", "value": dict(wanted.labels)},
+                {"op": "add", "path": "/metadata/ownerReferences", "value": owners(wanted)},
+            ]
+        try:
+            await client.patch(CILIUM_ENDPOINTS, wanted.name, changes, wanted.namespace, how="json")
+        except api.NotFoundError:
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+
+    async def _delete(self, key: Key, uid: str) -> None:
+        from cells.kubernetes import api
+
+        try:
+            await self._api.client.delete(CILIUM_ENDPOINTS, key[1], key[0], uid=uid)
+        except api.ConflictError:  # another one has the name by now: nothing of ours
+            return
+
+
+@after(PodEndpoints)
+class CiliumEndpointSync:
+    """Has objects follow, where there is an API server; nothing is deleted before all of them are known."""
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        api: KubernetesAPI,
+        wanted: Table[PodEndpoint],
+        table: Table[CiliumEndpoint],
+        nodes: ReadTable[ClusterNode],
+        *,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self._wanted = wanted
+        self._table = table
+        if not settings.asks_api_server:
+            return
+        objects = CiliumEndpointObjects(api, table, nodes)
+        backoff = Backoff(first=1.0, maximum=60.0)
+        self._reconciler: Reconciler[Key, PodEndpoint] = Reconciler(
+            wanted, objects, full_every=SWEEP, after=table.wait_initialized, batch=BATCH, backoff=backoff
+        )
+        tables.add(self._reconciler.statuses)
+        jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
+        jobs.observe("changed by others", self._changes, self._look)
+
+    async def _changes(self) -> AsyncIterator[Sequence[Change[CiliumEndpoint]]]:
+        await self._table.wait_initialized()
+        async for changes in self._table.changes(self._table.revision):
+            yield changes
+
+    async def _look(self, changes: Sequence[Change[CiliumEndpoint]]) -> None:
+        """What somebody changed of ours is put right."""
+        for change in changes:
+            wanted = self._wanted.get(change.key)
+            if wanted is not None and (change.row is None or of_object(change.row) != wanted):
+                self._reconciler.trigger()
+                return

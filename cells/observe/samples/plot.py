@@ -1,0 +1,89 @@
+"""A line graph in text, of dots in braille characters.
+
+Needs: nothing.   Gives: plot(): lines of 80 columns.
+Layout: that of Cilium's ``metrics/plot``.
+"""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from cells.observe.samples.quantiles import unit_of
+
+WIDTH, HEIGHT = 80, 10
+LEFT, BOTTOM = 11, 7
+"""The column and the row of the canvas where the plot's corner is."""
+PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - 1, HEIGHT - 3
+ACROSS, UPWARDS = PLOT_WIDTH * 2, PLOT_HEIGHT * 4
+"""A character has two dots across and four upwards."""
+_BLANK: Final = 0x2800
+_DOTS: Final = ((0x1, 0x2, 0x4, 0x40), (0x8, 0x10, 0x20, 0x80))
+"""By column, the dots from the top down. Source: Unicode, block Braille Patterns."""
+
+
+def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suffix: str = "") -> list[str]:
+    """The samples, oldest first, over so many minutes; not a number is a gap."""
+    there = [one for one in samples if not math.isnan(one)]
+    low, high = min(there, default=0.0), max(there, default=0.0)
+    canvas = _frame(low, high, minutes, suffix)
+    for x in range(ACROSS):
+        value = _at(samples, x)
+        if not math.isnan(value):
+            share = (value - low) / (high - low) if high > low else 0.0
+            _dot(canvas, x, min(UPWARDS - 1, int(share * UPWARDS)))
+    indent = " " * LEFT
+    head = [indent + title.center(PLOT_WIDTH).rstrip()]
+    head += [
+        indent + f"[ {line} ]".center(PLOT_WIDTH).rstrip() for line in textwrap.wrap(labels, PLOT_WIDTH - 4)
+    ]
+    return [*head, *("".join(row).rstrip() for row in canvas)]
+
+
+def per_second(samples: Sequence[float], interval: float) -> list[float]:
+    """How fast a counter grew from each sample to the next, oldest first; nothing for the first."""
+    return [math.nan, *((now - before) / interval for before, now in pairwise(samples))]
+
+
+def _at(samples: Sequence[float], x: int) -> float:
+    """The value at a column of dots, between the samples around it."""
+    where = x / (ACROSS - 1) * (len(samples) - 1)
+    index = int(where)
+    before = samples[index]
+    after = samples[index + 1] if index + 1 < len(samples) else math.nan
+    return before if math.isnan(after) else before + (after - before) * (where - index)
+
+
+def _dot(canvas: list[list[str]], x: int, y: int) -> None:
+    row, column = BOTTOM - y // 4, LEFT + x // 2
+    before = ord(canvas[row][column])
+    canvas[row][column] = chr(before | _DOTS[x % 2][3 - y % 4])
+
+
+def _frame(low: float, high: float, minutes: float, suffix: str) -> list[list[str]]:
+    """The box, with what the axes say."""
+    unit, factor = unit_of(high)
+    canvas = [[" "] * WIDTH for _ in range(HEIGHT)]
+
+    def write(row: int, column: int, text: str) -> None:
+        canvas[row][column : column + len(text)] = text
+
+    def number(value: float) -> str:
+        return f"{value * factor:.1f}{unit}{suffix}"
+
+    write(0, LEFT - 1, "┌" + "─" * PLOT_WIDTH + "┐")
+    for row in range(1, BOTTOM + 1):
+        write(row, LEFT - 1, "│" + chr(_BLANK) * PLOT_WIDTH + "│")
+    for row, value in ((1, high), ((1 + BOTTOM) // 2, (low + high) / 2), (BOTTOM, low)):
+        write(row, 0, f"{number(value):>9} ┤")
+    write(BOTTOM + 1, LEFT - 1, "└" + "─" * PLOT_WIDTH + "┘")
+    middle = LEFT + PLOT_WIDTH // 2
+    for column, text, start in (
+        (LEFT + 3, f"-{minutes:.0f}min", LEFT),
+        (middle, f"-{minutes / 2:.0f}min", middle - 3),
+        (WIDTH - 3, "now", WIDTH - 4),
+    ):
+        write(BOTTOM + 1, column, "┬")
+        write(BOTTOM + 2, start, text)
+    return canvas

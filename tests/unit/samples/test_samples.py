@@ -1,0 +1,182 @@
+"""Metrics in the shell: as they are, sampled, plotted, as a page; by scripts, over hours in no time."""
+
+import json
+import math
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cells.observe import samples
+from cells.observe.metrics import (
+    Collector,
+    Family,
+    Histogram,
+    Metrics,
+    MetricsSettings,
+    counter,
+    gauge,
+    histogram,
+)
+from cells.observe.samples.plot import per_second, plot
+from cells.observe.samples.quantiles import pretty, quantile
+from cells.observe.samples.samples import KEPT, MOST, Samples
+from lifecycle import Cell, Member, config, invoke, module, provide
+from lifecycle.admin import Arguments, Command, Commands, State
+from lifecycle.testing import run_script, scripts
+
+pytestmark = pytest.mark.anyio
+
+PAGES = Path(__file__).parent / "pages"
+
+
+class Mill:
+    """What is measured."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.sacks = 0.0
+        self.took = Histogram((0.1, 0.2, 0.4))
+        metrics.add([Collector("mill", self.families)])
+
+    async def families(self) -> Iterable[Family]:
+        return [
+            counter("mill_sacks_total", "Sacks.", {"rye": self.sacks, "oat": 2 * self.sacks}, "grain"),
+            gauge("mill_hidden", "Not told to Prometheus.", self.sacks, on=False),
+            histogram("mill_took_seconds", "How long one takes.", self.took),
+            gauge("cilium_event_ts", "Says nothing by its course.", 1.0),
+        ]
+
+
+def commands(mill: Mill) -> Member[Commands]:
+    async def grind(_: State, given: Arguments) -> None:
+        mill.sacks += len(given.words)
+        for seconds in given.words:
+            mill.took.observe(float(seconds))
+
+    return Commands(Command("mill/grind", "Grind sacks", grind, "seconds..."))
+
+
+CELLS: tuple[Cell, ...] = (
+    module("metrics", "Metrics", config(MetricsSettings), provide(Metrics)),
+    module("mill", "Grinds", provide(Mill, commands), invoke(Mill)),
+    samples.cell,
+)
+
+
+@pytest.mark.parametrize("page", scripts(PAGES), ids=lambda page: page.stem)
+async def test_a_page_holds(page: Path) -> None:
+    await run_script(page, *CELLS, virtual_time=True)
+
+
+class Reader(HTMLParser):
+    """Counts what is drawn."""
+
+    lines = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.lines += tag == "polyline"
+
+
+async def test_documents_and_the_page_are_well_formed(tmp_path: Path) -> None:
+    script = tmp_path / "all.txtar"
+    found: dict[str, str] = {}
+
+    async def keep(state: State, given: Arguments) -> None:
+        found[given.words[0]] = state.stdout
+
+    def keeper() -> Member[Commands]:
+        return Commands(Command("keep", "Keep what was printed", keep, "name"))
+
+    script.write_text(
+        "hive/start\nmill/grind 0.15\nsleep 5m\nmetrics -format=json mill_\nkeep now\n"
+        "metrics -s -format=json mill_\nkeep samples\nmetrics/html\nkeep page\n"
+    )
+    await run_script(script, *CELLS, provide(keeper), virtual_time=True)
+    now = json.loads(found["now"])
+    assert [one["name"] for one in now] == ["mill_sacks_total", "mill_sacks_total", "mill_took_seconds"]
+    assert now[1] == {"labels": {"grain": "rye"}, "name": "mill_sacks_total", "value": 1.0}
+    dump = json.loads(found["samples"])
+    assert (dump["num_samples"], dump["interval_seconds"]) == (24, 300)
+    by_name = {(one["name"], one["labels"]): one for one in dump["samples"]}
+    assert by_name["mill_sacks_total", "grain=oat"]["gauge_or_counter"]["samples"] == [2.0] + [0.0] * 23
+    assert [ring[0] for ring in by_name["mill_took_seconds", ""]["histogram"].values()] == pytest.approx(
+        [0.15, 0.19, 0.199]
+    )
+    reader = Reader()
+    reader.feed(found["page"])
+    assert reader.lines >= 6
+    assert "mill_hidden" in found["page"]
+    assert "http" not in found["page"]
+
+
+def family(number: int) -> Family:
+    return gauge("g", "G.", {str(one): float(one) for one in range(number)}, "of")
+
+
+async def test_no_more_series_are_kept_than_there_is_room_for() -> None:
+    kept = Samples()
+    kept.take([family(MOST + 5)])
+    assert (len(list(kept)), kept.full) == (MOST, True)
+
+
+async def test_a_series_that_is_told_no_more_is_forgotten_after_two_hours() -> None:
+    kept = Samples()
+    kept.take([family(2)])
+    for _ in range(KEPT - 1):
+        kept.take([family(1)])
+    assert len(list(kept)) == 2
+    kept.take([family(1)])
+    assert [one.labels for one in kept] == ["of=0"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1.4), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
+    bounds = (0.1, 0.5, 1.0, 1.5)
+    seen = Histogram(bounds)
+    for value in values:
+        seen.observe(value)
+    true = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    told = quantile(bounds, seen.counts, share)
+    upper = next(bound for bound in bounds if true <= bound)
+    lower = max((bound for bound in (0.0, *bounds) if bound < upper), default=0.0)
+    assert lower <= told <= upper * (1 + 1e-9)
+
+
+def test_what_is_above_all_bounds_is_told_as_the_last_of_them() -> None:
+    assert quantile((1.0, 2.0), (0, 0, 3), 0.5) == 2.0
+    assert quantile((1.0, 2.0), (0, 0, 0), 0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1.5, "1.5"),
+        (0.0015, "1.5m"),
+        (23_400, "23.4k"),
+        (2.5e-6, "2.5µ"),
+        (-3e6, "-3M"),
+        (7e12, "7T"),
+    ],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert pretty(value) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(math.nan)), min_size=KEPT, max_size=KEPT))
+def test_whatever_there_is_to_plot_the_box_is_whole(samples: list[float]) -> None:
+    lines = plot("title", "a=b", samples, 120)
+    assert len(lines) == 12
+    assert all(len(line) <= 80 for line in lines)
+    assert [line[79:80] for line in lines[2:11]] == ["┐", *"│││││││", "┘"]
+    dots = sum(ord(letter) > 0x2800 for line in lines for letter in line if 0x2800 <= ord(letter) <= 0x28FF)
+    assert (dots > 0) == any(not math.isnan(one) for one in samples)
+
+
+def test_a_rate_is_what_came_a_second() -> None:
+    assert per_second([0.0, 300.0, 900.0], 300.0)[1:] == [1.0, 2.0]
