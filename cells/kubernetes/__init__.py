@@ -10,6 +10,8 @@ Why:    a table changes only by what is known: an unreachable server or a broken
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cells.kubernetes.manifests import ManifestFile, ManifestsSource, manifest_files
 from cells.kubernetes.objects import (
     CILIUM_CIDR_GROUPS,
@@ -68,7 +70,8 @@ from cells.kubernetes.resources import Resources, source_statuses
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source import SourceStatus
 from cells.kubernetes.source.api_server import KubernetesAPI
-from lifecycle import Table, config, invoke, module, provide
+from cells.observe.metrics import Collector, Family
+from lifecycle import Member, Table, config, invoke, module, provide
 
 __all__ = [
     "CILIUM_CIDR_GROUPS",
@@ -176,12 +179,25 @@ def cilium_endpoints(resources: Resources) -> Table[CiliumEndpoint]:
     return resources.table(CILIUM_ENDPOINTS)
 
 
+def client_metrics(api: KubernetesAPI) -> Member[Collector]:
+    """Requests as metrics, where there is a server."""
+
+    async def collect() -> Iterable[Family]:
+        if (calls := api.calls) is None:
+            return ()
+        from cells.kubernetes.client.calls import families
+
+        return families(calls)
+
+    return Collector("k8s-client", collect)
+
+
 cell = module(
     "kubernetes",
     "Objects of Kubernetes, from API servers or manifests",
     config(KubernetesSettings),
     provide(source_statuses, manifest_files, Resources, KubernetesAPI, ManifestsSource),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
-    provide(cilium_nodes, cilium_identities, cilium_endpoints),
+    provide(cilium_nodes, cilium_identities, cilium_endpoints, client_metrics),
     invoke(KubernetesAPI, ManifestsSource),
 )

@@ -32,6 +32,7 @@ COMMANDS = {
     "identity": ("hive.policy.identity", "Look at security identities."),
     "ip": ("hive.policy.ip", "Look at whose identity packets from an address have."),
     "inspect": ("hive.inspect.command", "Show what the agent is made of, without starting it."),
+    "kubernetes": ("hive.agent.kubernetes", "Look at where the agent's objects come from."),
     "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),
     "map": ("hive.maps.map", "Look at the maps as the agent writes them."),
     "monitor": ("hive.observe.monitor", "Show drops, traces and verdicts while they happen."),

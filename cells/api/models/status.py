@@ -20,6 +20,12 @@ class Status(Model, frozen=True):
     msg: str = ""
 
 
+class KubernetesStatus(Status, frozen=True):
+    """How the API server is, and which kinds are followed: ``cilium/v2::CiliumNode``, ``core/v1::Pods``."""
+
+    k8s_api_versions: tuple[str, ...] = ()
+
+
 class Mode(Model, frozen=True):
     """A part that is only in a mode: host firewall, encryption, chaining, clock source."""
 
@@ -148,7 +154,7 @@ class StatusResponse(Model, frozen=True):
     node_monitor: MonitorStatus | None = field(default=None, name="nodeMonitor")
     cni_file: Status | None = None
     kvstore: Status | None = None
-    kubernetes: Status | None = None
+    kubernetes: KubernetesStatus | None = None
     kube_proxy_replacement: ProxyReplacement | None = None
     host_firewall: Mode | None = None
     encryption: Mode | None = None

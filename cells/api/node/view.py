@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from cells.api.models import status as wire
 from cells.api.node.cluster_nodes import node_element
 from cells.api.node.config_mapping import NodeFacts
-from cells.api.status.mapping import DISABLED, StatusFacts
+from cells.api.status.mapping import StatusFacts
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
 from cells.datapath import Datapath, Telling
@@ -132,12 +132,13 @@ class NodeView:
         )
 
 
-def kubernetes_status(server: KubernetesAPI | None) -> wire.Status:
-    """How the API server is."""
+def kubernetes_status(server: KubernetesAPI | None) -> wire.KubernetesStatus:
+    """How the API server is, and what is followed there."""
     if server is None:
-        return DISABLED
+        return wire.KubernetesStatus(state="Disabled")
     state = server.state()
-    return wire.Status(state=state.state, msg=state.message)
+    followed = tuple(server.followed())
+    return wire.KubernetesStatus(state=state.state, msg=state.message, k8s_api_versions=followed)
 
 
 def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.MonitorStatus | None:

@@ -20,6 +20,7 @@ from lifecycle import HealthStatus
 
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
+NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NO_SERVICES = wire.ProxyReplacementFeatures(
     node_port=OFF,
@@ -55,7 +56,7 @@ class StatusFacts:
     map_size_ratio: float
     monitor: wire.MonitorStatus | None = None
     """None when the monitor is off."""
-    kubernetes: wire.Status = DISABLED
+    kubernetes: wire.KubernetesStatus = NO_KUBERNETES
     """How the API server is."""
 
 

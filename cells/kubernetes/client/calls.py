@@ -1,22 +1,29 @@
 """What is counted of requests: how many, how long, with which end.
 
-Needs: nothing.   Gives: Calls, Call.
+Needs: nothing.   Gives: Calls, Call, normalised, families.
+Source: Cilium 1.17, cilium_k8s_client*.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from cells.observe.metrics import Family, Histogram, counter, histogram
+
+RATE_BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
 class Call:
     """One request under way."""
 
-    def __init__(self, calls: Calls, method: str) -> None:
+    def __init__(self, calls: Calls, path: str, method: str) -> None:
         self._calls = calls
-        self._method = method
+        self._series = (path, method)
         self._started = time.monotonic()
         self.status = "<error>"
 
@@ -24,28 +31,68 @@ class Call:
         """Its answer came."""
         self.status = str(status)
         now = self._calls.last_answer = time.monotonic()
-        self._calls.seconds[self._method] = self._calls.seconds.get(self._method, 0.0) + now - self._started
+        self._calls.latency[self._series].observe(now - self._started)
 
 
 class Calls:
     """Counts requests; knows when a server last answered."""
 
     def __init__(self) -> None:
-        self.returned: Counter[tuple[str, str]] = Counter()
-        """(method, status), ``<error>`` for none -> how many."""
-        self.seconds: dict[str, float] = {}
-        """Method -> how long they took, watches until their first byte."""
-        self.waited = 0.0
-        """Seconds that requests were held back here."""
+        self.returned: Counter[tuple[str, str, str]] = Counter()
+        """(host, method, status), ``<error>`` for none -> how many."""
+        self.latency: dict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        """(path, method) -> how long until their answers began, in seconds."""
+        self.waited: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(RATE_BOUNDS))
+        """(path, method) -> seconds that requests were held back here."""
         self.last_answer = 0.0
         """When a server last answered, in seconds of the monotonic clock."""
 
     @contextmanager
-    def timed(self, method: str, waited: float) -> Iterator[Call]:
-        """Around one request."""
-        self.waited += waited
-        call = Call(self, method)
+    def timed(self, method: str, target: str, server: str, waited: float) -> Iterator[Call]:
+        """Around one request; ``waited`` are the seconds it was held back."""
+        path, host = normalised(target), urlsplit(server).netloc
+        self.waited[path, method].observe(waited)
+        call = Call(self, path, method)
         try:
             yield call
         finally:
-            self.returned[method, call.status] += 1
+            self.returned[host, method, call.status] += 1
+
+
+def normalised(target: str) -> str:
+    """The path of a request, names in it as placeholders: there are few of them."""
+    path = target.partition("?")[0]
+    head, *parts = path.strip("/").split("/")
+    kept = {"api": 1, "apis": 2}.get(head)
+    if kept is None or len(parts) <= kept:
+        return path
+    shown, rest = parts[:kept], parts[kept:]
+    if rest[0] == "namespaces" and len(rest) > 2:
+        shown += ["namespaces", "{namespace}"]
+        rest = rest[2:]
+    shown.append(rest[0])
+    if len(rest) > 1:
+        shown += ["{name}", *rest[2:]]
+    return "/" + "/".join([head, *shown])
+
+
+def families(calls: Calls) -> Iterator[Family]:
+    """Requests as metrics."""
+    yield counter(
+        "cilium_k8s_client_api_calls_total",
+        "Number of API calls made to kube-apiserver labeled by host, method and return code.",
+        dict(calls.returned),
+        "host method return_code",
+    )
+    yield histogram(
+        "cilium_k8s_client_api_latency_time_seconds",
+        "Duration of processed API calls labeled by path and method.",
+        dict(calls.latency),
+        "path method",
+    )
+    yield histogram(
+        "cilium_k8s_client_rate_limiter_duration_seconds",
+        "Kubernetes client rate limiter latency in seconds. Broken down by path and method.",
+        dict(calls.waited),
+        "path method",
+    )

@@ -242,7 +242,7 @@ class Client:
         ]
         if body is not None:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
-        with self.calls.timed(method, waited) as call:
+        with self.calls.timed(method, target, self.server, waited) as call:
             async with self._transport.send(method, target, headers, body, quiet=quiet) as answer:
                 call.answered(answer.status)
                 if answer.status in {502, 503, 504}:

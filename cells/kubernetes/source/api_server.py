@@ -26,6 +26,7 @@ from lifecycle import Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
 
 if TYPE_CHECKING:
     from cells.kubernetes.client import Access, Client
+    from cells.kubernetes.client.calls import Calls
 
 AGENT: Final = "cilium-agent/1.17.0"
 """What requests say they are from: the field manager of what is written, too."""
@@ -87,6 +88,12 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     if found is None:
         return Access(servers=urls) if urls else None
     return replace(found, servers=urls) if urls else found
+
+
+def shown_as(kind: Kind[Any]) -> str:
+    """A kind as Cilium's status shows it; groups go by their first name."""
+    group = {"": "core", "discovery.k8s.io": "discovery", "cilium.io": "cilium"}.get(kind.group, kind.group)
+    return f"{group}/{kind.version}::{'Pods' if kind is PODS else kind.kind}"
 
 
 def asked_for(kind: Kind[Any], node: str) -> dict[str, str]:
@@ -172,6 +179,20 @@ class KubernetesAPI:
         except ConflictError:  # somebody was faster
             return await self.client.update(kind, name, change) is not None
         return True
+
+    def followed(self) -> list[str]:
+        """The kinds that are followed at the server, as Cilium writes them: ``core/v1::Pods``."""
+        if self._client is None:
+            return []
+        states = {one.kind: one.state for one in self._statuses.all()}
+        return sorted(
+            shown_as(kind) for kind in self._resources.kinds if states.get(kind.qualified) == "watching"
+        )
+
+    @property
+    def calls(self) -> Calls | None:
+        """What is counted of requests; None without a server."""
+        return self._client.calls if self._client is not None else None
 
     def state(self) -> ServerState:
         """How the server is; Disabled when there is none."""

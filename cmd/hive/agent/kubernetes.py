@@ -1,0 +1,73 @@
+"""``hive kubernetes``: where the objects of the running agent come from, and how that is.
+
+Needs: the agent's /v1/healthz and the tables k8s-sources and manifests.   Gives: command.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, output_option, table
+
+HEAD = ("KIND", "STATE", "OBJECTS", "HEARD", "WRONG")
+
+
+@click.group()
+def command() -> None:
+    """Look at where the agent's objects come from: API servers, or a folder of manifests."""
+
+
+@command.command()
+@socket_option
+@timeout_option
+@output_option
+def status(agent_socket: Path, timeout: float, output: str) -> None:
+    """Tell how each kind of object is followed, when something was last heard of it, and what is wrong."""
+    server = ask("/v1/healthz", agent_socket, timeout=timeout).get("kubernetes") or {}
+    kinds, files = (
+        [row["obj"] for row in ask(f"/statedb/dump/{name}", agent_socket, timeout=timeout)[name]]
+        for name in ("k8s-sources", "manifests")
+    )
+    found = {"server": server, "kinds": kinds, "manifests": files}
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if not kinds:
+        click.echo("no source: the agent was given neither an API server nor a folder of manifests")
+        return
+    if files:
+        click.echo(
+            f"manifests: {len(files)} files, {sum(1 for one in files if one.get('error'))} with errors"
+        )
+    else:
+        click.echo(f"API server: {server.get('state', '')} {server.get('msg', '')}".rstrip())
+    rows = [HEAD, *(_row(one) for one in sorted(kinds, key=lambda one: str(one["kind"])))]
+    for line in table(rows):
+        click.echo(line)
+    for one in files:
+        if one.get("error"):
+            click.echo(one["error"])
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    wrong = [text for text in (one.get("error", ""), *one.get("broken", ())) if text]
+    state = (
+        one["state"]
+        if one["synced"] or one["state"] in ("waiting", "absent")
+        else f"{one['state']}, not synced"
+    )
+    return (one["kind"], state, str(one["objects"]), _age(one["changed"]), "; ".join(wrong))
+
+
+def _age(heard: float) -> str:
+    """How long ago, of seconds since the epoch; 0 is never."""
+    if not heard:
+        return "never"
+    seconds = max(0, int(time.time() - heard))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit} ago"
+    return f"{seconds}s ago"
