@@ -68,6 +68,26 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
 
     One that decorates may return a whole group, ``list[Member[T]]``.
     """
+    key = call, invoked, decorates
+    if not _stays(call):
+        return _described(*key)
+    if (known := _known.get(key)) is None:
+        known = _described(*key)
+        if not known.faults:
+            _known[key] = known
+    return known
+
+
+_known: dict[tuple[object, bool, bool], Signature] = {}
+"""Of what stands in modules: a hive made again and again, as in tests, reads its hints once."""
+
+
+def _stays(call: object) -> bool:
+    """Whether it is a function or class of a module, there as long as the process."""
+    return isinstance(call, types.FunctionType | type) and "<locals>" not in call.__qualname__
+
+
+def _described(call: Callable[..., object], invoked: bool, decorates: bool) -> Signature:
     if not has_place(call):
         return Signature((), None, (f"{call!r} is neither a function nor a class",))
     kind = class_of(call)
