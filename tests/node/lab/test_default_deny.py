@@ -1,0 +1,32 @@
+"""The walk from default deny to a working application: every command is run, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hive.lab.cluster import Cluster
+from hive.lab.node import exclusive
+from tests.support.namespaces import need_root
+from tests.support.pages import ROOT, blocks, play, shell
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
+
+
+def test_everything_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
+    need_root()
+    path = ROOT / "docs" / "default-deny.md"
+    cluster = Cluster(f"deny-{os.getpid()}")
+    try:
+        with shell(tmp_path, {"HIVE_LAB": cluster.name}) as process:
+            for block in blocks(path.read_text(encoding="utf-8")):
+                if block.file:
+                    (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+                else:
+                    play(path, block, process, columns=False)
+        assert not list(cluster.nodes()), "the page ends with hive lab down"
+    finally:
+        with exclusive():
+            cluster.remove(cluster.nodes())
