@@ -1,4 +1,4 @@
-"""The walk from default deny to a working application: every command is run, and prints what the page shows."""
+"""The walk from default deny to a working application: every command runs, and prints what is shown."""
 
 from __future__ import annotations
 
