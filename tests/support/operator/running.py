@@ -53,10 +53,10 @@ class Operators:
         self._kubeconfig = folder / "kubeconfig"
         self._config = folder / "cilium-config"
 
-    def arguments(self, values: Mapping[str, object] | None = None) -> list[str]:
+    def arguments(self, values: Mapping[str, object] | None = None, token: str = ADMIN_TOKEN) -> list[str]:
         """The flags of an operator of this cluster: where its settings are."""
         cluster = {"server": f"http://127.0.0.1:{self.server.port}"}
-        user = {"token": ADMIN_TOKEN}
+        user = {"token": token}
         context = {"cluster": "stand-in", "user": "admin", "namespace": "kube-system"}
         self._kubeconfig.write_text(
             yaml.safe_dump(
@@ -92,16 +92,22 @@ class Operators:
         finally:
             await made.reset()
 
-    def hive(self, values: Mapping[str, object] | None = None) -> Hive:
+    def hive(self, values: Mapping[str, object] | None = None, token: str = ADMIN_TOKEN) -> Hive:
         """An operator's hive, not started."""
-        return Hive(operator, settings=Sources(argv=self.arguments(values), unknown="ignore"), name="hive")
+        return Hive(
+            operator, settings=Sources(argv=self.arguments(values, token), unknown="ignore"), name="hive"
+        )
 
     @asynccontextmanager
     async def running(
-        self, values: Mapping[str, object] | None = None, *, leads: bool = True
+        self,
+        values: Mapping[str, object] | None = None,
+        *,
+        leads: bool = True,
+        token: str = ADMIN_TOKEN,
     ) -> AsyncIterator[Hive]:
         """An operator that runs; by default once its work as the leader has begun."""
-        async with self.hive(values).started() as hive:
+        async with self.hive(values, token).started() as hive:
             if leads:
                 await eventually(lambda: at_work(hive), 30)
             yield hive

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from cells.agent import agent
+from cells.operator.process import operator
 from lifecycle import Hive, Sources
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -44,13 +45,16 @@ def test_strict_validation_finds_a_misspelt_field() -> None:
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-def test_the_agent_starts_from_the_config_map(tmp_path: Path) -> None:
+def test_agent_and_operator_start_from_the_config_map(tmp_path: Path) -> None:
     for key, value in load("configmap.yaml")["data"].items():
         (tmp_path / key).write_text(value)
-    hive = Hive(agent, settings=Sources([f"--config-dir={tmp_path}"], {}, yaml_name="cilium-config.yaml"))
-    hive.check()
-    used = {one.option.name for one in hive.settings() if one.origin.startswith("file ")}
-    assert used == load("configmap.yaml")["data"].keys() - {"cni-uninstall"}
+    used: set[str] = set()
+    for process in (agent, operator):
+        sources = Sources([f"--config-dir={tmp_path}"], {}, yaml_name="cilium-config.yaml", unknown="ignore")
+        hive = Hive(process, settings=sources)
+        hive.check()
+        used |= {one.option.name for one in hive.settings() if one.origin.startswith("file ")}
+    assert used == load("configmap.yaml")["data"].keys()
 
 
 def test_prometheus_is_sent_where_the_agent_serves(pod: dict[str, Any]) -> None:
@@ -103,8 +107,10 @@ def test_the_probes_ask_where_the_agent_answers(pod: dict[str, Any]) -> None:
         assert (asked["host"], asked["port"], asked["path"]) == ("127.0.0.1", 9879, "/healthz")
 
 
-def test_an_agent_without_a_client_has_no_rights_in_the_cluster(pod: dict[str, Any]) -> None:
-    assert not any(
-        found["kind"].endswith(("Role", "RoleBinding")) for found in map(load, (f.name for f in FILES))
-    )
-    assert pod["automountServiceAccountToken"] is False
+def test_every_account_has_a_role_that_is_bound_to_it() -> None:
+    found = [one for file in FILES for one in yaml.safe_load_all(file.read_text())]
+    accounts = {one["metadata"]["name"] for one in found if one["kind"] == "ServiceAccount"}
+    bound = {
+        subject["name"] for one in found if one["kind"] == "ClusterRoleBinding" for subject in one["subjects"]
+    }
+    assert accounts == bound == {"cilium", "cilium-operator"}

@@ -1,0 +1,202 @@
+"""The chart: what is generated of it, and how it is rendered with Helm's own engine.
+
+``python -m tests.support.chart`` writes what follows from values.yaml: the paths of values, the schema, and
+configs/manifests, which are the chart with its default values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+CHART: Final = CONFIGS / "chart"
+MANIFESTS: Final = CONFIGS / "manifests"
+OPEN: Final = (
+    "commonLabels",
+    "extraConfig",
+    "apiRateLimit",
+    "cni.resources",
+    "resources",
+    "initResources",
+    "annotations",
+    "podAnnotations",
+    "podLabels",
+    "nodeSelector",
+    "affinity",
+    "updateStrategy",
+    "operator.resources",
+    "operator.annotations",
+    "operator.podAnnotations",
+    "operator.podLabels",
+    "operator.nodeSelector",
+    "operator.affinity",
+    "operator.updateStrategy",
+    "serviceAccounts.cilium.annotations",
+    "serviceAccounts.operator.annotations",
+)
+"""Values whose inside is the user's own."""
+UNSET: Final = {
+    "k8sClientRateLimit.qps": "number",
+    "k8sClientRateLimit.burst": "integer",
+    "k8sClientRateLimit.operator.qps": "number",
+    "k8sClientRateLimit.operator.burst": "integer",
+    "bpf.ctTcpMax": "integer",
+    "bpf.ctAnyMax": "integer",
+    "bpf.mapDynamicSizeRatio": "number",
+    "sessionAffinity": "boolean",
+    "cni.chainingMode": "string",
+    "cni.chainingTarget": "string",
+    "image.override": "string",
+    "operator.image.override": "string",
+    "prometheus.metrics": "array",
+}
+"""The types of values that have no default."""
+ANYTHING: Final = ("k8sServicePort", "operator.setNodeTaints", "operator.podDisruptionBudget.maxUnavailable")
+"""Values of more than one type."""
+FILES: Final = {
+    "configmap.yaml": ("configmap.yaml",),
+    "daemonset.yaml": ("daemonset.yaml",),
+    "serviceaccount.yaml": ("serviceaccounts.yaml",),
+    "operator.yaml": ("operator.yaml",),
+    "rbac.yaml": ("rbac-agent.yaml", "rbac-operator.yaml"),
+}
+"""Manifest -> templates."""
+HEADER: Final = "# Generated from configs/chart with its default values: python -m tests.support.chart\n"
+
+
+class RenderError(Exception):
+    """The chart refuses these values; the text says why."""
+
+
+def values() -> dict[str, Any]:
+    """The chart's default values."""
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return found
+
+
+def paths(of: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Every path of a value that is no map, or an empty or open one."""
+    for name, value in of.items():
+        path = f"{at}.{name}".lstrip(".")
+        if isinstance(value, dict) and value and path not in OPEN:
+            yield from paths(value, path)
+        else:
+            yield path
+
+
+def schema() -> dict[str, Any]:
+    """The schema of values: their types, and what the comments of values.yaml say."""
+    found = _schema(values(), "", comments())
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart", **found}
+
+
+def _schema(of: Mapping[str, Any], at: str, told: Mapping[str, str]) -> dict[str, Any]:
+    properties = {name: _type(value, f"{at}.{name}".lstrip("."), told) for name, value in of.items()}
+    return {"type": "object", "properties": properties}
+
+
+def _type(value: Any, path: str, told: Mapping[str, str]) -> dict[str, Any]:
+    described = {"description": told[path]} if path in told else {}
+    if path in OPEN:
+        return {**described, "type": ["object", "null"]} if path != "apiRateLimit" else described
+    if isinstance(value, dict):
+        return {**described, **_schema(value, path, told)}
+    if path in UNSET:
+        return {**described, "type": [UNSET[path], "null"]}
+    if value is None or path in ANYTHING:
+        return described
+    kinds = {bool: "boolean", int: "integer", str: "string", list: "array", float: "number"}
+    return {**described, "type": [kinds[type(value)], "null"]}
+
+
+def comments() -> dict[str, str]:
+    """Path -> the comment before it in values.yaml."""
+    found: dict[str, str] = {}
+    at: list[tuple[int, str]] = []
+    held: list[str] = []
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            held.append(text.removeprefix("#").strip())
+        elif match := re.match(r"^( *)([A-Za-z0-9]+):", line):
+            depth = len(match[1])
+            at = [one for one in at if one[0] < depth] + [(depth, match[2])]
+            if held:
+                found[".".join(name for _, name in at)] = " ".join(held)
+            held = []
+        else:
+            held = []
+    return found
+
+
+@cache
+def _loaded() -> Any:
+    import helm_python
+
+    return helm_python.Chart.load(CHART)
+
+
+def render(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict[str, str]:
+    """Template -> what Helm's engine makes of it. Raises RenderError."""
+    import helm_python
+
+    try:
+        chart = _loaded()
+        chart.validate_schema(dict(given))
+        found = chart.render(dict(given), name="cilium", namespace=namespace)
+    except helm_python.HelmError as error:
+        raise RenderError(str(error)) from error
+    return {name.rpartition("/")[2]: text for name, text in found.items()}
+
+
+def objects(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict[str, dict[str, Any]]:
+    """``Kind/name`` -> object. Raises RenderError."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, text in render(given, namespace=namespace).items():
+        if name.endswith(".yaml"):
+            for one in yaml.safe_load_all(text):
+                if one:
+                    found[f"{one['kind']}/{one['metadata']['name']}"] = one
+    return found
+
+
+def generated() -> dict[Path, str]:
+    """File -> what shall be in it, but for the manifests."""
+    listed = sorted(set(paths(values())) - set(OPEN))
+    return {
+        CHART / "files" / "known.txt": "".join(f"{one}\n" for one in listed),
+        CHART / "files" / "open.txt": "".join(f"{one}\n" for one in OPEN),
+        CHART / "values.schema.json": json.dumps(schema(), indent=2, ensure_ascii=False) + "\n",
+    }
+
+
+def manifests() -> dict[Path, str]:
+    """File -> the chart with its default values."""
+    found = render({})
+    texts = {name: "---\n".join(_tidy(found[one]) for one in parts) for name, parts in FILES.items()}
+    return {MANIFESTS / name: HEADER + text for name, text in texts.items()}
+
+
+def _tidy(text: str) -> str:
+    """Without the empty lines that templates leave."""
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
+
+
+def main() -> None:
+    """Write everything that is generated."""
+    for of in (generated, manifests):
+        for path, text in of().items():
+            path.write_text(text)
+            sys.stdout.write(f"{path.relative_to(CONFIGS)}\n")
+
+
+if __name__ == "__main__":
+    main()

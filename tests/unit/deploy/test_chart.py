@@ -1,0 +1,161 @@
+"""The chart: Cilium's value names lead to Cilium's keys; what is not here is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cells.agent import agent
+from cells.operator.process import LEADER, operator
+from lifecycle.graph import sections
+from tests.support import chart
+from tests.support.counts import Count
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+DATA = Path(__file__).resolve().parents[2] / "conformance_data" / "helm"
+NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "default")
+CONFIG = "ConfigMap/cilium-config"
+
+DIFFERENT_KEYS = {
+    "enable-ipv4-masquerade": "masquerading is not built",
+    "enable-ipv6-masquerade": "masquerading is not built",
+    "prometheus-serve-addr": "metrics of agents are served by default",
+    "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
+    "set-cilium-is-up-condition": "false is said, since left out it would mean true",
+}
+RENDERED_HERE = {
+    "bad-hubble-own-certs-missing": "Hubble is off here",
+    "bad-null-hubble": "Hubble is off here",
+}
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return found
+
+
+def recorded_keys(name: str) -> dict[str, str] | None:
+    """The ConfigMap that Cilium's chart renders, None for none."""
+    default = load("default")["rendered"][CONFIG]["data"]
+    found = dict(default)
+    for pointer, (_, new) in load(name)["diff"].get(CONFIG, {}).items():
+        if not pointer:
+            return None if new == "<absent>" else default if new == "<as in default>" else new["data"]
+        key = pointer.removeprefix("/data/")
+        if new == "<absent>":
+            found.pop(key, None)
+        elif key != pointer:
+            found[key] = new
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, count: Count) -> None:
+    given = load(name)["values"]
+    bad = name.startswith("bad-") and name not in RENDERED_HERE
+    try:
+        found = chart.objects(given)
+    except chart.RenderError as error:
+        text = str(error)
+        if bad:
+            count("recorded values", {"refused by both": 1})
+            return
+        assert any(why in text for why in ("not served here", "no value of this chart", "one family")), text
+        count("recorded values", {"refused here: they ask for what is not served": 1})
+        return
+    assert not bad
+    if name in RENDERED_HERE:
+        count("recorded values", {f"taken here: {RENDERED_HERE[name]}": 1})
+        return
+    ours, theirs = (found.get(CONFIG) or {}).get("data"), recorded_keys(name)
+    assert (ours is None) == (theirs is None)
+    count("recorded values", {"compared": 1})
+    outcomes: Counter[str] = Counter()
+    for key in known_keys() if ours is not None and theirs is not None else ():
+        assert ours is not None
+        assert theirs is not None
+        if str(ours.get(key)) == str(theirs.get(key)):
+            outcomes["equal"] += 1
+        else:
+            assert key in DIFFERENT_KEYS, (key, ours.get(key), theirs.get(key))
+            outcomes[f"different: {DIFFERENT_KEYS[key]}"] += 1
+    outcomes["of what is not served"] += len((theirs or {}).keys() - known_keys())
+    count("keys of the ConfigMap", outcomes)
+
+
+def known_keys() -> set[str]:
+    table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
+    return {one["key"] for one in table} | {
+        "cni-chaining-mode",
+        "operator-api-serve-addr",
+        "set-cilium-node-taints",
+        "write-cni-conf-when-ready",
+    }
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    for path, text in {**chart.generated(), **chart.manifests()}.items():
+        assert path.read_text() == text, f"{path.name}: run python -m tests.support.chart"
+
+
+def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
+    options = {option.name for section in sections(agent, operator, *LEADER) for option in section.options}
+    init = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
+    assert known_keys() - options - init == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"hubble": {"enabled": True}}, "hubble.enabled: a value of Cilium's chart that is not served"),
+        ({"kubeProxyReplacement": "true"}, "kubeProxyReplacement: a value of Cilium's chart"),
+        ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
+        ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
+        ({"routingMode": "tunnel"}, "routingMode=tunnel: not served here yet: expected native"),
+        ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
+        ({"operator": {"replicas": "two"}}, "replicas"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(chart.RenderError, match=says.replace("(", r"\(")):
+        chart.objects(given)
+
+
+def test_what_asks_for_nothing_is_taken_though_it_is_not_served() -> None:
+    given = {"hubble": {"enabled": False}, "kubeProxyReplacement": "", "l2announcements": {"enabled": False}}
+    assert chart.objects(given) == chart.objects({})
+
+
+def test_the_values_of_the_installation_page_are_taken() -> None:
+    page = (chart.CONFIGS.parent / "docs" / "install.md").read_text()
+    text = page.partition("```yaml file=values.yaml\n")[2].partition("```")[0]
+    found = chart.objects(yaml.safe_load(text))
+    image = found["DaemonSet/cilium"]["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == "registry.example/hive-agent:0.1.0"
+    assert found[CONFIG]["data"]["auto-direct-node-routes"] == "true"
+
+
+def test_the_release_s_namespace_is_everywhere_it_belongs() -> None:
+    found = chart.objects({}, namespace="net")
+    assert {one["metadata"].get("namespace", "net") for one in found.values()} == {"net"}
+    bindings = [one for one in found.values() if one["kind"].endswith("Binding")]
+    assert {subject["namespace"] for one in bindings for subject in one["subjects"]} == {"net"}
+
+
+def test_extra_settings_win_and_are_texts() -> None:
+    data = chart.objects({"extraConfig": {"debug": True, "mtu": 1400, "cni-mac-addr-mode": "fixed"}})[CONFIG][
+        "data"
+    ]
+    assert (data["debug"], data["mtu"], data["cni-mac-addr-mode"]) == ("true", "1400", "fixed")
+
+
+def test_agents_and_operator_can_be_left_out() -> None:
+    assert "DaemonSet/cilium" not in chart.objects({"agent": False})
+    assert CONFIG in chart.objects({"agent": False})
+    assert "Deployment/cilium-operator" not in chart.objects({"operator": {"enabled": False}})
+    assert chart.objects({"agent": False, "operator": {"enabled": False}}) == {}

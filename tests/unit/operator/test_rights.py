@@ -1,0 +1,143 @@
+"""The operator needs every right that its roles give, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+
+pytestmark = pytest.mark.anyio
+MANIFESTS = Path(__file__).resolve().parents[3] / "configs" / "manifests"
+ACCOUNT = "system:serviceaccount:kube-system:cilium-operator"
+TOKEN = "operator-token"  # of the stand-in
+PATH = r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/[^/]+)?/(\w+)(?:/([^/]+))?(?:/(\w+))?"
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+MERGE = b"application/merge-patch+json"
+RULE = {"k8s:app": "x"}
+
+
+def roles() -> list[dict[str, Any]]:
+    found = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
+    return [one for one in found if one["metadata"]["name"] == "cilium-operator"]
+
+
+def rights() -> Iterator[tuple[str, str, str]]:
+    """Group, resource and verb of everything its rules allow."""
+    for role in roles():
+        for rule in role.get("rules") or ():
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    yield from ((group, resource, verb) for verb in rule["verbs"])
+
+
+def asked(method: str, target: str) -> tuple[str, str, str] | None:
+    """The right that a request needs."""
+    path, _, query = target.partition("?")
+    match = re.fullmatch(
+        r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/[^/]+)?/(\w+)(?:/([^/]+))?(?:/(\w+))?", path
+    )
+    if match is None:
+        return None
+    group, resource, name, sub = match[1] or "", match[2], match[3], match[4]
+    verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+    reads = "watch" if "watch=1" in query else "get" if name else "list"
+    return group, f"{resource}/{sub}" if sub else resource, verbs.get(method, reads)
+
+
+async def test_nothing_is_denied_and_no_right_is_unused(tmp_path: Path) -> None:
+    server = ApiServer({ADMIN_TOKEN: User("admin", ("system:masters",)), TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    for one in roles():
+        server.add(one)
+    operators = Operators(server, tmp_path)
+    values = {
+        "cluster-pool-ipv4-cidr": "10.0.0.0/8",
+        "nodes-gc-interval": "100ms",
+        "cilium-endpoint-gc-interval": "100ms",
+        "identity-gc-interval": "100ms",
+        "identity-heartbeat-timeout": "200ms",
+    }
+    async with server.serving():
+        async with operators.running(values, token=TOKEN):
+            for body in everything():
+                server.add(body)
+            async with operators.client() as client:
+                path = "/api/v1/namespaces/kube-system/pods/cilium-a/status"
+                await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
+            await eventually(lambda: done(server), 20)
+        async with operators.client() as client:
+            label = b'{"metadata":{"labels":{"io.cilium.k8s.crd.schema.version":"1.0.0"}}}'
+            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ciliumnodes.cilium.io"
+            await client.raw("PATCH", path, None, label, MERGE)
+        before = len(server.requests)
+        async with operators.running(values, token=TOKEN):
+            assert len(server.requests) > before
+    used = {right for one in server.requests if (right := asked(*one)) is not None}
+    lists = {(group, resource, "list") for group, resource, verb in used if verb == "watch"}
+    assert set(rights()) - used - lists == set(), "rights that are not used"
+
+
+def done(server: ApiServer) -> bool:
+    """Whether the operator has done one of everything."""
+
+    def there(group: str, plural: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+        return server.store.get(Resource(group, plural), (namespace, name))
+
+    node, service = there("", "nodes", "a"), there("", "services", "s", "default")
+    assert node is not None
+    assert service is not None
+    kept = there("cilium.io", "ciliumnodes", "a")
+    return bool(
+        not any(one["key"].startswith("node.cilium.io") for one in node["spec"].get("taints") or ())
+        and node["status"].get("conditions")
+        and service["status"]["loadBalancer"].get("ingress")
+        and kept is not None
+        and kept["spec"]["ipam"].get("podCIDRs")
+        and there("cilium.io", "ciliumnodes", "orphan") is None
+        and there("cilium.io", "ciliumendpoints", "orphan", "default") is None
+        and there("cilium.io", "ciliumidentities", "1000") is None
+    )
+
+
+def everything() -> list[dict[str, Any]]:
+    """Something to do for every part."""
+    v2, alpha = "cilium.io/v2", "cilium.io/v2alpha1"
+    taint = {"key": "node.cilium.io/agent-not-ready", "effect": "NoSchedule"}
+    containers = [{"name": "c", "image": "example.invalid/c"}]
+    pod = {"name": "cilium-a", "namespace": "kube-system", "labels": {"k8s-app": "cilium"}}
+    port = {"port": 80}
+    return [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}, "spec": {"taints": [taint]}},
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": pod,
+            "spec": {"nodeName": "a", "containers": containers},
+        },
+        {"apiVersion": v2, "kind": "CiliumNode", "metadata": {"name": "a"}, "spec": {}},
+        {"apiVersion": v2, "kind": "CiliumNode", "metadata": {"name": "orphan"}, "spec": {}},
+        {"apiVersion": v2, "kind": "CiliumEndpoint", "metadata": {"name": "orphan", "namespace": "default"}},
+        {"apiVersion": v2, "kind": "CiliumIdentity", "metadata": {"name": "1000"}, "security-labels": RULE},
+        {
+            "apiVersion": alpha,
+            "kind": "CiliumLoadBalancerIPPool",
+            "metadata": {"name": "p"},
+            "spec": {"blocks": [{"cidr": "203.0.113.0/28"}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "s", "namespace": "default"},
+            "spec": {"type": "LoadBalancer", "ports": [port]},
+        },
+    ]
