@@ -1,6 +1,7 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
-Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental: none.
+Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental and
+       node-ranges: none.
 Gives: the table on standard output.
 """
 
@@ -21,6 +22,7 @@ from tests.bench import (
     incremental,
     lag,
     losses,
+    node_ranges,
     packets,
     podadd,
     polling,
@@ -51,10 +53,11 @@ PARTS: dict[str, Measure] = {
     "framework": framework.measure,
     "tables": tables.measure,
     "incremental": incremental.measure,
+    "node-ranges": node_ranges.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
-UNPRIVILEGED = {"framework", "tables", "incremental"}
+UNPRIVILEGED = {"framework", "tables", "incremental", "node-ranges"}
 
 
 def main() -> int:

@@ -24,6 +24,8 @@ class NodeWish(msgspec.Struct, frozen=True, gc=False):
     """Its ranges; None leaves them as they are."""
     error: str
     """Why it has none, or not these; empty takes an old error away."""
+    says: bool
+    """Whether that is news: the node's status says something else."""
 
 
 class Ledger:
@@ -149,6 +151,5 @@ class Ledger:
         cidrs: tuple[str, ...] | None = tuple(map(str, self._held.get(name, ())))
         if error or cidrs == has:
             cidrs = None
-        if cidrs is None and error == node.status.ipam.operator_status.error:
-            return None
-        return NodeWish(name, node.metadata.uid, cidrs, error)
+        says = error != node.status.ipam.operator_status.error
+        return NodeWish(name, node.metadata.uid, cidrs, error, says) if says or cidrs is not None else None
