@@ -9,7 +9,19 @@ from __future__ import annotations
 from typing import Final
 
 from cells.observe.metrics import Metrics
-from cells.operator import api_server, crds, gc, lb_ipam, leader, nodes, objects, options, pod_cidrs, server
+from cells.operator import (
+    api_server,
+    crds,
+    gc,
+    lb_ipam,
+    leader,
+    nodes,
+    objects,
+    options,
+    pod_cidrs,
+    server,
+    unmanaged_pods,
+)
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import LeaderHive
 from cells.operator.options import OperatorOptions
@@ -22,6 +34,7 @@ LEADER: Final = (
     nodes.cell,
     gc.cell,
     lb_ipam.cell,
+    unmanaged_pods.cell,
 )
 """What only the leader runs."""
 

@@ -93,6 +93,7 @@ def known_keys() -> set[str]:
     return {one["key"] for one in table} | {
         "cni-chaining-mode",
         "operator-api-serve-addr",
+        "unmanaged-pod-watcher-interval",
         "set-cilium-node-taints",
         "write-cni-conf-when-ready",
     }

@@ -21,8 +21,13 @@ MANIFESTS = Path(__file__).resolve().parents[3] / "configs" / "manifests"
 ACCOUNT = "system:serviceaccount:kube-system:cilium-operator"
 TOKEN = "operator-token"  # of the stand-in
 PATH = r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/[^/]+)?/(\w+)(?:/([^/]+))?(?:/(\w+))?"
-READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+READY = {
+    "phase": "Running",
+    "startTime": "2025-01-01T00:00:00Z",
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
 MERGE = b"application/merge-patch+json"
+TAINT = "node.cilium.io/agent-not-ready"
 RULE = {"k8s:app": "x"}
 
 
@@ -66,14 +71,16 @@ async def test_nothing_is_denied_and_no_right_is_unused(tmp_path: Path) -> None:
         "cilium-endpoint-gc-interval": "100ms",
         "identity-gc-interval": "100ms",
         "identity-heartbeat-timeout": "200ms",
+        "unmanaged-pod-watcher-interval": 1,
     }
     async with server.serving():
         async with operators.running(values, token=TOKEN):
             for body in everything():
                 server.add(body)
             async with operators.client() as client:
-                path = "/api/v1/namespaces/kube-system/pods/cilium-a/status"
-                await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
+                for name in ("cilium-a", "dns"):
+                    path = f"/api/v1/namespaces/kube-system/pods/{name}/status"
+                    await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
             await eventually(lambda: done(server), 20)
         async with operators.client() as client:
             label = b'{"metadata":{"labels":{"io.cilium.k8s.crd.schema.version":"1.0.0"}}}'
@@ -97,8 +104,12 @@ def done(server: ApiServer) -> bool:
     assert node is not None
     assert service is not None
     kept = there("cilium.io", "ciliumnodes", "a")
+    refused, dns = there("cilium.io", "ciliumnodes", "refused"), there("", "pods", "dns", "kube-system")
     return bool(
-        not any(one["key"].startswith("node.cilium.io") for one in node["spec"].get("taints") or ())
+        refused is not None
+        and refused.get("status")
+        and (dns is None or "deletionTimestamp" in dns["metadata"])
+        and not any(one["key"].startswith("node.cilium.io") for one in node["spec"].get("taints") or ())
         and node["status"].get("conditions")
         and service["status"]["loadBalancer"].get("ingress")
         and kept is not None
@@ -112,8 +123,10 @@ def done(server: ApiServer) -> bool:
 def everything() -> list[dict[str, Any]]:
     """Something to do for every part."""
     v2, alpha = "cilium.io/v2", "cilium.io/v2alpha1"
-    taint = {"key": "node.cilium.io/agent-not-ready", "effect": "NoSchedule"}
+    taint = {"key": TAINT, "effect": "NoSchedule"}
     containers = [{"name": "c", "image": "example.invalid/c"}]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "refused", "uid": "u"}
+    dns = {"name": "dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     pod = {"name": "cilium-a", "namespace": "kube-system", "labels": {"k8s-app": "cilium"}}
     port = {"port": 80}
     return [
@@ -124,7 +137,19 @@ def everything() -> list[dict[str, Any]]:
             "metadata": pod,
             "spec": {"nodeName": "a", "containers": containers},
         },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": dns,
+            "spec": {"nodeName": "a", "containers": containers},
+        },
         {"apiVersion": v2, "kind": "CiliumNode", "metadata": {"name": "a"}, "spec": {}},
+        {
+            "apiVersion": v2,
+            "kind": "CiliumNode",
+            "metadata": {"name": "refused", "ownerReferences": [owner]},
+            "spec": {"ipam": {"podCIDRs": ["192.0.2.0/24"]}},
+        },
         {"apiVersion": v2, "kind": "CiliumNode", "metadata": {"name": "orphan"}, "spec": {}},
         {"apiVersion": v2, "kind": "CiliumEndpoint", "metadata": {"name": "orphan", "namespace": "default"}},
         {"apiVersion": v2, "kind": "CiliumIdentity", "metadata": {"name": "1000"}, "security-labels": RULE},

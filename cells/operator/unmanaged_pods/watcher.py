@@ -1,0 +1,131 @@
+"""Looks for pods without an endpoint, and deletes one of them at a time.
+
+Needs: ClusterAPI, ClusterObjects.   Gives: UnmanagedPods, UnmanagedPodSettings, tell().
+Source: Cilium 1.17, operator/watchers/pod: one pod a pass, none younger than 30 s, none twice in 5 minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Final
+
+from cells.kubernetes import CILIUM_ENDPOINTS, Key, api
+from cells.observe.metrics import Collector, Family, Metrics, gauge
+from cells.operator.api_server import ClusterAPI
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Settings, refuse
+
+YOUNG: Final = 30.0
+"""Seconds a pod is given to get its endpoint."""
+AGAIN: Final = 300.0
+"""Seconds between two deletions of a pod with one name."""
+
+
+class UnmanagedPodSettings(Settings, frozen=True):
+    """Settings of the unmanaged-pods cell."""
+
+    unmanaged_pod_watcher_interval: int = 15
+    """Seconds between two looks for pods without an endpoint; 0 never looks."""
+
+    pod_restart_selector: str = "k8s-app=kube-dns"
+    """Labels of the pods that are looked for."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.unmanaged_pod_watcher_interval < 0:
+            yield f"unmanaged-pod-watcher-interval={self.unmanaged_pod_watcher_interval}: expected 0 or more"
+        if any(not key or not equals for key, equals, _ in self._parts()):
+            yield f"pod-restart-selector={self.pod_restart_selector}: expected key=value,key=value"
+
+    def _parts(self) -> list[tuple[str, str, str]]:
+        return [one.strip().partition("=") for one in self.pod_restart_selector.split(",")]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the pods that are looked for."""
+        return {key: value.removeprefix("=") for key, _, value in self._parts()}
+
+
+class UnmanagedPods:
+    """Looks every unmanaged-pod-watcher-interval."""
+
+    def __init__(
+        self,
+        settings: UnmanagedPodSettings,
+        server: ClusterAPI,
+        objects: ClusterObjects,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._labels = settings.labels
+        self._server = server
+        self._log = log
+        self._pods = objects.table(CLUSTER_PODS)
+        self._endpoints = objects.table(CILIUM_ENDPOINTS)
+        self._deleted: dict[Key, float] = {}
+        self.found = 0
+        """How many there were at the last look."""
+        self.active = settings.unmanaged_pod_watcher_interval > 0
+        if self.active:
+            jobs.timer("look", self.look, float(settings.unmanaged_pod_watcher_interval))
+
+    async def look(self) -> None:
+        """One pass. Raises KubernetesError."""
+        await self._pods.wait_initialized()
+        await self._endpoints.wait_initialized()
+        now = time.time()
+        found = [pod for pod in self._pods.all() if self._unmanaged(pod, now)]
+        self.found = len(found)
+        self._deleted = {key: at for key, at in self._deleted.items() if now - at < AGAIN}
+        for pod in found:
+            if pod.key in self._deleted:
+                continue
+            self._deleted[pod.key] = now
+            self._log.info("pod without an endpoint is started again", pod="/".join(pod.key))
+            try:
+                await self._server.client.delete(CLUSTER_PODS, pod.name, pod.namespace, uid=pod.metadata.uid)
+            except api.ConflictError:
+                continue  # it has been made anew
+            return
+
+    def _unmanaged(self, pod: ClusterPod, now: float) -> bool:
+        return (
+            pod.status.phase == "Running"
+            and not pod.spec.host_network
+            and not pod.terminating
+            and all(pod.labels.get(key) == value for key, value in self._labels.items())
+            and self._endpoints.get(pod.key) is None
+            and now - _started(pod, now) >= YOUNG
+        )
+
+
+def _started(pod: ClusterPod, otherwise: float) -> float:
+    """When a pod began, in seconds since the epoch."""
+    try:
+        return datetime.fromisoformat(pod.status.start_time or "").timestamp()
+    except ValueError:
+        return otherwise
+
+
+def tell(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
+    """Tell how many there are, while this operator leads."""
+
+    async def collect() -> Iterable[Family]:
+        return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]
+
+    collector = Collector("unmanaged-pods", collect)
+
+    async def start() -> None:
+        metrics.add([collector])
+
+    async def stop() -> None:
+        metrics.remove([collector])
+
+    if pods.active:
+        lifecycle.append(Hook("tell metrics", start, stop))
