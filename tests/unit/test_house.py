@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,23 +21,55 @@ PACKAGES = {path.parent.name for path in (ROOT / "lifecycle").glob("*/__init__.p
 FRAMEWORK_LIBRARIES = {"anyio", "dependency_injector", "msgspec", "structlog", "yaml"}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Full names of what a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Facts(NamedTuple):
+    """What the rules ask of a module."""
+
+    imported: frozenset[str]
+    """Full names of what it imports, wherever in it."""
+    names: frozenset[tuple[str, str]]
+    """Module and name of every ``from module import name``; no name of ``import module``."""
+    says: bool
+    """Whether it says what it is for."""
+    defined: frozenset[str]
+    unread: frozenset[str]
+    """Private attributes of `self` that it stores and never loads; texts count, for getattr()."""
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    """Read once: many rules ask of each module, and its tree is larger than what they want to know."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    pairs: set[tuple[str, str]] = set()
+    found: list[ast.Attribute] = []
+    texts: set[object] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            pairs |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            pairs |= {(node.module or "", alias.name) for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.append(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.add(node.value)
+    own = [node for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"]
+    stored = {node.attr for node in own if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
+    loaded = {node.attr for node in found if isinstance(node.ctx, ast.Load)}
+    return Facts(
+        frozenset(module for module, _ in pairs),
+        frozenset(pairs),
+        bool(ast.get_docstring(tree)),
+        frozenset(_defined(tree)),
+        frozenset(stored - loaded - texts),
+    )
 
 
-def names_imported(path: Path) -> Iterator[tuple[str, str]]:
-    """Module and name of every ``from module import name``, wherever in it; no name of ``import module``."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
         if isinstance(node, ast.ImportFrom):
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def module_name(path: Path) -> str:
@@ -48,7 +82,7 @@ def framework_imports() -> dict[str, set[str]]:
     paths = {module_name(path): path for room, path in MODULES if room == "lifecycle"}
     found = {}
     for name, path in paths.items():
-        pairs = [(f"{module}.{one}", module) for module, one in names_imported(path)]
+        pairs = [(f"{module}.{one}", module) for module, one in facts(path).names]
         meant = {whole if whole in paths else module for whole, module in pairs}
         found[name] = meant & paths.keys()
     return found
@@ -61,7 +95,7 @@ def named(case: tuple[str, Path]) -> str:
 @pytest.mark.parametrize("case", MODULES, ids=named)
 def test_imports_go_one_way(case: tuple[str, Path]) -> None:
     room, path = case
-    above = {name.partition(".")[0] for name in imported(path)} & set(ROOMS) - {room}
+    above = {name.partition(".")[0] for name in facts(path).imported} & set(ROOMS) - {room}
     assert above <= MAY_IMPORT[room]
 
 
@@ -70,17 +104,7 @@ def cell_packages() -> set[str]:
     found = set()
     for init in ROOMS["cells"].rglob("__init__.py"):
         package = init.parent.relative_to(ROOT)
-        defined = {
-            name
-            for node in ast.parse(init.read_text(encoding="utf-8")).body
-            for name in (
-                [alias.asname or alias.name for alias in node.names]
-                if isinstance(node, ast.ImportFrom)
-                else [target.id for target in node.targets if isinstance(target, ast.Name)]
-                if isinstance(node, ast.Assign)
-                else []
-            )
-        }
+        defined = facts(init).defined
         if "cell" in defined or len(package.parts) == 2:
             found.add(".".join(package.parts))
     return found
@@ -107,7 +131,7 @@ def is_library(name: str, cell: str) -> bool:
 def test_a_cell_uses_only_what_another_cell_exports(case: tuple[str, Path]) -> None:
     _, path = case
     own = cell_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    names = [name for name in imported(path) if name.startswith("cells.")]
+    names = [name for name in facts(path).imported if name.startswith("cells.")]
     inside = [
         name for name in names if cell_of(name) != own and cell_of(name) != name and not is_library(name, own)
     ]
@@ -117,7 +141,7 @@ def test_a_cell_uses_only_what_another_cell_exports(case: tuple[str, Path]) -> N
 @pytest.mark.parametrize("case", [case for case in MODULES if case[0] != "lifecycle"], ids=named)
 def test_only_what_the_framework_exports_is_used(case: tuple[str, Path]) -> None:
     inside = []
-    for module, name in names_imported(case[1]):
+    for module, name in facts(case[1]).names:
         if module.partition(".")[0] != "lifecycle":
             continue
         exported = importlib.import_module(module).__all__ if module.count(".") < 2 else []
@@ -151,14 +175,14 @@ def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
 @pytest.mark.parametrize("case", [case for case in MODULES if case[0] == "lifecycle"], ids=named)
 def test_the_framework_knows_nothing_of_networks(case: tuple[str, Path]) -> None:
     _, path = case
-    outside = {name.partition(".")[0] for name in imported(path)} - sys.stdlib_module_names
+    outside = {name.partition(".")[0] for name in facts(path).imported} - sys.stdlib_module_names
     http = {"h11"} if path.is_relative_to(ROOMS["lifecycle"] / "http") else set()
     assert outside <= FRAMEWORK_LIBRARIES | {"lifecycle"} | http
 
 
 @pytest.mark.parametrize("case", MODULES, ids=named)
 def test_a_module_says_what_it_is_for(case: tuple[str, Path]) -> None:
-    assert ast.get_docstring(ast.parse(case[1].read_text(encoding="utf-8")))
+    assert facts(case[1]).says
 
 
 def test_cmd_does_not_shadow_the_standard_library() -> None:
@@ -172,23 +196,9 @@ KEPT_UNREAD = {
 }
 
 
-def kept_unread(path: Path) -> set[str]:
-    """Private attributes of `self` that a module stores and never loads; texts count, for getattr()."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    found = [node for node in nodes if isinstance(node, ast.Attribute)]
-    stored = {
-        node.attr
-        for node in found
-        if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    }
-    loaded = {node.attr for node in found if isinstance(node.ctx, ast.Load)}
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return {name for name in stored - loaded - texts if name.startswith("_")}
-
-
 @pytest.mark.parametrize("case", MODULES, ids=named)
 def test_nothing_is_kept_that_nobody_reads(case: tuple[str, Path]) -> None:
-    assert {name for name in kept_unread(case[1]) if (named(case), name) not in KEPT_UNREAD} == set()
+    assert {name for name in facts(case[1]).unread if (named(case), name) not in KEPT_UNREAD} == set()
 
 
 def test_no_constructor_of_the_agent_asks_for_what_it_does_not_use() -> None:
