@@ -167,4 +167,9 @@ class EventLog:
         return (took is not None and took >= self._slow) or self._is_debugged()
 
     def _is_debugged(self) -> bool:
-        return self._log.is_enabled_for(logging.DEBUG)
+        return self._bound.is_enabled_for(logging.DEBUG)
+
+    @functools.cached_property
+    def _bound(self) -> Logger:
+        """Bound once, at the first step, when logs are configured: every step asks it for its level."""
+        return self._log.bind()
