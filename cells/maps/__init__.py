@@ -82,7 +82,14 @@ from cells.maps.programs import (
 )
 from cells.maps.sizes import MapSettings
 from cells.maps.text import row_text
-from cells.maps.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
+from cells.maps.tunnel import (
+    TUNNEL_OWN_IDENTITIES,
+    NodeKey,
+    NodeValue,
+    TunnelConfig,
+    TunnelKey,
+    TunnelValue,
+)
 from cells.maps.watchdog import MapWatchdog
 from cells.observe.metrics import Collector, Family, counter
 from lifecycle import Member, config, invoke, module, provide
@@ -115,6 +122,7 @@ __all__ = [
     "NODE_TELLS_VERDICTS",
     "NOEXIST",
     "NO_PREALLOC",
+    "TUNNEL_OWN_IDENTITIES",
     "BpfError",
     "CtEntry",
     "CtKey",

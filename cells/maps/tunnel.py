@@ -17,7 +17,12 @@ from cells.maps.layouts import IPAddress
 _IPV4: Final = 1
 _IPV6: Final = 2
 
-_config = Layout("tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", reserved="16x")
+TUNNEL_OWN_IDENTITIES: Final = 1
+"""Each node gives its pods numbers of its own: another's mean nothing here."""
+
+_config = Layout(
+    "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", reserved="12x"
+)
 _tunnel_key = Layout("tunnel_key", network="16s", family="B", pad="x", cluster_id="H")
 _tunnel_value = Layout("tunnel_value", node="16s", family="B", key="B", pad="2x")
 _node_key = Layout("node_key", pad="2x", pad2="x", family="B", ip="16s")
@@ -44,14 +49,18 @@ class TunnelConfig(msgspec.Struct, frozen=True):
     """UDP, of the packets outside."""
     source: IPv4Address = IPv4Address(0)
     """Of the packets outside; 0.0.0.0: whichever routing chooses."""
+    flags: int = 0
+    """TUNNEL_OWN_IDENTITIES."""
 
     def pack(self) -> bytes:
-        return _config.pack(self.ifindex, self.mtu, self.port.to_bytes(2, "big"), self.source.packed)
+        return _config.pack(
+            self.ifindex, self.mtu, self.port.to_bytes(2, "big"), self.source.packed, self.flags
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ifindex, mtu, port, source = _config.unpack(data)
-        return cls(ifindex, mtu, int.from_bytes(port, "big"), IPv4Address(source))
+        ifindex, mtu, port, source, flags = _config.unpack(data)
+        return cls(ifindex, mtu, int.from_bytes(port, "big"), IPv4Address(source), flags)
 
 
 class TunnelKey(msgspec.Struct, frozen=True):

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+import msgspec
+
 from cells.datapath import TUNNEL_LINK
-from cells.maps import TunnelConfig
+from cells.maps import TUNNEL_OWN_IDENTITIES, TunnelConfig
 from cells.node.netlink import NetlinkError
 from cells.tunnel.edges import TunnelLinks, TunnelMaps
 from cells.tunnel.network import FoundDevice
@@ -63,7 +65,8 @@ class TunnelKernel:
         facts = self._maps.facts()
         if facts != TunnelConfig():
             known = link is not None and facts.ifindex == link.ifindex
-            found.append(TunnelFacts(facts.mtu if known else 0, facts.port, facts.source))
+            own = bool(facts.flags & TUNNEL_OWN_IDENTITIES)
+            found.append(TunnelFacts(facts.mtu if known else 0, facts.port, facts.source, own))
         return {each.key: each for each in found}
 
     async def put(self, batch: Mapping[str, TunnelObject]) -> None:
@@ -101,8 +104,10 @@ class TunnelKernel:
                 await self._device(wanted)
             case TunnelPrograms():
                 self._programs.attach_tunnel((await self._link()).ifindex)
-            case TunnelFacts(mtu=mtu, port=port, source=source):
-                self._tell(TunnelConfig((await self._link()).ifindex, mtu, port, source))
+            case TunnelFacts():
+                flags = TUNNEL_OWN_IDENTITIES * wanted.own_identities
+                ifindex = (await self._link()).ifindex
+                self._tell(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
 
     def _tell(self, facts: TunnelConfig) -> None:
         self._maps.tell(facts)
@@ -137,7 +142,7 @@ class TunnelKernel:
             self._write_settings()
             self._programs.attach_tunnel(link.ifindex)  # before anything arrives that nobody looks at
             if (facts := self._maps.facts()) != TunnelConfig():
-                self._tell(TunnelConfig(link.ifindex, facts.mtu, facts.port, facts.source))
+                self._tell(msgspec.structs.replace(facts, ifindex=link.ifindex))
         elif not link.up or link.device.mtu != wanted.mtu:
             await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
 

@@ -49,6 +49,8 @@ class TunnelFacts:
     port: int
     source: IPv4Address = NO_SOURCE
     """The address packets are sent from; 0.0.0.0: whichever routing chooses."""
+    own_identities: bool = False
+    """Whether nodes give their pods numbers by themselves: then another node's say nothing here."""
 
     @property
     def key(self) -> str:
@@ -62,7 +64,13 @@ ORDER = (TunnelDevice, TunnelPrograms, TunnelFacts)
 
 
 def wanted(
-    settings: TunnelSettings, mtu: int, route_mtu: int, own: IPv4Address | None, local: Iterable[IPv4Address]
+    settings: TunnelSettings,
+    mtu: int,
+    route_mtu: int,
+    own: IPv4Address | None,
+    local: Iterable[IPv4Address],
+    *,
+    own_identities: bool = False,
 ) -> dict[str, TunnelObject]:
     """All of them by key; none in native mode.
 
@@ -75,6 +83,6 @@ def wanted(
     found: list[TunnelObject] = [
         TunnelDevice(settings.port, settings.source_ports, mtu),
         TunnelPrograms(),
-        TunnelFacts(route_mtu, settings.port, source),
+        TunnelFacts(route_mtu, settings.port, source, own_identities),
     ]
     return {each.key: each for each in found}

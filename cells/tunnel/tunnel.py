@@ -1,7 +1,7 @@
 """The tunnel of this node: its device, the programs on it, and what those of pods know of it.
 
 Needs: TunnelSettings, Datapath, TunnelLinks, TunnelMaps, Table[Device], Table[NodeAddress], PodMtu, RouteMtu,
-Sysctls, DirectRouteSettings.
+Sysctls, DirectRouteSettings, ClusterAllocator.
 Gives: Tunnel; the tables ``tunnel`` and ``tunnel-status``.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final
 
+from cells.cluster.identity import ClusterAllocator, NodeAllocator
 from cells.datapath import TUNNEL_LINK, Datapath
 from cells.ipam import Family
 from cells.node.addresses import NodeAddress
@@ -69,6 +70,7 @@ class Tunnel:
         route_mtu: RouteMtu,
         sysctls: Sysctls,
         direct: DirectRouteSettings | None,
+        allocator: ClusterAllocator | None,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
@@ -76,6 +78,7 @@ class Tunnel:
     ) -> None:
         self.settings = settings
         self._direct = direct is not None and direct.auto_direct_node_routes
+        self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
         self._devices = devices
         self._mtu = mtu
         self._route_mtu = route_mtu
@@ -103,6 +106,7 @@ class Tunnel:
             self._route_mtu(),
             own if isinstance(own, IPv4Address) else None,
             held,
+            own_identities=self._own_identities,
         )
 
     async def _start(self) -> None:

@@ -15,6 +15,7 @@ from cells.maps import (
     CT_SERVICE,
     ENDPOINT_FLAGS,
     NODE_EVENTS,
+    TUNNEL_OWN_IDENTITIES,
     CtEntry,
     CtKey,
     EndpointConfig,
@@ -197,11 +198,16 @@ def _node(_: bytes, value: bytes) -> Row:
 
 def _tunnel(_: bytes, value: bytes) -> Row | None:
     row = TunnelConfig.unpack(value)
-    return (
-        {"ifindex": row.ifindex, "mtu": row.mtu, "port": row.port, "source": str(row.source)}
-        if row.ifindex
-        else None
-    )
+    if not row.ifindex:
+        return None
+    identities = "each node's own" if row.flags & TUNNEL_OWN_IDENTITIES else "agreed upon"
+    return {
+        "ifindex": row.ifindex,
+        "mtu": row.mtu,
+        "port": row.port,
+        "source": str(row.source),
+        "identities": identities,
+    }
 
 
 def _tunnel_endpoint(key: bytes, value: bytes) -> Row:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, IPerror, UDPerror
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 
-from cells.maps import CT_IN, IpcacheKey, NodeConfig, PolicyEntry, PolicyKey
+from cells.maps import CT_IN, TUNNEL_OWN_IDENTITIES, IpcacheKey, NodeConfig, PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
-from tests.kernel.datapath.world import INGRESS, NODE, NODE6, REDIRECT, ROUTER, ROUTER6, SHOT, A, raw
+from tests.kernel.datapath.world import INGRESS, NODE, NODE6, REDIRECT, ROUTER, ROUTER6, SHOT, A, B, raw
 from tests.kernel.datapath_overlay.recorder import Redirected
 from tests.kernel.datapath_overlay.world import (
     OTHER_NODE,
@@ -94,6 +94,18 @@ def test_on_a_node_of_one_family_there_is_one_world(overlay: OverlayWorld) -> No
     overlay.maps["hive_node"].update(bytes(4), alone.pack())
     overlay.allow(A, only_from(2))
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=2).action == REDIRECT
+
+
+def test_where_nodes_have_not_agreed_on_numbers_this_one_says_who_it_is(overlay: OverlayWorld) -> None:
+    overlay.set_tunnel(on=True, flags=TUNNEL_OWN_IDENTITIES)
+    overlay.allow(A, only_from(B.identity))  # whose number another node may have given to anybody
+    assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=B.identity).dropped == (133, INGRESS)
+    overlay.allow(A, only_from(REMOTE_IDENTITY))  # as the ipcache has it
+    assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=B.identity).action == REDIRECT
+    overlay.allow(A, only_from(9))
+    assert overlay.tunnel_brings(FRAME / udp("10.2.0.99", A.ip), vni=B.identity).action == REDIRECT
+    overlay.allow(A, only_from(6))  # reserved numbers are everybody's
+    assert overlay.tunnel_brings(FRAME / udp("10.2.0.1", A.ip), vni=6).action == REDIRECT
 
 
 def test_another_node_may_be_known_as_more_than_that(overlay: OverlayWorld) -> None:

@@ -44,9 +44,9 @@ class OverlayWorld(World):
         for network in ("10.2.0.0", "fd00:10:2::"):
             self.maps["cilium_tunnel_map"].update(TunnelKey(ip_address(network)).pack(), value)
 
-    def set_tunnel(self, *, on: bool) -> None:
+    def set_tunnel(self, *, on: bool, flags: int = 0) -> None:
         """routing-mode=tunnel, or native."""
-        row = TunnelConfig(IFINDEX, MTU, PORT) if on else TunnelConfig()
+        row = TunnelConfig(IFINDEX, MTU, PORT, flags=flags) if on else TunnelConfig()
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         self.bump(0)
 

@@ -15,16 +15,32 @@
 #include "overlay/tunnel.h"
 #include "pod/deliver.h"
 
+static __always_inline bool is_world(__u32 identity)
+{
+	return identity == IDENTITY_WORLD || identity == IDENTITY_WORLD_IPV4 || identity == IDENTITY_WORLD_IPV6;
+}
+
+/* Whether this node has to say itself who it is: where nodes have not agreed upon numbers, all but reserved ones. */
+static __always_inline bool means_nothing(__u32 identity)
+{
+	const struct tunnel_config *tunnel = tunnel_facts();
+
+	return identity >= IDENTITY_FIRST && (!tunnel || tunnel->flags & TUNNEL_OWN_IDENTITIES);
+}
+
 /* Who sent it: as the other node says, in this node's words. */
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct node_config *node = node_facts();
 	const struct ipcache_info *info;
+	bool unknown = means_nothing(identity);
 
-	if (identity == IDENTITY_REMOTE_NODE) { /* this node may know which, as of the API server */
+	if (unknown)
+		identity = IDENTITY_WORLD;
+	/* Of a node this one may know which, as of the API server. */
+	if (unknown || identity == IDENTITY_REMOTE_NODE) {
 		info = ipcache_lookup(&flow->saddr, family);
-		if (info && info->identity != IDENTITY_HOST && info->identity != IDENTITY_WORLD &&
-		    info->identity != IDENTITY_WORLD_IPV4 && info->identity != IDENTITY_WORLD_IPV6)
+		if (info && info->identity != IDENTITY_HOST && !is_world(info->identity))
 			return info->identity;
 	}
 	if (identity == IDENTITY_WORLD && node && node->router_ip && !address_is_zero(&node->router_ip6))

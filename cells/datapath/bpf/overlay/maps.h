@@ -13,8 +13,11 @@ struct tunnel_config {
 	__be16 port;  /* UDP, of the packets outside */
 	__u16 pad;
 	__be32 source; /* of the packets outside; 0: routing chooses */
-	__u32 reserved[4];
+	__u32 flags;
+	__u32 reserved[3];
 };
+
+#define TUNNEL_OWN_IDENTITIES 1 /* each node gives its pods numbers of its own: another's mean nothing here */
 
 /* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */
 struct tunnel_key {

@@ -14,6 +14,7 @@
 #define IDENTITY_REMOTE_NODE 6
 #define IDENTITY_WORLD_IPV4 9
 #define IDENTITY_WORLD_IPV6 10
+#define IDENTITY_FIRST 256 /* that labels have; those below mean the same everywhere */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
