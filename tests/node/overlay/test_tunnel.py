@@ -16,6 +16,7 @@ from scapy.layers.l2 import Ether
 from scapy.layers.vxlan import VXLAN
 
 from cells.maps import (
+    TUNNEL_OWN_IDENTITIES,
     MetricsKey,
     MetricsValue,
     NodeKey,
@@ -157,6 +158,7 @@ def test_tools_see_where_packets_go(cluster: Cluster) -> None:
     told = in_node(first, facts)
     assert isinstance(told, TunnelConfig)
     assert (told.mtu, told.port, str(told.source)) == (1450, PORT, cluster.place(first).ipv4)
+    assert told.flags == TUNNEL_OWN_IDENTITIES  # there is no API server to agree upon numbers by
 
 
 def test_no_packet_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Cluster) -> None:
