@@ -5,7 +5,10 @@ Needs: nothing.   Gives: PodCIDRSettings.
 
 from __future__ import annotations
 
-from lifecycle import Settings
+from collections.abc import Iterator
+
+from cells.operator.pod_cidrs.allocator import PoolError, Pools
+from lifecycle import Settings, refuse
 
 
 class PodCIDRSettings(Settings, frozen=True):
@@ -22,3 +25,17 @@ class PodCIDRSettings(Settings, frozen=True):
 
     cluster_pool_ipv6_mask_size: int = 112
     """Prefix length of a node's IPv6 range."""
+
+    def validate(self) -> None:
+        """Refuse pools that cannot be, in Cilium's words; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for version, cidrs, mask in (
+            (4, self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
+            (6, self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
+        ):
+            try:
+                Pools(version, cidrs, mask)
+            except PoolError as error:
+                yield f"cluster-pool-ipv{version}-cidr: unable to initialize IPv{version} allocator: {error}"

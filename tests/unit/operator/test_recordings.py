@@ -51,6 +51,8 @@ class Player:
         self._client = client
         self._running: AsyncExitStack | None = None
         self.outcomes: Counter[str] = Counter()
+        self._later: Json = {}
+        """Options of every operator but the first: the custom resources are there."""
 
     async def play(self) -> None:
         first = self.scenario["steps"][0]["do"]
@@ -67,7 +69,7 @@ class Player:
                 await self._start(step["do"])
             for request in step.get("by_test") or []:
                 await self._send(request)
-                if self.name in recordings.SLOWLY:
+                if self.name in recordings.SLOWLY and self._running is not None:
                     await until(self._services, lambda found: all(map(told, found.values())))
             if starts and late:
                 await self._start(step["do"])
@@ -89,7 +91,9 @@ class Player:
     async def _start(self, step: str) -> None:
         await self.stop()
         self._running = AsyncExitStack()
-        await self._running.enter_async_context(self._operators.running(options(self.name, step)))
+        values = options(self.name, step) | self._later
+        await self._running.enter_async_context(self._operators.running(values))
+        self._later = {"skip-crd-creation": "true"}
 
     async def stop(self) -> None:
         if self._running is not None:
