@@ -15,7 +15,8 @@ where that would take too long.
 from cells.api.cell import cell
 from cells.api.endpoints.operations import PolicyPool
 from cells.api.gate import StartedDaemon
-from cells.api.node.config_mapping import ChainingMode
+from cells.api.models.status import MasqueradedProtocols, Masquerading
+from cells.api.node.config_mapping import ChainingMode, MasqueradeReport
 from cells.api.node.node_status import NodeStatus
 from cells.api.node.operations import MapReader
 from cells.api.part import ApiPart, Operation, Route
@@ -28,6 +29,9 @@ __all__ = [
     "ChainingMode",
     "FrameworkError",
     "MapReader",
+    "MasqueradeReport",
+    "MasqueradedProtocols",
+    "Masquerading",
     "NodeStatus",
     "Operation",
     "PolicyPool",

@@ -18,9 +18,10 @@ from cells.api.endpoints.operations import PolicyPool
 from cells.api.gate import Gate, StartedDaemon
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import LimitSettings
+from cells.api.models.status import Masquerading
 from cells.api.node import config as node_config
 from cells.api.node import operations as node
-from cells.api.node.config_mapping import ChainingMode
+from cells.api.node.config_mapping import ChainingMode, MasqueradeReport
 from cells.api.node.maps import NodeMaps
 from cells.api.node.node_status import NodeStatus
 from cells.api.node.operations import MapReader
@@ -81,6 +82,7 @@ def facts(
     events: EventsSettings,
     monitor: MonitorSettings,
     modes: list[Member[ChainingMode]],
+    masquerades: list[Member[MasqueradeReport]],
     chaining: ChainingSettings,
     kubernetes: KubernetesAPI | None,
 ) -> NodeStatus:
@@ -102,6 +104,7 @@ def facts(
         route_mtu=route_mtu,
         tunnel=tunnel,
         kubernetes=kubernetes,
+        masquerading=next((one.now for one in masquerades), Masquerading),
     )
 
 

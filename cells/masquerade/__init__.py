@@ -13,13 +13,19 @@ ipv6-native-routing-cidr, egress-masquerade-interfaces, derive-masq-ip-addr-from
 ip-masq-agent-config-path.
 """
 
+from cells.api import MasqueradeReport
 from cells.masquerade.agent import IpMasqAgent, MasqueradedNetwork, network_table
 from cells.masquerade.devices import NativeDevice
 from cells.masquerade.masquerade import Masquerade
 from cells.masquerade.settings import MasqueradeSettings
-from lifecycle import after, config, invoke, module, provide
+from lifecycle import Member, after, config, invoke, module, provide
 
 __all__ = ["Masquerade", "MasqueradeSettings", "MasqueradedNetwork", "NativeDevice", "cell"]
+
+
+def report(masquerade: Masquerade) -> Member[MasqueradeReport]:
+    """What is masqueraded, for the agent's status."""
+    return MasqueradeReport(masquerade.report)
 
 
 @after(Masquerade, IpMasqAgent)
@@ -31,6 +37,6 @@ cell = module(
     "masquerade",
     "Pods behind the node's address",
     config(MasqueradeSettings),
-    provide(Masquerade, IpMasqAgent, network_table),
+    provide(Masquerade, IpMasqAgent, network_table, report),
     invoke(run),
 )

@@ -65,7 +65,7 @@ def native_devices(
     devices = list(devices)
     native = [each for each in uplinks(devices) if is_native(each, chosen=chosen)]
     rows = node_addresses([_addresses(each, native) for each in devices], node_ips)
-    native4, native6 = _native_networks(settings, families.ranges)
+    native4, native6 = native_networks(settings, families.ranges)
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
     found: dict[int, NativeDevice] = {}
     for device in native:
@@ -106,9 +106,10 @@ def _selected(name: str, wanted: Iterable[str]) -> bool:
     )
 
 
-def _native_networks(
+def native_networks(
     settings: MasqueradeSettings, ranges: Iterable[IPNetwork]
 ) -> tuple[IPv4Network | None, IPv6Network | None]:
+    """Where nothing is masqueraded to, of each family: what the settings say, else the pods' range."""
     own = list(ranges)
     native4 = settings.ipv4_native_routing_cidr
     native6 = settings.ipv6_native_routing_cidr

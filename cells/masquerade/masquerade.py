@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from cells.api import MasqueradedProtocols, Masquerading
 from cells.cni.config import CniConfigSettings
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.maps import Maps
-from cells.masquerade.devices import Families, NativeDevice, native_devices
+from cells.masquerade.devices import Families, NativeDevice, native_devices, native_networks
 from cells.masquerade.settings import MasqueradeSettings
 from cells.masquerade.target import DeviceTarget
 from cells.node.addresses import NodeAddress, NodeAddresses
@@ -88,6 +89,22 @@ class Masquerade:
         lifecycle.append(Hook("attach to native devices", self._start))
         jobs.observe("reconcile", self._reconciler)
         jobs.observe("watch filters", self._hints, self._look)
+
+    def report(self) -> Masquerading:
+        """What the agent's status tells of it."""
+        if not self.devices.all():
+            return Masquerading()
+        ranges = [each.alloc_range for each in self._router.addressing().values()]
+        v4, v6 = ("" if each is None else str(each) for each in native_networks(self._settings, ranges))
+        return Masquerading(
+            enabled=True,
+            mode="BPF",
+            enabled_protocols=MasqueradedProtocols(self.ipv4, self.ipv6),
+            ip_masq_agent=self._settings.enable_ip_masq_agent,
+            snat_exclusion_cidr=v4,
+            snat_exclusion_cidr_v4=v4,
+            snat_exclusion_cidr_v6=v6,
+        )
 
     def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[int, NativeDevice]:
         del addresses  # they wake us; in their order of precedence they come from who keeps them

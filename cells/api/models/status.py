@@ -38,6 +38,25 @@ class Switch(Model, frozen=True):
     enabled: bool = False
 
 
+class MasqueradedProtocols(Model, frozen=True):
+    """Families whose packets leave with the node's address."""
+
+    ipv4: bool = False
+    ipv6: bool = False
+
+
+class Masquerading(Model, frozen=True):
+    """Translation of pods' addresses on the way out, and to where there is none."""
+
+    enabled: bool = False
+    mode: str = ""
+    enabled_protocols: MasqueradedProtocols | None = field(default=None, name="enabledProtocols")
+    ip_masq_agent: bool = field(default=False, name="ip-masq-agent")
+    snat_exclusion_cidr: str = field(default="", name="snat-exclusion-cidr")
+    snat_exclusion_cidr_v4: str = field(default="", name="snat-exclusion-cidr-v4")
+    snat_exclusion_cidr_v6: str = field(default="", name="snat-exclusion-cidr-v6")
+
+
 class NodeElement(Model, frozen=True):
     """A node of the cluster as this agent sees it; the name is ``cluster/node``."""
 
@@ -164,7 +183,7 @@ class StatusResponse(Model, frozen=True):
     ipv4_big_tcp: Switch | None = None
     ipv6_big_tcp: Switch | None = None
     bandwidth_manager: Switch | None = None
-    masquerading: Switch | None = None
+    masquerading: Masquerading | None = None
     routing: Routing | None = None
     datapath_mode: str = ""
     attach_mode: str = ""

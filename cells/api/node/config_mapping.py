@@ -6,10 +6,11 @@ Gives: NodeFacts, configuration_model, host_addressing, requested_configuration,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cells.api.models import v1 as models
+from cells.api.models.status import Masquerading
 from cells.datapath import AGGREGATION, Telling
 from cells.endpoint import Enforced
 from cells.ipam import Family, IPAddress
@@ -35,6 +36,13 @@ ENABLED, DISABLED = "Enabled", "Disabled"
 ON = frozenset({"enabled", "enable", "true", "on", "1"})
 OFF = frozenset({"disabled", "disable", "false", "off", "0"})
 DATAPATH_MODE = "veth"
+
+
+@dataclass(frozen=True, slots=True)
+class MasqueradeReport:
+    """What is masqueraded, for the status."""
+
+    now: Callable[[], Masquerading]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class NodeView:
         route_mtu: RouteMtu,
         tunnel: TunnelSettings,
         kubernetes: KubernetesAPI | None = None,
+        masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -68,6 +69,7 @@ class NodeView:
         self._route_mtu = route_mtu
         self._tunnel = tunnel
         self._kubernetes = kubernetes
+        self._masquerading = masquerading
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
@@ -129,6 +131,7 @@ class NodeView:
             map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
             monitor=self._monitor(),
             kubernetes=kubernetes_status(self._kubernetes),
+            masquerading=self._masquerading(),
         )
 
 

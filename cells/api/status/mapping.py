@@ -22,6 +22,7 @@ LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "
 DISABLED = wire.Status(state="Disabled")
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
+NOT_MASQUERADED = wire.Masquerading()
 NO_SERVICES = wire.ProxyReplacementFeatures(
     node_port=OFF,
     host_port=OFF,
@@ -58,6 +59,7 @@ class StatusFacts:
     """None when the monitor is off."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
     """How the API server is."""
+    masquerading: wire.Masquerading = NOT_MASQUERADED
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -164,7 +166,7 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         ipv4_big_tcp=OFF,
         ipv6_big_tcp=OFF,
         bandwidth_manager=OFF,
-        masquerading=OFF,
+        masquerading=facts.masquerading,
         routing=wire.Routing(
             inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
             intra_host_routing_mode="BPF",
