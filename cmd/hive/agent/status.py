@@ -119,9 +119,8 @@ def masquerading_text(masquerading: dict[str, Any]) -> str:
     on = " and ".join(text for name, text in (("ipv4", "IPv4"), ("ipv6", "IPv6")) if families.get(name))
     networks = [masquerading.get(f"snat-exclusion-cidr-{name}") for name in ("v4", "v6")]
     kept = ", ".join(each for each in networks if each)
-    return (
-        f"{masquerading.get('mode', 'Enabled')}{f' ({on})' if on else ''}{f', not to {kept}' if kept else ''}"
-    )
+    mode = str(masquerading.get("mode", "Enabled"))
+    return mode + (f" ({on})" if on else "") + (f", not to {kept}" if kept else "")
 
 
 def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:

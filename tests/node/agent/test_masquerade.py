@@ -12,7 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from hive.client import ask
 from hive.lab import pods
+from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from tests.support.agents import serving, terminated
@@ -128,6 +130,8 @@ def test_a_pod_is_the_node_to_a_server_outside(node: Lab) -> None:
     give_ipv6(node)
     pid = serving(node, *DUAL)
     pod = pods.add(node, "client")
+    told = ask("/v1/healthz", api_socket(pid))["masquerading"]
+    assert (told["mode"], told["enabledProtocols"]) == ("BPF", {"ipv4": True, "ipv6": True})
     for version in (4, 6):
         assert seen_by_tcp_server(node, pod, version) == NODE[version]
         assert seen_by_udp_server(node, pod, version, 100) == NODE[version]
