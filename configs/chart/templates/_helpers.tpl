@@ -73,9 +73,6 @@ app.kubernetes.io/part-of: cilium
 {{- if not (has .Values.routingMode (list "" "native")) -}}
 {{- fail (printf "routingMode=%s: not served here yet: expected native, or leave it out" .Values.routingMode) -}}
 {{- end -}}
-{{- if or .Values.enableIPv4Masquerade .Values.enableIPv6Masquerade -}}
-{{- fail "enableIPv4Masquerade, enableIPv6Masquerade: not served here yet: leave them false" -}}
-{{- end -}}
 {{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "delegated-plugin")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool or kubernetes" .Values.ipam.mode) -}}
 {{- end -}}

@@ -22,8 +22,6 @@ NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "defaul
 CONFIG = "ConfigMap/cilium-config"
 
 DIFFERENT_KEYS = {
-    "enable-ipv4-masquerade": "masquerading is not built",
-    "enable-ipv6-masquerade": "masquerading is not built",
     "prometheus-serve-addr": "metrics of agents are served by default",
     "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
