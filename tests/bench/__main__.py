@@ -1,7 +1,7 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
-Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental and
-       node-ranges: none.
+Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental,
+       node-ranges and policies: none.
 Gives: the table on standard output.
 """
 
@@ -25,6 +25,7 @@ from tests.bench import (
     node_ranges,
     packets,
     podadd,
+    policies,
     polling,
     restore,
     startup,
@@ -54,10 +55,11 @@ PARTS: dict[str, Measure] = {
     "tables": tables.measure,
     "incremental": incremental.measure,
     "node-ranges": node_ranges.measure,
+    "policies": policies.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
-UNPRIVILEGED = {"framework", "tables", "incremental", "node-ranges"}
+UNPRIVILEGED = {"framework", "tables", "incremental", "node-ranges", "policies"}
 
 
 def main() -> int:

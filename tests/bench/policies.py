@@ -1,0 +1,98 @@
+"""Policies: what one changed object and one identity that comes cost, up to the entries of 100 endpoints.
+
+Needs: nothing but cells.policy; no kernel, so without the writes to maps.   Gives: measure.
+The peer is a computation of every policy from nothing, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cells.cluster.identity import Identity
+from cells.policy.control import RulePolicy
+from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.rules import PolicyOptions
+from tests.bench.stats import Figure, Row, Sample
+
+ENDPOINTS = 100
+SIZES = ((1, 100), (100, 10_000), (1_000, 10_000))
+"""Policies, identities."""
+FIRST = 1_000
+CHANGES = 50
+
+
+def measure(folder: Path, rounds: int) -> list[Row | Figure]:
+    """Each of them, by how much there is."""
+    del folder
+    figures: list[Row | Figure] = []
+    for policies, identities in SIZES:
+        world = a_world(policies, identities)
+        objects, comes, whole = [], [], []
+        for turn in range(rounds):
+            objects.append(_each(partial(_change, world, policies, identities), turn))
+            comes.append(_each(partial(_come_and_go, world, identities), turn))
+            began = time.perf_counter()
+            a_world(policies, identities)
+            whole.append((time.perf_counter() - began) * 1e3)
+        size = f"{policies:,} policies, {identities:,} identities"
+        peer = "all from nothing"
+        rows = (("an object changes", objects), ("an identity comes and goes", comes))
+        figures += [
+            Row(f"{what}: {size}", "ms", Sample(tuple(found)), peer, Sample(tuple(whole)), None)
+            for what, found in rows
+        ]
+    return figures
+
+
+def a_world(policies: int, identities: int) -> RulePolicy:
+    """So many policies, each for one of 100 endpoints and one peer of so many."""
+    world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
+    world.know(Identity(FIRST + number, _labels(number)) for number in range(identities))
+    for number in range(ENDPOINTS):
+        world.compute(number + 1, FIRST + number, _labels(number))
+    for number in range(policies):
+        world.apply(_object(number, number * 7, identities))
+    return world
+
+
+def _each(change: Callable[[int], object], turn: int) -> float:
+    """Milliseconds of one of many changes."""
+    began = time.perf_counter()
+    for number in range(CHANGES):
+        change(turn * CHANGES + number)
+    return (time.perf_counter() - began) / CHANGES * 1e3
+
+
+def _change(world: RulePolicy, policies: int, identities: int, turn: int) -> None:
+    world.apply(_object(turn % policies, turn + 5, identities))
+
+
+def _come_and_go(world: RulePolicy, identities: int, turn: int) -> None:
+    number = FIRST + identities + turn
+    world.know([Identity(number, _labels(turn % identities))])
+    world.unknow([number])
+
+
+def _labels(number: int) -> tuple[str, ...]:
+    return (
+        f"k8s:app=a{number}",
+        "k8s:io.cilium.k8s.policy.cluster=default",
+        "k8s:io.kubernetes.pod.namespace=shop",
+    )
+
+
+def _object(number: int, peer: int, identities: int) -> dict[str, Any]:
+    peers = [{"matchLabels": {"app": f"a{peer % identities}"}}]
+    ports = [{"ports": [{"port": "8080", "protocol": "TCP"}]}]
+    return {
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": f"p{number}", "namespace": "shop"},
+        "spec": {
+            "endpointSelector": {"matchLabels": {"app": f"a{number % ENDPOINTS}"}},
+            "ingress": [{"fromEndpoints": peers, "toPorts": ports}],
+        },
+    }
