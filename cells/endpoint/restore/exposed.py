@@ -15,7 +15,7 @@ from cells.endpoint.restore.restored import RestoredEndpoints
 from cells.policy.maps import KnownRules
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, after
 
-RULES_SECONDS: Final = 5.0
+RULES_SECONDS: Final = 2.0
 """How long the start waits for the rules, where there are endpoints whose policies they may change."""
 
 

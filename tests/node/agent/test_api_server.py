@@ -30,7 +30,7 @@ pytestmark = pytest.mark.node
 
 PORT = 8001
 NODE = "node1"
-CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies")
+CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumnodes")
 IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
 POLICIES = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
 ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
@@ -54,7 +54,8 @@ class Server:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._lab = lab
         self.kubeconfig = folder / "kubeconfig"
-        objects = [pod("server", NODE, app="server"), pod("client", NODE, app="client")]
+        node_object = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        objects = [node_object, pod("server", NODE, app="server"), pod("client", NODE, app="client")]
         objects += [pod("stranger", NODE, app="stranger")]
         objects += [json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()) for one in CRDS]
         self._objects = folder / "objects.yaml"
@@ -112,7 +113,11 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", NODE)
-    settings = (f"--k8s-kubeconfig-path={server.kubeconfig}", "--k8s-client-qps=0")
+    settings = (
+        f"--k8s-kubeconfig-path={server.kubeconfig}",
+        "--k8s-client-qps=0",
+        "--ipv4-range=10.0.7.0/24",  # no operator gives the node its range
+    )
     pid = serving(node, *settings)
     target = pods.add(node, "server")
     pods.add(node, "client")
