@@ -101,6 +101,8 @@ class EndpointPolicies:
         A map that refuses is tried again, see apply().
         """
         rows = self._computer.know([Identity(identity, tuple(labels))])
+        if not rows:  # as nearly always: other endpoints have it
+            return
         with self.table.txn() as txn:
             there = [row for row in rows if txn.get(row.endpoint_id) is not None]
             for row in there:
