@@ -85,15 +85,17 @@ def is_identity_label(label: Label) -> bool:
     It does when nothing ignores it, or when the longest including match is longer than the shortest
     ignoring one. Patterns are anchored at the start of the key.
     """
-    ignored = min((found.end() for p in _IGNORED if (found := p.match(label.key))), default=0)
+    return _counts(label.source, label.key)
+
+
+@lru_cache(maxsize=4096)
+def _counts(source: str, key: str) -> bool:
+    """The same labels come with every pod of a deployment: matching them anew would be most of the work."""
+    ignored = min((found.end() for p in _IGNORED if (found := p.match(key))), default=0)
     if ignored == 0:
         return True
     included = max(
-        (
-            found.end()
-            for source, p in _INCLUDED
-            if source in ("", label.source) and (found := p.match(label.key))
-        ),
+        (found.end() for only, p in _INCLUDED if only in ("", source) and (found := p.match(key))),
         default=0,
     )
     return included > ignored
