@@ -1,0 +1,45 @@
+"""The operator's two ports answer as Cilium's do."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+
+import anyio.to_thread
+import pytest
+
+from lifecycle import Hive
+from tests.support.counts import Count
+from tests.support.operator import Operators
+from tests.support.operator.running import POOL
+from tests.unit.operator.recordings import load
+
+pytestmark = pytest.mark.anyio
+RECORDED = load("api_endpoints")["steps"][0]["http"]
+
+
+def address(hive: Hive, setting: str) -> str:
+    return str(next(one.value for one in hive.settings() if one.option.name == setting))
+
+
+async def test_both_ports_answer_with_the_recorded_status(operators: Operators, count: Count) -> None:
+    def ask(where: str, method: str, path: str) -> tuple[int, str]:
+        connection = HTTPConnection(where, timeout=10)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    async with operators.running({**POOL, "enable-metrics": "true"}) as hive:
+        for one in RECORDED:
+            where = address(hive, one["address"])
+            found, body = await anyio.to_thread.run_sync(ask, where, one["method"], one["path"])
+            assert found == one["status"], (one["address"], one["method"], one["path"])
+            if one["body"] == "ok":
+                assert body == "ok"
+        metrics = await anyio.to_thread.run_sync(
+            ask, address(hive, "operator-prometheus-serve-addr"), "GET", "/metrics"
+        )
+        assert "cilium_operator_identity_gc_entries" in metrics[1]
+    count("requests of the operator's ports", {"answered with the same status": len(RECORDED)})
