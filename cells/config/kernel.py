@@ -5,6 +5,7 @@ Source: the kernel's own history; what of it the programs and the agent use is n
 """
 
 import re
+from pathlib import Path
 from typing import Final
 
 from lifecycle import HiveError
@@ -12,11 +13,13 @@ from lifecycle import HiveError
 Version = tuple[int, int]
 
 OLDEST: Final[Version] = (5, 14)
-"""Programs of type syscall, run to forget the flows of removed pods (bpf/gc.c), and SO_NETNS_COOKIE.
+"""SO_NETNS_COOKIE, by which the namespaces of pods are told apart.
 
-Before that: bpf_for_each_map_elem and batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory that
-no RLIMIT_MEMLOCK limits 5.11, bpf_redirect_peer 5.10, iterators over maps 5.9.
+Before that: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory that no RLIMIT_MEMLOCK limits
+5.11, bpf_redirect_peer 5.10, iterators over maps 5.9.
 """
+BTF: Final = Path("/sys/kernel/btf/vmlinux")
+"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF): iterators over maps are loaded with it."""
 FEATURES: Final[tuple[tuple[Version, str], ...]] = (
     ((6, 8), "a pod's first packet to the node may be late by up to a second"),
 )
@@ -37,16 +40,22 @@ def check_kernel(release: str) -> None:
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise HiveError(
-            f"Linux {release} is too old: the agent needs {oldest} or later, whose BPF can forget the flows"
-            " of removed pods; start a newer kernel"
+            f"Linux {release} is too old: the agent needs {oldest} or later, which tells the network"
+            " namespaces of pods apart; start a newer kernel"
         )
 
 
-def missing_features(release: str) -> list[str]:
-    """What does not work on this kernel, each with the version it takes."""
+def missing_features(release: str, btf: Path = BTF) -> list[str]:
+    """What does not work on this kernel, each with what it takes."""
     version = version_of(release)
-    return [
+    missing = [
         f"{what}; it takes Linux {'.'.join(map(str, since))}"
         for since, what in FEATURES
         if version is not None and version < since
     ]
+    if not btf.exists():
+        missing.append(
+            "ended connections, and those of removed pods, stay in the conntrack maps until these are full;"
+            " it takes a kernel with CONFIG_DEBUG_INFO_BTF"
+        )
+    return missing

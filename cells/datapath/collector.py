@@ -9,7 +9,7 @@ wait for them.
 
 import os
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -19,17 +19,22 @@ import anyio.to_thread
 from cells.datapath.datapath import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import PACKAGED_OBJECTS
-from cells.maps import BpfError, Map, Maps, run_syscall, walk
+from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, walk
 from lifecycle import Hook, Lifecycle
 
 _COUNTS = struct.Struct("<III4x")  # struct gc_counts of bpf/gc.c
-_HEAD = struct.Struct("<IIII")  # struct forget_context: how many addresses of each family, deleted, pad
 _GC: Final = ("hive_ct_gc_tcp4", "hive_ct_gc_any4", "hive_ct_gc_tcp6", "hive_ct_gc_any6")
 _NAT_GC: Final = ("hive_nat_gc_v4", "hive_nat_gc_v6")
 """In the order of Maps.conntrack, and of Maps.nat, whose flows end with conntrack's."""
-_FORGET: Final = "hive_ct_forget"
-_IPV4_AT_ONCE: Final = 48
-_IPV6_AT_ONCE: Final = 12
+_FORGET: Final = {
+    4: ("hive_ct_forget_tcp4", "hive_ct_forget_any4", "hive_ct_forget_nat4"),
+    6: ("hive_ct_forget_tcp6", "hive_ct_forget_any6", "hive_ct_forget_nat6"),
+}
+"""By family: of flows, in the order of Maps.conntrack, and of translations."""
+FORGOTTEN: Final = MapSpec("hive_ct_gone", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
+"""The addresses to forget: as many as two families of endpoints can have."""
+_WALKS: Final = 8
+"""At most so many for one address: new flows of a pod that has gone are none of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Collector:
         self._maps = maps
         self._one = anyio.CapacityLimiter(1)
         self._loaded: LoadedObject | None = None
+        self._gone: Map | None = None
         lifecycle.append(Hook("let go of the conntrack programs", stop=self._stop))
 
     async def collect(self) -> tuple[Collected, ...]:
@@ -58,14 +64,15 @@ class Collector:
 
     async def forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
         """Remove all connections from and to these addresses; how many there were. LoadError, BpfError."""
-        v4 = [ip.packed for ip in addresses if isinstance(ip, IPv4Address)]
-        v6 = [ip.packed for ip in addresses if isinstance(ip, IPv6Address)]
-        return await anyio.to_thread.run_sync(self._forget, v4, v6, limiter=self._one)
+        return await anyio.to_thread.run_sync(self._forget, frozenset(addresses), limiter=self._one)
 
     async def _stop(self) -> None:
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
+        if self._gone is not None:
+            self._gone.close()
+            self._gone = None
 
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
@@ -74,18 +81,24 @@ class Collector:
             for name, table in zip((*_GC, *_NAT_GC), self._tables(), strict=True)
         )
 
-    def _forget(self, v4: Sequence[bytes], v6: Sequence[bytes]) -> int:
+    def _forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
+        if not addresses:
+            return 0
+        programs, gone = self._programs(), self._gone
+        assert gone is not None  # noqa: S101  (made with the programs)
         deleted = 0
-        while v4 or v6:
-            now4, v4 = v4[:_IPV4_AT_ONCE], v4[_IPV4_AT_ONCE:]
-            now6, v6 = v6[:_IPV6_AT_ONCE], v6[_IPV6_AT_ONCE:]
-            addresses = b"".join(now4).ljust(4 * _IPV4_AT_ONCE, b"\0")
-            addresses += b"".join(now6).ljust(16 * _IPV6_AT_ONCE, b"\0")
-            context = _HEAD.pack(len(now4), len(now6), 0, 0) + addresses
-            result, context = run_syscall(self._programs()[_FORGET], context)
-            if result < 0:
-                raise BpfError(-result, "walk", f"the conntrack maps with {_FORGET}")
-            deleted += _HEAD.unpack_from(context)[2]
+        # An IPv4 address looks like an IPv6 one that ends in zeros: each family is looked for on its own.
+        flows, translations = self._maps.conntrack, self._maps.nat
+        for version, tables in ((4, (*flows[:2], translations[0])), (6, (*flows[2:], translations[1]))):
+            keys = [ip.packed.ljust(16, b"\0") for ip in addresses if ip.version == version]
+            if not keys:
+                continue
+            gone.update_batch([(key, bytes(4)) for key in keys])
+            try:
+                for name, table in zip(_FORGET[version], tables, strict=True):
+                    deleted += _all_gone(programs[name], table)
+            finally:
+                gone.delete_batch(keys)
         return deleted
 
     def _tables(self) -> tuple[Map, ...]:
@@ -93,16 +106,22 @@ class Collector:
 
     def _programs(self) -> dict[str, int]:
         if self._loaded is None:
-            self._loaded = self._load()
+            gone = create_map(FORGOTTEN)
+            try:
+                self._loaded = self._load(gone)
+            except BaseException:
+                gone.close()
+                raise
+            self._gone = gone
         return self._loaded.programs()
 
-    def _load(self) -> LoadedObject:
+    def _load(self, gone: Map) -> LoadedObject:
         path = PACKAGED_OBJECTS / "gc.o"
         loaded = LoadedObject(read_object(path), path.name)
         try:
-            loaded.use_maps({table.spec.name: table.fd for table in self._tables()})
+            loaded.use_maps({table.spec.name: table.fd for table in (*self._tables(), gone)})
             loaded.load()
-            loaded.expect((*_GC, *_NAT_GC, _FORGET))
+            loaded.expect((*_GC, *_NAT_GC, *_FORGET[4], *_FORGET[6]))
         except (LoadError, OSError):
             loaded.close()
             raise
@@ -117,3 +136,14 @@ def walked(program: int, table: Map) -> tuple[int, int, int]:
             counts = told
     seen, alive, deleted = _COUNTS.unpack(counts)
     return seen, alive, deleted
+
+
+def _all_gone(program: int, table: Map) -> int:
+    """Walk until a walk finds nothing to delete: what moves in its bucket as others go may be missed."""
+    deleted = 0
+    for _ in range(_WALKS):
+        _, _, found = walked(program, table)
+        deleted += found
+        if not found:
+            break
+    return deleted

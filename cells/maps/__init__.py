@@ -76,7 +76,6 @@ from cells.maps.programs import (
     open_program,
     program_by_id,
     program_info,
-    run_syscall,
     test_run,
     walk,
 )
@@ -171,7 +170,6 @@ __all__ = [
     "program_info",
     "replace_pin",
     "row_text",
-    "run_syscall",
     "test_run",
     "unpin",
     "unpin_unfinished",

@@ -133,16 +133,3 @@ def walk(program: int, table: int) -> Iterator[int]:
         yield reader
     finally:
         os.close(reader)
-
-
-def run_syscall(fd: int, context: bytes) -> tuple[int, bytes]:
-    """Run a program of type ``syscall`` outside the interpreter's lock: its result, and its context.
-
-    Raises BpfError when the kernel does not run it.
-    """
-    given = buffer(context)
-    at = ctypes.addressof(given)
-    attr = buffer(_TEST_RUN.pack(fd, 0, 0, 0, 0, 0, 0, 0, len(context), 0, at, 0, 0, 0, 0))
-    command(PROG_TEST_RUN, attr, "run", f"program fd {fd}", call=sleeping)
-    (result,) = struct.unpack_from("<i", attr.raw, 4)
-    return result, given.raw[: len(context)]

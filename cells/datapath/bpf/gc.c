@@ -2,9 +2,9 @@
 /* Removes from the conntrack tables what has ended, or whose address is nobody's any more; and translations
  * of such flows.
  *
- * What has ended goes by iterators over a map: the agent reads from one, in a thread, and each read goes on where the one
- * before ended. So half a million entries are walked in the kernel, none is copied, and no processor is held for longer
- * than a slice takes. Forgetting addresses is one walk over everything, run with BPF_PROG_TEST_RUN, for it may miss none.
+ * By iterators over a map: the agent reads from one, in a thread, and each read goes on where the one before ended. So
+ * half a million entries are walked in the kernel, none is copied, and no processor is held for longer than a slice
+ * takes. Forgetting addresses may miss none, so it is walked again while a walk still finds some.
  * An entry that is renewed while it is being removed is lost; the next packet of its flow is a new one.
  */
 #include "ct/maps.h"
@@ -109,146 +109,63 @@ COLLECTS(any6, cilium_ct_any6_global, ct6_key)
 
 #include "nat/collect.h"
 
-/* More at once make fewer walks; they are on the stack, which has 512 bytes. */
-#define FORGET_IPV4 48
-#define FORGET_IPV6 12
+/* The addresses to forget, filled by the agent before a walk. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct address);
+	__type(value, __u32);
+	__uint(max_entries, 131072);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} hive_ct_gone SEC(".maps");
 
-/* The context of forgetting: as many addresses as are given; the others are zero. `deleted` is filled in. */
-struct forget_context {
-	__u32 count4;
-	__u32 count6;
-	__u32 deleted;
-	__u32 pad;
-	__be32 ipv4[FORGET_IPV4];
-	struct address ipv6[FORGET_IPV6];
-};
-
-_Static_assert(sizeof(struct forget_context) == 400, "context of hive_ct_forget");
-
-/* By value: a walk reads its own stack, not the context. */
-struct forget4_walk {
-	__u32 count;
-	__u32 deleted;
-	__be32 addresses[FORGET_IPV4];
-};
-
-struct forget6_walk {
-	__u32 count;
-	__u32 deleted;
-	struct address addresses[FORGET_IPV6];
-};
-
-static long forget4(void *map, struct ct4_key *key, struct ct_entry *entry, struct forget4_walk *walk)
+static __always_inline bool gone4(__be32 ip)
 {
-	(void)entry;
-#pragma unroll
-	for (__u32 i = 0; i < FORGET_IPV4; i++) {
-		if (i >= walk->count)
-			return 0;
-		if (key->daddr != walk->addresses[i] && key->saddr != walk->addresses[i])
-			continue;
-		if (!bpf_map_delete_elem(map, key))
-			walk->deleted++;
-		return 0;
-	}
-	return 0;
+	struct address key = { .words = { ip } };
+
+	return bpf_map_lookup_elem(&hive_ct_gone, &key);
 }
 
-static long forget6(void *map, struct ct6_key *key, struct ct_entry *entry, struct forget6_walk *walk)
+static __always_inline bool gone6(const struct address *ip)
 {
-	struct address daddr = key->daddr, saddr = key->saddr;
-
-	(void)entry;
-#pragma unroll
-	for (__u32 i = 0; i < FORGET_IPV6; i++) {
-		if (i >= walk->count)
-			return 0;
-		if (!address_equals(&daddr, &walk->addresses[i]) && !address_equals(&saddr, &walk->addresses[i]))
-			continue;
-		if (!bpf_map_delete_elem(map, key))
-			walk->deleted++;
-		return 0;
-	}
-	return 0;
+	return bpf_map_lookup_elem(&hive_ct_gone, ip);
 }
+
+#define FLOW_GONE4(key, entry) (gone4((key).daddr) || gone4((key).saddr))
+#define FLOW_GONE6(key, entry) (gone6(&(key).daddr) || gone6(&(key).saddr))
 
 /* Of a translation the packets' entry has the pod in its key, that of the answers in its value. */
-static long forget_nat4(void *map, struct ct4_key *key, struct nat4_entry *entry, struct forget4_walk *walk)
+#define NAT_GONE4(key, entry) (gone4((key).saddr) || gone4((entry)->address))
+
+static __always_inline bool nat_gone6(const struct nat6_entry *entry)
 {
-#pragma unroll
-	for (__u32 i = 0; i < FORGET_IPV4; i++) {
-		if (i >= walk->count)
-			return 0;
-		if (key->saddr != walk->addresses[i] && entry->address != walk->addresses[i])
-			continue;
-		if (!bpf_map_delete_elem(map, key))
-			walk->deleted++;
-		return 0;
+	struct address pod __attribute__((aligned(8))) = entry->address;
+
+	return gone6(&pod);
+}
+
+#define NAT_GONE6(key, entry) (gone6(&(key).saddr) || nat_gone6(entry))
+
+/* Removes the flows from or to these addresses. A walk may pass over a few; one that deletes none has missed none. */
+#define FORGETS(name, table, key_type, value_type, is_gone)                                                        \
+	SEC("iter/bpf_map_elem")                                                                                   \
+	int hive_ct_forget_##name(struct bpf_iter__bpf_map_elem *context)                                          \
+	{                                                                                                          \
+		const struct value_type *entry = context->value;                                                   \
+		struct key_type *found = context->key, key __attribute__((aligned(8)));                            \
+                                                                                                                   \
+		walk_begin(context);                                                                               \
+		if (!found || !entry)                                                                              \
+			return walk_end(context);                                                                  \
+		key = *found;                                                                                      \
+		judged(is_gone(key, entry) && !bpf_map_delete_elem(&table, &key));                                 \
+		return walk_end(context);                                                                          \
 	}
-	return 0;
-}
 
-static long forget_nat6(void *map, struct ct6_key *key, struct nat6_entry *entry, struct forget6_walk *walk)
-{
-	struct address saddr = key->saddr, pod = entry->address;
-
-#pragma unroll
-	for (__u32 i = 0; i < FORGET_IPV6; i++) {
-		if (i >= walk->count)
-			return 0;
-		if (!address_equals(&saddr, &walk->addresses[i]) && !address_equals(&pod, &walk->addresses[i]))
-			continue;
-		if (!bpf_map_delete_elem(map, key))
-			walk->deleted++;
-		return 0;
-	}
-	return 0;
-}
-
-#define FORGET(table, callback)                                                                                    \
-	do {                                                                                                       \
-		long walked = bpf_for_each_map_elem(&table, callback, &walk, 0);                                   \
-		if (walked < 0)                                                                                    \
-			return walked;                                                                             \
-	} while (0)
-
-static __always_inline long forget_ipv4(struct forget_context *context)
-{
-	struct forget4_walk walk = { .count = context->count4 };
-
-#pragma unroll
-	for (int i = 0; i < FORGET_IPV4; i++)
-		walk.addresses[i] = context->ipv4[i];
-	FORGET(cilium_ct4_global, forget4);
-	FORGET(cilium_ct_any4_global, forget4);
-	FORGET(cilium_snat_v4_external, forget_nat4);
-	context->deleted += walk.deleted;
-	return 0;
-}
-
-static __always_inline long forget_ipv6(struct forget_context *context)
-{
-	struct forget6_walk walk = { .count = context->count6 };
-
-#pragma unroll
-	for (int i = 0; i < FORGET_IPV6; i++)
-		walk.addresses[i] = context->ipv6[i];
-	FORGET(cilium_ct6_global, forget6);
-	FORGET(cilium_ct_any6_global, forget6);
-	FORGET(cilium_snat_v6_external, forget_nat6);
-	context->deleted += walk.deleted;
-	return 0;
-}
-
-/* Removes all flows from or to the addresses. 0, or the negative error of a walk. */
-SEC("syscall")
-int hive_ct_forget(struct forget_context *context)
-{
-	long failed = context->count4 ? forget_ipv4(context) : 0;
-
-	if (!failed && context->count6)
-		failed = forget_ipv6(context);
-	return failed;
-}
+FORGETS(tcp4, cilium_ct4_global, ct4_key, ct_entry, FLOW_GONE4)
+FORGETS(any4, cilium_ct_any4_global, ct4_key, ct_entry, FLOW_GONE4)
+FORGETS(tcp6, cilium_ct6_global, ct6_key, ct_entry, FLOW_GONE6)
+FORGETS(any6, cilium_ct_any6_global, ct6_key, ct_entry, FLOW_GONE6)
+FORGETS(nat4, cilium_snat_v4_external, ct4_key, nat4_entry, NAT_GONE4)
+FORGETS(nat6, cilium_snat_v6_external, ct6_key, nat6_entry, NAT_GONE6)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

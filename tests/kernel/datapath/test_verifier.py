@@ -5,9 +5,10 @@ import struct
 
 import pytest
 
+from cells.datapath.collector import FORGOTTEN
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.settings import PACKAGED_OBJECTS
-from cells.maps import program_by_id
+from cells.maps import create_map, program_by_id
 from cells.maps.bpf import buffer, object_info
 from tests.kernel.datapath.node import running
 from tests.support.namespaces import in_node
@@ -35,10 +36,11 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             descriptor = program_by_id(number)
             counts[name] = processed(descriptor)
             os.close(descriptor)
-        with LoadedObject((PACKAGED_OBJECTS / "gc.o").read_bytes(), "gc.o") as collector:
-            tables = *node.maps.conntrack, *node.maps.nat
+        gc = (PACKAGED_OBJECTS / "gc.o").read_bytes()
+        with create_map(FORGOTTEN) as gone, LoadedObject(gc, "gc.o") as collector:
+            tables = *node.maps.conntrack, *node.maps.nat, gone
             collector.use_maps({table.spec.name: table.fd for table in tables})
             collector.load()
             counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}
-    assert len(counts) == 23
+    assert len(counts) == 28
     assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}

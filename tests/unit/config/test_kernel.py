@@ -1,5 +1,7 @@
 """A kernel that is too old is refused in one line; what goes missing on others is told."""
 
+from pathlib import Path
+
 import pytest
 
 from cells.config.kernel import check_kernel, missing_features
@@ -11,8 +13,8 @@ def test_an_old_kernel_is_refused(release: str) -> None:
     with pytest.raises(HiveError) as caught:
         check_kernel(release)
     assert str(caught.value) == (
-        f"Linux {release} is too old: the agent needs 5.14 or later, whose BPF can forget the flows"
-        " of removed pods; start a newer kernel"
+        f"Linux {release} is too old: the agent needs 5.14 or later, which tells the network"
+        " namespaces of pods apart; start a newer kernel"
     )
 
 
@@ -21,7 +23,12 @@ def test_others_are_not(release: str) -> None:
     check_kernel(release)
 
 
-def test_what_goes_missing_is_told_with_the_version_it_takes() -> None:
+def test_what_goes_missing_is_told_with_what_it_takes(tmp_path: Path) -> None:
     late = "a pod's first packet to the node may be late by up to a second; it takes Linux 6.8"
-    assert missing_features("6.1.0-18-amd64") == [late]
-    assert missing_features("6.8.0-31-generic") == missing_features("custom") == []
+    btf = tmp_path / "vmlinux"
+    btf.touch()
+    assert missing_features("6.1.0-18-amd64", btf) == [late]
+    assert missing_features("6.8.0-31-generic", btf) == missing_features("custom", btf) == []
+    btf.unlink()
+    (untyped,) = missing_features("6.8.0-31-generic", btf)
+    assert untyped.endswith("it takes a kernel with CONFIG_DEBUG_INFO_BTF")
