@@ -91,7 +91,7 @@ async def test_documents_and_the_page_are_well_formed(tmp_path: Path) -> None:
         return Commands(Command("keep", "Keep what was printed", keep, "name"))
 
     script.write_text(
-        "hive/start\nmill/grind 0.15\nsleep 5m\nmetrics -format=json mill_\nkeep now\n"
+        "hive/start\nmill/grind 0.15\nsleep 6m\nmetrics -format=json mill_\nkeep now\n"
         "metrics -s -format=json mill_\nkeep samples\nmetrics/html\nkeep page\n"
     )
     await run_script(script, *CELLS, provide(keeper), virtual_time=True)
