@@ -14,8 +14,9 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from hive.lab.probe import ping
-from tests.node.agent.test_policy_enforcement import conversation, flows, is_cut
+from tests.node.agent.test_policy_enforcement import conversation, denied, flows, is_cut
 from tests.support.agents import serving, terminated
+from tests.support.talk import talking
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -92,12 +93,55 @@ def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp
         assert inside.run(ping, server.ipv4, 1), "a policy knows the new identity before the pod sends"
 
 
+STRICT = {
+    **POLICY,
+    "spec": {
+        "endpointSelector": {"matchLabels": {"app": "server"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"app": one}}]} for one in ("client", "front")],
+        "egress": [{"toEndpoints": [{"matchLabels": {"app": "client"}}, {"matchLabels": {"app": "front"}}]}],
+    },
+}
+"""Allows what two labels select by a rule for each: no entry for one identity holds for the other."""
+
+
+def test_no_packet_is_lost_while_identities_change_that_stay_allowed(node: Lab, tmp_path: Path) -> None:
+    write(tmp_path, "server", pod("server", {"app": "server"}))
+    write(tmp_path, "client", pod("client", {"app": "client"}))
+    write(tmp_path, "policy", STRICT)
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    client, server = pods.add(node, "client"), pods.add(node, "server")
+    eventually(lambda: _enforcement(pid, "server") == "both")
+    before = denied(node)
+    with (
+        node.open_pod("client") as calling,
+        node.open_pod("server") as called,
+        talking(calling, called, server.ipv4),
+        talking(called, calling, client.ipv4),
+    ):
+        for turn in range(3):
+            app = "front" if turn % 2 == 0 else "client"
+            write(tmp_path, "client", pod("client", {"app": app, "turn": str(turn)}))
+            eventually(lambda turn=turn: f"k8s:turn={turn}" in labels_of(pid, "client"))  # type: ignore[misc]
+            write(tmp_path, "server", pod("server", {"app": "server", "turn": str(turn)}))
+            eventually(lambda turn=turn: f"k8s:turn={turn}" in labels_of(pid, "server"))  # type: ignore[misc]
+        namespace = {"name": "default", "labels": {"team": "blue"}}
+        write(tmp_path, "namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+        blue = "k8s:io.cilium.k8s.namespace.labels.team=blue"
+        eventually(lambda: blue in labels_of(pid, "client") & labels_of(pid, "server"))
+    assert denied(node) == before
+
+
 def _enforced(pid: int, pod_name: str) -> bool:
+    return _enforcement(pid, pod_name) == "ingress"
+
+
+def _enforcement(pid: int, pod_name: str) -> str:
+    """Which directions are enforced; nothing for a pod that is not there."""
     for one in ask("/v1/endpoint", api_socket(pid)):
         if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}":
             state: str = one["status"]["policy"]["realized"]["policy-enabled"]
-            return state == "ingress"
-    return False
+            return state
+    return ""
 
 
 def is_cut_by(node: Lab, pid: int, talk: Any) -> None:
