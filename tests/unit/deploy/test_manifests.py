@@ -114,3 +114,16 @@ def test_every_account_has_a_role_that_is_bound_to_it() -> None:
         subject["name"] for one in found if one["kind"] == "ClusterRoleBinding" for subject in one["subjects"]
     }
     assert accounts == bound == {"cilium", "cilium-operator"}
+
+
+@pytest.mark.parametrize("name", ["daemonset.yaml", "operator.yaml"])
+def test_every_pod_has_an_account_of_ours_and_its_token(name: str) -> None:
+    found = [one for file in FILES for one in yaml.safe_load_all(file.read_text())]
+    accounts = {one["metadata"]["name"] for one in found if one["kind"] == "ServiceAccount"}
+    (spec,) = (
+        one["spec"]["template"]["spec"]
+        for one in yaml.safe_load_all((CONFIGS / "manifests" / name).read_text())
+        if "template" in one["spec"]
+    )
+    assert spec["serviceAccountName"] in accounts
+    assert spec["automountServiceAccountToken"] is True

@@ -67,8 +67,12 @@ class Cluster:
         return kind.storage, (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
 
 
-PLURALS = {"CiliumIdentity": "ciliumidentities"}
-VERSIONS = {"CiliumIdentity": "cilium.io/v2", "CiliumEndpoint": "cilium.io/v2", "CiliumNode": "cilium.io/v2"}
+PLURALS = {
+    "CiliumIdentity": "ciliumidentities",
+    "CiliumNetworkPolicy": "ciliumnetworkpolicies",
+    "CiliumClusterwideNetworkPolicy": "ciliumclusterwidenetworkpolicies",
+}
+VERSIONS = dict.fromkeys([*PLURALS, "CiliumEndpoint", "CiliumNode"], "cilium.io/v2")
 
 
 def _stub(kind: str, name: str, namespace: str) -> Body:

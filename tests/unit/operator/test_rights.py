@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
+from tests.support.rights import unused
 
 pytestmark = pytest.mark.anyio
 MANIFESTS = Path(__file__).resolve().parents[3] / "configs" / "manifests"
 ACCOUNT = "system:serviceaccount:kube-system:cilium-operator"
 TOKEN = "operator-token"  # of the stand-in
-PATH = r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/[^/]+)?/(\w+)(?:/([^/]+))?(?:/(\w+))?"
 READY = {
     "phase": "Running",
     "startTime": "2025-01-01T00:00:00Z",
@@ -34,29 +32,6 @@ RULE = {"k8s:app": "x"}
 def roles() -> list[dict[str, Any]]:
     found = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
     return [one for one in found if one["metadata"]["name"] == "cilium-operator"]
-
-
-def rights() -> Iterator[tuple[str, str, str]]:
-    """Group, resource and verb of everything its rules allow."""
-    for role in roles():
-        for rule in role.get("rules") or ():
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
-                    yield from ((group, resource, verb) for verb in rule["verbs"])
-
-
-def asked(method: str, target: str) -> tuple[str, str, str] | None:
-    """The right that a request needs."""
-    path, _, query = target.partition("?")
-    match = re.fullmatch(
-        r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/[^/]+)?/(\w+)(?:/([^/]+))?(?:/(\w+))?", path
-    )
-    if match is None:
-        return None
-    group, resource, name, sub = match[1] or "", match[2], match[3], match[4]
-    verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-    reads = "watch" if "watch=1" in query else "get" if name else "list"
-    return group, f"{resource}/{sub}" if sub else resource, verbs.get(method, reads)
 
 
 async def test_nothing_is_denied_and_no_right_is_unused(tmp_path: Path) -> None:
@@ -89,9 +64,7 @@ async def test_nothing_is_denied_and_no_right_is_unused(tmp_path: Path) -> None:
         before = len(server.requests)
         async with operators.running(values, token=TOKEN):
             assert len(server.requests) > before
-    used = {right for one in server.requests if (right := asked(*one)) is not None}
-    lists = {(group, resource, "list") for group, resource, verb in used if verb == "watch"}
-    assert set(rights()) - used - lists == set(), "rights that are not used"
+    assert unused(roles(), server.requests) == set(), "rights that are not used"
 
 
 def done(server: ApiServer) -> bool:

@@ -1,0 +1,168 @@
+"""The agent needs every right that its role gives, and no other. Over fakes of the kernel."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cells.agent import agent
+from cells.cluster.allocation.objects import HEARTBEAT
+from cells.endpoint import Endpoints
+from cells.endpoint.metadata import pods
+from cells.kubernetes import KubernetesAPI
+from cells.operator.crds.definitions import definitions
+from lifecycle.testing import eventually, started
+from tests.support import chart
+from tests.support.apiserver import ApiServer, Fault, User
+from tests.support.apiserver.wire import Request
+from tests.support.rights import rights, unused
+from tests.unit.agent.test_hive import fakes, settings, without_links
+from tests.unit.endpoint.fakes import FakeKernel, request
+from tests.unit.kubernetes.cluster import Cluster, namespace, pod
+
+__all__ = ["settings"]
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+pytestmark = pytest.mark.anyio
+ACCOUNT = "system:serviceaccount:kube-system:cilium"
+TOKEN = "agent-token"  # of the stand-in
+IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
+CILIUM_ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
+NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "node1"},
+    "spec": {"podCIDRs": ["10.0.1.0/24"]},
+    "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
+}
+POLICIES = {"CiliumNetworkPolicy": "default", "CiliumClusterwideNetworkPolicy": ""}
+
+
+def roles(**values: object) -> list[dict[str, Any]]:
+    """The agent's, as the chart renders them."""
+    return [
+        one
+        for one in chart.objects(values).values()
+        if one["apiVersion"].startswith("rbac.") and one["metadata"]["name"] == "cilium"
+    ]
+
+
+def policy(kind: str) -> dict[str, Any]:
+    """One for every endpoint."""
+    metadata = {"name": "p", "namespace": POLICIES[kind]}
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": kind,
+        "metadata": {key: value for key, value in metadata.items() if value},
+        "spec": {"endpointSelector": {}, "ingress": [{"fromEndpoints": [{}]}]},
+    }
+
+
+def kubeconfig(folder: Path, url: str) -> str:
+    """Of an agent with its own token, and no more."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return str(path)
+
+
+class Rival:
+    """Somebody who makes the same object as the agent, a moment earlier, once."""
+
+    def __init__(self, there: Cluster, path: str) -> None:
+        self._there = there
+        self._path = path
+        self.came = False
+
+    def __call__(self, request: Request) -> bool:
+        """No fault: the request goes on."""
+        if not self.came and request.method == "POST" and request.path == self._path:
+            self.came = True
+            self._there.put(json.loads(request.body))
+        return False
+
+
+async def test_nothing_is_denied_and_no_right_is_unused(
+    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", "node1")
+    monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
+    given = roles(annotateK8sNode=True)
+    wanted = definitions(endpoint_slices=True, local_redirects=True, egress_gateways=True)
+    server = ApiServer({TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    for body in [*given, *(one.body for one in wanted)]:
+        server.add(body)
+    async with server.serving() as url:
+        there = Cluster(server, url)
+        await eventually(lambda: all(there.serves(one.plural) for one in wanted))
+        server.definitions.fresh.clear()  # their storage is ready at once
+        for body in (NODE, namespace("default"), pod("web-7", app="web"), pod("web-8", "elsewhere")):
+            there.put(body)
+        options = {
+            **settings,
+            "ipam": "kubernetes",
+            "annotate-k8s-node": "true",
+            "k8s-kubeconfig-path": kubeconfig(tmp_path, url),
+            "k8s-client-qps": "0",
+        }
+        cells = fakes(tmp_path, FakeKernel(), without_links())
+        async with started(agent, *cells, settings=options) as hive:
+            await everything(there, hive.get(Endpoints))
+            calls = hive.get(KubernetesAPI).calls
+            assert calls is not None
+            assert {status for _, _, status in calls.returned} & {"401", "403"} == set()
+    assert unused(given, server.requests) == set(), "rights that are not used"
+
+
+def test_node_objects_are_written_to_only_where_it_is_asked_for() -> None:
+    assert set(rights(roles(annotateK8sNode=True))) - set(rights(roles())) == {("", "nodes/status", "patch")}
+
+
+async def everything(there: Cluster, endpoints: Endpoints) -> None:
+    """Have the agent do one of everything, some of it a moment after somebody else."""
+
+    def get(kind: str, name: str, namespace: str = "") -> dict[str, Any]:
+        return deepcopy(there.get(kind, name, namespace) or {})
+
+    def annotations(kind: str, name: str) -> dict[str, str]:
+        return get(kind, name)["metadata"].get("annotations") or {}
+
+    rivals = [Rival(there, path) for path in (IDENTITIES, CILIUM_ENDPOINTS)]
+    for rival in rivals:
+        there.server.faults.add(Fault(rival))
+    await endpoints.create(request(7, pod_uid="uid-web-7"))
+    await eventually(lambda: get("CiliumEndpoint", "web-7", "default").get("status"), 20)
+    await endpoints.create(request(8, pod_uid="uid-web-8"))
+    assert all(rival.came for rival in rivals)
+
+    endpoint, node = get("CiliumEndpoint", "web-7", "default"), get("CiliumNode", "node1")
+    number = endpoint["status"]["identity"]["id"]
+    identity = get("CiliumIdentity", str(number))
+    endpoint["status"]["identity"] = {"id": 4}
+    identity["metadata"]["annotations"] = {HEARTBEAT: "2025-01-01T00:00:00Z"}
+    node["spec"]["addresses"] = []
+    for body in (endpoint, identity, node, *map(policy, POLICIES)):
+        there.put(body)
+    await eventually(
+        lambda: (
+            get("CiliumEndpoint", "web-7", "default")["status"]["identity"]["id"] == number
+            and HEARTBEAT not in annotations("CiliumIdentity", str(number))
+            and get("CiliumNode", "node1")["spec"]["addresses"]
+            and annotations("Node", "node1")
+            and all(get(kind, "p", namespace).get("status") for kind, namespace in POLICIES.items())
+        ),
+        20,
+    )
+    (first,) = (one for one in endpoints.all() if one.pod_name == "web-7")
+    assert endpoints.delete(first) == ()
+    await eventually(lambda: not get("CiliumEndpoint", "web-7", "default"), 20)
