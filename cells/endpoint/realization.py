@@ -56,7 +56,7 @@ class Realization:
 
     def make(self, endpoint: Endpoint, undo: Undo) -> None:
         """Make all of a new endpoint; each step's opposite goes to ``undo`` before it. Raises REFUSALS."""
-        self._policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
+        self._realize_policy(endpoint)
         undo.append(("endpoint config", self._maps.drop_config))
         self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
         undo.append(("cilium_lxc", self._maps.drop_lxc))
@@ -72,7 +72,7 @@ class Realization:
 
         What is right already is not written: a running pod notices nothing.
         """
-        self._policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
+        self._realize_policy(endpoint)
         self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
         if level is Level.POLICY:
             return
@@ -87,7 +87,7 @@ class Realization:
         Raises OSError. Where its rules contradict each other the policy it has stays; its build tells.
         """
         try:
-            self._policies.realize(endpoint.id, endpoint.identity, endpoint.labels)
+            self._realize_policy(endpoint)
         except HiveError as error:
             self._log.warning("policy not realized", endpoint=endpoint.id, error=str(error))
         self._maps.put_lxc(endpoint)
@@ -123,6 +123,10 @@ class Realization:
             self._log.warning("endpoint left something behind", what=what, error=str(error))
             return f"{what}: {error}"
         return ""
+
+    def _realize_policy(self, endpoint: Endpoint) -> None:
+        pod = (endpoint.pod_namespace, endpoint.pod_name)
+        self._policies.realize(endpoint.id, endpoint.identity, endpoint.labels, pod)
 
     def _forget_state(self, endpoint: Endpoint) -> None:
         self._files.remove(endpoint.id)

@@ -94,10 +94,8 @@ def told(
 
 def named_ports(pod: Pod) -> Iterator[NamedPort]:
     """The ports that a pod's containers name."""
-    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
-        for port in container.ports or ():
-            if port.name:
-                yield NamedPort(name=port.name, port=port.container_port, protocol=port.protocol)
+    for port in pod.named_ports:
+        yield NamedPort(name=port.name, port=port.container_port, protocol=port.protocol)
 
 
 def body(wanted: PodEndpoint) -> dict[str, Any]:

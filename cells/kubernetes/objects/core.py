@@ -6,6 +6,8 @@ Source: k8s.io/api/core/v1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import field
 
 from cells.kubernetes.objects.kind import Kind
@@ -116,6 +118,12 @@ class Pod(Object, frozen=True, gc=False):
         """Its addresses, the first family first."""
         found = tuple(one.ip for one in self.status.pod_ips or () if one.ip)
         return found or ((self.status.pod_ip,) if self.status.pod_ip else ())
+
+    @property
+    def named_ports(self) -> Iterator[ContainerPort]:
+        """The ports its containers give names."""
+        for container in (*(self.spec.init_containers or ()), *(self.spec.containers or ())):
+            yield from (port for port in container.ports or () if port.name)
 
     @property
     def finished(self) -> bool:

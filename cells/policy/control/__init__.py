@@ -1,7 +1,8 @@
 """Which policies endpoints have, by the policy objects there are.
 
-Controller: objects, CIDR groups and identities in; rows of ``endpoint-policies`` and claims of prefixes out.
-Needs:  Resources, Identities, NodePolicy, EndpointPolicies, Ipcache.
+Controller: objects, CIDR groups, identities, named ports in; rows of ``endpoint-policies`` and claims of
+        prefixes out.
+Needs:  Resources, Table[RemoteEndpoint], Identities, NodePolicy, EndpointPolicies, Ipcache.
 Gives:  RulePolicy, the computer of policies by rules; the table ``policies``: what became of each object.
 Why:    a policy object may come, change or go at any time; an object that is refused leaves what its name
         said before in force.
@@ -15,6 +16,7 @@ from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
+from cells.policy.control.named_ports import PodPorts
 from cells.policy.control.services import ClusterServices
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
@@ -93,6 +95,6 @@ cell = module(
         policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
     ),
     provide(PolicyCounts, known_rules, rule_metrics),
-    provide_private(cluster_services),
+    provide_private(cluster_services, PodPorts),
     invoke(PolicyWatch, ConditionWriter),
 )

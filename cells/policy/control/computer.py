@@ -19,6 +19,7 @@ from cells.policy.compute import (
     ComputedPolicies,
     Difference,
     Filter,
+    NamedPort,
     PolicyKey,
     Redirect,
     Repository,
@@ -27,8 +28,9 @@ from cells.policy.compute import (
     map_entry,
     map_key,
 )
+from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import LabelSet, Prefix
-from cells.policy.maps import EndpointPolicy, Enforcement, NodePolicy
+from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions, Services, Source, World
 from lifecycle import HiveError
 
@@ -42,10 +44,19 @@ class RulePolicy:
     EndpointPolicies.
     """
 
-    def __init__(self, node: NodePolicy, options: PolicyOptions, services: Services | None = None) -> None:
+    def __init__(
+        self,
+        node: NodePolicy,
+        options: PolicyOptions,
+        services: Services | None = None,
+        ports: PodPorts | None = None,
+    ) -> None:
         self._node = node
         self._groups: dict[str, tuple[Prefix, ...]] = {}
         self._services = services
+        self._ports = ports
+        self._pods: dict[int, PodKey] = {}
+        """Whose the endpoints are."""
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, _no_proxy)
@@ -79,26 +90,56 @@ class RulePolicy:
         """Whom their selectors select; not to be changed."""
         return self._cache
 
-    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+    def compute(
+        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
+    ) -> EndpointPolicy:
         """The policy of an endpoint. Raises HiveError where its rules cannot all hold."""
         self._follow_mode()
         known = self._cache.identities.get(identity)
         if known is None:
             for difference in self._computed.add_identity(identity, LabelSet.parse(labels)):
                 self._keep(difference)
-        key, before = PolicyKey(identity), self._computed.key(endpoint_id)
-        if before != key:
-            self._computed.assign(endpoint_id, key)
-            self._drop_unused(before)
-            if key not in self._entries:
-                self._entries[key] = self._whole(endpoint_id)
+        self._pods[endpoint_id] = pod
+        self._assign(endpoint_id, PolicyKey(identity, self._named_ports(pod)))
         error = self._computed.error(endpoint_id)
         if error:
             raise HiveError(f"the policy of endpoint {endpoint_id} stays as it was: {error}")
         return self._row(endpoint_id)
 
+    def _named_ports(self, pod: PodKey) -> frozenset[NamedPort]:
+        return self._ports.of(pod) if self._ports is not None and pod != NO_POD else frozenset()
+
+    def _assign(self, endpoint_id: int, key: PolicyKey) -> bool:
+        """Give an endpoint the policy of this key; whether it had another."""
+        before = self._computed.key(endpoint_id)
+        if before == key:
+            return False
+        self._computed.assign(endpoint_id, key)
+        self._drop_unused(before)
+        if key not in self._entries:
+            self._entries[key] = self._whole(endpoint_id)
+        return True
+
+    def follow_pods(self, pods: Collection[PodKey]) -> list[EndpointPolicy]:
+        """Pods may name other ports now: the policies of their endpoints that change by it."""
+        rows = []
+        for endpoint_id, pod in self._pods.items():
+            key = self._computed.key(endpoint_id) if pod in pods else None
+            if key is None or not self._assign(endpoint_id, key._replace(named_ports=self._named_ports(pod))):
+                continue
+            if not self._computed.error(endpoint_id):
+                rows.append(self._row(endpoint_id))
+        return rows
+
+    def follow_ports(self, ports: Iterable[NamedPort]) -> list[EndpointPolicy]:
+        """The cluster's pods name these ports now: the policies that change by it."""
+        rows: dict[int, EndpointPolicy] = {}
+        self._collect(self._computed.follow_ports(ports), rows)
+        return list(rows.values())
+
     def forget(self, endpoint_id: int) -> None:
         """The endpoint is no more."""
+        self._pods.pop(endpoint_id, None)
         key = self._computed.key(endpoint_id)
         self._computed.delete_endpoint(endpoint_id)
         self._drop_unused(key)

@@ -1,7 +1,8 @@
 """Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
 
-Controller: the tables of objects and of identities in, EndpointPolicies and claims of prefixes out.
-Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache.   Gives: PolicyWatch.
+Controller: the tables of objects, identities, remote endpoints in; EndpointPolicies, claims of prefixes out.
+Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache, Table[RemoteEndpoint].
+Gives:  PolicyWatch.
 Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
         first, so no packet is judged by half a policy.
 """
@@ -9,13 +10,14 @@ Why:    a prefix gets its identity in policy maps before the ipcache gives it to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from ipaddress import ip_network
 from typing import Any
 
 import msgspec
 
+from cells.cluster.endpoints import RemoteEndpoint
 from cells.cluster.identity import Identities, Identity
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.kubernetes import (
@@ -24,19 +26,22 @@ from cells.kubernetes import (
     CILIUM_NETWORK_POLICIES,
     ENDPOINT_SLICES,
     NETWORK_POLICIES,
+    PODS,
     SERVICES,
     CiliumCIDRGroup,
     Kind,
     Object,
+    Pod,
     Resources,
 )
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.followed import Followed
+from cells.policy.control.named_ports import NONE, ClusterPorts, of_pod, of_remote
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from cells.policy.labels import Prefix, prefix_labels
-from cells.policy.maps import EndpointPolicies, EndpointPolicy
+from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions
 from cells.policy.rules import Source as PolicySource
 from lifecycle import Change, Jobs, Logger, Table
@@ -57,6 +62,7 @@ class PolicyWatch:
         policy: RulePolicy,
         policies: EndpointPolicies,
         ipcache: Ipcache,
+        remote: Table[RemoteEndpoint],
         statuses: Table[PolicyObject],
         options: PolicyOptions,
         settings: PolicyRuleSettings,
@@ -83,6 +89,11 @@ class PolicyWatch:
         for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
             followed.append(Followed(resources.table(services)))
             jobs.observe(name, followed[-1].batches, self._follow_services)
+        self._ports = ClusterPorts()
+        followed.append(Followed(resources.table(PODS)))
+        jobs.observe("pods", followed[-1].batches, self._follow_pods)
+        followed.append(Followed(remote))
+        jobs.observe("remote-endpoints", followed[-1].batches, self._follow_remote)
         for kind in _kinds(settings):
             followed.append(Followed(resources.table(kind)))
             jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
@@ -149,6 +160,23 @@ class PolicyWatch:
         for source, error in failed.items():
             self._refused(source, error)
         await self._follow_rules(rows)
+
+    async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
+        for change in changes:
+            self._ports.tell(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
+        await self._follow_ports({_key(change) for change in changes})
+
+    async def _follow_remote(self, changes: list[Change[RemoteEndpoint]]) -> None:
+        for change in changes:
+            ports = of_remote(change.row) if change.row is not None else NONE
+            self._ports.tell(("remote", change.key), ports)
+        await self._follow_ports(())
+
+    async def _follow_ports(self, pods: Collection[PodKey]) -> None:
+        """Names of ports have changed in these pods of this node, or anywhere."""
+        rows = self._policy.follow_pods(pods)
+        rows += self._policy.follow_ports(self._ports.all())
+        await self._realize(rows, "named ports changed")
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
         """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""

@@ -8,7 +8,7 @@ Why:    what is allowed may change at any time, and must be in force in every ma
 """
 
 from cells.policy.maps.cell import cell
-from cells.policy.maps.edges import KnownRules, PolicyComputer, PolicyMapPool, RuleComputer
+from cells.policy.maps.edges import NO_POD, KnownRules, PodKey, PolicyComputer, PolicyMapPool, RuleComputer
 from cells.policy.maps.endpoint_policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.node_policy import NodePolicy
 from cells.policy.maps.rows import (
@@ -24,12 +24,14 @@ from cells.policy.maps.settings import Enforcement, Localhost, PolicySettings
 __all__ = [
     "ALLOW_ALL",
     "ALLOW_LOCALHOST",
+    "NO_POD",
     "EndpointPolicies",
     "EndpointPolicy",
     "Enforcement",
     "KnownRules",
     "Localhost",
     "NodePolicy",
+    "PodKey",
     "PolicyComputer",
     "PolicyEntries",
     "PolicyMapError",

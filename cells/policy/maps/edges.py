@@ -1,15 +1,19 @@
 """The edges of the policy cell: who computes policies, and the policy maps.
 
-For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, RuleComputer, KnownRules,
+For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, PodKey, RuleComputer, KnownRules,
         PolicyMapPool.
 """
 
 from collections.abc import Collection, Iterable
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 from cells.cluster.identity import Identity
 from cells.policy.maps.rows import EndpointPolicy, PolicyEntries
 from lifecycle import Named
+
+PodKey = tuple[str, str]
+"""Namespace and name of a pod."""
+NO_POD: Final[PodKey] = ("", "")
 
 
 class PolicyComputer(Protocol):
@@ -24,11 +28,13 @@ class PolicyComputer(Protocol):
         """Of the rules; grows with every change."""
         ...
 
-    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+    def compute(
+        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
+    ) -> EndpointPolicy:
         """What the endpoint with this identity may do now; ``labels`` are those the identity stands for.
 
-        Synchronous: an ADD waits for it. Raises HiveError when rules contradict each other: it keeps
-        the policy it has.
+        ``pod`` is whose endpoint it is: policies may name its ports. Synchronous: an ADD waits for it. Raises
+        HiveError when rules contradict each other: it keeps the policy it has.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Final
 import anyio.lowlevel
 
 from cells.cluster.identity import Identity
-from cells.policy.maps.edges import PolicyComputer, PolicyMapPool
+from cells.policy.maps.edges import NO_POD, PodKey, PolicyComputer, PolicyMapPool
 from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy, enforced_directions
 from lifecycle import HiveError, Logger, Table
 
@@ -120,15 +120,15 @@ class EndpointPolicies:
         """The policy that the endpoint's map was last made; None before the first."""
         return self._written.get(endpoint_id)
 
-    def realize(self, endpoint_id: int, identity: int, labels: Collection[str]) -> None:
-        """Compute the policy of an endpoint with this identity, and make its map so, after its peers' maps.
+    def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
+        """Compute the policy of a pod's endpoint by its identity, make its map so, after its peers' maps.
 
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
         had, or a part of the change, and its status says so.
         """
         self.introduce(identity, labels)
         try:
-            policy = self._computer.compute(endpoint_id, identity, labels)
+            policy = self._computer.compute(endpoint_id, identity, labels, pod)
         except HiveError as error:
             self._failed(endpoint_id, error)
             raise

@@ -7,6 +7,7 @@ Source: Cilium 1.17, policy enforcement modes and allow-localhost.
 from collections.abc import Collection, Iterable
 
 from cells.cluster.identity import Identity
+from cells.policy.maps.edges import NO_POD, PodKey
 from cells.policy.maps.rows import ALLOW_ALL, ALLOW_LOCALHOST, EndpointPolicy, PolicyEntries
 from cells.policy.maps.settings import Enforcement, Localhost, PolicySettings
 
@@ -34,9 +35,11 @@ class NodePolicy:
         self._enforcement = mode
         self._revision += 1
 
-    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+    def compute(
+        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
+    ) -> EndpointPolicy:
         """The same for every endpoint."""
-        del identity, labels
+        del identity, labels, pod
         enforced = self._enforcement is Enforcement.ALWAYS
         return EndpointPolicy(
             endpoint_id=endpoint_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import identity, ipcache
+from cells.cluster.endpoints.remote import Port, RemoteEndpoint
 from cells.cluster.identity import INIT, INIT_LABELS, Identities
 from cells.cluster.ipcache import IpcacheMap
 from cells.config import AgentConfig, AgentSettings
@@ -20,7 +22,7 @@ from cells.policy import control
 from cells.policy import maps as policy_maps
 from cells.policy.control import PolicyObject, RulePolicy
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool
-from lifecycle import Hive, Lifecycle, Table, invoke, replace, supply
+from lifecycle import Hive, Lifecycle, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps
@@ -53,6 +55,7 @@ class Room:
         self.policy = hive.get(RulePolicy)
         self.resources = hive.get(Resources)
         self.objects = hive.get(Table[PolicyObject])
+        self.remote = hive.get(Table[RemoteEndpoint])
         self.policies.regenerate = self._regenerate
         self.cart = self.policies.acquire()
         self._realize()
@@ -60,7 +63,7 @@ class Room:
     def _realize(self) -> None:
         found = self.identities.acquire_now(CART)
         assert found is not None
-        self.policies.realize(self.cart, found.id, CART)
+        self.policies.realize(self.cart, found.id, CART, ("shop", "cart"))
 
     def _regenerate(self, ids: object, reason: str) -> None:
         del ids, reason
@@ -85,10 +88,15 @@ async def room(folder: Path | str, settings: Mapping[str, object] | None = None)
         _: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy, _____: Resources
     ) -> None: ...
 
-    cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell, supply(known))
+    def remote_endpoints() -> Table[RemoteEndpoint]:
+        return Table("remote-endpoints", key=lambda one: one.key)
+
+    cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell)
+    known_otherwise = (supply(known), provide(remote_endpoints))
     fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
     hive = Hive(
         *cells,
+        *known_otherwise,
         *fakes,
         invoke(EndpointPolicies, Identities),
         settings=settings or {"manifests-dir": str(folder)},
@@ -222,3 +230,83 @@ async def test_a_policy_of_others_gives_its_revision_and_regenerates_nobody(tmp_
         await eventually(lambda: node.policies.status(node.cart).revision == node.policy.revision == 2)
         assert regenerated == []
         assert node.entries.keys() == {*ALLOW_ALL, HOST}
+
+
+def named(port: int, *, name: str = "cart", host_network: bool = False) -> str:
+    """A pod whose container calls a port ``web``."""
+    return f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  hostNetwork: {str(host_network).lower()}
+  containers: [{{name: it, ports: [{{name: web, containerPort: {port}}}, {{containerPort: 1}}]}}]
+"""
+
+
+def far(name: str, port: int) -> RemoteEndpoint:
+    """A pod of another node with such a port."""
+    return RemoteEndpoint(
+        namespace="shop",
+        name=name,
+        identity=4321,
+        node="192.0.2.9",
+        addresses=(ip_address("10.9.0.1"),),
+        ports=(Port("web", port, "TCP"),),
+    )
+
+
+def ports_of(node: Room, *, egress: bool) -> set[int]:
+    return {key.port for key in node.entries if key.egress is egress and key.port}
+
+
+BY_NAME = WEB.replace('"8080"', "web")
+BY_NAME_OUT = BY_NAME.replace("ingress:", "egress:").replace("fromEndpoints", "toEndpoints")
+
+
+async def test_a_port_by_name_is_the_pods_own_and_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "cart.yaml").write_text(named(8080), encoding="utf-8")
+    (tmp_path / "policy.yaml").write_text(BY_NAME, encoding="utf-8")
+    async with room(tmp_path) as node:
+        assert node.identities.acquire_now(FRONTEND) is not None
+        node.write(named(9000, name="other"), "other.yaml")
+        await eventually(lambda: ports_of(node, egress=False) == {8080})
+        node.write(named(8081), "cart.yaml")
+        await eventually(lambda: ports_of(node, egress=False) == {8081})
+        (node.folder / "cart.yaml").unlink()
+        await eventually(lambda: node.entries.keys() == {HOST, EGRESS})
+
+
+async def test_a_new_endpoint_has_its_named_ports_at_once(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        node.write(BY_NAME + "---" + named(8080, name="late"))
+        await eventually(lambda: node.policies.status(node.cart).ingress_enforced)
+        cart = node.identities.acquire_now(CART)
+        assert cart is not None
+        late = node.policies.acquire()
+        node.policies.realize(late, cart.id, CART, ("shop", "late"))
+        assert (
+            PolicyKey(frontend.id, egress=False, protocol=6, port=8080, port_bits=16) in node.maps.maps[late]
+        )
+        assert ports_of(node, egress=False) == set(), "that of the same identity names no port"
+
+
+async def test_a_port_by_name_at_egress_is_what_the_clusters_pods_call_so(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        assert node.identities.acquire_now(FRONTEND) is not None
+        node.write(BY_NAME_OUT)
+        await eventually(lambda: node.policies.status(node.cart).egress_enforced)
+        node.write(named(7000, name="in-host-network", host_network=True), "host.yaml")
+        node.write(named(8080, name="near"), "near.yaml")
+        await eventually(lambda: ports_of(node, egress=True) == {8080})
+        for row, ports in ((far("a", 8080), {8080}), (far("b", 9090), set()), (far("b", 8080), {8080})):
+            with node.remote.txn() as rows:
+                rows.put(row)
+            await eventually(lambda ports=ports: ports_of(node, egress=True) == ports)  # type: ignore[misc]
+        (node.folder / "near.yaml").unlink()
+        with node.remote.txn() as rows:
+            rows.delete(("shop", "b"))
+            rows.put(far("a", 8081))
+        await eventually(lambda: ports_of(node, egress=True) == {8081})

@@ -14,11 +14,13 @@ from cells.maps import PolicyEntry, PolicyKey, PoolEmpty
 from cells.policy.maps import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
+    NO_POD,
     EndpointPolicies,
     EndpointPolicy,
     Enforcement,
     Localhost,
     NodePolicy,
+    PodKey,
     PolicyComputer,
     PolicyEntries,
     PolicyMapPool,
@@ -84,7 +86,9 @@ class FakeRules:
     def forget(self, endpoint_id: int) -> None:
         self.living.discard(endpoint_id)
 
-    def compute(self, endpoint_id: int, identity: int, labels: Collection[str]) -> EndpointPolicy:
+    def compute(
+        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
+    ) -> EndpointPolicy:
         self.living.add(endpoint_id)
         if self.conflict:
             raise HiveError(self.conflict)
