@@ -79,6 +79,12 @@ app.kubernetes.io/part-of: cilium
 {{- if ne .Values.identityAllocationMode "crd" -}}
 {{- fail (printf "identityAllocationMode=%s: not served here yet: expected crd" .Values.identityAllocationMode) -}}
 {{- end -}}
+{{- if and (kindIs "bool" .Values.bpf.masquerade) (not .Values.bpf.masquerade) (or .Values.enableIPv4Masquerade .Values.enableIPv6Masquerade) -}}
+{{- fail "bpf.masquerade=false: masquerading by iptables is not served here: leave it out, or set enableIPv4Masquerade=false and enableIPv6Masquerade=false" -}}
+{{- end -}}
+{{- if not (has (.Values.cni.chainingMode | default "none") (list "none" "aws-cni" "azure" "flannel" "generic-veth" "portmap")) -}}
+{{- fail (printf "cni.chainingMode=%s: not served here: expected none, aws-cni, azure, flannel, generic-veth or portmap" .Values.cni.chainingMode) -}}
+{{- end -}}
 {{- if not (or .Values.ipv4.enabled .Values.ipv6.enabled) -}}
 {{- fail "ipv4.enabled, ipv6.enabled: pods need addresses of one family at least" -}}
 {{- end -}}

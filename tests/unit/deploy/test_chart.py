@@ -116,6 +116,8 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
         ({"routingMode": "tunnel"}, "routingMode=tunnel: not served here yet: expected native"),
+        ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
+        ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
         ({"operator": {"replicas": "two"}}, "replicas"),
     ],
