@@ -70,8 +70,11 @@ app.kubernetes.io/part-of: cilium
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if not (has .Values.routingMode (list "" "native")) -}}
-{{- fail (printf "routingMode=%s: not served here yet: expected native, or leave it out" .Values.routingMode) -}}
+{{- if not (has (.Values.routingMode | default "native") (list "native" "tunnel")) -}}
+{{- fail (printf "routingMode=%s: not served here: expected native or tunnel, or leave it out" .Values.routingMode) -}}
+{{- end -}}
+{{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
+{{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
 {{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "delegated-plugin")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool or kubernetes" .Values.ipam.mode) -}}

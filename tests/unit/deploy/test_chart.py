@@ -24,6 +24,8 @@ CONFIG = "ConfigMap/cilium-config"
 DIFFERENT_KEYS = {
     "prometheus-serve-addr": "metrics of agents are served by default",
     "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
+    "routing-mode": "native unless a tunnel is asked for: the agent's own default",
+    "tunnel-protocol": "left out unless it is said: there is vxlan alone",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
 }
 RENDERED_HERE = {
@@ -115,7 +117,8 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"kubeProxyReplacement": "true"}, "kubeProxyReplacement: a value of Cilium's chart"),
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
-        ({"routingMode": "tunnel"}, "routingMode=tunnel: not served here yet: expected native"),
+        ({"routingMode": "bogus"}, "routingMode=bogus: not served here: expected native or tunnel"),
+        ({"tunnelProtocol": "geneve"}, "tunnelProtocol=geneve: not served here yet: expected vxlan"),
         ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
