@@ -34,6 +34,8 @@ CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumn
 IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
 POLICIES = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
 ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
+NEXT_TRY = 90.0
+"""Seconds until an agent whose server was away must have asked again: its pauses grow to 45."""
 
 
 def asked(method: str, path: str, body: Any = None) -> Any:
@@ -140,9 +142,9 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     assert states(pid) == {"restoring"}
 
     server.start()  # it has forgotten identities and endpoints
-    eventually(lambda: server.numbers() == numbers, within=20)
-    eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 3, within=20)
-    eventually(lambda: states(pid) == {"ready"}, within=20)
+    eventually(lambda: server.numbers() == numbers, within=NEXT_TRY)
+    eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 3, within=NEXT_TRY)
+    eventually(lambda: states(pid) == {"ready"}, within=NEXT_TRY)
     assert reaches(node, "client", target.ipv4)
     eventually(lambda: not reaches(node, "stranger", target.ipv4))
     pods.delete(node, "stranger")
