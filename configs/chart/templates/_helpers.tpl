@@ -73,6 +73,9 @@ app.kubernetes.io/part-of: cilium
 {{- if not (has (.Values.routingMode | default "native") (list "native" "tunnel")) -}}
 {{- fail (printf "routingMode=%s: not served here: expected native or tunnel, or leave it out" .Values.routingMode) -}}
 {{- end -}}
+{{- if and (eq .Values.routingMode "tunnel") .Values.autoDirectNodeRoutes -}}
+{{- fail "routingMode=tunnel: not served here with autoDirectNodeRoutes: leave one of them out" -}}
+{{- end -}}
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}

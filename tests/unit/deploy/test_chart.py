@@ -118,6 +118,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
         ({"routingMode": "bogus"}, "routingMode=bogus: not served here: expected native or tunnel"),
+        ({"routingMode": "tunnel", "autoDirectNodeRoutes": True}, "not served here with autoDirectNode"),
         ({"tunnelProtocol": "geneve"}, "tunnelProtocol=geneve: not served here yet: expected vxlan"),
         ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
