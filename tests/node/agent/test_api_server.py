@@ -111,6 +111,7 @@ def states(pid: int) -> set[str]:
     return {one["status"]["state"] for one in ask("/v1/endpoint", api_socket(pid))}
 
 
+@pytest.mark.timeout(240)  # the agent's own pauses alone may come to a minute
 def test_pods_of_a_cluster_outlive_its_api_server(
     node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
