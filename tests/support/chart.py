@@ -162,7 +162,7 @@ def objects(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict
     found: dict[str, dict[str, Any]] = {}
     for name, text in render(given, namespace=namespace).items():
         if name.endswith(".yaml"):
-            for one in yaml.safe_load_all(text):
+            for one in yaml.load_all(text, Loader=yaml.CSafeLoader):
                 if one:
                     found[f"{one['kind']}/{one['metadata']['name']}"] = one
     return found

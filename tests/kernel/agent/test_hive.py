@@ -17,6 +17,7 @@ from tests.kernel.endpoint.nodes import SETTINGS as SMALL
 from tests.kernel.endpoint.nodes import add_pod
 from tests.support.agent_order import ORDER
 from tests.support.namespaces import in_node, new_netns
+from tests.support.points import EVERY, each_module
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -44,11 +45,13 @@ async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(in_node: Non
             recorder.assert_clean()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(
+    3600 if EVERY else 180
+)  # each start loads all programs; every hook in every way in a soak
 async def test_whichever_hook_fails_the_agent_ends_cleanly_and_the_pod_lives_on(in_node: None) -> None:
     async with pod_added() as pod:
         with structlog.testing.capture_logs():  # errors by the hundred
-            failed = await fail_each_hook(agent, settings=SETTINGS)
+            failed = await fail_each_hook(agent, settings=SETTINGS, within=60, only=each_module())
         hooks = Hive(agent, settings=SETTINGS).graph().hooks
         assert {one.module for one in failed} == {hook.module for hook in hooks}
         async with started(agent, settings=SETTINGS) as hive:

@@ -21,6 +21,7 @@ from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost
 from tests.support.namespaces import in_node
+from tests.support.points import EVERY
 from tests.support.waiting import eventually
 
 __all__ = ["in_node"]
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.kernel
 
 BPFFS = Path("/sys/fs/bpf")
 STEPS_AT_LEAST = 20
+APART = 1 if EVERY else 4
+"""Steps from one kill to the next: every load is verified by the kernel, which takes most of the time."""
 BATCHES = {maps_map.MAP_UPDATE_BATCH, maps_map.MAP_DELETE_BATCH}
 
 
@@ -128,14 +131,14 @@ def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_objects(tmp_path_factory.mktemp("other"), build_tag="other")[1]
 
 
-@pytest.mark.timeout(180)  # some forty starts
+@pytest.mark.timeout(3600 if EVERY else 180)  # some twenty starts; two for every step in a soak
 def test_a_start_may_be_killed_between_any_two_steps(in_node: None, other_build: Path) -> None:
     one, two = anyio.run(prepare)
     variants: list[dict[str, object]] = [
         {"datapath_object": other_build, "bpf_ct_global_any_max": 8192},
         {},
     ]
-    killed, over = 0, False
+    killed, at, over = 0, 0, False
     with flow(one, two, answer=True) as answers, flow(None, two) as down:
         eventually(lambda: len(answers[1]) > 100 and len(down[1]) > 100)
         while not over:
@@ -143,13 +146,13 @@ def test_a_start_may_be_killed_between_any_two_steps(in_node: None, other_build:
             for pin in (BPFFS / "cilium/dispatch").iterdir():
                 pin.unlink()  # so that the programs on the interfaces are replaced as well
             try:
-                Child(lambda _, at=killed, given=settings: upgrade(at, given)).result(60)
+                Child(lambda _, last=at, given=settings: upgrade(last, given)).result(60)
                 over = True
             except ChildDiedError:
-                # The last steps are the same for each of the attached programs: every third is tried.
-                killed += 1 if killed < STEPS_AT_LEAST else 3
+                killed += 1
+                at += APART
             finish(settings)
         so_far = len(answers[0])
         eventually(lambda: len(answers[0]) > so_far + 100)
-    assert killed >= STEPS_AT_LEAST
+    assert at >= STEPS_AT_LEAST
     assert (lost(answers), lost(down)) == (set(), set())

@@ -37,6 +37,7 @@ from cells.tunnel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
+from tests.support.points import EVERY, each_hook
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
 from tests.unit.endpoint_restore.fakes import FakeLeft, link
 
@@ -189,13 +190,18 @@ async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
                     assert not got.content.at_eof()
 
 
-@pytest.mark.timeout(300)  # the agent is started once for every hook
+@pytest.mark.timeout(3600 if EVERY else 180)  # the agent is started for every hook
 async def test_whichever_hook_fails_the_agent_ends_cleanly(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:
     with structlog.testing.capture_logs():  # errors by the hundred
         failed = await fail_each_hook(
-            agent, fakes=lambda: fakes(tmp_path, FakeKernel(), without_links()), settings=settings, seed=3
+            agent,
+            fakes=lambda: fakes(tmp_path, FakeKernel(), without_links()),
+            settings=settings,
+            seed=3,
+            within=30,
+            only=each_hook(),
         )
     assert {one.phase for one in failed} == {"start", "stop", "interrupt"}
     assert len({one.hook for one in failed}) > 12

@@ -59,6 +59,14 @@ async def test_a_sound_hive_ends_cleanly_whichever_hook_fails(seed: int | None) 
     assert {one.module for one in failed} == {"sound"}
 
 
+async def test_only_the_failures_that_are_asked_for_are_tried() -> None:
+    failed = await fail_each_hook(sound, only=lambda one: one.phase == "stop" and not one.sequential)
+    assert [str(one) for one in failed] == [
+        f"hook {hook!r} (sound) failing to stop, parallel"
+        for hook in ("open the store", "subscribe", "jobs of Feed", "serve")
+    ]
+
+
 class Inner(InnerHive):
     """Runs while a hook of the outer hive does."""
 

@@ -1,0 +1,48 @@
+"""How much of what may fail anywhere is made to fail: a part, or with CRASH_POINTS=0, as in a soak, all.
+
+Needs:  the environment.   Gives:  EVERY, each_hook, each_module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from lifecycle.testing import Failure
+
+EVERY = os.environ.get("CRASH_POINTS") == "0"
+
+Choice = Callable[[Failure], bool]
+
+
+def each_hook() -> Choice:
+    """Every hook at start or at stop, in parallel or in sequence, by turns; every third interrupted too."""
+    seen: dict[tuple[str, str], int] = {}
+
+    def chosen(failure: Failure) -> bool:
+        turn = seen.setdefault((failure.module, failure.hook), len(seen))
+        if failure.phase == "interrupt":
+            return turn % 3 == 0 and failure.suspension == 1
+        return (failure.phase, failure.sequential) == (("start", "stop")[turn % 2], turn % 4 > 1)
+
+    return everything if EVERY else chosen
+
+
+def each_module() -> Choice:
+    """One hook of every module, at start and at stop by turns; every fourth interrupted too."""
+    seen: dict[str, tuple[int, str]] = {}
+
+    def chosen(failure: Failure) -> bool:
+        turn, hook = seen.setdefault(failure.module, (len(seen), failure.hook))
+        if failure.hook != hook or failure.sequential:
+            return False
+        if failure.phase == "interrupt":
+            return turn % 4 == 0 and failure.suspension == 1
+        return failure.phase == ("start", "stop")[turn % 2]
+
+    return everything if EVERY else chosen
+
+
+def everything(_: Failure) -> bool:
+    """All that can fail."""
+    return True
