@@ -29,7 +29,7 @@ OPERATIONS = (
         (ok("Both directions, as far as this node decides them.", wire.Explained), UNKNOWN_END),
         (
             query("source", "A pod, an address, a reserved identity, or a number.", example="host"),
-            query("destination", "Likewise.", example="10.0.1.7"),
+            query("destination", "Likewise.", example="10.0.1.77"),
             *PORT,
         ),
     ),
