@@ -27,6 +27,8 @@ FEATURE_SCTP: Final = 1
 FEATURE_UNREACHABLE: Final = 2
 
 _CONSTANTS = struct.Struct("<9I4sI2H16s32s")  # struct config of bpf/lib/config.h
+KERNEL_NAME = 15
+"""What the kernel keeps of a program's name (BPF_OBJ_NAME_LEN)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
     known = {table.id for table in tables}
     for name, slot in ENTRIES.items():
         info = program_in(entry, slot)
-        if info is None or info.name != name:
+        if info is None or info.name != name[:KERNEL_NAME]:
             return False
         if any(read_constants(map_id) != constants for map_id in set(info.map_ids) - known):
             return False

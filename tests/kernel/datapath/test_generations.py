@@ -289,5 +289,7 @@ async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_ho
             "cil_to_host": 0,
             "cil_from_overlay": 2,
             "cil_to_overlay": 0,
+            "cil_from_netdev": 0,
+            "cil_to_netdev": 0,
         }
         assert node.drops().keys() == {140}
