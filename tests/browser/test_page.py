@@ -224,13 +224,13 @@ def test_titles_and_names_are_never_cut(page: Page) -> None:
 
 
 def test_a_cell_says_what_it_is_for(page: Page) -> None:
-    for _ in range(14):  # from far away there is room for names alone
-        page.press("+")
+    left, top, _, _ = page.boxes()["agent.router"]
+    page.wheel_at(left + 10, top + 10, -400)  # from far away there is room for names alone
     assert "Gateway of this node's pods" in page.cell("agent.router").text
 
 
 def test_every_arrow_has_a_head_at_what_is_needed(page: Page) -> None:
-    page.click("agent.router")
+    page.click("agent.datapath")
     heads = "return getComputedStyle(arguments[0]).markerStart"
     drawn = page.arrows()
     assert drawn
@@ -242,7 +242,7 @@ def test_every_arrow_has_a_head_at_what_is_needed(page: Page) -> None:
     assert all("head" in page.browser.execute_script(heads, one) for one in drawn)
     above = (
         "return parseFloat(arguments[0].getAttribute('d').match(/^M[^,]+,([^C]+)C/)[1])"
-        " < CELLS.get('agent.router').y"
+        " < CELLS.get('agent.datapath').y"
     )
     assert all(page.browser.execute_script(above, one) for one in page.arrows("needs"))
 

@@ -6,8 +6,8 @@ const SHOWN = 60; // results listed; all of them are marked in the drawing
 let chosen = null;
 let showAgain = () => {}; // shows the panel's contents anew
 
-// Chooses a cell by id and, in its panel, one item of it; null chooses nothing.
-function choose(id, item) {
+// Chooses a cell by id and, in its panel, one item of it; null chooses nothing. Brings it into view unless still.
+function choose(id, item, still = false) {
   const cell = id ? CELLS.get(id) : undefined;
   chosen = cell;
   showAgain = () => choose(id, item);
@@ -26,7 +26,7 @@ function choose(id, item) {
   for (const row of document.querySelectorAll(".row")) row.classList.toggle("chosen", row.dataset.hook === item);
   if (cell) {
     showPanel(cell, item);
-    bringIntoView(cell);
+    if (!still) bringIntoView(cell);
   } else {
     panel.hidden = true;
   }

@@ -1,10 +1,12 @@
 // Mouse, fingers and the Tab key on the drawing.
 
+const SECOND_CLICK = 350; // milliseconds: until then nothing moves, for the second click belongs to the same cell
+
 function listenToPointers() {
-  let later;
-  new ResizeObserver(() => { // not at once: a first click opens the panel, and a second belongs to the same cell
+  let later, reveal;
+  new ResizeObserver(() => { // the first click opens the panel
     clearTimeout(later);
-    later = setTimeout(() => view.whole && fit(), 350);
+    later = setTimeout(() => view.whole && fit(), SECOND_CLICK);
   }).observe(canvas);
   const fingers = new Map();
   let moved = 0;
@@ -62,11 +64,19 @@ function listenToPointers() {
     if (event.target.closest("#zoom")) return;
     const card = event.target.closest(".cell");
     const item = event.target.closest("[data-hook], [data-node]");
-    choose(card ? card.dataset.cell : null, item && (item.dataset.hook || item.dataset.node));
+    choose(card ? card.dataset.cell : null, item && (item.dataset.hook || item.dataset.node), true);
+    clearTimeout(reveal);
+    if (card) reveal = setTimeout(() => bringIntoView(CELLS.get(card.dataset.cell)), SECOND_CLICK);
   });
-  canvas.addEventListener("dblclick", (event) => {
-    const card = event.target.closest(".cell");
+  // By its first click: the panel may have opened over the cell before the second.
+  let first = null;
+  document.addEventListener("click", (event) => {
+    if (event.detail === 1) first = canvas.contains(event.target) ? event.target.closest(".cell") : null;
+  }, true);
+  document.addEventListener("dblclick", (event) => {
+    if (!first) return;
+    clearTimeout(reveal);
     const box = canvas.getBoundingClientRect();
-    if (card) enter(CELLS.get(card.dataset.cell), event.clientX - box.left, event.clientY - box.top);
+    enter(CELLS.get(first.dataset.cell), event.clientX - box.left, event.clientY - box.top);
   });
 }
