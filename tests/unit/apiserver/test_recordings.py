@@ -26,7 +26,7 @@ def results() -> dict[str, list[Result]]:
 
 
 async def _played(scenario: Scenario) -> list[Result]:
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(100):
         return await replay(scenario)
 
 
