@@ -130,7 +130,7 @@ def api(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API: whoever can connect can free or take no address of an endpoint of before.
+    """The node's API: whoever can connect can free or take no address of an endpoint not restored yet.
 
     No plugin can queue a deletion any more that nobody would read, and the datapath knows the node's own
     addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.

@@ -58,7 +58,7 @@ class Gate:
 
 @after(RegeneratedEndpoints, DeleteQueue, HostIPSync)
 class StartedDaemon:
-    """The daemon runs once its hook has: everything of before is back, and nothing of before is pending."""
+    """The daemon runs once its hook has: endpoints are restored, and no delete is pending."""
 
     def __init__(
         self,

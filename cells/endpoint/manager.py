@@ -196,7 +196,7 @@ class Endpoints:
     # Regenerate and restore
 
     def expose(self, restored: Iterable[Endpoint]) -> None:
-        """Make endpoints of before a restart visible, in state restoring; none of them is touched yet."""
+        """Make endpoints from before a restart visible, in state restoring; none of them is touched yet."""
         for endpoint in restored:
             status = self._registry.add(endpoint)
             status.add(Code.OK, Subject.OTHER, reasons.RESTORED, State.RESTORING)

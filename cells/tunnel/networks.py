@@ -32,7 +32,7 @@ def remote_networks(
 ) -> dict[IPNetwork, RemoteNetwork]:
     """The ranges of all nodes but this one, of families that are on; of nodes that the tunnel can reach.
 
-    ``name``: ``cluster/name`` of this node, which objects tell of before its agent does.
+    ``name``: ``cluster/name`` of this node, which objects may name before its agent does.
     """
     found: dict[IPNetwork, RemoteNetwork] = {}
     rows = sorted(nodes, key=lambda node: node.full_name)

@@ -86,7 +86,7 @@ class NodeWatchers:
         found = {node.name: node for node in nodes}
         watcher = self._watchers.get(number)
         if watcher is None:
-            number = secrets.randbelow(1 << 31) + 1  # also not one of before a restart
+            number = secrets.randbelow(1 << 31) + 1  # nor one from before a restart
             watcher = self._watchers[number] = _Watcher(now, {})
         before, watcher.told, watcher.asked = watcher.told, found, now
         added = [node for key, node in found.items() if before.get(key) != node]

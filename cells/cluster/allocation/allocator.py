@@ -23,7 +23,7 @@ RETRY = Backoff(first=0.2, maximum=15.0)
 class CiliumIdentityAllocator:
     """An IdentityAllocator over objects: labels that have one have its number, others get a new one.
 
-    Before the objects are known an endpoint of before a restart keeps its number, and others wait.
+    Before the objects are known an endpoint from before a restart keeps its number, and others wait.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CiliumIdentityAllocator:
         self._made: dict[Labels, int] = {}
         """Numbers of objects that were made or found here, and which the watch has yet to bring."""
         self._kept: set[int] = set()
-        """Numbers of before a restart, taken over before the objects were known."""
+        """Numbers from before a restart, taken over before the objects were known."""
         self._held: set[int] = set()
         self._fresh: dict[int, float] = {}
         """When objects were made here."""

@@ -31,7 +31,7 @@ class NodeIDs:
     """Gives each node the number that one of its addresses had before, else the lowest that is free."""
 
     def __init__(self, own: Callable[[], str]) -> None:
-        """``own``: ``cluster/name`` of this node, which objects tell of before its agent does."""
+        """``own``: ``cluster/name`` of this node, which objects may name before its agent does."""
         self._own = own
         self._ready = False
         self._of: dict[str, int] = {}

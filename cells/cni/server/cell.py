@@ -102,7 +102,7 @@ def delete_queue(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> DeleteQueue:
-    """This node's delete queue, drained once the endpoints of before, and the node's addresses, are known."""
+    """This node's delete queue, drained once restored endpoints and the node's addresses are known."""
     return DeleteQueue(config.delete_queue, detach, lifecycle, log)
 
 

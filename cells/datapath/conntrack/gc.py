@@ -61,7 +61,7 @@ class Passes:
 
 @after(ExposedEndpoints)
 class ConntrackGC:
-    """Removes what has ended: once the endpoints of before are back, then at intervals that fit the traffic.
+    """Removes what has ended: once endpoints are restored, then at intervals that fit the traffic.
 
     A pass that fails is tried again after a growing pause, and shows as degraded health.
     """

@@ -72,7 +72,7 @@ def rule_computer(policy: RulePolicy) -> RuleComputer:
 
 
 def known_rules(watch: PolicyWatch) -> KnownRules:
-    """Whether the rules of before a restart may be replaced."""
+    """Whether the rules from before a restart may be replaced."""
     return watch
 
 

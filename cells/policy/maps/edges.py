@@ -52,7 +52,7 @@ RuleComputer = Annotated[PolicyComputer, Named("rules")]
 
 
 class KnownRules(Protocol):
-    """Whether what policies follow from is known: of before a restart they stay in force until then."""
+    """Whether what policies follow from is known: until then, those from before a restart stay in force."""
 
     @property
     def missing(self) -> str:

@@ -70,7 +70,7 @@ class EndpointPolicies:
         return self._pool.acquire()
 
     def adopt(self, endpoint_id: int) -> None:
-        """Take over the number and policy map of before a restart; raises HiveError, OSError."""
+        """Take over the number and policy map from before a restart; raises HiveError, OSError."""
         self._pool.adopt(endpoint_id)
 
     def release(self, endpoint_id: int) -> None:

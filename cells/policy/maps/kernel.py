@@ -19,7 +19,7 @@ class KernelPolicyMaps:
         return self._keep(self._pool.acquire())
 
     def adopt(self, endpoint_id: int) -> None:
-        """The number and policy map of before the restart."""
+        """The number and policy map from before the restart."""
         self._keep(self._pool.adopt(endpoint_id))
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
