@@ -13,12 +13,12 @@ where that would take too long.
 """
 
 from cells.api.cell import cell
-from cells.api.endpoints.operations import PolicyPool
 from cells.api.gate import StartedDaemon
 from cells.api.models.status import MasqueradedProtocols, Masquerading
-from cells.api.node.config_mapping import ChainingMode, MasqueradeReport
-from cells.api.node.node_status import NodeStatus
-from cells.api.node.operations import MapReader
+from cells.api.operations.endpoints.operations import PolicyPool
+from cells.api.operations.node.config_mapping import ChainingMode, MasqueradeReport
+from cells.api.operations.node.node_status import NodeStatus
+from cells.api.operations.node.operations import MapReader
 from cells.api.part import ApiPart, Operation, Route
 from cells.api.server import Api
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body

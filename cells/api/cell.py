@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from cells.api import absent, policy, services
 from cells.api.access import AccessSettings
-from cells.api.addresses import operations as addresses
-from cells.api.endpoints import operations as endpoints
-from cells.api.endpoints.operations import PolicyPool
 from cells.api.gate import Gate, StartedDaemon
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import LimitSettings
 from cells.api.models.status import Masquerading
-from cells.api.node import config as node_config
-from cells.api.node import operations as node
-from cells.api.node.config_mapping import ChainingMode, MasqueradeReport
-from cells.api.node.maps import NodeMaps
-from cells.api.node.node_status import NodeStatus
-from cells.api.node.operations import MapReader
-from cells.api.node.view import NodeView, monitor_status
+from cells.api.operations import absent, policy, services
+from cells.api.operations.addresses import operations as addresses
+from cells.api.operations.endpoints import operations as endpoints
+from cells.api.operations.endpoints.operations import PolicyPool
+from cells.api.operations.node import config as node_config
+from cells.api.operations.node import operations as node
+from cells.api.operations.node.config_mapping import ChainingMode, MasqueradeReport
+from cells.api.operations.node.maps import NodeMaps
+from cells.api.operations.node.node_status import NodeStatus
+from cells.api.operations.node.operations import MapReader
+from cells.api.operations.node.view import NodeView, monitor_status
+from cells.api.operations.status import inspection
+from cells.api.operations.status import operations as status
+from cells.api.operations.status.metrics import MetricsList
 from cells.api.part import ApiPart
 from cells.api.server import Api
-from cells.api.status import inspection
-from cells.api.status import operations as status
-from cells.api.status.metrics import MetricsList
 from cells.api.tables import health as health_table
 from cells.api.tables import statedb
 from cells.api.times import ApiTimes

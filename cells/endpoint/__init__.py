@@ -18,13 +18,6 @@ from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_row
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.metadata.edges import PodMetadata, PodName
 from cells.endpoint.metadata.pods import KubernetesPods
-from cells.endpoint.model import (
-    DatapathConfiguration,
-    Endpoint,
-    EndpointError,
-    EndpointRequest,
-    IPAddress,
-)
 from cells.endpoint.options.changes import EndpointChanges
 from cells.endpoint.options.enforcement import Enforced, PolicyEnforcement
 from cells.endpoint.regeneration.builds import Builds
@@ -32,7 +25,14 @@ from cells.endpoint.regeneration.queue import Regeneration, Regenerations
 from cells.endpoint.regeneration.recovery import RegenerationRecovery, controllers_of
 from cells.endpoint.state.files import Scan, StateFiles
 from cells.endpoint.state.saved import SavedEndpoint
-from cells.endpoint.states import (
+from cells.endpoint.table.model import (
+    DatapathConfiguration,
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    IPAddress,
+)
+from cells.endpoint.table.states import (
     Code,
     EndpointHealth,
     Level,

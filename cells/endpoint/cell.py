@@ -16,14 +16,14 @@ from cells.endpoint.kernel.rows import KernelMaps
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.metadata.follow import PodLabelsWatch
 from cells.endpoint.metadata.pods import KubernetesPods
-from cells.endpoint.model import Endpoint
 from cells.endpoint.options.changes import EndpointChanges
 from cells.endpoint.options.enforcement import PolicyEnforcement
 from cells.endpoint.options.settings import EndpointSettings
 from cells.endpoint.regeneration.queue import Regenerations
 from cells.endpoint.regeneration.recovery import RegenerationRecovery
-from cells.endpoint.registry import INDEXES
 from cells.endpoint.state.files import StateFiles
+from cells.endpoint.table.model import Endpoint
+from cells.endpoint.table.registry import INDEXES
 from cells.ipam import Ipam
 from cells.kubernetes import Namespace, Pod
 from cells.maps import Maps

@@ -14,15 +14,15 @@ import anyio
 from msgspec.structs import replace
 
 from cells.cluster.identity import UNKNOWN, Identities, Identity, NoIdentityError
-from cells.endpoint import reasons
 from cells.endpoint.kernel.edges import EndpointAddresses
-from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
+from cells.endpoint.kernel.realization import REFUSALS, Realization, Undo
 from cells.endpoint.metadata.edges import PodMetadata, PodName
-from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest
-from cells.endpoint.realization import REFUSALS, Realization, Undo
 from cells.endpoint.regeneration.builds import Builds
-from cells.endpoint.registry import Registry
-from cells.endpoint.states import Code, State, Subject
+from cells.endpoint.table import reasons
+from cells.endpoint.table.labels import INIT, EndpointLabels, called_labels, merged_labels
+from cells.endpoint.table.model import Endpoint, EndpointError, EndpointRequest
+from cells.endpoint.table.registry import Registry
+from cells.endpoint.table.states import Code, State, Subject
 from cells.maps import PolicyIdsExhausted, PoolEmpty
 from cells.policy.maps import EndpointPolicies
 

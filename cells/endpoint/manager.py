@@ -14,20 +14,20 @@ from msgspec.structs import replace
 
 from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache
-from cells.endpoint import reasons
 from cells.endpoint.creation import EndpointCreation, NewEndpoint
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
 from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
-from cells.endpoint.labels import EndpointLabels
+from cells.endpoint.kernel.realization import REFUSALS, Realization
 from cells.endpoint.metadata.edges import PodMetadata
-from cells.endpoint.model import Endpoint, EndpointRequest
 from cells.endpoint.options.relabel import Relabel
-from cells.endpoint.realization import REFUSALS, Realization
 from cells.endpoint.regeneration.builds import Builds
 from cells.endpoint.regeneration.recovery import RegenerationRecovery
-from cells.endpoint.registry import Registry
 from cells.endpoint.state.files import StateFiles
-from cells.endpoint.states import Code, Level, State, StatusLog, Subject
+from cells.endpoint.table import reasons
+from cells.endpoint.table.labels import EndpointLabels
+from cells.endpoint.table.model import Endpoint, EndpointRequest
+from cells.endpoint.table.registry import Registry
+from cells.endpoint.table.states import Code, Level, State, StatusLog, Subject
 from cells.ipam import IPAddress
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Logger, Table

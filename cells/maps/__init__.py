@@ -14,10 +14,36 @@ from collections.abc import Iterable
 
 import anyio
 
-from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
-from cells.maps.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
+from cells.maps.bpf.map import (
+    ANY,
+    EXIST,
+    NO_PREALLOC,
+    NOEXIST,
+    Map,
+    MapSpec,
+    MapType,
+    create_map,
+    map_by_id,
+    open_map,
+    possible_cpus,
+)
+from cells.maps.bpf.map_log import MapChange, MapLog
+from cells.maps.bpf.programs import (
+    ProgramInfo,
+    TestRun,
+    open_program,
+    program_by_id,
+    program_info,
+    test_run,
+    walk,
+)
+from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.epochs import Epochs
-from cells.maps.layouts import (
+from cells.maps.node_maps import Maps
+from cells.maps.policy.policy_map import PolicyMap
+from cells.maps.policy.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
+from cells.maps.records.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
+from cells.maps.records.layouts import (
     ENDPOINT_ANY_SOURCE,
     ENDPOINT_FLAGS,
     ENDPOINT_GUARDED,
@@ -44,21 +70,7 @@ from cells.maps.layouts import (
     PolicyKey,
     flags_text,
 )
-from cells.maps.map import (
-    ANY,
-    EXIST,
-    NO_PREALLOC,
-    NOEXIST,
-    Map,
-    MapSpec,
-    MapType,
-    create_map,
-    map_by_id,
-    open_map,
-    possible_cpus,
-)
-from cells.maps.map_log import MapChange, MapLog
-from cells.maps.nat import (
+from cells.maps.records.nat import (
     DEVICE_FLAGS,
     DEVICE_IP_MASQ,
     DEVICE_MASQUERADE_IPV4,
@@ -67,21 +79,8 @@ from cells.maps.nat import (
     DeviceConfig,
     NatEntry,
 )
-from cells.maps.node_maps import Maps
-from cells.maps.policy_map import PolicyMap
-from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
-from cells.maps.programs import (
-    ProgramInfo,
-    TestRun,
-    open_program,
-    program_by_id,
-    program_info,
-    test_run,
-    walk,
-)
-from cells.maps.sizes import MapSettings
-from cells.maps.text import row_text
-from cells.maps.tunnel import (
+from cells.maps.records.text import row_text
+from cells.maps.records.tunnel import (
     TUNNEL_OWN_IDENTITIES,
     NodeKey,
     NodeValue,
@@ -89,6 +88,7 @@ from cells.maps.tunnel import (
     TunnelKey,
     TunnelValue,
 )
+from cells.maps.sizes import MapSettings
 from cells.maps.watchdog import MapWatchdog
 from cells.observe.metrics import Collector, Family, counter
 from lifecycle import Member, config, invoke, module, provide

@@ -6,7 +6,7 @@ Change the map first and bump afterwards: the programs read the epoch before the
 
 import struct
 
-from cells.maps.map import Map
+from cells.maps.bpf.map import Map
 
 _index = struct.Struct("<I")
 _value = struct.Struct("<Q")

@@ -16,11 +16,11 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from cells.maps.loaded import Loaded, loaded_maps, loaded_programs
-from cells.maps.map import Map, map_by_id
+from cells.maps.bpf.loaded import Loaded, loaded_maps, loaded_programs
+from cells.maps.bpf.map import Map, map_by_id
 from cells.maps.node_maps import Maps
-from cells.maps.policy_map import PolicyMap
-from cells.maps.policy_maps import PolicyMaps
+from cells.maps.policy.policy_map import PolicyMap
+from cells.maps.policy.policy_maps import PolicyMaps
 from cells.observe.metrics import Family, counter, gauge
 
 _PREFIX: Final = "cilium_"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.maps.bpf import BpfError, pin, unpin_unfinished
+from cells.maps.bpf.map import Map, MapSpec, create_map, open_map, possible_cpus
+from cells.maps.bpf.map_log import MapLog
+from cells.maps.bpf.syscall import BpfError, pin, unpin_unfinished
 from cells.maps.epochs import Epochs
-from cells.maps.map import Map, MapSpec, create_map, open_map, possible_cpus
-from cells.maps.map_log import MapLog
 from cells.maps.migration import Former, formers, migrate
 from cells.maps.sizes import MapSettings, sizes
 from cells.maps.specs import map_specs

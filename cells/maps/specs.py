@@ -6,8 +6,16 @@ For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec().
 
 from typing import Final
 
-from cells.maps.conntrack import CT4_KEY, CT6_KEY, FRAGMENT4_KEY, FRAGMENT6_KEY, CtEntry, FragmentPorts
-from cells.maps.layouts import (
+from cells.maps.bpf.map import NO_PREALLOC, MapSpec, MapType
+from cells.maps.records.conntrack import (
+    CT4_KEY,
+    CT6_KEY,
+    FRAGMENT4_KEY,
+    FRAGMENT6_KEY,
+    CtEntry,
+    FragmentPorts,
+)
+from cells.maps.records.layouts import (
     EndpointConfig,
     IpcacheKey,
     IpcacheValue,
@@ -19,10 +27,9 @@ from cells.maps.layouts import (
     PolicyEntry,
     PolicyKey,
 )
-from cells.maps.map import NO_PREALLOC, MapSpec, MapType
-from cells.maps.nat import NAT4_ENTRY, NAT6_ENTRY, DeviceConfig
+from cells.maps.records.nat import NAT4_ENTRY, NAT6_ENTRY, DeviceConfig
+from cells.maps.records.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes
-from cells.maps.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 
 _POLICY_PREFIX: Final = "cilium_policy_"
 

@@ -10,11 +10,11 @@ import binascii
 
 import msgspec
 
-from cells.api.endpoints.mapping import rfc3339
 from cells.api.models.hive import Failure, HealthID, HealthRow, HealthStatusRow, Query
+from cells.api.operations.endpoints.mapping import rfc3339
+from cells.api.operations.status.controllers import NEVER
+from cells.api.operations.status.mapping import LEVELS
 from cells.api.part import ApiPart, Route
-from cells.api.status.controllers import NEVER
-from cells.api.status.mapping import LEVELS
 from cells.api.wire import JSON, answer, read_body
 from lifecycle import HealthStatus, HealthTree, Member
 from lifecycle.http import Request, Response

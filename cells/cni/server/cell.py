@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cells.cni.server.attach import Attacher
-from cells.cni.server.check import Checker
+from cells.cni.server.attachment.attach import Attacher
+from cells.cni.server.attachment.check import Checker
+from cells.cni.server.attachment.detach import Detacher
+from cells.cni.server.attachment.link_teardown import LinkTeardown
 from cells.cni.server.delete_queue import DeleteQueue
-from cells.cni.server.detach import Detacher
-from cells.cni.server.link_teardown import LinkTeardown
 from cells.cni.server.queue_lock import QueueLock
 from cells.cni.server.server import CniServer
 from cells.cni.server.settings import ChainingSettings

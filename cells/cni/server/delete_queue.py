@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio.lowlevel
 import msgspec
 
-from cells.cni.server.detach import Detacher
+from cells.cni.server.attachment.detach import Detacher
 from lifecycle import HiveError, Hook, Lifecycle, Logger
 
 _LONGEST_REQUEST = 4096

@@ -21,12 +21,13 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
-from cells.cni.server.attach import AddressesLeaving, Attacher, NameTaken, PodSide, netns_cookie
-from cells.cni.server.begin import Attachment
-from cells.cni.server.check import Checker
-from cells.cni.server.detach import Detacher
-from cells.cni.server.edges import PodEnd, PolicyPool
-from cells.cni.server.errors import (
+from cells.cni.server.attachment.attach import AddressesLeaving, Attacher, NameTaken, PodSide, netns_cookie
+from cells.cni.server.attachment.begin import Attachment
+from cells.cni.server.attachment.check import Checker
+from cells.cni.server.attachment.detach import Detacher
+from cells.cni.server.attachment.edges import PodEnd, PolicyPool
+from cells.cni.server.attachment.undo import Undo
+from cells.cni.server.protocol.errors import (
     FALLBACK_VERSION,
     INVALID_CONFIG,
     INVALID_ENVIRONMENT,
@@ -35,11 +36,10 @@ from cells.cni.server.errors import (
     CniError,
     error_json,
 )
-from cells.cni.server.protocol import WISH_IPV6, decode_request, encode_reply
-from cells.cni.server.request import Call, read_call
+from cells.cni.server.protocol.packets import WISH_IPV6, decode_request, encode_reply
+from cells.cni.server.protocol.request import Call, read_call
+from cells.cni.server.protocol.transport import Connection, PacketServer, listen
 from cells.cni.server.times import CallTimes
-from cells.cni.server.transport import Connection, PacketServer, listen
-from cells.cni.server.undo import Undo
 from cells.ipam import text_of
 from cells.maps import PolicyIdsExhausted, PoolEmpty
 from lifecycle import HiveError, Lifecycle, Logger

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import anyio
 
 from cells.endpoint.kernel.edges import EndpointMaps
-from cells.endpoint.model import IPAddress
+from cells.endpoint.table.model import IPAddress
 from lifecycle import Jobs, Logger
 
 REST = 0.1

@@ -7,7 +7,7 @@ Gives: EndpointMaps, EndpointPrograms, EndpointAddresses: the edges, in the word
 from collections.abc import Collection
 from typing import Protocol
 
-from cells.endpoint.model import Endpoint, IPAddress
+from cells.endpoint.table.model import Endpoint, IPAddress
 
 
 class EndpointMaps(Protocol):

@@ -6,7 +6,7 @@ For:   Endpoints and endpoint restore.   Needs: nothing.   Gives: claims_of, res
 from collections.abc import Iterable
 
 from cells.cluster.ipcache import IpcacheEntry, Source, prefix_of
-from cells.endpoint.model import Endpoint, IPAddress
+from cells.endpoint.table.model import Endpoint, IPAddress
 
 
 def resource_of(endpoint_id: int) -> str:

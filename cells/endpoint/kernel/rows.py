@@ -10,7 +10,7 @@ import struct
 from collections.abc import Collection
 
 from cells.datapath import Collector
-from cells.endpoint.model import Endpoint, IPAddress
+from cells.endpoint.table.model import Endpoint, IPAddress
 from cells.maps import (
     ENDPOINT_ANY_SOURCE,
     ENDPOINT_GUARDED,

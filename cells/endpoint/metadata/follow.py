@@ -15,9 +15,9 @@ import anyio
 
 from cells.cluster.identity import Identity, Label
 from cells.endpoint.metadata.pods import KubernetesPods
-from cells.endpoint.model import Endpoint, EndpointError
 from cells.endpoint.options.changes import EndpointChanges
-from cells.endpoint.states import State
+from cells.endpoint.table.model import Endpoint, EndpointError
+from cells.endpoint.table.states import State
 from cells.kubernetes import Namespace, Pod
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 

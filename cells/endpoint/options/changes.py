@@ -7,12 +7,12 @@ Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
 from collections.abc import Iterable
 
 from cells.cluster.identity import Label
-from cells.endpoint.labels import EndpointLabels, of_pod, with_custom
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.model import Endpoint
 from cells.endpoint.options.relabel import labels_of
 from cells.endpoint.regeneration.queue import Regenerations
-from cells.endpoint.states import Level
+from cells.endpoint.table.labels import EndpointLabels, of_pod, with_custom
+from cells.endpoint.table.model import Endpoint
+from cells.endpoint.table.states import Level
 
 
 class EndpointChanges:

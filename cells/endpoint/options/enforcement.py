@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.regeneration.queue import Regenerations
-from cells.endpoint.states import Level
+from cells.endpoint.table.states import Level
 from cells.policy.maps import Enforcement, NodePolicy
 from lifecycle import Logger
 

@@ -13,11 +13,11 @@ import anyio
 from msgspec.structs import replace
 
 from cells.cluster.identity import Identities, Identity, NoIdentityError
-from cells.endpoint import reasons
-from cells.endpoint.labels import EndpointLabels
-from cells.endpoint.model import Endpoint, EndpointError
-from cells.endpoint.registry import Registry
-from cells.endpoint.states import State
+from cells.endpoint.table import reasons
+from cells.endpoint.table.labels import EndpointLabels
+from cells.endpoint.table.model import Endpoint, EndpointError
+from cells.endpoint.table.registry import Registry
+from cells.endpoint.table.states import State
 
 
 class Relabel:

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.regeneration.recovery import RegenerationRecovery
-from cells.endpoint.states import Level
+from cells.endpoint.table.states import Level
 from lifecycle import Jobs
 
 GONE = "the endpoint is gone"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cells.endpoint.model import Endpoint
 from cells.endpoint.state.header import json_in_header
 from cells.endpoint.state.saved import SavedEndpoint, UnreadableError, decode, encode
+from cells.endpoint.table.model import Endpoint
 from lifecycle.settings import read_regular
 
 JSON_NAME: Final = "ep_config.json"

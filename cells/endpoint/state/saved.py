@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from cells.cluster.identity import Label, labels_sha256, parse, texts
-from cells.endpoint.model import ZERO_MAC, DatapathConfiguration, Endpoint
-from cells.endpoint.states import State
+from cells.endpoint.table.model import ZERO_MAC, DatapathConfiguration, Endpoint
+from cells.endpoint.table.states import State
 from cells.ipam import text_of
 
 CNI_NETWORK: Final = "property-cni-network"

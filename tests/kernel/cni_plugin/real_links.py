@@ -16,10 +16,10 @@ from typing import Any
 import anyio
 import structlog
 
-from cells.cni.server.attach import Attacher
-from cells.cni.server.check import Checker
-from cells.cni.server.detach import Detacher
-from cells.cni.server.link_teardown import LinkTeardown
+from cells.cni.server.attachment.attach import Attacher
+from cells.cni.server.attachment.check import Checker
+from cells.cni.server.attachment.detach import Detacher
+from cells.cni.server.attachment.link_teardown import LinkTeardown
 from cells.cni.server.server import CniServer
 from cells.node import netlink
 from cells.node.netlink import HostLinks, PodLink

@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 import structlog
 
-from cells.cni.server.attach import Attacher
-from cells.cni.server.check import Checker
-from cells.cni.server.detach import Detacher
-from cells.cni.server.link_teardown import LinkTeardown
+from cells.cni.server.attachment.attach import Attacher
+from cells.cni.server.attachment.check import Checker
+from cells.cni.server.attachment.detach import Detacher
+from cells.cni.server.attachment.link_teardown import LinkTeardown
 from cells.cni.server.server import CniServer
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.ipam import Allocation, Family, IPAddress, IpamError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.cni.server.attach import netns_cookie
+from cells.cni.server.attachment.attach import netns_cookie
 from cells.node.netlink.connection import open_socket
 from tests.support.namespaces import Namespaces, inside, need_root, new_netns
 from tests.support.waiting import eventually

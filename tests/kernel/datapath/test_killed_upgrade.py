@@ -14,8 +14,9 @@ import pytest
 from cells.datapath import datapath
 from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
-from cells.maps import Map, PolicyKey, bpf
-from cells.maps import map as maps_map
+from cells.maps import Map, PolicyKey
+from cells.maps.bpf import map as maps_map
+from cells.maps.bpf import syscall
 from cells.node.netlink import HostLinks
 from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
@@ -58,7 +59,7 @@ class Steps:
             (HostLinks, "attach_clsact"),
         ):
             setattr(owner, name, self._before(getattr(owner, name)))
-        for module, numbers in ((bpf, {bpf.OBJ_PIN}), (maps_map, BATCHES)):
+        for module, numbers in ((syscall, {syscall.OBJ_PIN}), (maps_map, BATCHES)):
             module.command = self._before(module.command, lambda number, *_, n=numbers: number in n)  # type: ignore[attr-defined]
         datapath.self_check = self._quietly(datapath.self_check)  # type: ignore[attr-defined]
         sys.addaudithook(self._heard)

@@ -9,7 +9,7 @@ from cells.datapath.collector import FORGOTTEN
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps import create_map, program_by_id
-from cells.maps.bpf import buffer, object_info
+from cells.maps.bpf.syscall import buffer, object_info
 from tests.kernel.datapath.node import running
 from tests.support.namespaces import in_node
 

@@ -20,7 +20,7 @@ from cells.maps import (
     replace_pin,
     unpin,
 )
-from cells.maps.map import possible_cpus
+from cells.maps.bpf.map import possible_cpus
 from tests.support.namespaces import in_node, need_root
 
 __all__ = ["in_node"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cells.maps import BpfError, MapSpec, MapType, create_map
-from cells.maps.loaded import loaded_maps, loaded_programs
+from cells.maps.bpf.loaded import loaded_maps, loaded_programs
 from cells.maps.metrics import operations
 
 pytestmark = pytest.mark.kernel

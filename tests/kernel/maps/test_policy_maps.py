@@ -101,7 +101,7 @@ async def test_a_low_pool_is_topped_up_before_anyone_waits(in_node: None) -> Non
 
 
 async def test_when_every_id_is_used_it_says_so(in_node: None) -> None:
-    with mock.patch("cells.maps.policy_maps.ENDPOINT_IDS", 5):
+    with mock.patch("cells.maps.policy.policy_maps.ENDPOINT_IDS", 5):
         async with agent() as node:
             await _acquire(node.policies, 5)
             with pytest.raises(PolicyIdsExhausted, match="all 5 endpoint ids of this node are in use"):
@@ -266,10 +266,10 @@ async def test_a_policy_that_does_not_fit_is_an_error_and_the_map_stays_known(in
 async def test_an_id_that_cannot_be_adopted_is_given_to_nobody_else(in_node: None) -> None:
     async with agent() as node:
         refusal = BpfError(errno.ENOMEM, "pin", "a policy map")
-        with mock.patch("cells.maps.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
+        with mock.patch("cells.maps.policy.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
             node.policies.adopt(2)  # a prepared one
         with (
-            mock.patch("cells.maps.policy_pins.PolicyPins.create", side_effect=refusal),
+            mock.patch("cells.maps.policy.policy_pins.PolicyPins.create", side_effect=refusal),
             pytest.raises(BpfError),
         ):
             node.policies.adopt(1000)  # one that is yet to be made

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cells import maps
-from cells.maps.bpf import buffer, command
+from cells.maps.bpf.syscall import buffer, command
 from tests.support.namespaces import in_node, need_root
 
 __all__ = ["in_node"]

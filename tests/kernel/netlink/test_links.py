@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cells.maps import program_info
-from cells.maps.bpf import buffer, command
+from cells.maps.bpf.syscall import buffer, command
 from cells.node import netlink
 from cells.node.netlink import (
     HostLinks,

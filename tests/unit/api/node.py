@@ -22,9 +22,9 @@ from cells import api, endpoint, ipam, kubernetes
 from cells.api import Api
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import NAMES
-from cells.api.node.cluster_nodes import node_element
-from cells.api.node.config_mapping import SILENT, NodeFacts
-from cells.api.status.mapping import StatusFacts
+from cells.api.operations.node.cluster_nodes import node_element
+from cells.api.operations.node.config_mapping import SILENT, NodeFacts
+from cells.api.operations.status.mapping import StatusFacts
 from cells.cluster import identity, ipcache
 from cells.cluster.ipcache import Ipcache, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cells.api.models.v1 import DaemonConfigurationSpec
-from cells.api.node.config_mapping import (
+from cells.api.operations.node.config_mapping import (
     NodeFacts,
     configuration_model,
     event_options,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.node.config_mapping import SILENT, event_options
+from cells.api.operations.node.config_mapping import SILENT, event_options
 from cells.cluster.ipcache import IpcacheEntry, Source
 from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import running_node

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from cells.api.status.controllers import controller
-from cells.api.status.mapping import trouble, uncontrolled
+from cells.api.operations.status.controllers import controller
+from cells.api.operations.status.mapping import trouble, uncontrolled
 from cells.observe.controllers import ControllerStatus
 from lifecycle import HealthStatus
 

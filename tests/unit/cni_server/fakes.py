@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from cells.cluster.identity import Identity
-from cells.cni.server.attach import host_link_name
+from cells.cni.server.attachment.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.ipam import Allocation, Family, IPAddress, IpamError
 from cells.maps import PoolEmpty

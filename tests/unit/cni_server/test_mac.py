@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni.server.errors import CniError
-from cells.cni.server.mac import ANNOTATION, MacPair, macs_of
-from cells.cni.server.request import NetConf, Pod
+from cells.cni.server.attachment.mac import ANNOTATION, MacPair, macs_of
+from cells.cni.server.protocol.errors import CniError
+from cells.cni.server.protocol.request import NetConf, Pod
 from cells.node.netlink import mac_text, parse_mac
 
 Conf = dict[str, object]

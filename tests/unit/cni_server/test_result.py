@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 from msgspec.structs import replace
 
-from cells.cni.server.request import SERVED_VERSIONS
-from cells.cni.server.result import Attached, result_json
+from cells.cni.server.protocol.request import SERVED_VERSIONS
+from cells.cni.server.protocol.result import Attached, result_json
 from cells.node.netlink import parse_mac
 
 ATTACHED = Attached(

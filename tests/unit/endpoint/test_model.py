@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cells.cluster.ipcache import prefix_of
 from cells.endpoint import EndpointError, EndpointRequest, Level, State
-from cells.endpoint.states import STATUS_LOG_SIZE
+from cells.endpoint.table.states import STATUS_LOG_SIZE
 from cells.policy.maps import ALLOW_ALL, Enforcement
 from tests.unit.endpoint.fakes import Node, request
 

@@ -11,7 +11,7 @@ import pytest
 import cells.maps
 from cells.datapath.build import FLAGS, SOURCES, arch_headers, find_clang
 from cells.maps import DEVICE_FLAGS, ENDPOINT_FLAGS, NODE_EVENTS
-from cells.maps.abi import LAYOUTS, Layout
+from cells.maps.records.abi import LAYOUTS, Layout
 
 HEADERS = ("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h")
 NOT_RECORDS = {"address", "nat_entry", "ipmasq4_key", "ipmasq6_key"}

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cells.maps import PolicyEntry, PolicyKey
-from cells.maps.map import Map
-from cells.maps.policy_map import PolicyMap
+from cells.maps.bpf.map import Map
+from cells.maps.policy.policy_map import PolicyMap
 from cells.policy.compute import Entry, Key, PortKey, lookup, map_entry, map_key
 from cells.policy.compute.map_state import ANYBODY, Entries, anybody_entries, identity_entries, merge
 

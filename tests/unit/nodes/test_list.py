@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 from msgspec.structs import replace
 
-from cells.api.node.cluster_nodes import CLIENT_SECONDS, NodeWatchers, node_element
+from cells.api.operations.node.cluster_nodes import CLIENT_SECONDS, NodeWatchers, node_element
 from cells.cluster.nodes import ClusterNode
 from tests.unit.remote_nodes.test_claims import node
 

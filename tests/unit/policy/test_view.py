@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.policy import EndpointPolicyModels, PolicyOperations
+from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.endpoint import Endpoint, State
 from cells.policy.control import PolicyView
 from cells.policy.labels import FQDNSelector, Requirement, Selector, selector_text

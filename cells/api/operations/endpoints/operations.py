@@ -1,0 +1,202 @@
+"""The operations on endpoints: each reads its request, asks the endpoint cell, and answers.
+
+Needs: Endpoints, EndpointChanges, Controllers, PolicyPool, EndpointPolicyModels, NodeStatus.
+Gives: EndpointOperations.
+The statuses of each route, and which of them have a body, are those of Cilium 1.17's OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cells.api.models import v1 as models
+from cells.api.operations.endpoints import mapping as endpoint_mapping
+from cells.api.operations.endpoints.encoded import EncodedEndpoints
+from cells.api.operations.node import config_mapping
+from cells.api.operations.node.node_status import NodeStatus
+from cells.api.operations.policy import EndpointPolicyModels
+from cells.api.operations.status.controllers import controller
+from cells.api.part import ApiPart, Route
+from cells.api.wire import answer, empty, read_body
+from cells.endpoint import (
+    Endpoint,
+    EndpointChanges,
+    EndpointError,
+    EndpointRequest,
+    Endpoints,
+    controllers_of,
+)
+from cells.ipam import Family
+from cells.maps import PoolEmpty
+from cells.observe.controllers import Controllers
+from lifecycle import HiveError, Member
+from lifecycle.http import Request, Response
+
+
+class PolicyPool(Protocol):
+    """The prepared policy maps; cells.maps.PolicyMaps."""
+
+    async def ready(self) -> None:
+        """Return once one is prepared."""
+        ...
+
+
+class EndpointOperations:
+    """The handlers. What an operation waits for comes first: then it acts in one piece."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        controllers: Controllers,
+        changes: EndpointChanges,
+        pool: PolicyPool,
+        policies: EndpointPolicyModels,
+        facts: NodeStatus,
+    ) -> None:
+        self._endpoints = endpoints
+        self._controllers = controllers
+        self._changes = changes
+        self._encoded = EncodedEndpoints(endpoints, controllers, policies)
+        self._policies = policies
+        self._pool = pool
+        self._facts = facts
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        one = "/v1/endpoint/{id}"
+        client, gone, failed = frozenset({400}), frozenset({404}), frozenset({500})
+        neither = client | gone
+        return [
+            Route("GET", "/v1/endpoint", self.list_endpoints),
+            Route("DELETE", "/v1/endpoint", self.delete_endpoints, texts=neither),
+            Route("GET", one, self.get_endpoint, texts=client, bare=gone),
+            Route("PUT", one, self.put_endpoint, texts=client | failed),
+            Route("DELETE", one, self.delete_endpoint, texts=client, bare=gone),
+            Route("GET", f"{one}/healthz", self.get_endpoint_health, bare=neither),
+            Route("GET", f"{one}/log", self.get_endpoint_log, bare=neither),
+            Route("GET", f"{one}/labels", self.get_endpoint_labels, bare=gone),
+            Route("PATCH", f"{one}/labels", self.patch_endpoint_labels, texts=failed, bare=gone),
+            Route("GET", f"{one}/config", self.get_endpoint_config, bare=gone),
+            Route("PATCH", f"{one}/config", self.patch_endpoint_config, texts=failed, bare=neither),
+        ]
+
+    async def list_endpoints(self, request: Request) -> Response:
+        """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
+        if not request.body:
+            return answer(200, self._encoded.all(config_mapping.host_addressing(self._facts.node())))
+        wanted = read_body(request, list[str], "labels")
+        found = [e for e in self._endpoints.all() if endpoint_mapping.has_labels(e, wanted)]
+        if wanted and not found:
+            return empty(404)
+        return answer(200, [self._model(endpoint) for endpoint in found])
+
+    async def get_endpoint(self, request: Request) -> Response:
+        """GET /endpoint/{id}."""
+        return answer(200, self._model(self._find(request)))
+
+    async def put_endpoint(self, request: Request) -> Response:
+        """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
+        body = read_body(request, models.EndpointChangeRequest, "endpoint")
+        wanted = endpoint_mapping.endpoint_request(body)
+        self._check_families(wanted)
+        await self._endpoints.forgotten(wanted.addresses)
+        while True:
+            try:
+                return answer(201, self._model(await self._endpoints.create(wanted)))
+            except PoolEmpty:
+                await self._policy_map_ready()
+
+    def _check_families(self, wanted: EndpointRequest) -> None:
+        known = self._facts.node().addressing
+        for address in wanted.addresses:
+            family = Family.of(address)
+            if family not in known:
+                text = f"{family.text} address {address}: {family.text} is disabled on this node"
+                raise EndpointError(400, text)
+
+    async def _policy_map_ready(self) -> None:
+        try:
+            await self._pool.ready()
+        except HiveError as error:
+            raise EndpointError(500, str(error)) from error
+
+    async def delete_endpoint(self, request: Request) -> Response:
+        """DELETE /endpoint/{id}."""
+        return self._deleted([self._find(request)])
+
+    async def delete_endpoints(self, request: Request) -> Response:
+        """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
+        body = read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
+        if not body.container_id:
+            return answer(400, "invalid container id")
+        found = self._endpoints.by_container(body.container_id)
+        if not found:
+            return answer(404, "endpoints not found")
+        return self._deleted(found)
+
+    def _deleted(self, endpoints: list[Endpoint]) -> Response:
+        """Delete them: 200, or 206 and how many things went wrong. The log of the endpoint cell says what."""
+        errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
+        return answer(206, errors) if errors else empty(200)
+
+    async def get_endpoint_health(self, request: Request) -> Response:
+        """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
+        return answer(200, endpoint_mapping.health_model(self._endpoints.shown_state(self._find(request))))
+
+    async def get_endpoint_log(self, request: Request) -> Response:
+        """GET /endpoint/{id}/log, the newest line first."""
+        log = self._endpoints.status(self._find(request).id)
+        return answer(200, [endpoint_mapping.log_line(entry) for entry in log.entries()])
+
+    async def get_endpoint_labels(self, request: Request) -> Response:
+        """GET /endpoint/{id}/labels."""
+        return answer(200, endpoint_mapping.labels_model(self._find(request)))
+
+    async def get_endpoint_config(self, request: Request) -> Response:
+        """GET /endpoint/{id}/config."""
+        realized = endpoint_mapping.configuration_model(self._find(request))
+        immutable = config_mapping.event_options(self._facts.node().telling)
+        return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
+
+    async def patch_endpoint_config(self, request: Request) -> Response:
+        """PATCH /endpoint/{id}/config: the endpoint is built by the time of the answer."""
+        endpoint = self._find(request)
+        body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
+        verify = endpoint_mapping.requested_verification(
+            body,
+            not endpoint.datapath.disable_sip_verification,
+            config_mapping.event_options(self._facts.node().telling),
+        )
+        return _built(await self._changes.verify_source(endpoint, verify))
+
+    async def patch_endpoint_labels(self, request: Request) -> Response:
+        """PATCH /endpoint/{id}/labels: ``user`` is all that a user wants on it."""
+        endpoint = self._find(request)
+        body = read_body(request, models.LabelConfigurationSpec, "configuration")
+        return _built(await self._changes.relabel(endpoint, body.user))
+
+    def _find(self, request: Request) -> Endpoint:
+        text = request.match_info["id"]
+        endpoint = self._endpoints.lookup(text)
+        if endpoint is None:
+            raise EndpointError(404, f"endpoint {text} not found")
+        return endpoint
+
+    def _model(self, endpoint: Endpoint) -> models.Endpoint:
+        addressing = config_mapping.host_addressing(self._facts.node())
+        shown, log = self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
+        controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))
+        policy = self._policies.of(endpoint)
+        return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, policy, controllers)
+
+
+def _built(wrong: str) -> Response:
+    """The answer to a change of an endpoint, from what its build failed with."""
+    return (
+        answer(500, f"the endpoint could not follow yet, it is tried again: {wrong}") if wrong else empty(200)
+    )
+
+
+def part(operations: EndpointOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("endpoints", operations.routes())

@@ -1,0 +1,37 @@
+"""What the answers of the API tell of the node.
+
+Needs: nothing.   Gives: NodeStatus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cells.api.operations.node import config_mapping
+from cells.api.operations.status import mapping as status_mapping
+from cells.datapath import Telling
+
+
+class NodeStatus(Protocol):
+    """What the answers tell of the node besides endpoints and addresses."""
+
+    def node(self) -> config_mapping.NodeFacts:
+        """Routers, pod CIDRs and MTU."""
+        ...
+
+    def tell(self, telling: Telling) -> None:
+        """Have the datapath tell this of packets from now on; raises OSError."""
+        ...
+
+    def log_debug(self, on: bool) -> None:
+        """Have the agent log what helps to find a fault, or no longer."""
+        ...
+
+    def settings(self) -> Mapping[str, object]:
+        """The daemon's configuration, for people."""
+        ...
+
+    def status(self) -> status_mapping.StatusFacts:
+        """What GET /healthz tells besides the verdict."""
+        ...

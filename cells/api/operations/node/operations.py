@@ -1,0 +1,301 @@
+"""The operations that tell of the node beside endpoints: identities, prefixes, maps, nodes, for debugging.
+
+Needs: NodeStatus, Identities, Endpoints, MapReader, HealthTree.   Gives: NodeOperations, MapReader.
+Source: Cilium 1.17, api/v1/openapi.yaml; what there is no subsystem for is in cells.api.operations.absent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from cells.api.models import node as wire
+from cells.api.models import v1 as models
+from cells.api.models.policy import Policy
+from cells.api.operations.endpoints import mapping as endpoint_mapping
+from cells.api.operations.endpoints.mapping import rfc3339
+from cells.api.operations.node import config_mapping
+from cells.api.operations.node.cluster_nodes import NodeWatchers
+from cells.api.operations.node.node_status import NodeStatus
+from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
+from cells.api.operations.status import mapping as status_mapping
+from cells.api.part import ApiPart, Route
+from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
+from cells.cluster.identity import Identities, Identity
+from cells.cluster.ipcache import IpcacheEntry
+from cells.endpoint import Endpoints
+from cells.ipam import Family
+from cells.maps import MapChange, MapLog, row_text
+from cells.observe.health import StatusCollector
+from lifecycle import Member, Table
+from lifecycle.http import Request, Response
+
+KEEPALIVE = 30.0
+
+
+class KeptMap(Protocol):
+    """A map that only the agent writes to; cells.maps.Map."""
+
+    log: MapLog | None
+
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
+        """All rows."""
+        ...
+
+
+class MapReader(Protocol):
+    """The node's maps, as the API shows them; names are those of the pins."""
+
+    @property
+    def directory(self) -> Path:
+        """Where they are pinned."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """Of all maps."""
+        ...
+
+    def kept(self, name: str) -> KeptMap | None:
+        """A map that only the agent writes to; None where others do, or there is none."""
+        ...
+
+
+class NodeOperations:
+    """Handlers that only read."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        identities: Identities,
+        maps: MapReader,
+        collector: StatusCollector,
+        policies: EndpointPolicyModels,
+        rules: PolicyOperations,
+        facts: NodeStatus,
+        ipcache: Table[IpcacheEntry],
+    ) -> None:
+        self._endpoints = endpoints
+        self._ipcache = ipcache
+        self._identities = identities
+        self._maps = maps
+        self._collector = collector
+        self._policies = policies
+        self._rules = rules
+        self._facts = facts
+        self._watchers = NodeWatchers()
+        self._closed = False
+        self._followed: set[MapLog] = set()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/identity", self.list_identities),
+            Route("GET", "/v1/identity/endpoints", self.count_identities),
+            Route("GET", "/v1/identity/{id}", self.get_identity),
+            Route("GET", "/v1/ip", self.list_ips),
+            Route("GET", "/v1/map", self.list_maps),
+            Route("GET", "/v1/map/{name}", self.get_map),
+            Route("GET", "/v1/map/{name}/events", self.get_map_events),
+            Route("GET", "/v1/cluster/nodes", self.list_nodes),
+            Route("GET", "/v1/node/ids", self.list_node_ids),
+            Route("GET", "/v1/cgroup-dump-metadata", self.dump_cgroups),
+            Route("GET", "/v1/debuginfo", self.debug_info),
+        ]
+
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End what would go on for ever: the server stops."""
+        self._closed = True
+        for log in self._followed:
+            log.wake()
+
+    # --- identities ------------------------------------------------------------------------------
+
+    async def list_identities(self, request: Request) -> Response:
+        """GET /identity: all, or those that have every label of the body; none of these is a 404."""
+        wanted = set(read_body(request, list[str], "labels")) if request.body else set()
+        found = [each for each in self._identities.all() if wanted <= set(each.labels)]
+        return answer(200, [_identity(each) for each in found]) if found else empty(404)
+
+    async def count_identities(self, _request: Request) -> Response:
+        """GET /identity/endpoints: those that endpoints have, and how many."""
+        counted = Counter(endpoint.identity for endpoint in self._endpoints.all())
+        known = ((self._identities.get(number), count) for number, count in sorted(counted.items()))
+        return answer(
+            200, [wire.IdentityEndpoints(identity=_identity(i), ref_count=n) for i, n in known if i]
+        )
+
+    async def get_identity(self, request: Request) -> Response:
+        """GET /identity/{id}."""
+        text = request.match_info["id"]
+        if not text.isdecimal():
+            return empty(400)
+        found = self._identities.get(int(text))
+        return empty(404) if found is None else answer(200, _identity(found))
+
+    # --- prefixes and maps -----------------------------------------------------------------------
+
+    async def list_ips(self, request: Request) -> Response:
+        """GET /ip: whose every prefix is, of those inside ``cidr`` if that is given; none is a 404."""
+        text = request.query.get("cidr", "")
+        inside = None
+        if text:
+            try:
+                inside = ip_network(text)
+            except ValueError:
+                return answer(400, f"invalid CIDR address: {text}")
+        pods = {ip: endpoint for endpoint in self._endpoints.all() for ip in endpoint.addresses}
+        known = self._facts.status().node_ips
+        host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
+        found = []
+        for row in self._ipcache.all():
+            network = row.prefix
+            if inside is not None and not (
+                network.version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
+            ):
+                continue
+            pod = pods.get(network.network_address) if network.num_addresses == 1 else None
+            metadata = wire.IPListMetadata(source=row.source.value)
+            if pod is not None:
+                metadata = wire.IPListMetadata(source="k8s", namespace=pod.pod_namespace, name=pod.pod_name)
+            found.append(
+                wire.IPListEntry(
+                    cidr=str(network),
+                    identity=row.identity,
+                    metadata=metadata,
+                    host_ip=host_ip if pod is not None else _tunnel(row),
+                    encrypt_key=row.encrypt_key,
+                )
+            )
+        return answer(200, sorted(found, key=lambda entry: entry.cidr)) if found else empty(404)
+
+    async def list_maps(self, _request: Request) -> Response:
+        """GET /map: every map; those the agent alone writes to with their rows."""
+        return answer(200, wire.BPFMapList(maps=[self._map(name) for name in self._maps.names()]))
+
+    async def get_map(self, request: Request) -> Response:
+        """GET /map/{name}."""
+        name = request.match_info["name"]
+        return answer(200, self._map(name)) if name in self._maps.names() else empty(404)
+
+    def _map(self, name: str) -> wire.BPFMap:
+        path, kept = str(self._maps.directory / name), self._maps.kept(name)
+        if kept is None:
+            return wire.BPFMap(path=path)
+        rows = (row_text(name, key, value) for key, value in kept.items())
+        return wire.BPFMap(path=path, cache=[wire.BPFMapEntry(key=key, value=value) for key, value in rows])
+
+    async def get_map_events(self, request: Request) -> Response:
+        """GET /map/{name}/events: a line for each of the latest changes; ``follow``: and those to come."""
+        name = request.match_info["name"]
+        kept = self._maps.kept(name)
+        if kept is None or kept.log is None:
+            return empty(404)
+        follow = parse_bool(request.query.get("follow"), default=False)
+        return Response(200, self._changes(name, kept.log, follow=follow), JSON)
+
+    async def _changes(self, name: str, log: MapLog, *, follow: bool) -> AsyncGenerator[bytes, None]:
+        seen = 0
+        self._followed.add(log)
+        while not self._closed:
+            for change in log.since(seen):
+                seen = change.number
+                yield msgspec.json.encode(_event(name, change)) + b"\n"
+            if not follow:
+                return
+            with anyio.move_on_after(KEEPALIVE) as waiting:
+                await log.wait(seen)
+            if waiting.cancelled_caught:
+                yield b"\n"  # writing finds out whether someone reads
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def list_nodes(self, request: Request) -> Response:
+        """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
+        number = parse_int(request.headers.get("client-id"), "client-id in header")
+        facts = self._facts.status()
+        name = f"{facts.cluster_name}/{facts.node_name}"
+        return answer(200, self._watchers.answer(name, number, facts.nodes))
+
+    async def list_node_ids(self, _request: Request) -> Response:
+        """GET /node/ids: this node's is 0."""
+        ips = [ip for addresses in self._facts.status().uplinks.values() for ip in addresses]
+        return answer(200, [wire.NodeID(id=0, ips=ips)])
+
+    async def dump_cgroups(self, _request: Request) -> Response:
+        """GET /cgroup-dump-metadata: no pod's control groups are looked at yet."""
+        return answer(200, wire.CgroupDumpMetadata())
+
+    async def debug_info(self, _request: Request) -> Response:
+        """GET /debuginfo."""
+        facts = self._facts.status()
+        addressing = config_mapping.host_addressing(self._facts.node())
+        shown = self._endpoints
+        endpoints = [
+            endpoint_mapping.endpoint_model(
+                each,
+                shown.shown_state(each),
+                shown.status(each.id),
+                addressing,
+                self._policies.of(each),
+            )
+            for each in shown.all()
+        ]
+        status = status_mapping.status_response(self._collector.status(), facts)
+        info = wire.DebugInfo(
+            cilium_version=f"{facts.version} {facts.revision} Python {platform.python_version()}",
+            kernel_version=platform.release(),
+            cilium_status=status,
+            endpoint_list=endpoints,
+            policy=self._rules.policy([]) or Policy(),
+            environment_variables=[
+                f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _ours(name)
+            ],
+            cilium_memory_map=await anyio.Path("/proc/self/maps").read_text(),
+            subsystem={name: str(value) for name, value in self._facts.settings().items()},
+        )
+        return answer(200, info)
+
+
+def _ours(variable: str) -> bool:
+    """Whether a variable may be shown: others may hold secrets of whoever started us."""
+    return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
+
+
+def _tunnel(row: IpcacheEntry) -> str:
+    """The node that a prefix of another one is reached through; empty for what is here, or in no tunnel."""
+    return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
+
+
+def _identity(identity: Identity) -> models.Identity:
+    labels = sorted(identity.labels)
+    return models.Identity(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
+
+
+def _event(name: str, change: MapChange) -> wire.MapEvent:
+    key, value = row_text(name, change.key, change.value)
+    done = "update" if change.value is not None else "delete"
+    return wire.MapEvent(
+        timestamp=rfc3339(change.at),
+        key=key,
+        value=value,
+        action=done,
+        desired_action="sync" if not change.error else done,
+        last_error=change.error,
+    )
+
+
+def part(operations: NodeOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("node", operations.routes(), operations.open, operations.close)

@@ -1,0 +1,105 @@
+"""The policy of an endpoint in Cilium's words: what is enforced, for whom, by which rules.
+
+Needs: EndpointPolicies, PolicyView where rules are known.   Gives: EndpointPolicyModels.
+Source: Cilium 1.17, pkg/endpoint/api.go, pkg/policy/l4.go: L4Filter as JSON in a text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cells.api.models import v1 as models
+from cells.api.operations.node.node_status import NodeStatus
+from cells.endpoint import Endpoint
+from cells.maps import NODE_AUDITS_POLICY
+from cells.policy.control import PolicyView, PortUse
+from cells.policy.maps import (
+    EndpointPolicies,
+    EndpointPolicy,
+    PolicyEntries,
+    RealizedPolicy,
+    enforced_directions,
+)
+
+
+class EndpointPolicyModels:
+    """Makes the models of endpoints' policies."""
+
+    def __init__(self, policies: EndpointPolicies, view: PolicyView | None, facts: NodeStatus) -> None:
+        self._facts = facts
+        self._policies = policies
+        self._view = view
+
+    def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
+        """What should be enforced, and what its policy map enforces.
+
+        While a map lags behind its rules, what the former rules said is not told again.
+        """
+        wanted = self._policies.table.get(endpoint.id)
+        realized = self._policies.status(endpoint.id)
+        written = self._policies.written(endpoint.id)
+        l4 = self._l4(endpoint.id)
+        spec = self._model(endpoint, wanted, l4) if wanted is not None else models.EndpointPolicy()
+        real = models.EndpointPolicy(
+            id=endpoint.identity,
+            policy_revision=realized.revision,
+            policy_enabled=self._enforced(realized),
+        )
+        if written is not None:
+            follows = wanted is not None and written.revision == wanted.revision
+            real = self._model(endpoint, written, l4 if follows else models.L4Policy())
+        return models.EndpointPolicyStatus(spec=spec, realized=real, proxy_policy_revision=realized.revision)
+
+    def _model(
+        self, endpoint: Endpoint, policy: EndpointPolicy, l4: models.L4Policy
+    ) -> models.EndpointPolicy:
+        return models.EndpointPolicy(
+            id=endpoint.identity,
+            policy_revision=policy.revision,
+            policy_enabled=self._enforced(policy),
+            build=policy.revision,
+            allowed_ingress_identities=_identities(policy.entries, egress=False, deny=False),
+            denied_ingress_identities=_identities(policy.entries, egress=False, deny=True),
+            allowed_egress_identities=_identities(policy.entries, egress=True, deny=False),
+            denied_egress_identities=_identities(policy.entries, egress=True, deny=True),
+            l4=l4,
+        )
+
+    def _enforced(self, policy: EndpointPolicy | RealizedPolicy) -> str:
+        audited = bool(self._facts.node().telling.flags & NODE_AUDITS_POLICY)
+        return enforced_directions(policy, audited=audited)
+
+    def _l4(self, endpoint_id: int) -> models.L4Policy:
+        if self._view is None:
+            return models.L4Policy()
+        return models.L4Policy(
+            ingress=[_port_rule(one) for one in self._view.ports(endpoint_id, "ingress")],
+            egress=[_port_rule(one) for one in self._view.ports(endpoint_id, "egress")],
+        )
+
+
+def _identities(entries: PolicyEntries, *, egress: bool, deny: bool) -> list[int]:
+    """Those of entries without protocol and port, 0 for everybody."""
+    return sorted(
+        key.identity
+        for key, entry in entries.items()
+        if key.egress == egress and entry.deny == deny and not key.protocol and not key.port
+    )
+
+
+def _port_rule(use: PortUse) -> models.PolicyRule:
+    filter_: dict[str, Any] = {"port": use.port}
+    if use.port_name:
+        filter_["port-name"] = use.port_name
+    filter_["protocol"] = use.protocol
+    filter_["l7-rules"] = [{selector: how} for selector, how in use.says.items()]
+    derived = sorted({labels for found in use.origins.values() for labels in found})
+    return models.PolicyRule(
+        rule=msgspec.json.encode(filter_).decode().replace("&", "\\u0026"),  # as encoding/json escapes it
+        derived_from_rules=[list(labels) for labels in derived],
+        rules_by_selector={
+            selector: [list(labels) for labels in found] for selector, found in use.origins.items()
+        },
+    )

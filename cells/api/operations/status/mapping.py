@@ -1,0 +1,189 @@
+"""The agent's status to the wire: a pure function from facts to StatusResponse.
+
+Needs: AgentStatus.   Gives: StatusFacts, status_response, brief_response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cells.api.models import status as wire
+from cells.api.models.v1 import ControllerCounts, ControllerStatus
+from cells.api.operations.endpoints.mapping import rfc3339
+from cells.api.operations.node.config_mapping import DATAPATH_MODE, NodeFacts
+from cells.api.operations.status.controllers import NEVER, controller
+from cells.cluster.identity import CLUSTER
+from cells.ipam import Family, IPAddress
+from cells.observe.health import AgentStatus
+from lifecycle import HealthStatus
+
+LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
+DISABLED = wire.Status(state="Disabled")
+NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
+OFF = wire.Switch()
+NOT_MASQUERADED = wire.Masquerading()
+NO_SERVICES = wire.ProxyReplacementFeatures(
+    node_port=OFF,
+    host_port=OFF,
+    external_ips=OFF,
+    socket_lb=OFF,
+    socket_lb_tracing=OFF,
+    session_affinity=OFF,
+    graceful_termination=OFF,
+    nat46x64=OFF,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFacts:
+    """What the status is made of besides the verdict."""
+
+    version: str
+    revision: str
+    """What tells two builds of one version apart: the datapath's digest."""
+    cluster_name: str
+    node_name: str
+    node: NodeFacts
+    node_ips: Mapping[Family, IPAddress]
+    """The node's own addresses, by which others know it."""
+    nodes: Sequence[wire.NodeElement]
+    """The nodes of the cluster, this one among them."""
+    uplinks: Mapping[str, tuple[str, ...]]
+    """Addresses of each uplink, by its name."""
+    ipam_status: str
+    allocations: Mapping[str, str]
+    map_sizes: Mapping[str, int]
+    map_size_ratio: float
+    monitor: wire.MonitorStatus | None = None
+    """None when the monitor is off."""
+    kubernetes: wire.KubernetesStatus = NO_KUBERNETES
+    """How the API server is."""
+    masquerading: wire.Masquerading = NOT_MASQUERADED
+
+
+def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
+    """The verdict; the message starts ``<version> (v<version>-<revision>)``, as tools cut it there."""
+    title = f"{version} (v{version}-{revision})"
+    message = f"{title}    {status.message}" if status.message else title
+    return wire.Status(state=status.state, msg=message)
+
+
+def uncontrolled(module: HealthStatus) -> ControllerStatus:
+    """A module in trouble as a failing controller: Cilium's clients show modules nowhere else."""
+    counts = ControllerCounts(
+        consecutive_failure_count=1,
+        failure_count=1,
+        last_failure_msg=trouble(module),
+        last_failure_timestamp=rfc3339(module.since),
+        last_success_timestamp=NEVER,
+    )
+    return ControllerStatus(name=module.module, status=counts)
+
+
+def module_health(module: HealthStatus) -> wire.ModuleHealth:
+    """One module, as it told last."""
+    return wire.ModuleHealth(
+        module_id=module.module,
+        level=LEVELS[module.level],
+        message=trouble(module),
+        last_updated=rfc3339(module.since),
+    )
+
+
+def trouble(module: HealthStatus) -> str:
+    """What a degraded module says, and the error behind it where that is not said already."""
+    if not module.error or module.error.partition(": ")[2] in module.message:
+        return module.message or module.error or ""
+    return f"{module.message}: {module.error}" if module.message else module.error
+
+
+def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
+    """What a probe reads: the verdict, and at most one failing controller."""
+    failing = [controller(each) for each in status.controllers if each.failures_in_a_row]
+    return wire.StatusResponse(
+        cilium=cilium_status(status, version, revision),
+        cluster=wire.ClusterStatus(cilium_health=DISABLED),
+        stale=stale(status),
+        controllers=[*failing, *map(uncontrolled, status.uncontrolled)][:1],
+    )
+
+
+def stale(status: AgentStatus) -> dict[str, str]:
+    """The probes that do not answer, and since when."""
+    return {name: rfc3339(since) for name, since in status.stale.items()}
+
+
+def cni_file(status: AgentStatus) -> wire.Status:
+    """The state of the CNI configuration file, as the module that writes it tells."""
+    if status.cni_config is None:
+        return DISABLED
+    if status.cni_config.level == "degraded":
+        return wire.Status(state="Failure", msg=trouble(status.cni_config))
+    return wire.Status(state="Ok", msg=status.cni_config.message)
+
+
+def _of(family: Family, addresses: Iterable[str]) -> list[str]:
+    """Those of the family."""
+    return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
+
+
+def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusResponse:
+    """Everything the agent can say of itself.
+
+    ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
+    every part of it.
+    """
+    name = f"{facts.cluster_name}/{facts.node_name}"
+    return wire.StatusResponse(
+        cilium=cilium_status(status, facts.version, facts.revision),
+        cluster=wire.ClusterStatus(
+            self_name=name,
+            cilium_health=DISABLED,
+            nodes=list(facts.nodes),
+        ),
+        stale=stale(status),
+        controllers=[*map(controller, status.controllers), *map(uncontrolled, status.uncontrolled)],
+        modules=[module_health(module) for module in status.modules if module.level != "unknown"],
+        node_monitor=facts.monitor,
+        cni_file=cni_file(status),
+        kvstore=DISABLED,
+        kubernetes=facts.kubernetes,
+        kube_proxy_replacement=wire.ProxyReplacement(
+            mode="False",
+            features=NO_SERVICES,
+            devices=list(facts.uplinks),
+            device_list=[
+                wire.ProxyReplacementDevice(name=device, ip=list(addresses))
+                for device, addresses in facts.uplinks.items()
+            ],
+        ),
+        host_firewall=wire.Mode(mode="Disabled"),
+        encryption=wire.Mode(mode="Disabled"),
+        cni_chaining=wire.Mode(mode=facts.node.chaining),
+        clock_source=wire.Mode(mode="ktime"),
+        srv6=OFF,
+        ipv4_big_tcp=OFF,
+        ipv6_big_tcp=OFF,
+        bandwidth_manager=OFF,
+        masquerading=facts.masquerading,
+        routing=wire.Routing(
+            inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
+            intra_host_routing_mode="BPF",
+            tunnel_protocol=facts.node.tunnel_protocol,
+        ),
+        datapath_mode=DATAPATH_MODE,
+        attach_mode="tc",
+        ipam=wire.IPAMStatus(
+            status=facts.ipam_status,
+            allocations=dict(facts.allocations),
+            ipv4=sorted(_of(Family.IPV4, facts.allocations)),
+            ipv6=sorted(_of(Family.IPV6, facts.allocations)),
+        ),
+        identity_range=wire.IdentityRange(min_identity=CLUSTER[0], max_identity=CLUSTER[-1]),
+        bpf_maps=wire.BPFMapStatus(
+            maps=[wire.BPFMapProperties(name=name, size=size) for name, size in facts.map_sizes.items()],
+            dynamic_size_ratio=facts.map_size_ratio,
+        ),
+        auth_certificate_provider=DISABLED,
+    )

@@ -1,0 +1,118 @@
+"""Which endpoints there are, under which names, and what happened to each.
+
+For:   Endpoints.   Needs: Table[Endpoint].   Gives: Registry, INDEXES.
+Source: Cilium 1.17, endpoint states and names.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from cells.endpoint.table.lookup import address_name, names_of, parse_id
+from cells.endpoint.table.model import Endpoint, EndpointError, IPAddress
+from cells.endpoint.table.states import Code, State, StatusLog, Subject, Verdict, displayed, judge
+from lifecycle import Logger, Table
+
+NAME: Final = "name"
+CONTAINER: Final = "container"
+INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
+    NAME: names_of,
+    CONTAINER: lambda endpoint: [endpoint.container_id] if endpoint.container_id else [],
+}
+"""Of the ``endpoints`` table."""
+
+
+class Registry:
+    """The ``endpoints`` table and the status logs, kept together."""
+
+    def __init__(self, table: Table[Endpoint], log: Logger) -> None:
+        self.table = table
+        self._log = log
+        self._status: dict[int, StatusLog] = {}
+
+    def get(self, endpoint_id: int) -> Endpoint | None:
+        """The endpoint with this number."""
+        return self.table.get(endpoint_id)
+
+    def lookup(self, id_text: str) -> Endpoint | None:
+        """The endpoint of an id such as ``12`` or ``ipv4:10.0.1.77``; None if there is none.
+
+        Raises EndpointError 400 for an id that cannot be understood.
+        """
+        wanted = parse_id(id_text)
+        return self.table.get(wanted) if isinstance(wanted, int) else self.named(wanted)
+
+    def named(self, name: str) -> Endpoint | None:
+        """The endpoint registered under ``prefix:rest``; of several the one that took the name last."""
+        found = self.table.by(NAME).get(name)
+        return found[-1] if found else None
+
+    def by_container(self, container_id: str) -> list[Endpoint]:
+        """All endpoints of a container."""
+        return self.table.by(CONTAINER).get(container_id)
+
+    def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
+        """Raise EndpointError 400 when an endpoint has the attachment id ("" is nobody's) or an address."""
+        names = self.table.by(NAME)
+        if attachment and f"cni-attachment-id:{attachment}" in names:
+            raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")
+        for name in map(address_name, addresses):
+            if name in names:
+                raise EndpointError(400, f"IP {name} is already in use")
+
+    def add(self, endpoint: Endpoint) -> StatusLog:
+        """Make the endpoint visible; returns its new, empty status log."""
+        self.put(endpoint)
+        return self.open_log(endpoint.id)
+
+    def open_log(self, endpoint_id: int) -> StatusLog:
+        """The status log of an endpoint to be, empty."""
+        status = self._status[endpoint_id] = StatusLog()
+        return status
+
+    def put(self, endpoint: Endpoint) -> None:
+        """Replace the row of an endpoint."""
+        with self.table.txn() as rows:
+            rows.put(endpoint)
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Nobody finds the endpoint any more."""
+        with self.table.txn() as rows:
+            rows.delete(endpoint.id)
+        self._status.pop(endpoint.id, None)
+
+    def status(self, endpoint_id: int) -> StatusLog:
+        """What happened to the endpoint; an empty log for one that does not exist."""
+        status = self._status.get(endpoint_id)
+        return StatusLog() if status is None else status
+
+    def shown_state(self, endpoint: Endpoint) -> State:
+        """The state as the API shows it: ``not-ready`` when ready but the last thing went wrong."""
+        return displayed(endpoint.state, self.status(endpoint.id))
+
+    def set_state(self, endpoint_id: int, state: State, reason: str, *, builder: bool = False) -> bool:
+        """Move the endpoint to ``state`` if that is allowed; the status log says why, or why not.
+
+        ``builder`` asks on behalf of a regeneration, which has transitions of its own.
+        """
+        endpoint = self.table.get(endpoint_id)
+        if endpoint is None:
+            return False
+        status = self._status[endpoint_id]
+        match judge(endpoint.state, state, builder=builder):
+            case Verdict.ACCEPTED:
+                status.add(Code.OK, Subject.OTHER, reason, state)
+                self.put(replace(endpoint, state=state))
+                return True
+            case Verdict.SKIPPED:
+                message = f"Skipped invalid state transition to {state} due to: {reason}"
+                status.add(Code.WARNING, Subject.OTHER, message, endpoint.state)
+                self._log.info(
+                    "Invalid state transition skipped",
+                    endpoint=endpoint_id,
+                    state=endpoint.state.value,
+                    wanted=state.value,
+                    reason=reason,
+                )
+        return False

@@ -1,0 +1,125 @@
+"""One endpoint's policy map: made equal to what is wanted, by as few writes as possible.
+
+For:    PolicyMaps hands them out. Needs: an open Map. Gives: PolicyMap.
+"""
+
+import errno
+from collections.abc import Callable, Mapping
+
+from cells.maps.bpf.map import Map
+from cells.maps.bpf.syscall import BpfError
+from cells.maps.records.layouts import PolicyEntry, PolicyKey
+
+_FEW = 8  # up to so many entries, single writes are quicker than a batch
+
+
+class PolicyMap:
+    """An endpoint id and its policy map. An empty map allows nothing."""
+
+    __slots__ = ("_changed", "_present", "endpoint_id", "map")
+
+    def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
+        """``changed`` is called with the id after every change: Epochs.bump()."""
+        self.endpoint_id = endpoint_id
+        self.map = table
+        self._changed = changed
+        self._present: dict[PolicyKey, PolicyEntry] = {}
+
+    def __repr__(self) -> str:
+        return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
+
+    def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+        """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
+
+        So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
+
+        An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
+        flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
+        bpf-policy-map-max); what was written until then stays.
+        """
+        changed = True
+        try:
+            changed = self._replace(wanted)
+        finally:
+            if changed:
+                self._changed(self.endpoint_id)
+
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+        try:
+            return self._write(wanted)
+        except BpfError as error:
+            self.reload()
+            if error.errno != errno.ENOSPC:
+                raise
+            # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
+            self._drop([key for key, old in self._present.items() if key not in wanted and not old.deny])
+            try:
+                self._write(wanted)
+            except BpfError:
+                self.reload()
+                raise
+            return True
+
+    @property
+    def entries(self) -> int:
+        """How many it has, as far as we wrote them."""
+        return len(self._present)
+
+    def dump(self) -> dict[PolicyKey, PolicyEntry]:
+        """What the kernel has, with its counters."""
+        return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}
+
+    def reload(self) -> None:
+        """Take what the kernel has as the state to start from."""
+        self._present = self.dump()
+
+    def clear(self) -> None:
+        """Empty the map, whatever is in it."""
+        had = bool(self._present)
+        self._drop(list(self._present))
+        if self.map.first_key() is not None:  # written by somebody else
+            self.map.clear()
+            had = True
+        if had:
+            self._changed(self.endpoint_id)
+
+    def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+        """Whether anything had to be written."""
+        present = self._present
+        missing = list(wanted.items())
+        if present:
+            missing = [
+                (key, entry)
+                for key, entry in missing
+                if (old := present.get(key)) is None or not old.same_verdict(entry)
+            ]
+        self._put([(key, entry) for key, entry in missing if entry.deny])
+        self._put([(key, entry) for key, entry in missing if not entry.deny])
+        gone = [key for key in present if key not in wanted]
+        self._drop(sorted(gone, key=lambda key: present[key].deny))
+        return bool(missing or gone)
+
+    def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:
+        if len(entries) <= _FEW:
+            for key, entry in entries:
+                self.map.update(key.pack(), entry.pack(key))
+        else:
+            self.map.update_batch([(key.pack(), entry.pack(key)) for key, entry in entries])
+        self._present.update(entries)
+
+    def _drop(self, keys: list[PolicyKey]) -> None:
+        packed = [key.pack() for key in keys]
+        if len(packed) > _FEW:
+            try:
+                self.map.delete_batch(packed)
+            except BpfError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                packed = [
+                    key for key in packed if self.map.delete(key)
+                ]  # one was gone already: the rest singly
+        else:
+            for key in packed:
+                self.map.delete(key)
+        for each in keys:
+            del self._present[each]

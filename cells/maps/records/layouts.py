@@ -1,0 +1,403 @@
+"""What is inside the maps: a typed record for each key and value, and its bytes.
+
+For:    every cell that reads or writes a map. Needs: nothing. Gives: records with pack() and unpack().
+Source: Cilium 1.16/1.17 map ABI for the public maps; the hive_* maps are our own and mirror
+        cells/datapath/bpf/lib/maps.h. Little endian, but addresses, ports and NAT indexes in network order.
+
+A MAC is 6 bytes, in memory the low 6 of a u64. struct.error on data of another size.
+"""
+
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import ClassVar, Final, Self
+
+import msgspec
+
+from cells.maps.records.abi import Layout
+
+IPAddress = IPv4Address | IPv6Address
+
+_IPV4: Final = 1  # not AF_INET
+_IPV6: Final = 2
+
+LXC_HOST: Final = 1
+"""Flag of a cilium_lxc row that stands for the node itself."""
+
+ENDPOINT_PASSES_NEIGHBOURS: Final = 1
+"""The host's stack answers the pod's ARP and neighbour discovery, not the datapath."""
+ENDPOINT_ANY_SOURCE: Final = 2
+"""The pod may send from addresses that are not its own."""
+ENDPOINT_GUARDED: Final = 4
+"""What its link brings is seen by cil_to_container: the stack or a bridge sends it, not the datapath."""
+ENDPOINT_UNROUTED: Final = 8
+"""What the pod sends goes where the stack or a bridge takes it, also to a pod of this node."""
+
+ENDPOINT_FLAGS: Final = {
+    ENDPOINT_PASSES_NEIGHBOURS: "neighbours passed to the host",
+    ENDPOINT_ANY_SOURCE: "any source",
+    ENDPOINT_GUARDED: "guarded on its link",
+    ENDPOINT_UNROUTED: "routed by the host",
+}
+"""In words, for people."""
+
+NODE_TELLS_DROPS: Final = 1
+NODE_TELLS_TRACES: Final = 2
+NODE_TELLS_VERDICTS: Final = 4
+NODE_AUDITS_POLICY: Final = 8
+NODE_EVENTS: Final = {
+    NODE_TELLS_DROPS: "drops",
+    NODE_TELLS_TRACES: "traces",
+    NODE_TELLS_VERDICTS: "policy verdicts",
+    NODE_AUDITS_POLICY: "policy is audited only",
+}
+"""In words, for people."""
+
+
+def flags_text(flags: int, words: Mapping[int, str]) -> str:
+    """The flags in words; those that have none as a number."""
+    rest = flags & ~sum(words)
+    return ", ".join([*(text for bit, text in words.items() if flags & bit), *([hex(rest)] if rest else [])])
+
+
+METRIC_INGRESS: Final = 1
+METRIC_EGRESS: Final = 2
+METRIC_SERVICE: Final = 3
+
+_lxc_key = Layout("address_key", ip="16s", family="B", key="B", cluster_id="H")
+_lxc_value = Layout(
+    "address_info",
+    ifindex="I",
+    unused="H",
+    endpoint_id="H",
+    flags="I",
+    hole="4x",
+    pod_mac="6s2x",
+    host_mac="6s2x",
+    identity="I",
+    pad="12x",
+)
+_ipcache_key = Layout("ipcache_key", prefixlen="I", cluster_id="H", pad="B", family="B", ip="16s")
+_ipcache_value = Layout("ipcache_info", identity="I", tunnel_endpoint="4s", pad="2x", key="B", flags="B")
+_policy_key = Layout("policy_key", prefixlen="I", identity="I", egress="B", protocol="B", port="2s")
+_policy_entry = Layout(
+    "policy_entry", proxy_port="2s", bits="B", auth_type="B", pad="4x", packets="Q", bytes="Q"
+)
+_metrics_key = Layout("metrics_key", reason="B", direction="B", line="H", file="B", reserved="3x")
+_metrics_value = Layout("metrics_value", count="Q", bytes="Q")
+_endpoint = Layout(
+    "endpoint_config",
+    ipv4="4s",
+    id="H",
+    flags="H",
+    identity="I",
+    pad="4x",
+    host_mac="6s2x",
+    pod_mac="6s2x",
+    ipv6="16s",
+    netns_cookie="Q",
+    reserved="8x",
+)
+_node = Layout(
+    "node_config",
+    router_ip="4s",
+    host_ifindex="I",
+    host_mac="6s2x",
+    net_mac="6s2x",
+    net_ifindex="I",
+    pod_cidr="4s",
+    pod_mask="4s",
+    flags="I",
+    router_ip6="16s",
+    pod_cidr6="16s",
+    pod_prefix6="I",
+    aggregation="I",
+    pad="16x",
+)
+_NO_IPV6: Final = IPv6Address(0)
+_NO_IPV4: Final = IPv4Address(0)
+_NO_NETWORK: Final = IPv4Network("0.0.0.0/0")
+_NO_NETWORK6: Final = IPv6Network("::/0")
+
+
+def _family(ip: IPAddress) -> int:
+    return _IPV4 if ip.version == 4 else _IPV6
+
+
+def _address(data: bytes, family: int) -> IPAddress:
+    return IPv4Address(data[:4]) if family == _IPV4 else IPv6Address(data)
+
+
+class LxcKey(msgspec.Struct, frozen=True):
+    """Key of cilium_lxc, 20 bytes: an address of this node."""
+
+    SIZE: ClassVar = _lxc_key.size
+
+    ip: IPAddress
+    cluster_id: int = 0
+
+    def pack(self) -> bytes:
+        return _lxc_key.pack(self.ip.packed, _family(self.ip), 0, self.cluster_id)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ip, family, _, cluster_id = _lxc_key.unpack(data)
+        return cls(_address(ip, family), cluster_id)
+
+
+class LxcValue(msgspec.Struct, frozen=True):
+    """Value of cilium_lxc, 48 bytes: the endpoint behind an address, or only ``flags=LXC_HOST``."""
+
+    SIZE: ClassVar = _lxc_value.size
+
+    ifindex: int = 0
+    """Of the host side of the pair, on which packets for the pod leave."""
+    endpoint_id: int = 0
+    mac: bytes = bytes(6)
+    """Of the pod."""
+    node_mac: bytes = bytes(6)
+    """Of the host side."""
+    identity: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        return _lxc_value.pack(
+            self.ifindex, 0, self.endpoint_id, self.flags, self.mac, self.node_mac, self.identity
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ifindex, _, endpoint_id, flags, mac, node_mac, identity = _lxc_value.unpack(data)
+        return cls(ifindex, endpoint_id, mac, node_mac, identity, flags)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the address is the node's own."""
+        return bool(self.flags & LXC_HOST)
+
+
+class IpcacheKey(msgspec.Struct, frozen=True):
+    """Key of cilium_ipcache, 24 bytes: a prefix. Make it with :meth:`host` or :meth:`of`."""
+
+    SIZE: ClassVar = _ipcache_key.size
+
+    ip: IPAddress
+    bits: int
+    """Length of the prefix in the address: 32 for one IPv4 address."""
+    cluster_id: int = 0
+
+    @classmethod
+    def host(cls, ip: IPAddress) -> Self:
+        """One address."""
+        return cls(ip, ip.max_prefixlen)
+
+    @classmethod
+    def of(cls, network: IPv4Network | IPv6Network) -> Self:
+        """A network."""
+        return cls(network.network_address, network.prefixlen)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """The prefix as a network."""
+        return ip_network((self.ip, self.bits))
+
+    def pack(self) -> bytes:
+        return _ipcache_key.pack(32 + self.bits, self.cluster_id, 0, _family(self.ip), self.ip.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        length, cluster_id, _, family, ip = _ipcache_key.unpack(data)
+        return cls(_address(ip, family), length - 32, cluster_id)
+
+
+class IpcacheValue(msgspec.Struct, frozen=True):
+    """Value of cilium_ipcache, 12 bytes: whose a prefix is and where."""
+
+    SIZE: ClassVar = _ipcache_value.size
+
+    identity: int
+    tunnel_endpoint: IPv4Address = IPv4Address(0)
+    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    encrypt_key: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        return _ipcache_value.pack(self.identity, self.tunnel_endpoint.packed, self.encrypt_key, self.flags)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        identity, tunnel_endpoint, encrypt_key, flags = _ipcache_value.unpack(data)
+        return cls(identity, IPv4Address(tunnel_endpoint), encrypt_key, flags)
+
+
+class PolicyKey(msgspec.Struct, frozen=True):
+    """Key of a policy map, 12 bytes: peers and ports. As made from identity and direction: any port."""
+
+    SIZE: ClassVar = _policy_key.size
+
+    identity: int
+    """Of the peer; 0: any."""
+    egress: bool
+    protocol: int = 0
+    """IP protocol; 0: any, then the port must be any too."""
+    port: int = 0
+    """Destination port, or the first of an aligned range."""
+    port_bits: int = 0
+    """How many leading bits of the port count: 16 for one port, 0 for any."""
+
+    def pack(self) -> bytes:
+        """ValueError if the port counts without a protocol, or has bits set that do not count."""
+        if (self.port_bits and not self.protocol) or self.port & (0xFFFF >> self.port_bits):
+            raise ValueError(f"{self}: a port needs a protocol and no bits beyond its port_bits")
+        length = 48 + self.port_bits if self.protocol else 40
+        return _policy_key.pack(
+            length, self.identity, self.egress, self.protocol, self.port.to_bytes(2, "big")
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        length, identity, direction, protocol, port = _policy_key.unpack(data)
+        return cls(identity, bool(direction & 1), protocol, int.from_bytes(port, "big"), max(length - 48, 0))
+
+
+class PolicyEntry(msgspec.Struct, frozen=True):
+    """Value of a policy map, 24 bytes: the verdict, and what it was applied to so far."""
+
+    SIZE: ClassVar = _policy_entry.size
+
+    deny: bool = False
+    proxy_port: int = 0
+    auth_type: int = 0
+    packets: int = 0
+    octets: int = 0
+
+    def pack(self, key: PolicyKey) -> bytes:
+        """The value under ``key``, whose wild protocol and port it repeats."""
+        flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2
+        proxy_port = self.proxy_port.to_bytes(2, "big")
+        return _policy_entry.pack(proxy_port, flags, self.auth_type, self.packets, self.octets)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        proxy_port, flags, auth_type, packets, total = _policy_entry.unpack(data)
+        return cls(bool(flags & 1), int.from_bytes(proxy_port, "big"), auth_type, packets, total)
+
+    def same_verdict(self, other: "PolicyEntry") -> bool:
+        """Whether they decide alike, whatever they counted."""
+        return (self.deny, self.proxy_port, self.auth_type) == (other.deny, other.proxy_port, other.auth_type)
+
+
+class MetricsKey(msgspec.Struct, frozen=True):
+    """Key of cilium_metrics, 8 bytes: why, which way, and which source line of the datapath."""
+
+    SIZE: ClassVar = _metrics_key.size
+
+    reason: int
+    direction: int
+    line: int = 0
+    file: int = 0
+
+    def pack(self) -> bytes:
+        return _metrics_key.pack(self.reason, self.direction, self.line, self.file)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        reason, direction, line, file = _metrics_key.unpack(data)
+        return cls(reason, direction & 3, line, file)
+
+
+class MetricsValue(msgspec.Struct, frozen=True):
+    """Value of cilium_metrics: 16 bytes for each possible CPU."""
+
+    SIZE: ClassVar = _metrics_value.size
+
+    packets: int
+    octets: int
+
+    def pack(self) -> bytes:
+        """One CPU's value."""
+        return _metrics_value.pack(self.packets, self.octets)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """The sum of all CPUs' values."""
+        values = list(_metrics_value.iter_unpack(data))
+        return cls(sum(packets for packets, _ in values), sum(total for _, total in values))
+
+
+class EndpointConfig(msgspec.Struct, frozen=True):
+    """Value of hive_endpoints (key: host side's ifindex), 64 bytes: what the programs must know of a pod."""
+
+    SIZE: ClassVar = _endpoint.size
+
+    ipv4: IPv4Address | None
+    endpoint_id: int
+    identity: int
+    host_mac: bytes
+    pod_mac: bytes
+    flags: int = 0
+    """Of ENDPOINT_*, above."""
+    ipv6: IPv6Address | None = None
+    netns_cookie: int = 0
+
+    def pack(self) -> bytes:
+        ipv4, ipv6 = self.ipv4 or _NO_IPV4, self.ipv6 or _NO_IPV6
+        ids = self.endpoint_id, self.flags, self.identity
+        macs = self.host_mac, self.pod_mac
+        return _endpoint.pack(ipv4.packed, *ids, *macs, ipv6.packed, self.netns_cookie)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ipv4, endpoint_id, flags, identity, host_mac, pod_mac, ipv6, cookie = _endpoint.unpack(data)
+        return cls(
+            IPv4Address(ipv4) if any(ipv4) else None,
+            *(endpoint_id, identity, host_mac, pod_mac, flags),
+            IPv6Address(ipv6) if any(ipv6) else None,
+            cookie,
+        )
+
+
+class NodeConfig(msgspec.Struct, frozen=True):
+    """The one value of hive_node, 96 bytes: what the programs must know of the node."""
+
+    SIZE: ClassVar = _node.size
+
+    router_ip: IPv4Address | None
+    host_ifindex: int
+    """Of cilium_host."""
+    host_mac: bytes
+    net_ifindex: int
+    """Of cilium_net."""
+    net_mac: bytes
+    pod_cidr: IPv4Network | None
+    flags: int = 0
+    """NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS: which events the programs send.
+    NODE_AUDITS_POLICY: what policy refuses is let through, and told."""
+    router_ip6: IPv6Address | None = None
+    pod_cidr6: IPv6Network | None = None
+    aggregation: int = 0
+    """Of trace events, 0 (none) to 4 (maximum)."""
+
+    def pack(self) -> bytes:
+        cidr, cidr6 = self.pod_cidr or _NO_NETWORK, self.pod_cidr6 or _NO_NETWORK6
+        links = self.host_ifindex, self.host_mac, self.net_mac, self.net_ifindex
+        return _node.pack(
+            (self.router_ip or _NO_IPV4).packed,
+            *links,
+            *(cidr.network_address.packed, cidr.netmask.packed, self.flags),
+            *((self.router_ip6 or _NO_IPV6).packed, cidr6.network_address.packed, cidr6.prefixlen),
+            self.aggregation,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ip4, host_ifindex, host_mac, net_mac, net_ifindex, cidr4, mask, flags, *rest = _node.unpack(data)
+        ip6, cidr6, bits6, aggregation = rest
+        return cls(
+            IPv4Address(ip4) if any(ip4) else None,
+            *(host_ifindex, host_mac, net_ifindex, net_mac),
+            IPv4Network((cidr4, IPv4Address(mask).compressed)) if any(mask) else None,
+            flags,
+            IPv6Address(ip6) if any(ip6) else None,
+            IPv6Network((cidr6, bits6)) if bits6 else None,
+            aggregation,
+        )
