@@ -15,6 +15,7 @@ from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, tex
 from cells.ipam.allocator import Allocation, Allocator, IpamError
 from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import EXPIRATION, Clock
+from cells.ipam.kept import KeptRanges, kept_ranges
 from cells.ipam.node_ipam import Ipam
 from cells.ipam.ranges import PodRange
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
@@ -35,9 +36,11 @@ __all__ = [
     "Ipam",
     "IpamError",
     "IpamSettings",
+    "KeptRanges",
     "PodRange",
     "automatic_range",
     "cell",
+    "kept_ranges",
     "nested_range",
     "text_of",
 ]

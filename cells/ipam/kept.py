@@ -1,12 +1,14 @@
 """The ranges in use, kept over a restart of the agent.
 
-For:    Ipam. Needs: nothing. Gives: kept_ranges(), keep_ranges().
+For:    Ipam, and whoever would wait for what Kubernetes assigns. Needs: nothing.
+Gives:  KeptRanges, kept_ranges(), keep_ranges().
 A range that follows the node's address would leave its pods behind when that address changes. The file is in
 the state directory, and so lives as long as the pods do: until the node starts anew.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,23 +20,45 @@ from lifecycle.settings import read_regular
 FILE: Final = "pod-ranges.json"
 
 
-def kept_ranges(path: Path, log: Logger) -> dict[Family, IPNetwork]:
+class KeptRanges(NamedTuple):
+    """What an earlier run of the agent used."""
+
+    primary: Mapping[Family, IPNetwork]
+    """The range of each family that addresses came from."""
+    assigned: frozenset[Family]
+    """Families whose range was assigned by Kubernetes or the operator."""
+
+
+class _File(msgspec.Struct, omit_defaults=True):
+    ipv4: str = ""
+    ipv6: str = ""
+    assigned: tuple[Family, ...] = ()
+
+
+def kept_ranges(state_dir: Path, log: Logger) -> KeptRanges:
     """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
+    path = state_dir / FILE
     try:
-        kept = msgspec.json.decode(read_regular(path), type=dict[Family, str])
-        return {family: parse_range(family, text) for family, text in kept.items()}
+        kept = msgspec.json.decode(read_regular(path), type=_File)
+        told = {Family.IPV4: kept.ipv4, Family.IPV6: kept.ipv6}
+        ranges = {family: parse_range(family, text) for family, text in told.items() if text}
     except FileNotFoundError:
-        return {}
+        pass
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         log.warning("ranges of pods' addresses are chosen anew", path=str(path), error=str(error))
-        return {}
+    else:
+        return KeptRanges(ranges, frozenset(kept.assigned) & ranges.keys())
+    return KeptRanges({}, frozenset())
 
 
-def keep_ranges(path: Path, ranges: dict[Family, IPNetwork]) -> None:
+def keep_ranges(state_dir: Path, ranges: KeptRanges) -> None:
     """Write them, whole or not at all. Raises HiveError."""
+    path = state_dir / FILE
+    ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
+    kept = _File(ipv4, ipv6, tuple(sorted(ranges.assigned)))
     fresh = path.with_suffix(".new")
     try:
-        fresh.write_bytes(msgspec.json.encode({family: str(network) for family, network in ranges.items()}))
+        fresh.write_bytes(msgspec.json.encode(kept))
         fresh.replace(path)
     except OSError as error:
         raise HiveError(f"cannot keep the ranges of pods' addresses in {path}: {error.strerror}") from error

@@ -5,6 +5,7 @@ For:    cni_server, api, endpoint, endpoint_restore, router. Needs: IpamSettings
 Gives:  Ipam.
 """
 
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Network
 
 import anyio
@@ -14,7 +15,7 @@ from cells.ipam.addresses import Family, IPAddress, IPNetwork
 from cells.ipam.allocator import Allocator
 from cells.ipam.assigned import AssignedPodCIDRs
 from cells.ipam.expiration import Clock
-from cells.ipam.kept import FILE, keep_ranges, kept_ranges
+from cells.ipam.kept import KeptRanges, keep_ranges, kept_ranges
 from cells.ipam.ranges import PodRange
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.node.devices import Device
@@ -66,8 +67,8 @@ class Ipam(Allocator):
 
     async def _start(self) -> None:
         enabled = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
-        path = self._agent.state_dir / FILE
-        kept = kept_ranges(path, self._log)
+        restored = kept_ranges(self._agent.state_dir, self._log)
+        kept = restored.primary
         for family in Family:
             if not enabled[family] and self._settings.explicit_range(family) is not None:
                 self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
@@ -96,8 +97,7 @@ class Ipam(Allocator):
         primary = list(used.values())
         self.use(*primary, *(each for each in others if each not in primary), retired=retired)
         self._first.done()
-        if used != {family: kept.get(family) for family in used}:
-            keep_ranges(path, kept | used)
+        self._keep(used, {family for family in used if family in assigned and self._follows(family)})
         self._log.info(
             "pod address ranges", **{family: str(used[family]) for family in used}, pool=self.default_pool
         )
@@ -114,8 +114,16 @@ class Ipam(Allocator):
             if self._follows(family) and self.follow(family, networks):
                 told = [str(network) for network in networks]
                 self._log.info("ranges of pods have changed", family=str(family), ranges=told)
-                path = self._agent.state_dir / FILE
-                keep_ranges(path, kept_ranges(path, self._log) | {family: networks[0]})
+                self._keep({family: networks[0]}, {family})
+
+    def _keep(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
+        """Keep these ranges beside what is kept of other families; a family that was assigned stays so."""
+        kept = kept_ranges(self._agent.state_dir, self._log)
+        ranges = {**kept.primary, **used}
+        same = {family for family in kept.assigned if kept.primary[family] == ranges[family]}
+        now = KeptRanges(ranges, frozenset(assigned) | same)
+        if now != kept:
+            keep_ranges(self._agent.state_dir, now)
 
     def _ranges_changed(self) -> None:
         with self._table.txn() as txn:

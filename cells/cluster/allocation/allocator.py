@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import anyio
-
 from cells.cluster.allocation.objects import body, candidates, labels_of, meaning
 from cells.cluster.identity import CLUSTER
 from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI
@@ -66,7 +64,7 @@ class CiliumIdentityAllocator:
                 if failures > 1 or not self._waiting.get(labels):
                     self._log.warning("identity not allocated", labels=labels, error=error)
                 self._wait(labels, error)
-                await anyio.sleep(RETRY.pause(failures))
+                await self._api.client.reach.pause(RETRY.pause(failures))
             return known
         finally:
             self._wait(labels, "")

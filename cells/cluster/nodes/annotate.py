@@ -88,5 +88,6 @@ class NodeAnnotations:
         async for _ in self.table.changes():
             wanted = {one.key: one.value for one in self.table.all()}
             body = {"metadata": {"annotations": wanted}}
+            await self._api.reachable()
             await self._api.client.patch(NODES, self._agent.node_name, body, subresource="status")
             self._log.info("Updated annotations of the Node object", node=self._agent.node_name)

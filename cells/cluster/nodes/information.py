@@ -9,7 +9,7 @@ Source of the rules: Cilium 1.17, WaitForNodeInformation.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final
 
 import anyio
@@ -18,18 +18,19 @@ from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import DECIDED_IN_CILIUM_NODES, NodeReader
 from cells.config import AgentConfig
-from cells.ipam import Family, IpamSettings, IPNetwork
+from cells.ipam import Family, IpamSettings, IPNetwork, kept_ranges
 from cells.kubernetes import CiliumNode, KubernetesAPI, KubernetesSettings, Node
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
 
 PATIENCE: Final = 10.0
-"""Seconds to wait for an object that nothing depends on."""
+"""Seconds to wait for an object that nothing depends on, where a server lets one wait."""
 
 
 class NodeInformation:
     """What is told of this node; who takes it starts when that is known, or need not be.
 
-    The wait has no end where a range is required: no range that is made up here may go to pods then.
+    The wait has no end where a range is required: no range that is made up here may go to pods then. A
+    restarted agent goes on with the range it was assigned before, and follows what it is told later.
     """
 
     def __init__(
@@ -112,11 +113,14 @@ class NodeInformation:
         required = self.required()
         if not (self._manifests or self._api.enabled):
             return
-        if required:
-            await self._until_told(required)
-        else:
-            with anyio.move_on_after(PATIENCE):
-                await self._table.wait_initialized()
+        restored = kept_ranges(self._agent.state_dir, self._log)
+        if missing := [family for family in required if family not in restored.assigned]:
+            await self._until_told(missing)
+        elif any(
+            self._ipam.explicit_range(family) is None and family not in restored.primary
+            for family in self._enabled
+        ):
+            await self._until_heard()
         self._check()
         told = {
             f"{family}_pod_cidrs": [str(each) for each in cidrs] for family, cidrs in self.current().items()
@@ -126,6 +130,19 @@ class NodeInformation:
                 "Received own node information", node=self._agent.node_name, kind=self._kind, **told
             )
         self._health.ok("known")
+
+    async def _until_heard(self) -> None:
+        """Until the source has told all, or nobody answers there, or it has taken long enough."""
+        with anyio.move_on_after(PATIENCE):
+            async with anyio.create_task_group() as either:
+
+                async def until(over: Callable[[], Awaitable[None]]) -> None:
+                    await over()
+                    either.cancel_scope.cancel()
+
+                either.start_soon(until, self._table.wait_initialized)
+                if self._api.enabled:
+                    either.start_soon(until, self._api.wait_lost)
 
     async def _until_told(self, required: list[Family]) -> None:
         seen = self._table.get(self._own)

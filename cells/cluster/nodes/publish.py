@@ -29,7 +29,7 @@ from lifecycle import Jobs, Logger, ReadTable, Table, Tables, minutes
 
 Body = dict[str, Any]
 PATIENCE: Final = 10.0
-"""Seconds to wait for the Node object before the CiliumNode is made without an owner."""
+"""Seconds to wait for the Node objects before the CiliumNode is made without an owner, who is added later."""
 AGAIN: Final = minutes(10)
 """How often it is looked at, besides every change."""
 
@@ -167,11 +167,10 @@ class CiliumNodePublisher:
         """Have the object say what it should. Raises KubernetesError: it is tried again."""
         if not self._api.enabled:
             return
-        node = self._nodes.get(self._own)
-        if node is None:
-            with anyio.move_on_after(PATIENCE):
-                node = await self._nodes.wait_for(self._own)
-        want = wanted(self._local(), node, self._mode)
+        await self._api.reachable()
+        with anyio.move_on_after(PATIENCE):
+            await self._nodes.wait_initialized()
+        want = wanted(self._local(), self._nodes.get(self._own), self._mode)
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         families = {family for family, enabled in on.items() if enabled}
         if await self._api.keep(CILIUM_NODES, want, lambda live: merged(live, want, families)):

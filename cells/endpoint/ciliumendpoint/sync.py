@@ -61,6 +61,7 @@ class CiliumEndpointObjects:
 
         failures: dict[Key, Exception] = {}
         for key in keys:
+            await self._api.reachable()
             try:
                 if (one := wanted.get(key)) is not None:
                     await self._write(one)

@@ -6,6 +6,7 @@ Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-conc
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -20,6 +21,7 @@ from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import (
     ApiError,
     ConflictError,
+    KubernetesError,
     MalformedError,
     NotFoundError,
     UnreachableError,
@@ -73,6 +75,7 @@ class Client:
         self._agent = agent
         self._timeout = timeout
         self.calls = calls or Calls()
+        self.reach = transport.reach
 
     @property
     def server(self) -> str:
@@ -83,6 +86,14 @@ class Client:
     def manager(self) -> str:
         """The name under which fields are owned."""
         return self._agent.partition("/")[0]
+
+    async def probe(self) -> None:
+        """For ever: while no server answers, look for one, so that those who wait in ``reach`` wake."""
+        await self.reach.probe(self._healthz)
+
+    async def _healthz(self) -> None:
+        with contextlib.suppress(KubernetesError):  # any answer is one, and without one nothing is known
+            await self._once("GET", "/healthz", None, b"")
 
     async def reset(self) -> None:
         """Break every connection: watches are made again."""
@@ -247,6 +258,8 @@ class Client:
                 call.answered(answer.status)
                 if answer.status in {502, 503, 504}:
                     self._transport.failed(self._transport.server)
+                else:
+                    self.reach.found()
                 yield answer
 
 

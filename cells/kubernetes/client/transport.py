@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import UnreachableError
+from cells.kubernetes.client.reach import Reach
 
 if TYPE_CHECKING:
     import httpcore
@@ -97,6 +98,7 @@ class Transport:
         self._pool: Any = None
         self._stamps: tuple[object, ...] = ()
         self._current = 0
+        self.reach = Reach()
 
     @property
     def server(self) -> str:
@@ -105,6 +107,7 @@ class Transport:
 
     def failed(self, server: str) -> None:
         """This server did not answer: the next one is in use, unless somebody else has changed it already."""
+        self.reach.lost()
         if server == self.server:
             self._current = (self._current + 1) % len(self._access.servers)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import anyio
 import msgspec
 from msgspec.structs import replace
 
@@ -142,6 +141,14 @@ class KubernetesAPI:
             raise NotStartedError("KubernetesAPI: no API server is configured, or its hook has not run")
         return self._client
 
+    async def reachable(self) -> None:
+        """Wait while no server answers. Writers do before they write: they go on as soon as one is back."""
+        await self.client.reach.pause()
+
+    async def wait_lost(self) -> None:
+        """Until a server was asked in vain."""
+        await self.client.reach.wait_lost()
+
     async def update_status(
         self, kind: Kind[Any], key: Key, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]
     ) -> None:
@@ -152,6 +159,7 @@ class KubernetesAPI:
         from cells.kubernetes.client import NotFoundError
 
         namespace, name = key
+        await self.reachable()
         try:
             await self.client.update(kind, name, change, namespace, subresource="status")
         except NotFoundError:
@@ -170,6 +178,7 @@ class KubernetesAPI:
         from cells.kubernetes.client import ConflictError, NotFoundError
 
         name = wanted["metadata"]["name"]
+        await self.reachable()
         try:
             return await self.client.update(kind, name, change) is not None
         except NotFoundError:
@@ -225,6 +234,7 @@ class KubernetesAPI:
             query = asked_for(sink.kind, self._agent.node_name)
             reflector = Reflector(self._client, sink.kind, sink, query=query)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
+        self._jobs.one_shot("k8s-probe", self._client.probe)
         self._jobs.one_shot("k8s-version", self._ask_version)
         if settings.k8s_heartbeat_timeout:
             interval = settings.k8s_heartbeat_timeout
@@ -243,7 +253,7 @@ class KubernetesAPI:
                 self._version = str(msgspec.json.decode(told, type=Version))
             except (KubernetesError, msgspec.MsgspecError) as error:
                 self._log.warning("the API server does not tell its version", error=str(error))
-                await anyio.sleep(ASK_AGAIN)
+                await self.client.reach.pause(ASK_AGAIN)
 
     async def _heartbeat(self) -> None:
         """Ask a server that has been silent how it is; without an answer every connection is made anew.

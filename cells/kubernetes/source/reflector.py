@@ -125,7 +125,7 @@ class Reflector(Generic[T]):
         pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
         if isinstance(error, ApiError) and error.retry_after is not None:
             pause = max(pause if self._failures > 1 else 0.0, error.retry_after * (1 + random.random() / 4))  # noqa: S311
-        await anyio.sleep(pause)
+        await self._client.reach.pause(pause)
 
     # ---- lists
 

@@ -12,6 +12,7 @@ from lifecycle import (
     Duration,
     HiveError,
     Hook,
+    Jobs,
     Lifecycle,
     Logger,
     NotStartedError,
@@ -80,8 +81,9 @@ def _reasons(settings: KubernetesSettings) -> Iterator[str]:
 class ClusterAPI:
     """The API server. The start fails when none is named anywhere: an operator has nothing else to do."""
 
-    def __init__(self, settings: ApiServerSettings, *, lifecycle: Lifecycle, log: Logger) -> None:
+    def __init__(self, settings: ApiServerSettings, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger) -> None:
         self._settings = settings
+        self._jobs = jobs
         self._log = log
         self._client: api.Client | None = None
         lifecycle.append(Hook("find the API server", self._start, self._stop))
@@ -111,6 +113,7 @@ class ClusterAPI:
             timeout=settings.k8s_client_connection_timeout,
             keep_alive=settings.k8s_client_connection_keep_alive,
         )
+        self._jobs.one_shot("k8s-probe", self._client.probe)
         self._log.info("the API server is known", servers=list(access.servers))
 
     async def _stop(self) -> None:

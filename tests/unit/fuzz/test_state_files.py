@@ -139,10 +139,10 @@ def test_ranges_are_kept_or_chosen_anew(make: Put) -> None:
     with directory() as state:
         path = state / "pod-ranges.json"
         make(path)
-        ranges = kept_ranges(path, structlog.get_logger())
+        ranges = kept_ranges(state, structlog.get_logger())
         if not path.is_dir():
-            keep_ranges(path, ranges)
-            assert kept_ranges(path, structlog.get_logger()) == ranges
+            keep_ranges(state, ranges)
+            assert kept_ranges(state, structlog.get_logger()) == ranges
 
 
 header_lines = st.lists(

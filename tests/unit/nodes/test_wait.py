@@ -47,7 +47,8 @@ spec:
 
 def agent(folder: Path | None, **settings: object) -> Hive:
     """The nodes of a folder's objects, without a kernel."""
-    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    state_dir = Path(str(settings.pop("state_dir", "/nowhere")))
+    known = AgentConfig(AgentSettings(state_dir=state_dir), Lifecycle("test"), structlog.get_logger())
     routers = {Family.IPV4: Addressing(ip_address("10.1.0.9"), ip_network("10.1.0.0/24"))}
     own: Table[NodeAddress] = Table("node-addresses", key=lambda row: row.family)
     with own.txn() as txn:
@@ -142,6 +143,35 @@ async def test_what_nobody_can_tell_is_refused(settings: dict[str, str], named: 
 async def test_a_range_that_is_set_is_not_waited_for(tmp_path: Path) -> None:
     async with agent(tmp_path, ipam="kubernetes", ipv4_range="10.1.0.0/24").started() as hive:
         assert ranges(hive) == {}
+
+
+NOBODY = "http://127.0.0.1:1"
+
+
+async def test_a_server_that_is_away_is_not_waited_for_where_nothing_depends_on_it() -> None:
+    with anyio.fail_after(5):
+        async with agent(
+            None, k8s_api_server=NOBODY, ipam="cluster-pool", ipv4_range="10.1.0.0/24"
+        ).started():
+            pass
+    with anyio.fail_after(5):
+        async with agent(None, k8s_api_server=NOBODY, ipam="kubernetes", ipv4_range="10.1.0.0/24").started():
+            pass
+
+
+async def test_a_restarted_agent_goes_on_with_the_range_it_was_assigned(tmp_path: Path) -> None:
+    kept = tmp_path / "pod-ranges.json"
+    kept.write_text('{"ipv4": "10.1.0.0/24", "assigned": ["ipv4"]}')
+    with anyio.fail_after(5):
+        async with agent(
+            None, state_dir=tmp_path, k8s_api_server=NOBODY, ipam="kubernetes"
+        ).started() as hive:
+            assert ranges(hive) == {}, "what is told later is followed"
+    kept.write_text('{"ipv4": "10.1.0.0/24"}')
+    with anyio.move_on_after(0.5) as waiting:
+        async with agent(None, state_dir=tmp_path, k8s_api_server=NOBODY, ipam="kubernetes").started():
+            pass
+    assert waiting.cancelled_caught, "a range that was chosen here is none that Kubernetes knows of"
 
 
 async def test_the_table_holds_this_node_and_the_others_and_follows(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Everybody who waits for an API server goes on when one is back, however long their pauses have grown."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import pytest
+
+from cells.kubernetes import PODS
+from cells.kubernetes.client import Access, KubernetesError, connect
+from lifecycle.testing import eventually
+from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
+    server = ApiServer()
+    async with server.serving() as url:
+        port = int(url.rsplit(":", 1)[1])
+    client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0, timeout=5)
+    with pytest.raises(KubernetesError):
+        await client.create(PODS, {}, "default")
+    assert client.reach.away
+    woken: list[float] = []
+
+    async def wait() -> None:
+        await client.reach.pause(3600)
+        woken.append(time.monotonic())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(client.probe)
+        for _ in range(20):
+            group.start_soon(wait)
+        await anyio.lowlevel.checkpoint()
+        assert not woken
+        async with server.serving(port=port):
+            await eventually(lambda: len(woken) == 20, within=10)
+            group.cancel_scope.cancel()
+    assert not client.reach.away
+    assert 0 < max(woken) - min(woken) < 1, "not all at once, and not long after each other"
+    await client.reset()
+
+
+async def test_a_pause_without_trouble_is_as_long_as_it_says() -> None:
+    client = connect(Access(servers=("http://127.0.0.1:1",)))
+    began = time.monotonic()
+    await client.reach.pause(0.05)
+    await client.reach.pause()  # nobody is away: there is nothing to wait for
+    assert 0.05 <= time.monotonic() - began < 5
