@@ -32,6 +32,19 @@ OPEN: Final = (
     "nodeSelector",
     "affinity",
     "updateStrategy",
+    "ipMasqAgent.config",
+    "podSecurityContext",
+    "securityContext.seLinuxOptions",
+    "cgroup.autoMount.resources",
+    "dashboards.annotations",
+    "prometheus.serviceMonitor.labels",
+    "prometheus.serviceMonitor.annotations",
+    "resourceQuotas.cilium",
+    "resourceQuotas.operator",
+    "operator.prometheus.serviceMonitor.labels",
+    "operator.prometheus.serviceMonitor.annotations",
+    "operator.podSecurityContext",
+    "operator.securityContext",
     "operator.resources",
     "operator.annotations",
     "operator.podAnnotations",
@@ -57,6 +70,11 @@ UNSET: Final = {
     "image.override": "string",
     "operator.image.override": "string",
     "prometheus.metrics": "array",
+    "prometheus.serviceMonitor.metricRelabelings": "array",
+    "operator.prometheus.serviceMonitor.relabelings": "array",
+    "operator.prometheus.serviceMonitor.metricRelabelings": "array",
+    "policyAuditMode": "boolean",
+    "cni.readCniConf": "string",
 }
 """The types of values that have no default."""
 ANYTHING: Final = ("k8sServicePort", "operator.setNodeTaints", "operator.podDisruptionBudget.maxUnavailable")
@@ -174,6 +192,7 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "files" / "known.txt": "".join(f"{one}\n" for one in listed),
         CHART / "files" / "open.txt": "".join(f"{one}\n" for one in OPEN),
+        CHART / "files" / "dashboard.json": (CONFIGS / "grafana" / "hive-agent.json").read_text(),
         CHART / "values.schema.json": json.dumps(schema(), indent=2, ensure_ascii=False) + "\n",
     }
 

@@ -11,11 +11,12 @@
 {{- end -}}
 {{- end }}
 
-{{/* What a value is: {"value": ...} as JSON, for a path with dots, of .values. */}}
+{{/* What a value is: {"value": ...} as JSON, for a path with dots, of .values. One that is not there is "", or null if .absent. */}}
 {{- define "cilium.at" -}}
 {{- $found := .values -}}
+{{- $none := ternary nil "" (default false .absent) -}}
 {{- range splitList "." .path -}}
-{{- if kindIs "map" $found -}}{{- $found = get $found . -}}{{- else -}}{{- $found = "" -}}{{- end -}}
+{{- if and (kindIs "map" $found) (or (not $.absent) (hasKey $found .)) -}}{{- $found = get $found . -}}{{- else -}}{{- $found = $none -}}{{- end -}}
 {{- end -}}
 {{ dict "value" $found | toJson }}
 {{- end }}
@@ -34,6 +35,59 @@
 app.kubernetes.io/part-of: cilium
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Where the API server is, as variables of a container. */}}
+{{- define "cilium.apiserver" -}}
+{{- with .Values.k8sServiceHost }}
+- {name: KUBERNETES_SERVICE_HOST, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.k8sServicePort }}
+- {name: KUBERNETES_SERVICE_PORT, value: {{ include "cilium.text" . | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* What a container may do: everything, or the capabilities of .add alone. */}}
+{{- define "cilium.privileges" -}}
+{{- if .of.privileged }}
+privileged: true
+{{- else }}
+seLinuxOptions:
+  {{- toYaml .of.seLinuxOptions | nindent 2 }}
+capabilities:
+  drop: [ALL]
+  {{- with .add }}
+  add:
+  {{- $for := dict "NET_ADMIN" "links, addresses, routes, filters" "SYS_ADMIN" "bpf(2), mounts, namespaces of the node" "SYS_CHROOT" "setns(2) to a mount namespace asks for it" "SYS_PTRACE" "opens the namespaces of the node's first process" }}
+  {{- range . }}
+  - {{ . }}{{ with get $for . }}  # {{ . }}{{ end }}
+  {{- end }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Mounts of paths of the node, and their volumes. */}}
+{{- define "cilium.hostmounts" -}}
+{{- range . }}
+- name: {{ .name }}
+  mountPath: {{ .mountPath }}
+  {{- if hasKey . "readOnly" }}
+  readOnly: {{ .readOnly }}
+  {{- end }}
+  {{- with .mountPropagation }}
+  mountPropagation: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- define "cilium.hostvolumes" -}}
+{{- range . }}
+- name: {{ .name }}
+  hostPath:
+    path: {{ .hostPath }}
+    {{- with .hostPathType }}
+    type: {{ . }}
+    {{- end }}
 {{- end }}
 {{- end }}
 
@@ -56,6 +110,14 @@ app.kubernetes.io/part-of: cilium
 {{- $open := .Files.Get "files/open.txt" | trim | splitList "\n" -}}
 {{- $cilium := .Files.Get "files/cilium.txt" | trim | splitList "\n" -}}
 {{- $values := omit .Values "global" -}}
+{{- range .Files.Get "files/removed.yaml" | fromYamlArray -}}
+{{- $text := .text -}}
+{{- range .values -}}
+{{- if not (kindIs "invalid" (get (include "cilium.at" (dict "values" $values "path" . "absent" true) | fromJson) "value")) -}}
+{{- fail $text -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range $path := include "cilium.paths" (dict "at" "" "values" $values) | trim | splitList "\n" -}}
 {{- $served := has $path $known -}}
 {{- range $open -}}{{- if or (eq $path .) (hasPrefix (printf "%s." .) $path) -}}{{- $served = true -}}{{- end -}}{{- end -}}
@@ -94,11 +156,30 @@ app.kubernetes.io/part-of: cilium
 {{- if not (or .Values.ipv4.enabled .Values.ipv6.enabled) -}}
 {{- fail "ipv4.enabled, ipv6.enabled: pods need addresses of one family at least" -}}
 {{- end -}}
-{{- if not (and (regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" .Values.cluster.name) (le (len .Values.cluster.name) 32)) -}}
-{{- fail (printf "cluster.name=%s: The cluster name is invalid: expected at most 32 lower case letters, digits and '-'" .Values.cluster.name) -}}
+{{- $name := toString .Values.cluster.name -}}
+{{- if not .Values.cluster.name -}}
+{{- fail "The cluster name is invalid: cannot be empty" -}}
+{{- else if gt (len $name) 32 -}}
+{{- fail "The cluster name is invalid: must not be more than 32 characters" -}}
+{{- else if not (regexMatch "^([a-z0-9][-a-z0-9]*)?[a-z0-9]$" $name) -}}
+{{- fail "The cluster name is invalid: must consist of lower case alphanumeric characters and '-', and must start and end with an alphanumeric character" -}}
+{{- else if and .Values.cluster.id (eq $name "default") -}}
+{{- fail "The cluster name is invalid: cannot use default value with cluster.id != 0" -}}
+{{- end -}}
+{{- $id := int .Values.cluster.id -}}
+{{- if or (lt $id 0) (gt $id 255) -}}
+{{- fail (printf "cluster.id=%d: expected 0 to 255" $id) -}}
+{{- else if and (ge $id 128) (eq (.Values.cni.chainingMode | default "none") "aws-cni") -}}
+{{- fail "Cilium is currently affected by a bug that causes traffic matched by network policies to be incorrectly dropped when running in either ENI mode (both AWS and AlibabaCloud) or AWS VPC CNI chaining mode, if the cluster ID is 128-255 (and 384-511 when maxConnectedClusters=511). Please refer to https://github.com/cilium/cilium/issues/21330 for additional details." -}}
 {{- end -}}
 {{- if and (eq (toString .Values.operator.setNodeTaints) "true") (not .Values.operator.removeNodeTaints) -}}
-{{- fail "operator.setNodeTaints: Cannot have operator.setNodeTaintsMaxNodes and not operator.removeNodeTaints = false" -}}
+{{- fail "Cannot have operator.setNodeTaintsMaxNodes and not operator.removeNodeTaints = false" -}}
+{{- end -}}
+{{- if not (has .Values.scheduling.mode (list "anti-affinity" "kube-scheduler")) -}}
+{{- fail (printf "scheduling.mode=%s: expected anti-affinity or kube-scheduler" .Values.scheduling.mode) -}}
+{{- end -}}
+{{- if and (or .Values.prometheus.serviceMonitor.enabled .Values.operator.prometheus.serviceMonitor.enabled) (not .Values.prometheus.serviceMonitor.trustCRDsExist) (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{- fail "Service Monitor requires monitoring.coreos.com/v1 CRDs. Please refer to https://github.com/prometheus-operator/prometheus-operator/blob/main/example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml or set .Values.prometheus.serviceMonitor.trustCRDsExist=true" -}}
 {{- end -}}
 {{- range $name, $text := dict "operator.endpointGCInterval" .Values.operator.endpointGCInterval "operator.nodeGCInterval" .Values.operator.nodeGCInterval "operator.identityGCInterval" .Values.operator.identityGCInterval "operator.identityHeartbeatTimeout" .Values.operator.identityHeartbeatTimeout "bpf.monitorInterval" .Values.bpf.monitorInterval "conntrackGCInterval" .Values.conntrackGCInterval "conntrackGCMaxInterval" .Values.conntrackGCMaxInterval "identityChangeGracePeriod" .Values.identityChangeGracePeriod -}}
 {{- if and $text (not (regexMatch "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$" (toString $text))) -}}

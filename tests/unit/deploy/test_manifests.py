@@ -13,7 +13,7 @@ from lifecycle import Hive, Sources
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 FILES = sorted((CONFIGS / "manifests").glob("*.yaml"))
-VERSIONS = ["1.25", "1.30", "1.33"]
+VERSIONS = ["1.30", "1.33", "1.36"]
 
 
 def load(name: str) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""What the chart renders beside the ConfigMap, place by place beside what Cilium's chart renders."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+import pytest
+
+from tests.support import chart
+from tests.support.counts import Count
+from tests.unit.deploy.test_chart import CONFIG, NAMES, asked, load
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+
+KINDS: Final = (
+    *("DaemonSet", "Deployment", "ServiceAccount"),
+    *("ServiceMonitor", "PodDisruptionBudget", "ResourceQuota"),
+)
+OBJECTS: Final = {
+    *("Service/cilium-agent", "Service/cilium-operator", "ConfigMap/ip-masq-agent"),
+    *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
+}
+UNSERVED: Final = "the part it is for is not built here"
+HALF: Final = "Cilium's chart follows its own value by half"
+OWN: Final = "commands of ours need neither shells nor a copy on the node"
+LEAST: Final = "only what is used is allowed"
+DIFFERENT: Final = (
+    (r"/image$|/imagePullPolicy$", "images are our own"),
+    (r"containers/\[(cilium-agent|cilium-operator)\]/(command|args)", "commands are our own"),
+    (r"initContainers/\[[a-z-]+\]/(command|args|env/\[(BIN_PATH|CGROUP_ROOT)|volumeMounts/\[~1hostbin)", OWN),
+    (r"checksum$", "the ConfigMap is another one"),
+    (r"volumes/\[cni-path\]", "no plugin is put there, nothing is mounted"),
+    (r"(volumeMounts|volumes)/\[(.*bpf|bpf-maps)\]", HALF),
+    (r"\[config\]/volumeMounts/\[~1etc~1kubernetes", "that container asks no API server"),
+    (
+        r"\[cilium-agent\]/volumeMounts/\[~1host~1proc~1sys~1net\]|volumes/\[host-proc-sys-net\]",
+        "the agent looks there",
+    ),
+    (r"securityContext/(capabilities/drop|seLinuxOptions)", "a privileged container needs no lists"),
+    (
+        r"\[cilium-operator\]/(liveness|readiness)Probe",
+        "the kubelet does not reach the loopback of a pod's network",
+    ),
+    (r"PodDisruptionBudget/cilium-operator:/spec/maxUnavailable", "Kubernetes takes one of both"),
+    (r"\[mount-bpf-fs\]/", HALF),
+    (r"/successThreshold$", "1 is Kubernetes' default"),
+    (
+        r"(env|volumeMounts|volumes)/\[(CILIUM_CLUSTERMESH|~1var~1lib~1cilium~1clustermesh|clustermesh-)",
+        UNSERVED,
+    ),
+    (r"(volumeMounts|volumes)/\[(~1var~1lib~1cilium~1tls~1hubble|hubble-tls|.*envoy.*sockets)\]", UNSERVED),
+    (
+        r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
+        "no module, no iptables",
+    ),
+    (
+        r"(volumeMounts|volumes)/\[(~1host~1proc~1sys~1kernel|host-proc-sys-kernel)\]",
+        "nothing there is changed",
+    ),
+    (r"(volumeMounts|volumes)/\[(.*netns|cilium-netns)\]", "namespaces of pods are found by their processes"),
+    (
+        r"(volumeMounts|volumes)/\[(.*cgroupv2|cilium-cgroup)\]",
+        "nothing of cgroups is removed with the state",
+    ),
+    (r"env/\[GOMEMLIMIT\]", "a Go runtime's"),
+    (r"lifecycle/postStart", "no iptables rules of others are touched"),
+    (r"/capabilities/add$", LEAST),
+    (r"/\[config\]/securityContext/|\[cilium-operator\]/securityContext/", LEAST),
+    (
+        r"(volumeMounts|volumes)/\[(~1etc~1cilium~1config-map|config-map)\]",
+        "the agent sees the ConfigMap change",
+    ),
+    (r"clean-cilium-state\]/volumeMounts/\[.*\]", "what the plugin wrote is removed with the state"),
+    (
+        r"template/metadata/annotations(/prometheus.io~1(port|scrape))?$|ports/\[prometheus\]",
+        "metrics are served by default",
+    ),
+    (r"\[(peer-service|envoy-admin|envoy-metrics|hubble-metrics)\]", UNSERVED),
+    (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
+    (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
+    (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
+)
+"""Places, and why they differ there."""
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """``Kind/name`` -> object, as Cilium's chart renders the set."""
+    default: dict[str, Any] = load("default")["rendered"]
+    found = copy.deepcopy(default)
+    for key, changes in load(name)["diff"].items():
+        for pointer, (_, new) in changes.items():
+            if pointer and key not in found:
+                continue  # one of those that are not compared
+            if pointer:
+                _put(found[key], pointer, new)
+            elif new == "<absent>":
+                found.pop(key, None)
+            else:
+                found[key] = copy.deepcopy(default[key] if new == "<as in default>" else new)
+    return found
+
+
+def _put(into: Any, pointer: str, new: Any) -> None:
+    *path, last = pointer.split("/")[1:]
+    for step in path:
+        into = into[_within(into, step)]
+    if last == "#order":
+        return
+    at = _within(into, last)
+    if new == "<absent>":
+        del into[at]
+    elif at is None:
+        into.append(new)
+    else:
+        into[at] = new
+
+
+def _within(into: Any, step: str) -> Any:
+    return _at(into, step) if isinstance(into, list) else _plain(step)
+
+
+def _plain(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
+
+
+def _at(among: list[Any], step: str) -> int | None:
+    key, _, value = step[1:-1].partition("=")
+    return next((i for i, one in enumerate(among) if one[key] == _plain(value)), None)
+
+
+def places(of: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Pointer -> value; elements of a list by their name or mountPath, other lists as wholes."""
+    if isinstance(of, dict) and of:
+        for key, value in of.items():
+            yield from places(value, f"{at}/{key.replace('~', '~0').replace('/', '~1')}")
+        return
+    name = _name(of)
+    if name:
+        for one in of:
+            rest = {key: value for key, value in one.items() if key != name}
+            yield from places(rest or True, f"{at}/[{one[name].replace('/', '~1')}]")
+    elif of not in (None, "", [], {}):
+        yield at, json.dumps(of, sort_keys=True)
+
+
+def _name(of: Any) -> str | None:
+    if not isinstance(of, list) or not of or not all(isinstance(one, dict) for one in of):
+        return None
+    for key in ("mountPath", "name"):
+        if all(key in one for one in of) and len({one[key] for one in of}) == len(of):
+            return key
+    return None
+
+
+def compared(objects: Mapping[str, Any]) -> set[str]:
+    """The objects that are compared, by ``Kind/name``."""
+    return {key for key in objects if key in OBJECTS or key.partition("/")[0] in KINDS if "envoy" not in key}
+
+
+def why(key: str, place: str) -> str | None:
+    """Why a place may differ."""
+    return next((reason for pattern, reason in DIFFERENT if re.search(pattern, f"{key}:{place}")), None)
+
+
+@cache
+def rendered(name: str) -> dict[str, dict[str, Any]] | None:
+    """What our chart makes of the set; None where it refuses."""
+    try:
+        return chart.objects(asked(name))
+    except chart.RenderError:
+        return None
+
+
+def comparable() -> list[str]:
+    """The sets that both charts render of the same release and version of Kubernetes."""
+    mine = {"kubernetes_version", "release", "namespace"}
+    made = {one: load(one).get("rendered_with") or {} for one in NAMES if "diff" in load(one)}
+    names = [one for one, how in made.items() if not mine & how.keys()]
+    return [one for one in names if rendered(one) is not None]
+
+
+@pytest.mark.parametrize("name", comparable())
+def test_objects_are_those_of_cilium_s_chart_or_differ_for_a_reason(name: str, count: Count) -> None:
+    ours, theirs = rendered(name), recorded(name)
+    assert ours is not None
+    outcomes: Counter[str] = Counter()
+    assert compared(ours) == compared(theirs)
+    for key in compared(ours):
+        mine, other = dict(places(ours[key])), dict(places(theirs[key]))
+        for place in mine.keys() | other.keys():
+            if mine.get(place) == other.get(place):
+                outcomes["equal"] += 1
+                continue
+            reason = why(key, place)
+            assert reason is not None, (key, place, mine.get(place), other.get(place))
+            outcomes[f"different: {reason}"] += 1
+    assert (CONFIG in ours) == (CONFIG in theirs)
+    count("places of rendered objects", outcomes)
+
+
+def test_each_reason_is_needed() -> None:
+    used: set[str] = set()
+    for name in comparable():
+        ours, theirs = rendered(name) or {}, recorded(name)
+        for key in compared(ours) & compared(theirs):
+            mine, other = dict(places(ours[key])), dict(places(theirs[key]))
+            for place in mine.keys() | other.keys():
+                if mine.get(place) != other.get(place):
+                    used |= {pattern for pattern, _ in DIFFERENT if re.search(pattern, f"{key}:{place}")}
+    assert {pattern for pattern, _ in DIFFERENT} - used == set()
