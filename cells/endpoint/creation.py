@@ -171,18 +171,20 @@ class EndpointCreation:
 
     def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
         """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
-        called = called_labels(request, self._pods.cluster)
+        called = called_labels(request, self._pods.cluster, self._identities.filter)
         if not (request.pod_namespace and request.pod_name and self._pods.followed):
             return called
         known = self._pods.lookup(_pod_of(request))
-        return None if known is None else merged_labels(request, known)
+        return None if known is None else merged_labels(request, known, self._identities.filter)
 
     async def _label(self, new: NewEndpoint) -> None:
         """Wait for the labels of the pod; without any it begins with reserved:init."""
         if new.labelled:
             return
         known = await self._pods.resolve(_pod_of(new.request))
-        labels = merged_labels(new.request, known or ()) if known or new.request.labels else INIT
+        labels = INIT
+        if known or new.request.labels:
+            labels = merged_labels(new.request, known or (), self._identities.filter)
         new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info)
         new.labelled = True
         if self._new.get(new.endpoint.id) is new:

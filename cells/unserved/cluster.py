@@ -16,23 +16,14 @@ class UnservedCluster(UnservedSettings, frozen=True):
     cluster_id: int = 0
     """Several clusters are not connected yet."""
 
-    labels: str = ""
-    """Which labels make identities cannot be chosen yet."""
-
-    label_prefix_file: str = ""
-    """The same, from a file."""
-
     node_labels: str = ""
     """The node's labels are not part of identities yet."""
 
     enable_node_selector_labels: bool = False
     """The same, of other nodes."""
 
-    enable_well_known_identities: bool = False
-    """No identity has a number of its own but the reserved ones."""
-
     fixed_identity_mapping: str = ""
-    """No identity has a number of its own but the reserved ones."""
+    """Identities of one's own cannot have fixed numbers yet."""
 
     enable_high_scale_ipcache: bool = False
     """All identities of addresses are in the ipcache map."""

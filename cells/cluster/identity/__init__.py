@@ -1,7 +1,8 @@
 """Security identities: a number for each set of labels, by which the datapath knows whose packets are whose.
 
 Controller: label sets in, the table ``identities`` out.
-Needs:  nothing.   Gives: Identities, Table[Identity], IdentityAllocator; the reserved numbers, and labels.
+Needs:  AgentConfig, IdentitySettings.
+Gives:  Identities, Table[Identity], IdentityAllocator, LabelFilter; the reserved numbers, and labels.
 Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: ClusterAllocator.
         Without one this node gives the numbers.
 """
@@ -14,14 +15,13 @@ from cells.cluster.identity.allocator import (
     NodeAllocator,
     NoIdentityError,
 )
+from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
 from cells.cluster.identity.identities import Identities, Identity, identity_table
 from cells.cluster.identity.labels import (
     RESERVED,
     Label,
-    is_identity_label,
     labels_sha256,
     parse,
-    split_identity_labels,
     texts,
 )
 from cells.cluster.identity.numbers import (
@@ -42,11 +42,15 @@ from cells.cluster.identity.numbers import (
     scope_of,
 )
 from cells.cluster.identity.pods import pod_labels
+from cells.cluster.identity.settings import IdentitySettings, configured_filter
+from cells.cluster.identity.well_known import well_known_identities
+from cells.config import AgentConfig
 from cells.observe.metrics import Collector, Family
-from lifecycle import Member, module, provide
+from lifecycle import Member, Table, config, module, provide
 
 __all__ = [
     "CLUSTER",
+    "DEFAULT_FILTER",
     "HEALTH",
     "HOST",
     "INGRESS",
@@ -63,21 +67,29 @@ __all__ = [
     "Identities",
     "Identity",
     "IdentityAllocator",
+    "IdentitySettings",
     "Label",
+    "LabelFilter",
     "NoIdentityError",
     "NodeAllocator",
     "Scope",
     "cell",
     "identity_table",
-    "is_identity_label",
     "labels_sha256",
     "parse",
     "pod_labels",
     "scope_for",
     "scope_of",
-    "split_identity_labels",
     "texts",
+    "well_known_identities",
 ]
+
+
+def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[Identity]:
+    """The table ``identities``."""
+    if not settings.enable_well_known_identities:
+        return identity_table()
+    return identity_table(well_known_identities(agent.cluster_name, settings.k8s_namespace))
 
 
 def allocator(cluster: ClusterAllocator | None) -> IdentityAllocator:
@@ -99,5 +111,6 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
 cell = module(
     "identity",
     "Numbers for sets of labels",
-    provide(identity_table, allocator, Identities, identity_metrics),
+    config(IdentitySettings),
+    provide(identities, allocator, configured_filter, Identities, identity_metrics),
 )

@@ -5,16 +5,18 @@ Source: Cilium 1.17, the cache of security identities.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import anyio
 import msgspec
 
 from cells.cluster.identity.allocator import IdentityAllocator, Labels, NodeAllocator
+from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
 from cells.cluster.identity.labels import labels_sha256
 from cells.cluster.identity.numbers import (
     CLUSTER,
+    FIXED,
     LOCAL,
     REMOTE_NODES,
     RESERVED_IDENTITIES,
@@ -41,15 +43,15 @@ class Identity(msgspec.Struct, frozen=True):
         return labels_sha256(self.labels)
 
 
-def identity_table() -> Table[Identity]:
-    """The ``identities`` table, by number; with the reserved identities, which are always there."""
+def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[Identity]:
+    """The ``identities`` table, by number; reserved and well-known ones are always there."""
     table = Table[Identity](
         "identities",
         key=lambda identity: identity.id,
         indexes={BY_LABELS: lambda identity: [identity.labels]},
     )
     with table.txn() as rows:
-        for number, labels in RESERVED_IDENTITIES.items():
+        for number, labels in (*RESERVED_IDENTITIES.items(), *well_known):
             rows.put(Identity(number, labels))
     return table
 
@@ -61,8 +63,12 @@ class Identities:
     Labels that several ask for at once are asked for once.
     """
 
-    def __init__(self, table: Table[Identity], cluster: IdentityAllocator) -> None:
+    def __init__(
+        self, table: Table[Identity], cluster: IdentityAllocator, keep: LabelFilter | None = None
+    ) -> None:
         self.table = table
+        self.filter = keep or DEFAULT_FILTER
+        """Which labels make identities."""
         self._allocators: Mapping[Scope, IdentityAllocator] = {
             Scope.CLUSTER: cluster,
             Scope.LOCAL: NodeAllocator(LOCAL),
@@ -113,7 +119,7 @@ class Identities:
         self._references[number] -= 1
         if not self._references[number]:
             del self._references[number]
-            if number not in RESERVED_IDENTITIES:
+            if scope_of(number) not in FIXED:
                 allocator = self._allocators[scope_of(number)]
                 allocator.release(number)
                 if number in self._cluster:

@@ -56,6 +56,10 @@ class Scope(StrEnum):
     REMOTE_NODE = "remote_node"
 
 
+FIXED: Final = frozenset({Scope.RESERVED, Scope.WELL_KNOWN})
+"""Scopes whose numbers nobody gives: their identities are always there."""
+
+
 def scope_of(number: int) -> Scope:
     """The scope of a number."""
     if number < WELL_KNOWN.start:

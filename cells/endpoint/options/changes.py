@@ -21,6 +21,7 @@ class EndpointChanges:
     def __init__(self, endpoints: Endpoints, regenerations: Regenerations) -> None:
         self._endpoints = endpoints
         self._regenerations = regenerations
+        self._keep = endpoints.identities.filter
 
     async def relabel(self, endpoint: Endpoint, wanted: Iterable[str]) -> str:
         """Make these all the labels that a user put on it; what its build failed with, if it did.
@@ -28,13 +29,13 @@ class EndpointChanges:
         Raises EndpointError 500.
         """
         custom = tuple(wanted)
-        if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom)):
+        if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom, self._keep)):
             return ""
         return await self._built(endpoint, "updated security labels")
 
     def is_outdated(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
         """Whether its pod's labels, if they are known, or its identity are no longer what it has."""
-        if labels is not None and of_pod(endpoint, labels) != labels_of(endpoint):
+        if labels is not None and of_pod(endpoint, labels, self._keep) != labels_of(endpoint):
             return True
         return not self._endpoints.identities.stands_for(endpoint.identity, endpoint.labels)
 
@@ -47,7 +48,7 @@ class EndpointChanges:
         pod = None if labels is None else tuple(labels)
 
         def wanted(now: Endpoint) -> EndpointLabels:
-            return labels_of(now) if pod is None else of_pod(now, pod)
+            return labels_of(now) if pod is None else of_pod(now, pod, self._keep)
 
         if not await self._endpoints.relabel(endpoint.id, wanted):
             return ""

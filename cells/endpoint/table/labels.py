@@ -1,6 +1,6 @@
 """The labels of an endpoint: what the requester says, and what its pod's objects say.
 
-For:   Endpoints and PodLabelsWatch.   Needs: values.   Gives: called_labels, merged_labels, EndpointLabels.
+For:   Endpoints, PodLabelsWatch.   Needs: LabelFilter.   Gives: called_labels, merged_labels, EndpointLabels.
 Source: Cilium 1.17, PUT /endpoint and the labels of pods.
 """
 
@@ -11,9 +11,8 @@ from cells.cluster.identity import (
     INIT_LABELS,
     RESERVED,
     Label,
-    is_identity_label,
+    LabelFilter,
     parse,
-    split_identity_labels,
     texts,
 )
 from cells.endpoint.table.model import Endpoint, EndpointError, EndpointRequest
@@ -32,7 +31,7 @@ INIT = EndpointLabels(INIT_LABELS)
 """Of an endpoint of which nothing is known."""
 
 
-def called_labels(request: EndpointRequest, cluster: str) -> EndpointLabels:
+def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> EndpointLabels:
     """The labels of an endpoint by its request alone; the name of the ``cluster`` is on every pod.
 
     Raises EndpointError 400.
@@ -42,32 +41,32 @@ def called_labels(request: EndpointRequest, cluster: str) -> EndpointLabels:
     if not request.labels:
         return EndpointLabels(texts(own)) if own else INIT
     given = _given(request)
-    identity, info = split_identity_labels(given.values())
+    identity, info = keep.split(given.values())
     if not identity:
         raise EndpointError(400, "no valid labels provided")
     keys = {label.key for label in own}
     return EndpointLabels(texts([*(label for label in identity if label.key not in keys), *own]), texts(info))
 
 
-def merged_labels(request: EndpointRequest, pod: Iterable[Label]) -> EndpointLabels:
+def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
     """The labels of an endpoint by its pod; the request's are added where the pod has no such key.
 
     Raises EndpointError 400.
     """
     known = {label.key: label for label in pod}
-    identity, info = split_identity_labels((_given(request) | known).values())
-    return EndpointLabels(texts(identity), texts(info))
+    identity, info = keep.split((_given(request) | known).values())
+    return EndpointLabels(texts(identity) or INIT_LABELS, texts(info))
 
 
-def of_pod(endpoint: Endpoint, pod: Iterable[Label]) -> EndpointLabels:
+def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
     """The labels of an endpoint there is, whose pod has these; a user's stay unless the pod has the key."""
-    identity, info = split_identity_labels(pod)
+    identity, info = keep.split(pod)
     keys = {label.key for label in identity}
     custom = [label for label in map(parse, endpoint.custom_labels) if label.key not in keys]
-    return EndpointLabels(texts([*identity, *custom]), texts(info), texts(custom))
+    return EndpointLabels(texts([*identity, *custom]) or INIT_LABELS, texts(info), texts(custom))
 
 
-def with_custom(endpoint: Endpoint, wanted: Iterable[str]) -> EndpointLabels:
+def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) -> EndpointLabels:
     """The labels of an endpoint there is, once a user wants these on it.
 
     A label whose key the pod has already changes nothing, nor does one that makes no identity. Raises
@@ -82,7 +81,7 @@ def with_custom(endpoint: Endpoint, wanted: Iterable[str]) -> EndpointLabels:
     custom: dict[str, Label] = {
         label.key: label
         for label in sorted(after)
-        if label.key and label.key not in keys and is_identity_label(label)
+        if label.key and label.key not in keys and keep.counts(label)
     }
     return EndpointLabels(texts([*own, *custom.values()]), endpoint.info_labels, texts(custom.values()))
 

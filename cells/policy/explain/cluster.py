@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cells.cluster.identity import Label, pod_labels, split_identity_labels
+from cells.cluster.identity import DEFAULT_FILTER, Label, pod_labels
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.entries import Redirect
 from cells.policy.compute.filters import Filter
@@ -120,7 +120,7 @@ class Cluster:
             service_account=spec.get("serviceAccountName") or "default",
             cluster=self.options.cluster_name,
         )
-        labels = LabelSet(split_identity_labels(every)[0])
+        labels = LabelSet(DEFAULT_FILTER.split(every)[0])
         identity = self._identities.setdefault(labels, FIRST_POD_IDENTITY + len(self._identities))
         if identity not in self.cache.identities:
             self.cache.add_identity(identity, labels)

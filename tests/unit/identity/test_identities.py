@@ -9,6 +9,7 @@ import pytest
 
 from cells.cluster.identity import (
     CLUSTER,
+    DEFAULT_FILTER,
     INIT,
     INIT_LABELS,
     Identities,
@@ -19,7 +20,6 @@ from cells.cluster.identity import (
     NoIdentityError,
     Scope,
     identity_table,
-    is_identity_label,
     labels_sha256,
     parse,
     scope_for,
@@ -240,4 +240,4 @@ def test_labels_have_a_source_a_key_and_a_value(text: str, label: Label) -> None
     ],
 )
 def test_the_default_filter_tells_identity_labels_from_others(text: str, counts: bool) -> None:
-    assert is_identity_label(parse(text)) is counts
+    assert DEFAULT_FILTER.counts(parse(text)) is counts
