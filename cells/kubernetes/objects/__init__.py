@@ -19,7 +19,13 @@ from cells.kubernetes.objects.cilium_endpoint import (
     CiliumIdentity,
     NamedPort,
 )
-from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.cilium_node import (
+    CILIUM_NODES,
+    AllocatedPool,
+    CiliumNode,
+    Needed,
+    RequestedPool,
+)
 from cells.kubernetes.objects.cilium_policy import (
     CILIUM_CIDR_GROUPS,
     CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
@@ -100,6 +106,7 @@ __all__ = [
     "NODES",
     "PODS",
     "SERVICES",
+    "AllocatedPool",
     "CiliumCIDRGroup",
     "CiliumClusterwideNetworkPolicy",
     "CiliumEgressGatewayPolicy",
@@ -124,10 +131,12 @@ __all__ = [
     "Meta",
     "NamedPort",
     "Namespace",
+    "Needed",
     "NetworkPolicy",
     "Node",
     "Object",
     "Pod",
+    "RequestedPool",
     "Requirement",
     "Selector",
     "Service",

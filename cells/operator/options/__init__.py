@@ -38,7 +38,8 @@ class OperatorOptions(Settings, frozen=True):
     """Pods have IPv6 addresses."""
 
     ipam: str = "cluster-pool"
-    """Who gives nodes their ranges: this operator (cluster-pool), or kubernetes, or a delegated-plugin."""
+    """Who gives nodes their ranges: this operator (cluster-pool, multi-pool), or kubernetes, or a
+    delegated-plugin."""
 
     identity_allocation_mode: str = "crd"
     """Where identities are kept; there is no kvstore: kvstore is read as crd, with a warning."""
@@ -81,9 +82,7 @@ class OperatorOptions(Settings, frozen=True):
 
     def _wrong(self) -> Iterator[str]:
         if self.ipam not in SERVED:
-            yield f"ipam={self.ipam}: expected cluster-pool, kubernetes or delegated-plugin"
-        if self.ipam == "multi-pool":
-            yield "ipam=multi-pool: not supported yet, expected cluster-pool, kubernetes or delegated-plugin"
+            yield f"ipam={self.ipam}: expected cluster-pool, multi-pool, kubernetes or delegated-plugin"
         if self.identity_allocation_mode not in {"crd", "kvstore"}:
             yield f"identity-allocation-mode={self.identity_allocation_mode}: expected crd"
         for name in UNSERVED:

@@ -8,13 +8,27 @@ Why:        what nodes hold is adopted before anything is given out, so no two n
 """
 
 from cells.operator.api_server import ClusterAPI
-from cells.operator.pod_cidrs.ledger import NodeWish
+from cells.operator.pod_cidrs.allocator import Network, PoolError, Pools, parsed
+from cells.operator.pod_cidrs.ledger import NodeWish, PoolsWish, ranges_said
 from cells.operator.pod_cidrs.service import PodCIDRs
 from cells.operator.pod_cidrs.settings import PodCIDRSettings
 from cells.operator.pod_cidrs.writer import NodeWriter
 from lifecycle import Jobs, Reconciler, Table, config, invoke, minutes, module, provide
 
-__all__ = ["NodeWish", "PodCIDRSettings", "PodCIDRs", "cell"]
+__all__ = [
+    "AGAIN",
+    "Network",
+    "NodeWish",
+    "NodeWriter",
+    "PodCIDRSettings",
+    "PodCIDRs",
+    "PoolError",
+    "Pools",
+    "PoolsWish",
+    "cell",
+    "parsed",
+    "ranges_said",
+]
 
 AGAIN = minutes(1)
 """How often what nodes still do not say is written again."""

@@ -1,6 +1,6 @@
 """Which node holds which ranges, and what is to be said of each node.
 
-Needs: Pools.   Gives: Ledger, NodeWish.
+Needs: Pools.   Gives: Ledger, NodeWish, PoolsWish, ranges_said().
 Source: Cilium 1.17, pkg/ipam/allocator/podcidr. Other than there, a node that found the pools full is looked
         at again whenever a range comes free.
 """
@@ -11,8 +11,21 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from cells.kubernetes import CiliumNode
+from cells.kubernetes import AllocatedPool, CiliumNode
 from cells.operator.pod_cidrs.allocator import Network, PoolError, Pools, listed, parsed
+
+
+class PoolsWish(msgspec.Struct, frozen=True, gc=False):
+    """What a CiliumNode shall say of its pools, decided upon what it said."""
+
+    allocated: tuple[AllocatedPool, ...]
+    said: frozenset[tuple[str, str]]
+    """The pools and ranges it named then; its agent may have changed them since."""
+
+
+def ranges_said(pools: Iterable[AllocatedPool]) -> frozenset[tuple[str, str]]:
+    """The pools and ranges that a CiliumNode names."""
+    return frozenset((pool.pool, text) for pool in pools for text in pool.cidrs or ())
 
 
 class NodeWish(msgspec.Struct, frozen=True, gc=False):
@@ -26,6 +39,8 @@ class NodeWish(msgspec.Struct, frozen=True, gc=False):
     """Why it has none, or not these; empty takes an old error away."""
     says: bool
     """Whether that is news: the node's status says something else."""
+    pools: PoolsWish | None = None
+    """Its ranges of pools, in mode multi-pool; None leaves them as they are."""
 
 
 class Ledger:
