@@ -18,7 +18,16 @@ from cells.endpoint import ciliumendpoint
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
-from cells.node import addresses, devices, direct_routes, host_ip_sync, netlink, router, sysctl
+from cells.node import (
+    addresses,
+    devices,
+    direct_routes,
+    host_ip_sync,
+    local_addresses,
+    netlink,
+    router,
+    sysctl,
+)
 from cells.node.host_ip_sync import HostIPSync
 from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
@@ -70,6 +79,7 @@ agent = module(
     endpoint_gc.cell,
     endpoint_watchdog.cell,
     host_ip_sync.cell,
+    local_addresses.cell,
     conntrack.cell,
     events.cell,
     monitor.cell,

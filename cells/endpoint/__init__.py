@@ -14,7 +14,7 @@ from cells.endpoint.creation import NewEndpoint
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
 from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
 from cells.endpoint.kernel.ipcache import resource_of, restored_claims
-from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_row
+from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_value
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.metadata.edges import PodMetadata, PodName
 from cells.endpoint.metadata.pods import KubernetesPods
@@ -80,7 +80,7 @@ __all__ = [
     "displayed",
     "health_of",
     "ifindex_key",
-    "lxc_row",
+    "lxc_value",
     "resource_of",
     "restored_claims",
 ]

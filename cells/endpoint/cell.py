@@ -27,6 +27,7 @@ from cells.endpoint.table.registry import INDEXES
 from cells.ipam import Ipam
 from cells.kubernetes import Namespace, Pod
 from cells.maps import Maps
+from cells.node.local_addresses import LocalAddresses
 from cells.observe import metrics
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
@@ -37,9 +38,9 @@ def endpoint_table() -> Table[Endpoint]:
     return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
 
-def endpoint_maps(maps: Maps, collector: Collector) -> EndpointMaps:
+def endpoint_maps(maps: Maps, local: LocalAddresses, collector: Collector) -> EndpointMaps:
     """The node's maps, as endpoints use them."""
-    return KernelMaps(maps, collector)
+    return KernelMaps(maps, local, collector)
 
 
 def endpoint_programs(datapath: Datapath) -> EndpointPrograms:

@@ -190,6 +190,8 @@ class Jobs:
 
         job = self._add("timer", name, run, backoff, place)
         job.meter.interval = 0.0 if math.isinf(interval) else interval
+        if (observer := getattr(work, "__self__", None)) is not None:  # as reconciler.sweep
+            self._metrics.observed_by(job.meter, observer)
         return timer
 
     @overload

@@ -158,11 +158,11 @@ class JobMetrics:
         return found
 
     def observers(self) -> list[tuple[str, str, object]]:
-        """What watches by itself, such as a Reconciler, with its module and the name of its job."""
+        """What jobs do nothing but run, such as a Reconciler or its sweep: module, name of the job, it."""
         return [(meter.module, meter.name, observer) for meter, observer in self._observers.items()]
 
     def observed_by(self, meter: Meter, observer: object) -> None:
-        """The job does nothing but run this observer."""
+        """The job does nothing but run this observer, or one of its methods."""
         self._observers[meter] = observer
 
     def live(self, module: str, name: str) -> Place | None:

@@ -1,6 +1,6 @@
 """An endpoint's rows in the BPF maps.
 
-For:   Endpoints and endpoint restore.   Needs: Maps, Collector.   Gives: KernelMaps, packed rows.
+For:   Endpoints and endpoint restore.   Needs: Maps, LocalAddresses, Collector.   Gives: KernelMaps, rows.
 Source: Cilium 1.17 for cilium_lxc; hive_endpoints is our own.
 
 A row that is right is not written again: a running pod's traffic reads it at this moment.
@@ -17,10 +17,10 @@ from cells.maps import (
     ENDPOINT_PASSES_NEIGHBOURS,
     ENDPOINT_UNROUTED,
     EndpointConfig,
-    LxcKey,
     LxcValue,
     Maps,
 )
+from cells.node.local_addresses import LocalAddresses
 
 
 def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
@@ -48,16 +48,15 @@ def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
     )
 
 
-def lxc_row(endpoint: Endpoint, address: IPAddress) -> tuple[bytes, bytes]:
-    """Key and value in cilium_lxc."""
-    value = LxcValue(
+def lxc_value(endpoint: Endpoint) -> LxcValue:
+    """What its addresses have in cilium_lxc."""
+    return LxcValue(
         ifindex=endpoint.ifindex,
         endpoint_id=endpoint.id,
         mac=endpoint.pod_mac,
         node_mac=endpoint.host_mac,
         identity=endpoint.identity,
     )
-    return LxcKey(address).pack(), value.pack()
 
 
 def ifindex_key(ifindex: int) -> bytes:
@@ -68,8 +67,9 @@ def ifindex_key(ifindex: int) -> bytes:
 class KernelMaps:
     """The real :class:`~cells.endpoint.kernel.edges.EndpointMaps`."""
 
-    def __init__(self, maps: Maps, collector: Collector) -> None:
+    def __init__(self, maps: Maps, local: LocalAddresses, collector: Collector) -> None:
         self._maps = maps
+        self._local = local
         self._collector = collector
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
@@ -87,23 +87,15 @@ class KernelMaps:
         self._maps.epochs.bump(endpoint.id)
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Write what is not right, unless the node itself has the address now: the node wins."""
+        """Claim its addresses."""
+        value = lxc_value(endpoint)
         for address in endpoint.addresses:
-            key, row = lxc_row(endpoint, address)
-            present = self._maps.lxc.lookup(key)
-            if present != row and not (present and LxcValue.unpack(present).is_host):
-                self._maps.lxc.update(key, row)
-                if present is not None:
-                    self._maps.epochs.bump()
+            self._local.put_endpoint(address, value)
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove what still leads to this endpoint."""
+        """Withdraw what is still this endpoint's."""
         for address in endpoint.addresses:
-            key = LxcKey(address).pack()
-            value = self._maps.lxc.lookup(key)
-            if value is not None and LxcValue.unpack(value).endpoint_id == endpoint.id:
-                self._maps.lxc.delete(key)
-                self._maps.epochs.bump()
+            self._local.drop_endpoint(address, endpoint.id)
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Have the kernel go through the conntrack maps."""

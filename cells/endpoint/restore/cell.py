@@ -1,6 +1,6 @@
 """How the endpoint restore cell is put together.
 
-Needs: Ipam, HostLinks, Maps, PolicyMaps and the endpoint cell.   Gives: cell.
+Needs: Ipam, HostLinks, Maps, LocalAddresses, PolicyMaps and the endpoint cell.   Gives: cell.
 """
 
 from cells.endpoint.restore.edges import LinkEvents, RestoreAddresses, RestoreLinks, StaleMaps
@@ -12,13 +12,14 @@ from cells.endpoint.restore.restored import RestoredEndpoints
 from cells.endpoint.restore.stale_maps import KernelStaleMaps
 from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
+from cells.node.local_addresses import LocalAddresses
 from cells.node.netlink import HostLinks
 from lifecycle import invoke, module, provide, provide_private
 
 
-def stale_maps(maps: Maps, policies: PolicyMaps) -> StaleMaps:
+def stale_maps(maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> StaleMaps:
     """The node's maps, as restore looks at them."""
-    return KernelStaleMaps(maps, policies)
+    return KernelStaleMaps(maps, local, policies)
 
 
 def restore_links(links: HostLinks) -> RestoreLinks:
@@ -38,7 +39,7 @@ def restore_addresses(ipam: Ipam) -> RestoreAddresses:
 
 cell = module(
     "endpoint-restore",
-    "Endpoints of before the restart",
+    "Endpoints that outlive a restart of the agent",
     provide(
         stale_maps,
         restore_links,

@@ -70,10 +70,10 @@ class Clearing:
         The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
         """
         live = self._live
-        dead = [row.ip for row in rows if not row.is_host and row.ip not in live.addresses]
+        dead = [row for row in rows if not row.is_host and row.ip not in live.addresses]
         async with self._step("cilium_lxc"):
-            for address in dead:
-                self._left.drop_address(address)
+            for row in dead:
+                self._left.drop_address(row.ip, row.endpoint_id)
         stale = stale_rows(self._ipcache.leftovers)
         async with self._step("cilium_ipcache"):
             self._ipcache.discard(stale)

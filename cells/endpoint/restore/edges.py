@@ -74,8 +74,12 @@ class StaleMaps(Protocol):
         """The rows of cilium_lxc."""
         ...
 
-    def drop_address(self, ip: IPAddress) -> None:
-        """Remove the address from cilium_lxc."""
+    def keep_addresses(self, ips: Collection[IPAddress]) -> None:
+        """Endpoints keep these addresses; rows of others may go from now on."""
+        ...
+
+    def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
+        """Remove the endpoint's row from cilium_lxc."""
         ...
 
     def configs(self) -> list[int]:

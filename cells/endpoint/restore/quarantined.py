@@ -70,7 +70,7 @@ class QuarantinedEndpoints:
         number = gone.number
         rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
         steps: list[Callable[[], object]] = [
-            *(partial(self._left.drop_address, row.ip) for row in rows),
+            *(partial(self._left.drop_address, row.ip, number) for row in rows),
             partial(self._ipcache.withdraw, resource_of(number), gone.prefixes),
             partial(self._left.drop_config, gone.ifindex),
             partial(self._identities.unhold, gone.identity),

@@ -121,8 +121,10 @@ class RestoredEndpoints:
                 "pods have addresses outside of the node's range; they keep them until they are removed",
                 addresses=", ".join(map(str, strays)),
             )
+        live = self._live(left)
+        self._left.keep_addresses(live.addresses)
         self._claimed.done()
-        clearing = Clearing(self._ipcache, self._left, self._links, self._files, self._live(left), self._log)
+        clearing = Clearing(self._ipcache, self._left, self._links, self._files, live, self._log)
         await clearing.run(left, links, [*self.failed, *self._dropped])
         self._report(started, clearing.troubles)
 

@@ -1,6 +1,6 @@
 """The maps as the last agent left them.
 
-For:   RestoredEndpoints.   Needs: Maps, PolicyMaps.   Gives: KernelStaleMaps.
+For:   RestoredEndpoints.   Needs: Maps, LocalAddresses, PolicyMaps.   Gives: KernelStaleMaps.
 """
 
 import struct
@@ -9,7 +9,8 @@ from typing import Final
 
 from cells.endpoint import IPAddress
 from cells.endpoint.restore.edges import LxcRow
-from cells.maps import LxcKey, LxcValue, Maps, PolicyMaps
+from cells.maps import Maps, PolicyMaps
+from cells.node.local_addresses import LocalAddresses
 
 _ifindex: Final = struct.Struct("<I")
 
@@ -17,22 +18,27 @@ _ifindex: Final = struct.Struct("<I")
 class KernelStaleMaps:
     """The real :class:`~cells.endpoint.restore.edges.StaleMaps`."""
 
-    def __init__(self, maps: Maps, policies: PolicyMaps) -> None:
+    def __init__(self, maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> None:
         self._maps = maps
+        self._local = local
+        self._claimed = local.table.initializer("endpoint-restore")
         self._policies = policies
 
     def addresses(self) -> list[LxcRow]:
         """The rows of cilium_lxc."""
-        rows = []
-        for key, value in self._maps.lxc.items():
-            ip, row = LxcKey.unpack(key).ip, LxcValue.unpack(value)
-            rows.append(LxcRow(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host))
-        return rows
+        rows = {row.ip: row.value for row in self._local.table.all()} | dict(self._local.leftovers)
+        return [
+            LxcRow(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host) for ip, row in rows.items()
+        ]
 
-    def drop_address(self, ip: IPAddress) -> None:
-        """Remove the address from cilium_lxc."""
-        self._maps.lxc.delete(LxcKey(ip).pack())
-        self._maps.epochs.bump()
+    def keep_addresses(self, ips: Collection[IPAddress]) -> None:
+        """Claim for endpoints what a former agent wrote of these addresses."""
+        self._local.keep(ips)
+        self._claimed.done()
+
+    def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
+        """Remove the endpoint's row from cilium_lxc."""
+        self._local.drop_endpoint(ip, endpoint_id)
 
     def configs(self) -> list[int]:
         """The link indexes in hive_endpoints."""

@@ -13,8 +13,8 @@ import anyio.to_thread
 from msgspec import structs
 
 from cells.datapath import Datapath
-from cells.endpoint import Endpoint, config_row, ifindex_key, lxc_row
-from cells.maps import ENDPOINT_ANY_SOURCE, EndpointConfig, LxcValue, Maps
+from cells.endpoint import Endpoint, config_row, ifindex_key, lxc_value
+from cells.maps import ENDPOINT_ANY_SOURCE, EndpointConfig, LxcKey, LxcValue, Maps
 from cells.node.netlink import LinkPrograms, is_present, news, programs_of
 from cells.node.sysctl import Sysctls
 
@@ -97,9 +97,9 @@ class KernelState:
 
     def _wrong_rows(self, endpoint: Endpoint) -> set[Fault]:
         wrong = set()
+        row = lxc_value(endpoint).pack()
         for address in endpoint.addresses:
-            key, row = lxc_row(endpoint, address)
-            present = self._maps.lxc.lookup(key)
+            present = self._maps.lxc.lookup(LxcKey(address).pack())
             if present != row and not (present and LxcValue.unpack(present).is_host):
                 wrong.add(Fault.LXC)
         _, config = config_row(endpoint, any_source=False)

@@ -1,18 +1,19 @@
-"""Keeps the node's own addresses in cilium_lxc, and claims them and the world in the ipcache.
+"""Claims the node's own addresses, and the world in the ipcache.
 
-Needs: Table[Device], Router, Ipcache, cilium_lxc (HostMaps, a Protocol).   Gives: HostIPSync, wanted().
+Needs: Table[Device], Router, Ipcache, LocalAddresses.   Gives: HostIPSync, wanted().
 Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final, Protocol
+from typing import Final
 
-from cells.cluster.identity import HOST, UNKNOWN, WORLD, WORLD_IPV4, WORLD_IPV6
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
+from cells.cluster.identity import HOST, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.ipam import Family, IPAddress, IPNetwork
 from cells.node.devices import Device
 from cells.node.host_ip_sync.settings import HostIPSettings
+from cells.node.local_addresses import LocalAddresses
 from cells.node.router import Router
 from lifecycle import (
     BatchError,
@@ -37,22 +38,6 @@ EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
     Family.IPV4: IPv4Network("0.0.0.0/0"),
 }
 INTERVAL: Final = minutes(1)
-
-
-class HostMaps(Protocol):
-    """cilium_lxc, as far as this cell touches it. Methods raise OSError."""
-
-    def local(self) -> dict[IPAddress, bool]:
-        """The addresses of cilium_lxc, and whether each is flagged as the node's own."""
-        ...
-
-    def put_host(self, ip: IPAddress) -> None:
-        """Write the address flagged as the node's own."""
-        ...
-
-    def drop_host(self, ip: IPAddress) -> None:
-        """Remove the address from cilium_lxc."""
-        ...
 
 
 def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
@@ -87,57 +72,42 @@ def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IP
 
 
 class HostEntries:
-    """One reconciler's target: the node's claims in the ipcache, and its rows in cilium_lxc.
+    """One reconciler's target: the node's claims in the ipcache, and of addresses."""
 
-    Rows of endpoints are left alone, but where a pod has an address of the node: the node's wins.
-    """
-
-    def __init__(self, maps: HostMaps, ipcache: Ipcache, log: Logger) -> None:
-        self._maps = maps
+    def __init__(self, local: LocalAddresses, ipcache: Ipcache, log: Logger) -> None:
+        self._local = local
         self._ipcache = ipcache
         self._log = log
         self._claimed: dict[IPNetwork, int] = {}
         """What this cell claims, and as which identity."""
 
     async def dump(self) -> Mapping[IPNetwork, int]:
-        """What is claimed, and what is flagged as the node's own; UNKNOWN where one is without the other."""
-        flagged = {prefix_of(ip) for ip, is_host in self._maps.local().items() if is_host}
-        found = {
-            prefix: identity if identity != HOST or prefix in flagged else UNKNOWN
-            for prefix, identity in self._claimed.items()
-        }
-        return dict.fromkeys(flagged - found.keys(), UNKNOWN) | found
+        """What is claimed."""
+        return dict(self._claimed)
 
     async def put(self, batch: Mapping[IPNetwork, int]) -> None:
-        """Write what is not so already. Raises BatchError."""
-        local = self._maps.local()
-        self._each(batch, lambda prefix: self._put(prefix, batch[prefix], local))
+        """Claim. Raises BatchError."""
+        self._each(batch, lambda prefix: self._put(prefix, batch[prefix]))
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
-        """Take out what is the node's no more. Raises BatchError."""
+        """Withdraw what is the node's no more. Raises BatchError."""
         self._each(batch, self._drop)
 
-    def _put(self, prefix: IPNetwork, identity: int, local: Mapping[IPAddress, bool]) -> None:
-        ip = prefix.network_address
-        if identity == HOST and not local.get(ip, False):
-            if ip in local:
-                self._log.warning(
-                    "an address of this node belonged to an endpoint, which loses it", ip=str(ip)
-                )
-            self._maps.put_host(ip)
+    def _put(self, prefix: IPNetwork, identity: int) -> None:
+        if identity == HOST:
+            self._local.put_host(prefix.network_address)
         self._ipcache.upsert(
             IpcacheEntry(prefix=prefix, identity=identity, source=Source.LOCAL, resource=RESOURCE)
         )
         self._claimed[prefix] = identity
 
     def _drop(self, prefix: IPNetwork) -> None:
-        # The row that says it is ours goes last: broken off in between, the next sweep comes back to it.
-        was = self._claimed.get(prefix)
+        # What says that it is ours goes last: broken off in between, it is tried again.
         self._ipcache.withdraw(RESOURCE, [prefix])
-        self._claimed.pop(prefix, None)
-        if was in {None, HOST}:
-            self._maps.drop_host(prefix.network_address)
+        if self._claimed.get(prefix) == HOST:
+            self._local.drop_host(prefix.network_address)
             self._log.info("address is no longer this node's", ip=str(prefix.network_address))
+        self._claimed.pop(prefix, None)
 
     @staticmethod
     def _each(batch: Iterable[IPNetwork], do: Callable[[IPNetwork], None]) -> None:
@@ -159,7 +129,7 @@ class HostIPSync:
 
     def __init__(
         self,
-        maps: HostMaps,
+        local: LocalAddresses,
         devices: Table[Device],
         router: Router,
         ipcache: Ipcache,
@@ -174,8 +144,8 @@ class HostIPSync:
         addresses = devices.derive(
             lambda rows: wanted(rows, router.gateways, excluded), name="host-addresses"
         )
-        entries = HostEntries(maps, ipcache, log)
-        self._claimed = ipcache.table.initializer("host-ip-sync")
+        entries = HostEntries(local, ipcache, log)
+        self._claimed = [each.table.initializer("host-ip-sync") for each in (ipcache, local)]
         self._reconciler = Reconciler(addresses, entries, full_every=INTERVAL)
         tables.add(addresses, self._reconciler.statuses)
         lifecycle.append(Hook("sync host addresses", self._first))
@@ -187,4 +157,5 @@ class HostIPSync:
         except (OSError, ReconcileError) as error:
             cause = next(iter(error.failures.values())) if isinstance(error, ReconcileError) else error
             raise HiveError(f"Failed to sync host IPs: {cause}") from error
-        self._claimed.done()
+        for claimed in self._claimed:
+            claimed.done()

@@ -11,7 +11,7 @@ from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint.restore import RegeneratedEndpoints
 from cells.ipam import Ipam
-from cells.node import devices, netlink
+from cells.node import devices, local_addresses, netlink
 from cells.node.netlink import HostLinks, VethPair, random_mac
 from cells.observe import controllers
 from cells.policy import maps as policy_maps
@@ -36,6 +36,7 @@ STATE = Path("/run/cilium/state")
 CELLS = (
     *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
     *(controllers.cell, policy_maps.cell, identity.cell, ipcache.cell, kubernetes.cell, endpoint.cell),
+    local_addresses.cell,
     endpoint_restore.cell,
 )
 

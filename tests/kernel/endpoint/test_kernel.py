@@ -22,6 +22,7 @@ from cells.maps import (
     PolicyMaps,
     open_map,
 )
+from cells.node.local_addresses import LocalAddresses
 from cells.node.netlink import HostLinks
 from cells.policy.maps import ALLOW_ALL
 from lifecycle import Hive
@@ -165,7 +166,7 @@ async def test_an_address_of_the_node_stays_the_nodes() -> None:
             request = link_request(hive, 1, pod)
             assert request.ipv4 is not None
             key, host = LxcKey(request.ipv4).pack(), LxcValue(flags=1).pack()
-            maps.lxc.update(key, host)
+            hive.get(LocalAddresses).put_host(request.ipv4)
             made = create(hive.get(Endpoints), request)
             assert maps.lxc.lookup(key) == host
             hive.get(Endpoints).delete(made)

@@ -10,7 +10,8 @@ from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import restore as endpoint_restore
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps
-from cells.node import devices, host_ip_sync, netlink, router, sysctl
+from cells.node import devices, host_ip_sync, local_addresses, netlink, router, sysctl
+from cells.node.local_addresses import LocalAddresses
 from cells.node.netlink import HostLinks
 from cells.node.router import Router
 from cells.observe import controllers
@@ -31,6 +32,7 @@ CELLS = [
         endpoint,
         endpoint_restore,
         host_ip_sync,
+        local_addresses,
         ipam,
         identity,
         ipcache,
@@ -73,8 +75,8 @@ async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None
         opened, links, gateway = hive.get(Maps), hive.get(HostLinks), str(hive.get(Router).gateways[0])
         assert local(opened) == {gateway: LxcValue(flags=1)}
         assert identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1}
-        pod = LxcKey(IPv4Address("10.0.1.200")).pack()
-        opened.lxc.update(pod, LxcValue(ifindex=9, endpoint_id=7, identity=300).pack())
+        pod = LxcValue(ifindex=9, endpoint_id=7, identity=300)
+        hive.get(LocalAddresses).put_endpoint(IPv4Address("10.0.1.200"), pod)
         links.add_address(1, "lo", NODE)
         await eventually(lambda: f"{NODE}/32" in identities(opened))
         assert local(opened)[str(NODE)] == LxcValue(flags=1)
@@ -108,7 +110,7 @@ async def test_both_families_are_in_the_maps_and_verdicts_are_void_with_every_ch
 
     async with Hive(*CELLS, invoke(root), settings=SETTINGS).started() as hive:
         opened, gateway = hive.get(Maps), str(hive.get(Router).gateways[0])
-        assert set(local(opened)) == {gateway}
+        await eventually(lambda: set(local(opened)) == {gateway})
         await eventually(lambda: identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1})
 
 

@@ -17,7 +17,7 @@ from cells.cluster import identity, ipcache
 from cells.endpoint import restore as endpoint_restore
 from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
-from cells.node import devices, netlink, router, sysctl
+from cells.node import devices, local_addresses, netlink, router, sysctl
 from cells.node.netlink import HostLinks, IPInterface, LinkInfo
 from cells.node.router import Router
 from cells.node.router.pair import lasting
@@ -44,6 +44,7 @@ CELLS = [
         ipam,
         identity,
         ipcache,
+        local_addresses,
         kubernetes,
         maps,
         netlink,

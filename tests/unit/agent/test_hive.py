@@ -30,6 +30,7 @@ from cells.masquerade import Masquerade
 from cells.node.devices import Device
 from cells.node.devices.source import Kernel
 from cells.node.host_ip_sync import HostIPSync
+from cells.node.local_addresses import LxcMap
 from cells.node.netlink import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
@@ -40,6 +41,7 @@ from tests.support.agent_order import ORDER
 from tests.support.points import EVERY, each_hook
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
 from tests.unit.endpoint_restore.fakes import FakeLeft, link
+from tests.unit.local_addresses.fakes import FakeLxcMap
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +110,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PolicyMapPool, kernel),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
+        replace(LxcMap, FakeLxcMap()),
         replace(NodeMap, fake(NodeMap, numbers=dict)),
         replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
         replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),

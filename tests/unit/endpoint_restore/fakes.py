@@ -86,6 +86,7 @@ class FakeLeft:
     kernel: FakeKernel
     rows: dict[IPAddress, LxcRow] = field(default_factory=dict)
     hosts: list[LxcRow] = field(default_factory=list)
+    kept: list[IPAddress] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
     swept: bool = False
     refuse: str = ""
@@ -97,9 +98,12 @@ class FakeLeft:
     def addresses(self) -> list[LxcRow]:
         return [*self.rows.values(), *self.hosts]
 
-    def drop_address(self, ip: IPAddress) -> None:
+    def keep_addresses(self, ips: Collection[IPAddress]) -> None:
+        self.kept.extend(ips)
+
+    def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
         self._step("drop_address")
-        del self.rows[ip]
+        assert self.rows.pop(ip).endpoint_id == endpoint_id
         self.kernel.lxc.pop(ip, None)
 
     def configs(self) -> list[int]:

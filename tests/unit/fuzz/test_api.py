@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cells.api.wire import INTERNAL_ERROR
-from cells.endpoint.kernel.rows import config_row, lxc_row
+from cells.endpoint.kernel.rows import config_row, lxc_value
 from cells.endpoint.state.saved import encode
 from tests.unit.api.node import UNLIMITED, Answer, Node, running_node
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
@@ -129,8 +129,7 @@ def test_every_request_is_answered_and_nothing_is_left_half_done(tmp_path: Path)
                 for endpoint in endpoints:
                     encode(endpoint)
                     config_row(endpoint, any_source=False)
-                    for address in endpoint.addresses:
-                        lxc_row(endpoint, address)
+                    lxc_value(endpoint).pack()
                 rows = {number for kind, number in node.kernel.rows}
                 assert rows == {endpoint.id for endpoint in endpoints}
                 assert {int(each.name) for each in (tmp_path / "state").iterdir() if each.is_dir()} == rows

@@ -20,7 +20,7 @@ from cells.cni.config.chained import NoTargetError, find_target, splice
 from cells.cni.server import DeleteQueue, QueueLock
 from cells.config.node import read_pidfile
 from cells.endpoint.kernel.ipcache import claims_of
-from cells.endpoint.kernel.rows import config_row, lxc_row
+from cells.endpoint.kernel.rows import config_row, lxc_value
 from cells.endpoint.state.files import StateFiles
 from cells.endpoint.state.saved import encode
 from cells.ipam.kept import keep_ranges, kept_ranges
@@ -127,8 +127,7 @@ def test_endpoints_are_read_or_told(tree: dict[str, dict[str, Put]]) -> None:
             config_row(endpoint, any_source=False)
             for claim in claims_of(endpoint):
                 claim.value.pack()
-            for address in endpoint.addresses:
-                lxc_row(endpoint, address)
+            lxc_value(endpoint).pack()
             StateFiles(state).write(endpoint)
             assert encode(StateFiles(state).scan().endpoints[number].endpoint) == encode(endpoint)
 

@@ -14,10 +14,13 @@ from cells.cluster.identity import HOST, WORLD
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.ipcache.cell import ipcache, ipcache_table
 from cells.ipam import IPAddress
+from cells.maps import LxcValue
 from cells.node.devices import Device
-from cells.node.host_ip_sync import HostIPSync, HostMaps
+from cells.node.host_ip_sync import HostIPSync
 from cells.node.host_ip_sync.settings import HostIPSettings
 from cells.node.host_ip_sync.sync import HostEntries, wanted
+from cells.node.local_addresses import LxcMap
+from cells.node.local_addresses.cell import local_address_table, local_addresses
 from cells.node.router import Router
 from lifecycle import (
     HealthTree,
@@ -34,6 +37,7 @@ from lifecycle import (
     replace,
 )
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
+from tests.unit.local_addresses.fakes import FakeLxcMap, LocalAddressesOver
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::5")
 EVERYWHERE, EVERYWHERE6 = IPv4Network("0.0.0.0/0"), IPv6Network("::/0")
@@ -54,17 +58,21 @@ def device(ifindex: int, *addresses: str) -> Device:
 
 
 class FakeMaps:
-    """cilium_lxc as a dict, and cilium_ipcache; ``broken`` makes every write fail."""
+    """cilium_lxc and cilium_ipcache; ``broken`` makes every write fail."""
 
     def __init__(self, local: Mapping[str, bool] = NONE, identities: Mapping[str, int] = NONE) -> None:
-        self.lxc = {ip_address(ip): host for ip, host in local.items()}
+        self.local = FakeLxcMap()
+        self.local.put(local)
         self.prefixes = FakeIpcacheMap()
         self.prefixes.put(identities)
-        self.written = 0
+
+    @property
+    def lxc(self) -> Mapping[IPAddress, LxcValue]:
+        return self.local.rows
 
     @property
     def writes(self) -> int:
-        return self.written + len(self.prefixes.writes)
+        return len(self.local.writes) + len(self.prefixes.writes)
 
     @property
     def broken(self) -> bool:
@@ -72,39 +80,27 @@ class FakeMaps:
 
     @broken.setter
     def broken(self, broken: bool) -> None:
-        self.prefixes.broken = broken
-
-    def _write(self) -> None:
-        self.written += 1
-        if self.broken:
-            raise OSError(12, "update map cilium_lxc: Cannot allocate memory")
-
-    def local(self) -> dict[IPAddress, bool]:
-        return dict(self.lxc)
-
-    def put_host(self, ip: IPAddress) -> None:
-        self._write()
-        self.lxc[ip] = True
-
-    def drop_host(self, ip: IPAddress) -> None:
-        self._write()
-        self.lxc.pop(ip, None)
+        self.prefixes.broken = self.local.broken = broken
 
     def seen(self) -> tuple[dict[str, bool], dict[str, int]]:
-        return {str(ip): host for ip, host in self.lxc.items()}, self.prefixes.identities
+        return self.local.hosts, self.prefixes.identities
 
 
 async def sweep(maps: FakeMaps, *addresses: str) -> None:
     """The start of an agent on a node with these addresses, the first of each family its router's.
 
-    Other claims than the node's are none, so the ipcache keeps nothing else.
+    Other claims of prefixes than the node's are none, so the ipcache keeps nothing else; endpoints keep their
+    addresses.
     """
     routers = {ip.version: ip for ip in map(ip_address, reversed(addresses))}.values()
     rows = devices(device(1, *addresses)).derive(lambda found: wanted(found, tuple(routers)))
     known = IpcacheOver(maps.prefixes)
-    target = HostEntries(maps, known, structlog.get_logger())
+    local = LocalAddressesOver(maps.local)
+    local.keep(list(local.leftovers))
+    target = HostEntries(local, known, structlog.get_logger())
     await Reconciler(rows, target, full_every=math.inf, name="hosts").sweep()
     known.discard(list(known.leftovers))
+    await local.sweep()
 
 
 def run(maps: FakeMaps, *addresses: str) -> None:
@@ -234,7 +230,7 @@ def test_a_run_that_breaks_off_is_made_up_for() -> None:
     maps = FakeMaps()
     run(maps, "192.0.2.1", "192.0.2.2")
     maps.broken = True
-    with pytest.raises(ReconcileError, match=r"hosts: 3 objects failed.*Cannot allocate"):
+    with pytest.raises(ReconcileError, match=r"hosts: 1 object failed.*Cannot allocate"):
         run(maps, "192.0.2.3")
     maps.broken = False
     run(maps, "192.0.2.3")
@@ -257,8 +253,8 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
 
     def root(_health: HealthTree, _tables: Tables, _sync: HostIPSync) -> None: ...
 
-    def kernel() -> HostMaps:
-        return maps
+    def addresses() -> LxcMap:
+        return maps.local
 
     def prefixes() -> IpcacheMap:
         return maps.prefixes
@@ -269,7 +265,7 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
         provide(device_table),
         replace(Router, FakeRouter()),
         provide(HostIPSync),
-        provide(kernel),
+        module("local-addresses", "Addresses", provide(local_address_table, addresses, local_addresses)),
         invoke(root),
     )
     return Hive(module("host-ip-sync", "Host addresses", *parts))

@@ -14,10 +14,11 @@ import pytest
 import structlog
 
 from cells.config import AgentConfig
-from cells.ipam import Ipam
+from cells.ipam import IPAddress, Ipam, IPNetwork
 from cells.ipam.addresses import Family
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.settings import IpamSettings
+from cells.maps import LxcValue
 from cells.node.devices import Device
 from cells.node.host_ip_sync.sync import HostEntries, wanted
 from cells.observe.controllers import Controllers, Rules
@@ -25,6 +26,7 @@ from lifecycle import Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, 
 from lifecycle.testing import Simulation, explore
 from tests.unit.host_ip_sync.test_sync import FakeMaps
 from tests.unit.ipcache.fakes import IpcacheOver
+from tests.unit.local_addresses.fakes import FakeLxcMap, LocalAddressesOver
 
 SEEDS = range(80)
 
@@ -91,24 +93,32 @@ def _controllers(_: Controllers) -> None:
 ROUTER = IPv4Address("10.0.1.5")
 
 
-class FlakyMaps(FakeMaps):
+class FlakyLxcMap(FakeLxcMap):
     """Every now and then a write fails."""
 
     def __init__(self, world: Simulation) -> None:
         super().__init__()
         self.world = world
 
+    def update(self, ip: IPAddress, value: LxcValue) -> None:
+        self.broken = self.world.lose(0.15)
+        super().update(ip, value)
+
+    def delete(self, ip: IPAddress) -> None:
+        self.broken = self.world.lose(0.15)
+        super().delete(ip)
+
+
+class FlakyMaps(FakeMaps):
+    """cilium_lxc is such a map."""
+
+    def __init__(self, world: Simulation) -> None:
+        super().__init__()
+        self.local = FlakyLxcMap(world)
+
     def hosts(self) -> set[str]:
         """The addresses that are the node's own."""
-        return {str(ip) for ip, host in self.lxc.items() if host}
-
-    def put_host(self, ip: Any) -> None:
-        self.broken = self.world.lose(0.15)
-        super().put_host(ip)
-
-    def drop_host(self, ip: Any) -> None:
-        self.broken = self.world.lose(0.15)
-        super().drop_host(ip)
+        return {ip for ip, host in self.local.hosts.items() if host}
 
 
 def _device(number: int) -> Device:
@@ -132,9 +142,13 @@ def test_host_addresses_reach_the_maps_whatever_fails_and_wherever_the_agent_die
             def build(jobs: Jobs, log: Logger) -> None:
                 devices: Table[Device] = Table("devices", key=lambda device: device.ifindex)
                 source = devices.initializer("netlink")
-                entries = HostEntries(maps, IpcacheOver(maps.prefixes), log)
-                rows = devices.derive(lambda found: wanted(found, [ROUTER]), name="hosts")
-                jobs.observe("sync", Reconciler(rows, entries, full_every=60))
+                local = LocalAddressesOver(maps.local)
+                claimed = local.table.initializer("host-ip-sync")
+                entries = HostEntries(local, IpcacheOver(maps.prefixes), log)
+                addresses = devices.derive(lambda found: wanted(found, [ROUTER]), name="hosts")
+                hosts = Reconciler(addresses, entries, full_every=60)
+                jobs.observe("sync", hosts)
+                jobs.timer("sweep", local.sweep, 60)
 
                 async def watch() -> None:
                     await world.delay(10)
@@ -144,6 +158,9 @@ def test_host_addresses_reach_the_maps_whatever_fails_and_wherever_the_agent_die
                             if world.random.random() < 0.5:
                                 rows.put(_device(number))
                     source.done()
+                    for prefix in [prefix for prefix, _, _ in addresses.snapshot().items()]:
+                        await hosts.wait_realised(cast("IPNetwork", prefix))
+                    claimed.done()
                     for _ in range(6):
                         await world.delay(10)
                         number = world.random.randrange(1, 6)
