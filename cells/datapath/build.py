@@ -19,7 +19,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "bpf"
 OBJECTS = Path(__file__).resolve().parent / "objects"
-PROGRAMS = ("dispatch", "datapath", "gc")
+PROGRAMS = ("dispatch", "datapath", "gc", "sock")
 
 NEWEST, OLDEST = 25, 14
 """Versions of clang tried under their versioned names; older ones than 14 are not tested."""
@@ -32,7 +32,7 @@ class BuildError(RuntimeError):
 
 
 def compile_objects(out_dir: Path, *, build_tag: str = "") -> list[Path]:
-    """Compile ``dispatch.o``, ``datapath.o`` and ``gc.o`` into ``out_dir`` and return their paths.
+    """Compile ``dispatch.o``, ``datapath.o``, ``gc.o`` and ``sock.o`` into ``out_dir`` and return their paths.
 
     ``build_tag`` (at most 31 characters) makes a generation of its own of the same source: it ends up in the
     object, so its digest differs, and the running program's ``.rodata.cfg`` shows it. Raises BuildError.

@@ -23,11 +23,22 @@ static __always_inline void lb6_affinity_key(struct lb6_affinity_key *key, const
 	key->rev_nat_index = index;
 }
 
+/* The number of the backend that is remembered of a client, 0 if that is too long ago or it no longer serves. */
+static __always_inline __u32 lb_still_affine(const struct lb_service *service, const struct lb_affinity *known,
+					     __u64 now)
+{
+	struct lb_affinity_match match = { .rev_nat_index = service->rev_nat_index };
+
+	if (!known || known->last_used + (service->backend & LB_AFFINITY_TIME) <= now)
+		return 0;
+	match.backend = known->backend;
+	return bpf_map_lookup_elem(&cilium_lb_affinity_match, &match) ? match.backend : 0;
+}
+
 /* The number of the backend this client had, 0 if it is too long ago or that one no longer serves. */
 static __always_inline __u32 lb_affine(const struct lb_service *service, const struct flow *flow, __u32 now,
 				       __u8 family)
 {
-	struct lb_affinity_match match = { .rev_nat_index = service->rev_nat_index };
 	const struct lb_affinity *known;
 
 	if (!lb_has_affinity(service))
@@ -43,10 +54,7 @@ static __always_inline __u32 lb_affine(const struct lb_service *service, const s
 		lb6_affinity_key(&key, flow, service->rev_nat_index);
 		known = bpf_map_lookup_elem(&cilium_lb6_affinity, &key);
 	}
-	if (!known || known->last_used + (service->backend & LB_AFFINITY_TIME) <= now)
-		return 0;
-	match.backend = known->backend;
-	return bpf_map_lookup_elem(&cilium_lb_affinity_match, &match) ? match.backend : 0;
+	return lb_still_affine(service, known, now);
 }
 
 /* The client has come again. */

@@ -37,7 +37,13 @@ struct lb_service {
 	__u16 quarantined;
 };
 
-#define LB_AFFINITY 0x10	  /* of flags */
+#define LB_EXTERNAL_IP 0x01	  /* of flags */
+#define LB_NODE_PORT 0x02
+#define LB_HOST_PORT 0x08
+#define LB_AFFINITY 0x10
+#define LB_LOAD_BALANCER 0x20
+#define LB_LOCAL_REDIRECT 0x01	  /* of flags2 */
+#define LB_LOOPBACK 0x08	  /* of flags2: a host port on the loopback address alone */
 #define LB_L7 0x04		  /* of flags2 */
 #define LB_TWO_SCOPES 0x20	  /* of flags2 */
 #define LB_AFFINITY_TIME 0xffffff /* the rest of the word says how a backend is chosen for clients outside */
@@ -74,7 +80,7 @@ struct lb6_reverse_nat {
 	__be16 port;
 } __attribute__((packed, aligned(2)));
 
-/* The client is an address: in the low bytes of its field, if it is an IPv4 one. */
+/* The client is an address, in the low bytes of its field if it is an IPv4 one; or the cookie of its network namespace. */
 struct lb4_affinity_key {
 	__u64 client;
 	__be16 rev_nat_index;

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* Load balancing at the socket: who connects or sends to a service talks to a backend from the start.
+ *
+ * Attached to the root of the control groups, so for every process of the node, those of pods included. A program
+ * returns 1 to go on and 0 to refuse; which error the caller gets then is set before.
+ */
+#include "sock/bind.h"
+#include "sock/context.h"
+#include "sock/forward.h"
+
+#define PROCEED 1
+#define REFUSE 0
+
+static __always_inline int refuse(int error)
+{
+	bpf_set_retval(error);
+	return REFUSE;
+}
+
+static __always_inline int forward(struct bpf_sock_addr *ctx, __u8 family, bool connects)
+{
+	const struct sock_config *config = sock_config();
+	struct peer peer = {};
+	int outcome;
+
+	if (!config || !sock_balances(ctx->protocol))
+		return PROCEED;
+	peer_read(ctx, &peer, config, family);
+	if (config->flags & SOCK_HOST_ONLY && !peer.in_host)
+		return PROCEED;
+	outcome = sock_forward(&peer, config);
+	if (!outcome) {
+		peer_write(ctx, &peer, family);
+		return PROCEED;
+	}
+	if (outcome < 0)
+		return refuse(outcome);
+	/* It may have been here before by way of a service, and now means the backend itself. */
+	if (connects && peer.protocol != IPPROTO_TCP)
+		reverse_forget(peer.cookie, &peer.ip, peer.port, peer.family);
+	return PROCEED;
+}
+
+static __always_inline int back(struct bpf_sock_addr *ctx, __u8 family)
+{
+	const struct sock_config *config = sock_config();
+	struct peer peer = {};
+
+	if (!config || !sock_balances(ctx->protocol))
+		return PROCEED;
+	peer_read(ctx, &peer, config, family);
+	if (reverse_translate(&peer, config))
+		peer_write(ctx, &peer, family);
+	return PROCEED;
+}
+
+SEC("cgroup/connect4")
+int cil_sock4_connect(struct bpf_sock_addr *ctx)
+{
+	return forward(ctx, FAMILY_IPV4, true);
+}
+
+SEC("cgroup/connect6")
+int cil_sock6_connect(struct bpf_sock_addr *ctx)
+{
+	return forward(ctx, FAMILY_IPV6, true);
+}
+
+SEC("cgroup/sendmsg4")
+int cil_sock4_sendmsg(struct bpf_sock_addr *ctx)
+{
+	return forward(ctx, FAMILY_IPV4, false);
+}
+
+SEC("cgroup/sendmsg6")
+int cil_sock6_sendmsg(struct bpf_sock_addr *ctx)
+{
+	return forward(ctx, FAMILY_IPV6, false);
+}
+
+SEC("cgroup/recvmsg4")
+int cil_sock4_recvmsg(struct bpf_sock_addr *ctx)
+{
+	return back(ctx, FAMILY_IPV4);
+}
+
+SEC("cgroup/recvmsg6")
+int cil_sock6_recvmsg(struct bpf_sock_addr *ctx)
+{
+	return back(ctx, FAMILY_IPV6);
+}
+
+SEC("cgroup/getpeername4")
+int cil_sock4_getpeername(struct bpf_sock_addr *ctx)
+{
+	return back(ctx, FAMILY_IPV4);
+}
+
+SEC("cgroup/getpeername6")
+int cil_sock6_getpeername(struct bpf_sock_addr *ctx)
+{
+	return back(ctx, FAMILY_IPV6);
+}
+
+SEC("cgroup/post_bind4")
+int cil_sock4_post_bind(struct bpf_sock *ctx)
+{
+	struct peer own = { .family = FAMILY_IPV4, .ip.words[0] = ctx->src_ip4 };
+
+	return takes_service(ctx, &own) ? refuse(-EADDRINUSE) : PROCEED;
+}
+
+SEC("cgroup/post_bind6")
+int cil_sock6_post_bind(struct bpf_sock *ctx)
+{
+	struct peer own = { .family = FAMILY_IPV6 };
+
+	own.ip.words[0] = ctx->src_ip6[0];
+	own.ip.words[1] = ctx->src_ip6[1];
+	own.ip.words[2] = ctx->src_ip6[2];
+	own.ip.words[3] = ctx->src_ip6[3];
+	unmap(&own);
+	return takes_service(ctx, &own) ? refuse(-EADDRINUSE) : PROCEED;
+}
+
+/* A socket that ends has no peer to name any more. */
+SEC("cgroup/sock_release")
+int cil_sock_release(struct bpf_sock *ctx)
+{
+	struct peer peer = {};
+
+	if (!sock_balances(ctx->protocol) || !ctx->dst_port)
+		return PROCEED;
+	if (ctx->family == AF_INET) {
+		peer.family = FAMILY_IPV4;
+		peer.ip.words[0] = ctx->dst_ip4;
+	} else if (ctx->family == AF_INET6) {
+		peer.family = FAMILY_IPV6;
+		peer.ip.words[0] = ctx->dst_ip6[0];
+		peer.ip.words[1] = ctx->dst_ip6[1];
+		peer.ip.words[2] = ctx->dst_ip6[2];
+		peer.ip.words[3] = ctx->dst_ip6[3];
+		unmap(&peer);
+	} else {
+		return PROCEED;
+	}
+	reverse_forget(bpf_get_socket_cookie(ctx), &peer.ip, ctx->dst_port, peer.family);
+	return PROCEED;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

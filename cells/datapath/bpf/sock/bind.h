@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Nobody of the node takes the address and port of a service: its clients would come to him. */
+#pragma once
+
+#include "sock/peer.h"
+
+static __always_inline bool takes_service(struct bpf_sock *ctx, struct peer *own)
+{
+	const struct sock_config *config = sock_config();
+	const struct lb_service *service;
+	union lb_key key;
+
+	if (!config || !(config->flags & SOCK_BIND_PROTECTION) || !sock_balances(ctx->protocol))
+		return false;
+	own->netns_cookie = bpf_get_netns_cookie(ctx);
+	if (own->netns_cookie != config->host_cookie)
+		return false;
+	own->in_host = true;
+	own->protocol = ctx->protocol;
+	own->port = bpf_htons(ctx->src_port);
+	service = sock_service_at(&key, own);
+	if (!service)
+		service = sock_service_of_node(&key, own, config, false);
+	return service && service->flags & (LB_NODE_PORT | LB_EXTERNAL_IP | LB_LOAD_BALANCER);
+}

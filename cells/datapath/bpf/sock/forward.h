@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* A socket means a service: it goes to a backend instead, before there is any packet. */
+#pragma once
+
+#include <linux/errno.h>
+
+#include "sock/affinity.h"
+#include "sock/reverse.h"
+
+#define SOCK_UNTOUCHED 1 /* the address is none of a service */
+
+/* An address from outside is served only on the node that has it, or any pod could take others' addresses by an
+ * object of its own namespace (CVE-2020-8554); and the host ports of pods are those of our own addresses.
+ */
+static __always_inline bool sock_refuses(const struct lb_service *service, const struct peer *peer,
+					 const struct sock_config *config)
+{
+	bool foreign = service->flags & LB_EXTERNAL_IP && !(config->flags & SOCK_TRUSTS_EXTERNAL_IP);
+
+	if (!foreign && (!(service->flags & LB_HOST_PORT) || is_loopback(peer)))
+		return false;
+	return identity_of(ipcache_lookup(&peer->ip, peer->family)) != IDENTITY_HOST;
+}
+
+/* Whether a policy that redirects to pods of this node leaves the sockets of this one alone: a pod that serves asks for
+ * what it stands in front of.
+ */
+static __always_inline bool sock_skips_redirect(const struct lb_service *service, const struct peer *peer)
+{
+	if (!(service->flags2 & LB_LOCAL_REDIRECT))
+		return false;
+	if (peer->family == FAMILY_IPV4) {
+		struct skip_lb4_key key = {
+			.netns_cookie = peer->netns_cookie,
+			.address = peer->ip.words[0],
+			.port = peer->port,
+		};
+
+		return bpf_map_lookup_elem(&cilium_skip_lb4, &key);
+	}
+
+	struct skip_lb6_key key = {
+		.netns_cookie = peer->netns_cookie,
+		.address = peer->ip,
+		.port = bpf_ntohs(peer->port),
+	};
+
+	return bpf_map_lookup_elem(&cilium_skip_lb6, &key);
+}
+
+/* A TCP connection goes to any backend; what a socket sends without one always to the same. */
+static __always_inline __u32 sock_pick(union lb_key *key, const struct lb_service *service, const struct peer *peer)
+{
+	__u32 number = peer->protocol == IPPROTO_TCP ? bpf_get_prandom_u32() : (__u32)peer->cookie;
+	const struct lb_service *slot;
+
+	if (!service->count)
+		return 0;
+	slot = lb_slot(key, number % service->count + 1, peer->family);
+	if (!slot) {
+		sock_count(REASON_LB_NO_BACKEND_SLOT, EGRESS);
+		return 0;
+	}
+	return slot->backend;
+}
+
+/* Put a backend of the service in `peer`. SOCK_UNTOUCHED, 0, or the error the socket's owner gets, negative. */
+static __always_inline int sock_forward(struct peer *peer, const struct sock_config *config)
+{
+	__u64 now = bpf_ktime_get_coarse_ns() / 1000000000ULL;
+	struct lb_backend backend = {};
+	const struct lb_service *service;
+	union lb_key key;
+	__u32 number;
+
+	service = sock_service_of(&key, peer, config);
+	if (!service || service->flags2 & LB_L7 || sock_skips_redirect(service, peer))
+		return SOCK_UNTOUCHED;
+	if (sock_refuses(service, peer, config))
+		return -EPERM;
+	number = sock_affine(service, peer, now);
+	if (!number || !lb_backend_of(number, &backend, peer->family)) {
+		number = sock_pick(&key, service, peer);
+		if (!number)
+			return -EHOSTUNREACH;
+		if (!lb_backend_of(number, &backend, peer->family)) {
+			sock_count(REASON_LB_NO_BACKEND, EGRESS);
+			return -EHOSTUNREACH;
+		}
+	}
+	if (!backend.port)
+		backend.port = peer->port;
+	if (reverse_note(peer, &backend, service->rev_nat_index)) {
+		sock_count(REASON_LB_REVNAT_UPDATE, EGRESS);
+		return -ENOMEM;
+	}
+	sock_affinity_note(service, peer, number, now);
+	peer->ip = backend.address;
+	peer->port = backend.port;
+	return 0;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What socket load balancing remembers of sockets, and what it must know of the node. */
+#pragma once
+
+#include "lb/maps.h"
+
+/* cilium_lb4_reverse_sk: what a socket asked for when it was sent to this backend. The programs' own. */
+struct reverse_sk4_key {
+	__u64 cookie;
+	__be32 address;
+	__be16 port;
+	__u16 pad;
+};
+
+struct reverse_sk4 {
+	__be32 address;
+	__be16 port;
+	__be16 rev_nat_index;
+};
+
+/* Explicitly padded: the ends of a key count. */
+struct reverse_sk6_key {
+	__u64 cookie;
+	struct address address;
+	__be16 port;
+	__u16 pad;
+	__u32 pad2;
+};
+
+struct reverse_sk6 {
+	struct address address;
+	__be16 port;
+	__be16 rev_nat_index;
+};
+
+/* cilium_skip_lb4: sockets of this network namespace reach the address itself, whatever redirects it. */
+struct skip_lb4_key {
+	__u64 netns_cookie;
+	__be32 address;
+	__be16 port;
+	__u16 pad;
+};
+
+struct skip_lb6_key {
+	__u64 netns_cookie;
+	struct address address;
+	__u32 pad;
+	__u16 port; /* in the host's order, as in Cilium 1.17 */
+	__u16 pad2;
+};
+
+/* hive_sock: facts of the node. */
+struct sock_config {
+	__u64 host_cookie; /* of the node's own network namespace */
+	__u16 node_port_min;
+	__u16 node_port_max;
+	__u32 flags;
+};
+
+#define SOCK_HOST_ONLY 1	  /* sockets of pods are left alone */
+#define SOCK_BIND_PROTECTION 2	  /* nobody takes a port of a service on the node */
+#define SOCK_TRUSTS_EXTERNAL_IP 4 /* externalIPs are served that the node does not have */
+
+LB_MAP(cilium_lb4_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk4_key, struct reverse_sk4);
+LB_MAP(cilium_lb6_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk6_key, struct reverse_sk6);
+LB_MAP(cilium_skip_lb4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct skip_lb4_key, __u8);
+LB_MAP(cilium_skip_lb6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct skip_lb6_key, __u8);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct sock_config);
+	__uint(max_entries, 1);
+} hive_sock SEC(".maps");
+
+_Static_assert(sizeof(struct reverse_sk4_key) == 16, "cilium_lb4_reverse_sk");
+_Static_assert(sizeof(struct reverse_sk4) == 8, "cilium_lb4_reverse_sk");
+_Static_assert(sizeof(struct reverse_sk6_key) == 32, "cilium_lb6_reverse_sk");
+_Static_assert(sizeof(struct reverse_sk6) == 20, "cilium_lb6_reverse_sk");
+_Static_assert(sizeof(struct skip_lb4_key) == 16, "cilium_skip_lb4");
+_Static_assert(sizeof(struct skip_lb6_key) == 32, "cilium_skip_lb6");
+_Static_assert(sizeof(struct sock_config) == 16, "hive_sock");
