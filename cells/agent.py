@@ -34,6 +34,7 @@ from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.services import control as services
+from cells.services import sockets
 from cells.tunnel import Tunnel
 from lifecycle import after, module, provide
 
@@ -73,6 +74,7 @@ agent = module(
     policy_maps.cell,
     policy_control.cell,
     services.cell,
+    sockets.cell,
     endpoint.cell,
     endpoint_restore.cell,
     ciliumendpoint.cell,

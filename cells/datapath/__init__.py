@@ -10,15 +10,16 @@ Why:    programs are shared by all endpoints and differ only through maps, so ad
 from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
-from cells.datapath.datapath import TUNNEL_LINK, Datapath
-from cells.datapath.libbpf import LoadError
-from cells.datapath.settings import AGGREGATION, DatapathSettings, Telling
+from cells.datapath.datapath import TUNNEL_LINK, Datapath, read_object
+from cells.datapath.libbpf import LoadedObject, LoadError
+from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, Telling
 from cells.datapath.watchdog import DatapathWatchdog
 from cells.observe import metrics
 from lifecycle import Member, config, invoke, module, provide
 
 __all__ = [
     "AGGREGATION",
+    "PACKAGED_OBJECTS",
     "TUNNEL_LINK",
     "Collected",
     "Collector",
@@ -26,8 +27,10 @@ __all__ = [
     "DatapathSettings",
     "DatapathWatchdog",
     "LoadError",
+    "LoadedObject",
     "Telling",
     "cell",
+    "read_object",
 ]
 
 

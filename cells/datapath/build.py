@@ -32,7 +32,7 @@ class BuildError(RuntimeError):
 
 
 def compile_objects(out_dir: Path, *, build_tag: str = "") -> list[Path]:
-    """Compile ``dispatch.o``, ``datapath.o``, ``gc.o`` and ``sock.o`` into ``out_dir`` and return their paths.
+    """Compile every object, such as ``datapath.o``, into ``out_dir`` and return their paths.
 
     ``build_tag`` (at most 31 characters) makes a generation of its own of the same source: it ends up in the
     object, so its digest differs, and the running program's ``.rodata.cfg`` shows it. Raises BuildError.

@@ -7,13 +7,15 @@ Why:    pinned maps outlive the agent, so a restart takes them over and loses no
         keep the old one until they are reloaded.
 
 Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
-bpf-nat-global-max, bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
+bpf-nat-global-max, bpf-sock-rev-map-max, bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
 """
 
 from collections.abc import Iterable
 
 import anyio
 
+from cells.maps.bpf.links import LinkInfo, attach_cgroup, link_info, open_link, replace_program
+from cells.maps.bpf.links import detach as detach_link
 from cells.maps.bpf.map import (
     ANY,
     EXIST,
@@ -79,6 +81,15 @@ from cells.maps.records.nat import (
     DeviceConfig,
     NatEntry,
 )
+from cells.maps.records.sock import (
+    SOCK_BIND_PROTECTION,
+    SOCK_HOST_ONLY,
+    SOCK_TRUSTS_EXTERNAL_IP,
+    ReverseSk,
+    ReverseSkKey,
+    SkipLbKey,
+    SockConfig,
+)
 from cells.maps.records.text import row_text
 from cells.maps.records.tunnel import (
     TUNNEL_OWN_IDENTITIES,
@@ -121,6 +132,9 @@ __all__ = [
     "NODE_TELLS_VERDICTS",
     "NOEXIST",
     "NO_PREALLOC",
+    "SOCK_BIND_PROTECTION",
+    "SOCK_HOST_ONLY",
+    "SOCK_TRUSTS_EXTERNAL_IP",
     "TUNNEL_OWN_IDENTITIES",
     "BpfError",
     "CtEntry",
@@ -131,6 +145,7 @@ __all__ = [
     "FragmentPorts",
     "IpcacheKey",
     "IpcacheValue",
+    "LinkInfo",
     "LxcKey",
     "LxcValue",
     "Map",
@@ -154,14 +169,22 @@ __all__ = [
     "PolicyMaps",
     "PoolEmpty",
     "ProgramInfo",
+    "ReverseSk",
+    "ReverseSkKey",
+    "SkipLbKey",
+    "SockConfig",
     "TestRun",
     "TunnelConfig",
     "TunnelKey",
     "TunnelValue",
+    "attach_cgroup",
     "cell",
     "create_map",
+    "detach_link",
     "flags_text",
+    "link_info",
     "map_by_id",
+    "open_link",
     "open_map",
     "open_program",
     "pin",
@@ -169,6 +192,7 @@ __all__ = [
     "program_by_id",
     "program_info",
     "replace_pin",
+    "replace_program",
     "row_text",
     "test_run",
     "unpin",

@@ -26,6 +26,8 @@ _SIZE_OPTIONS = {
     "cilium_ct_any4_global": "bpf-ct-global-any-max",
     "cilium_ct6_global": "bpf-ct-global-tcp-max",
     "cilium_ct_any6_global": "bpf-ct-global-any-max",
+    "cilium_lb4_reverse_sk": "bpf-sock-rev-map-max",
+    "cilium_lb6_reverse_sk": "bpf-sock-rev-map-max",
     "cilium_snat_v4_external": "bpf-nat-global-max",
     "cilium_snat_v6_external": "bpf-nat-global-max",
 }
@@ -87,6 +89,16 @@ class Maps:
     """cilium_lb6_affinity: the same of IPv6."""
     affinity_match: Map
     """cilium_lb_affinity_match: which backends clients of a frontend may be sent back to."""
+    reverse_sk4: Map
+    """cilium_lb4_reverse_sk: ReverseSkKey to ReverseSk, what sockets asked for; the programs' own."""
+    reverse_sk6: Map
+    """cilium_lb6_reverse_sk: the same of IPv6."""
+    skip_lb4: Map
+    """cilium_skip_lb4: SkipLbKey, sockets that reach an address itself though it is redirected."""
+    skip_lb6: Map
+    """cilium_skip_lb6: the same of IPv6."""
+    sock: Map
+    """hive_sock: index 0 to SockConfig."""
     tunnel: Map
     """hive_tunnel: index 0 to TunnelConfig."""
     tunnels: Map

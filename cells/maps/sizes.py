@@ -23,7 +23,7 @@ NAT: Final = 524288
 SOCK_REV: Final = 262144
 
 # Bytes of one entry, key and value, in the IPv6 variants: the shares count them whether IPv6 is on or not,
-# and count neighbours and socket reverse NAT whether these maps exist or not.
+# and count neighbours though that map does not exist.
 _CT_ENTRY = 38 + 56
 _NAT_ENTRY = 38 + 56
 _NEIGHBOUR_ENTRY = 16 + 8
@@ -54,6 +54,9 @@ class MapSettings(Settings, frozen=True):
     bpf_lb_map_max: int = 65536
     """Entries of each map of services: frontends and their backends, reverse NAT, affinity."""
 
+    bpf_sock_rev_map_max: int | None = None
+    """Entries of the map of sockets that talk to services (1024 to 16777216); unset: by the ratio."""
+
     bpf_fragments_map_max: int = 8192
     """Entries of the map of datagrams in fragments, for each family (256 to 65536)."""
 
@@ -71,11 +74,12 @@ class MapSettings(Settings, frozen=True):
         ratio = self.bpf_map_dynamic_size_ratio
         if not 0 <= ratio <= 1:
             yield f"bpf-map-dynamic-size-ratio={ratio:g}: expected a share of memory, 0 to 1"
-        conntrack = {
+        flows = {
             "bpf-ct-global-tcp-max": self.bpf_ct_global_tcp_max,
             "bpf-ct-global-any-max": self.bpf_ct_global_any_max,
+            "bpf-sock-rev-map-max": self.bpf_sock_rev_map_max,
         }
-        for name, value in conntrack.items():
+        for name, value in flows.items():
             if value is not None and not LOWEST <= value <= HIGHEST:
                 yield f"{name}={value}: expected {LOWEST} to {HIGHEST} entries"
         yield from self._wrong_nat()
@@ -115,6 +119,7 @@ class MapSizes:
     nat: int = 4096
     fragments: int = 8192
     lb: int = 65536
+    sock_rev: int = 65536
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:
@@ -139,4 +144,5 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
         fragments=settings.bpf_fragments_map_max,
         lb=settings.bpf_lb_map_max,
+        sock_rev=size(settings.bpf_sock_rev_map_max, SOCK_REV, 65536),
     )

@@ -28,9 +28,12 @@ from cells.maps.records.layouts import (
     PolicyKey,
 )
 from cells.maps.records.nat import NAT4_ENTRY, NAT6_ENTRY, DeviceConfig
+from cells.maps.records.sock import SockConfig
 from cells.maps.records.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes
 
+SKIPPED: Final = 100
+"""Entries of the maps of sockets that no policy redirects."""
 _POLICY_PREFIX: Final = "cilium_policy_"
 
 
@@ -88,6 +91,11 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "affinity4": MapSpec("cilium_lb4_affinity", MapType.LRU_HASH, 16, 16, sizes.lb),
         "affinity6": MapSpec("cilium_lb6_affinity", MapType.LRU_HASH, 24, 16, sizes.lb),
         "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb, hashed),
+        "reverse_sk4": MapSpec("cilium_lb4_reverse_sk", MapType.LRU_HASH, 16, 8, sizes.sock_rev),
+        "reverse_sk6": MapSpec("cilium_lb6_reverse_sk", MapType.LRU_HASH, 32, 20, sizes.sock_rev),
+        "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC),
+        "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC),
+        "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
         "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1),
         "tunnels": MapSpec(
             "cilium_tunnel_map", MapType.HASH, TunnelKey.SIZE, TunnelValue.SIZE, 65536, hashed

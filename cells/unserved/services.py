@@ -13,9 +13,6 @@ class UnservedServices(UnservedSettings, frozen=True):
     kube_proxy_replacement: str = "false"
     """Of services, only those between pods are served: kube-proxy goes on."""
 
-    bpf_lb_sock: bool = False
-    """Services at the socket."""
-
     enable_nat46x64_gateway: bool = False
     """Translation between IPv4 and IPv6."""
 

@@ -1,0 +1,38 @@
+"""Services at the socket: who connects to one talks to a backend from the start.
+
+Edge:   programs attached to the root of the control groups, for every process of the node and its pods; they
+        read the maps of the services.
+Needs:  AgentConfig, DatapathSettings, Maps.   Gives: SocketLB.
+Why:    a connection is translated once, before there is a packet, and costs what a direct one costs. The links
+        are pinned: programs serve on while no agent runs, and another build replaces them one call to the next.
+
+Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-protection.
+"""
+
+from collections.abc import Iterable
+
+from cells.observe.metrics import Collector, Family, counter
+from cells.services.sockets.loader import SocketLB
+from cells.services.sockets.settings import SocketLBSettings
+from lifecycle import Member, config, invoke, module, provide
+
+__all__ = ["SocketLB", "SocketLBSettings", "cell"]
+
+
+def socket_metrics(sockets: SocketLB) -> Member[Collector]:
+    """What somebody took off, as a metric."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Programs at sockets that someone else took off or replaced."
+        return [counter("hive_socket_lb_faults_total", text, sockets.found)]
+
+    return Collector("socket-lb", collect)
+
+
+cell = module(
+    "socket-lb",
+    "Services at the socket",
+    config(SocketLBSettings),
+    provide(SocketLB, socket_metrics),
+    invoke(SocketLB),
+)

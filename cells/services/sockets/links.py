@@ -1,0 +1,173 @@
+"""The programs at sockets: loaded, linked to a control group, pinned.
+
+Needs: sock.o, the node's maps, a control group, a directory on bpffs.   Gives: SocketPrograms.
+
+A link holds one program at one hook. It is pinned, so it outlives the agent; another build replaces the program
+of the link, and no call on a socket goes without one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from cells.datapath import LoadedObject
+from cells.maps import (
+    BpfError,
+    LinkInfo,
+    Map,
+    attach_cgroup,
+    detach_link,
+    link_info,
+    open_link,
+    program_by_id,
+    program_info,
+    replace_pin,
+    replace_program,
+    unpin_unfinished,
+)
+from cells.services.sockets.cgroup import CgroupRoot
+
+HOOKS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "cil_sock4_connect": 10,
+        "cil_sock6_connect": 11,
+        "cil_sock4_post_bind": 12,
+        "cil_sock6_post_bind": 13,
+        "cil_sock4_sendmsg": 14,
+        "cil_sock6_sendmsg": 15,
+        "cil_sock4_recvmsg": 19,
+        "cil_sock6_recvmsg": 20,
+        "cil_sock4_getpeername": 29,
+        "cil_sock6_getpeername": 30,
+        "cil_sock_release": 34,
+    }
+)
+"""Programs and where they are attached, in numbers of enum bpf_attach_type."""
+
+
+class SocketPrograms:
+    """The links of this node. For one worker thread at a time; all raise BpfError and LoadError."""
+
+    def __init__(self, pins: Path, data: bytes, tables: Collection[Map]) -> None:
+        self._pins = pins
+        self._data = data
+        self._tables = {table.spec.name: table for table in tables}
+        self._links: dict[str, int] = {}
+
+    def attach(self, root: CgroupRoot) -> list[str]:
+        """Have every hook of the control group run our program; the names of those that did not.
+
+        What is attached as it should be is left alone.
+        """
+        self._pins.mkdir(mode=0o755, parents=True, exist_ok=True)
+        unpin_unfinished(self._pins, HOOKS)
+        with LoadedObject(self._data, "sock.o") as loaded:
+            loaded.use_maps({name: table.fd for name, table in self._tables.items()})
+            loaded.load()
+            loaded.expect(HOOKS)
+            fresh = loaded.programs()
+            group = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return [name for name in HOOKS if self._attach_one(name, fresh[name], group, root.id)]
+            finally:
+                os.close(group)
+
+    def missing(self, root: CgroupRoot) -> list[str]:
+        """Names of what somebody detached, unpinned or replaced since :meth:`attach`."""
+        return [name for name in HOOKS if not self._is_right(name, root)]
+
+    def close(self) -> None:
+        """Give up the descriptors; what is pinned runs on."""
+        for descriptor in self._links.values():
+            os.close(descriptor)
+        self._links.clear()
+
+    def _attach_one(self, name: str, program: int, group: int, group_id: int) -> bool:
+        """Whether there was anything to do."""
+        path = self._pins / name
+        link = self._links.pop(name, None)
+        if link is None:
+            link = _open(path)
+        info = None if link is None else link_info(link)
+        if link is not None and info is not None and info.cgroup == group_id:
+            self._links[name] = link
+            changed = not _runs(info, program, self._tables.values())
+            if changed:
+                replace_program(link, program)
+            if not _pinned(path, info.id):
+                replace_pin(link, path)
+                changed = True
+            return changed
+        if link is not None:
+            os.close(link)
+        link = self._links[name] = attach_cgroup(program, group, HOOKS[name])
+        replace_pin(link, path)
+        return True
+
+    def _is_right(self, name: str, root: CgroupRoot) -> bool:
+        link = self._links.get(name)
+        info = None if link is None else link_info(link)
+        if info is None or info.cgroup != root.id or not _pinned(self._pins / name, info.id):
+            return False
+        return _program_name(info) == name[:15]
+
+
+def detach_all(pins: Path) -> list[str]:
+    """Take off what an agent attached, and the pins; the names of what there was. Raises OSError."""
+    found = [name for name in HOOKS if (pins / name).exists()]
+    for name in found:
+        link = _open(pins / name)
+        if link is not None:
+            try:
+                detach_link(link)
+            finally:
+                os.close(link)
+        (pins / name).unlink(missing_ok=True)
+    return found
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return open_link(path)
+    except BpfError:  # nothing is pinned, or something else: it will be replaced
+        return None
+
+
+def _pinned(path: Path, number: int) -> bool:
+    link = _open(path)
+    if link is None:
+        return False
+    try:
+        info = link_info(link)
+        return info is not None and info.id == number
+    finally:
+        os.close(link)
+
+
+def _runs(info: LinkInfo, program: int, tables: Collection[Map]) -> bool:
+    """Whether the link has this very program on these very maps."""
+    try:
+        current = program_by_id(info.program)
+    except BpfError:
+        return False
+    try:
+        was, is_ = program_info(current), program_info(program)
+    finally:
+        os.close(current)
+    known = {table.id for table in tables}  # each load has maps of its own for constants
+    return (was.tag, was.name, known & {*was.map_ids}) == (is_.tag, is_.name, known & {*is_.map_ids})
+
+
+def _program_name(info: LinkInfo) -> str:
+    try:
+        current = program_by_id(info.program)
+    except BpfError:
+        return ""
+    try:
+        return program_info(current).name
+    finally:
+        os.close(current)
