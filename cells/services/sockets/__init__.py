@@ -3,8 +3,8 @@
 Edge:   programs attached to the root of the control groups, for every process of the node and its pods; they
         read the maps of the services.
 Needs:  AgentConfig, DatapathSettings, Maps.   Gives: SocketLB.
-Why:    a connection is translated once, before there is a packet, and costs what a direct one costs. The links
-        are pinned: programs serve on while no agent runs, and another build replaces them one call to the next.
+Why:    a connection is translated once, before there is a packet, and costs what a direct one costs. The
+        links are pinned: programs serve on while no agent runs, and another build replaces them in place.
 
 Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-protection.
 """

@@ -2,8 +2,8 @@
 
 Needs: sock.o, the node's maps, a control group, a directory on bpffs.   Gives: SocketPrograms.
 
-A link holds one program at one hook. It is pinned, so it outlives the agent; another build replaces the program
-of the link, and no call on a socket goes without one.
+A link holds one program at one hook. It is pinned, so it outlives the agent; another build replaces the
+program of the link, and no call on a socket goes without one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""A node whose services are served at sockets, in a control group of its own; and what clients see of it.
+
+Needs: root, the fixtures ``in_node`` and ``cgroup``.   Gives: serving(), Client, Served.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from cells import config, maps
+from cells.datapath import DatapathSettings
+from cells.maps import IpcacheKey, IpcacheValue, Maps, ReverseSk, ReverseSkKey
+from cells.services import sockets
+from cells.services.sockets import SocketLB
+from lifecycle import Hive, invoke
+from lifecycle import config as settings_of
+from tests.kernel.datapath_services.services import Services
+from tests.support.cgroups import join
+
+SO_COOKIE = 57
+HOST, REMOTE_NODE = 1, 6
+SMALL = {
+    "bpf-ct-global-tcp-max": "1024",
+    "bpf-ct-global-any-max": "1024",
+    "bpf-nat-global-max": "1024",
+    "bpf-sock-rev-map-max": "1024",
+    "policy-map-pool": "1",
+}
+PINS = Path("/sys/fs/bpf/cilium/socketlb/links/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The parts of a started hive that tests use."""
+
+    sockets: SocketLB
+    maps: Maps
+    services: Services
+
+    def remembered(self, client: socket.socket, backend: str, port: int) -> ReverseSk | None:
+        """What the socket asked for when it was sent to the backend."""
+        key = ReverseSkKey(cookie_of(client), ip_address(backend), port)
+        table = self.maps.reverse_sk4 if key.ip.version == 4 else self.maps.reverse_sk6
+        value = table.lookup(key.pack())
+        return None if value is None else ReverseSk.unpack(value)
+
+    def backends_of(self, client: socket.socket) -> set[tuple[str, int]]:
+        """Where the socket was sent to."""
+        cookie = cookie_of(client)
+        keys = [
+            ReverseSkKey.unpack(key)
+            for table in (self.maps.reverse_sk4, self.maps.reverse_sk6)
+            for key, _ in table.items()
+        ]
+        return {(str(key.ip), key.port) for key in keys if key.cookie == cookie}
+
+    def belongs_to(self, ip: str, identity: int) -> None:
+        """Whose address that is."""
+        self.maps.ipcache.update(
+            IpcacheKey.host(ip_address(ip)).pack(), IpcacheValue(identity=identity).pack()
+        )
+
+
+@asynccontextmanager
+async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
+    """A node that serves what is in its maps to this process and its children."""
+    join(group)
+
+    def use(used: SocketLB, tables: Maps) -> None: ...
+
+    hive = Hive(
+        config.cell,
+        maps.cell,
+        settings_of(DatapathSettings),
+        sockets.cell,
+        invoke(use),
+        settings=SMALL
+        | {"bpf-lb-sock": "true", "cgroup-root": str(group)}
+        | {name.replace("_", "-"): value for name, value in settings.items()},
+    )
+    async with hive.started():
+        tables = hive.get(Maps)
+        yield Served(hive.get(SocketLB), tables, Services({table.spec.name: table for table in tables.all()}))
+
+
+def cookie_of(client: socket.socket) -> int:
+    """The kernel's number of a socket."""
+    (cookie,) = struct.unpack("=Q", client.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))
+    return int(cookie)

@@ -1,0 +1,239 @@
+"""What processes see that connect to services: the service, whoever answers."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from cells.services.model import BackendState, ServiceFlag
+from hive.syscalls import set_loopback_up
+from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
+from tests.kernel.sockets.place import HOST, REMOTE_NODE, serving
+from tests.support.cgroups import cgroup
+from tests.support.namespaces import Namespaces, in_node, inside, new_netns
+
+__all__ = ["cgroup", "in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
+TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
+NODE = "192.0.2.1"
+
+CLIENTS = {
+    "IPv4": (V4, VIP, V4, "127.0.0.1"),
+    "IPv6": (V6, VIP6, V6, "::1"),
+    "IPv4 in IPv6": (V6, f"::ffff:{VIP}", V4, "127.0.0.1"),
+}
+
+
+def a_pod() -> Namespaces:
+    """A network namespace with nothing but its loopback device."""
+    pod = new_netns()
+    with inside(pod):
+        set_loopback_up()
+    return pod
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_tcp_client_talks_to_a_backend_and_sees_the_service(
+    in_node: None, cgroup: Path, client: str
+) -> None:
+    family, vip, backend_family, backend = CLIENTS[client]
+    async with serving(cgroup) as node:
+        with socket.socket(backend_family, TCP) as server, socket.socket(family, TCP) as caller:
+            server.bind((backend, TARGET))
+            server.listen()
+            node.services.serve(vip.removeprefix("::ffff:"), [Backend(1, backend)], protocol=6)
+            caller.settimeout(5)
+            caller.connect((vip, PORT))
+            served, address = server.accept()
+            with served:
+                served.sendall(b"hello")
+            assert caller.recv(16) == b"hello"
+            assert caller.getpeername()[:2] == (vip, PORT)
+            assert address[0] == backend
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_udp_client_gets_answers_from_the_service(
+    in_node: None, cgroup: Path, client: str, connected: bool
+) -> None:
+    family, vip, backend_family, backend = CLIENTS[client]
+    async with serving(cgroup) as node:
+        with socket.socket(backend_family, UDP) as server, socket.socket(family, UDP) as caller:
+            server.bind((backend, TARGET))
+            node.services.serve(vip.removeprefix("::ffff:"), [Backend(1, backend)], protocol=17)
+            server.settimeout(5)
+            caller.settimeout(5)
+            if connected:
+                caller.connect((vip, PORT))
+                caller.send(b"question")
+                assert caller.getpeername()[:2] == (vip, PORT)
+            else:
+                caller.sendto(b"question", (vip, PORT))
+            question, asker = server.recvfrom(64)
+            server.sendto(b"answer", asker)
+            answer, sender = caller.recvfrom(64)
+            assert (question, answer) == (b"question", b"answer")
+            assert sender[:2] == (vip, PORT)
+
+
+@pytest.mark.parametrize("kind", [TCP, UDP])
+async def test_a_service_without_backends_is_no_route_to_a_host(
+    in_node: None, cgroup: Path, kind: int
+) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, [])
+        with socket.socket(V4, kind) as caller, pytest.raises(OSError, match="No route") as failed:
+            caller.connect((VIP, PORT))
+        assert failed.value.errno == errno.EHOSTUNREACH
+
+
+async def test_what_is_no_service_is_left_alone(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, [Backend(1, "127.0.0.1")], protocol=6)
+        with socket.socket(V4, UDP) as caller:
+            caller.connect(("127.0.0.1", PORT))
+            assert node.backends_of(caller) == set()
+            caller.connect(("127.0.0.1", TARGET))
+            assert caller.getpeername() == ("127.0.0.1", TARGET)
+
+
+async def test_pods_are_served_unless_only_the_host_is(in_node: None, cgroup: Path) -> None:
+    pod = a_pod()
+    for host_only, reached in (("false", {("127.0.0.1", TARGET)}), ("true", set())):
+        async with serving(cgroup, bpf_lb_sock_hostns_only=host_only) as node:
+            node.services.serve(VIP, [Backend(1, "127.0.0.1")])
+            with inside(pod):
+                caller = socket.socket(V4, UDP)
+            with caller, socket.socket(V4, UDP) as own:
+                try:
+                    caller.connect((VIP, PORT))
+                except OSError as error:
+                    assert (host_only, error.errno) == ("true", errno.ENETUNREACH)  # noqa: PT017
+                own.connect((VIP, PORT))
+                assert node.backends_of(caller) == reached
+                assert node.backends_of(own) == {("127.0.0.1", TARGET)}
+
+
+async def test_a_namespace_stays_with_its_backend(in_node: None, cgroup: Path) -> None:
+    backends = [Backend(number, f"127.0.0.{number}") for number in range(1, 9)]
+    flags = ServiceFlag.ROUTABLE | ServiceFlag.AFFINITY
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, backends, flags=flags, timeout=100)
+
+        def reached() -> set[tuple[str, int]]:
+            with socket.socket(V4, UDP) as caller:
+                caller.connect((VIP, PORT))
+                return node.backends_of(caller)
+
+        first = reached()
+        assert all(reached() == first for _ in range(20))
+        node.services.age_clients(101)
+        ((address, _),) = reached()
+        node.services.part(1, next(each for each in backends if each.ip == address))
+        others = set()
+        for _ in range(20):
+            node.services.age_clients(101)
+            others |= reached()
+        assert len(others) > 1
+
+
+async def test_a_port_of_the_node_is_reached_by_every_address_of_a_node(in_node: None, cgroup: Path) -> None:
+    flags = ServiceFlag.NODE_PORT
+    async with serving(cgroup) as node:
+        node.services.serve("0.0.0.0", [Backend(1, "127.0.0.9")], port=30080, flags=flags)
+        node.belongs_to(NODE, HOST)
+        node.belongs_to("192.0.2.2", REMOTE_NODE)
+        for target, is_node in (
+            ("127.0.0.1", True),
+            ("127.5.5.5", True),
+            (NODE, True),
+            ("192.0.2.2", True),
+            ("127.0.0.1:30081", False),
+        ):
+            ip, _, port = target.partition(":")
+            with socket.socket(V4, UDP) as caller:
+                caller.bind(("127.0.0.1", 0))
+                try:
+                    caller.connect((ip, int(port or 30080)))
+                except OSError as error:
+                    assert error.errno in {errno.ENETUNREACH, errno.EINVAL}  # noqa: PT017
+                assert bool(node.backends_of(caller)) == is_node, target
+
+
+async def test_the_loopback_of_a_pod_is_no_address_of_the_node(in_node: None, cgroup: Path) -> None:
+    pod = a_pod()
+    async with serving(cgroup) as node:
+        node.services.serve("0.0.0.0", [Backend(1, "127.0.0.9")], port=30080, flags=ServiceFlag.NODE_PORT)
+        with inside(pod):
+            caller = socket.socket(V4, UDP)
+        with caller:
+            caller.connect(("127.0.0.1", 30080))
+            assert node.backends_of(caller) == set()
+
+
+async def test_nobody_takes_the_port_of_a_service_on_the_node(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve("0.0.0.0", [], port=30080, flags=ServiceFlag.NODE_PORT, protocol=6)
+        node.services.serve("127.0.0.7", [], port=99, number=2, flags=ServiceFlag.LOAD_BALANCER)
+        for address in (("127.0.0.1", 30080), ("127.0.0.7", 99)):
+            with socket.socket(V4, TCP) as server, pytest.raises(OSError, match="in use"):
+                server.bind(address)
+        with socket.socket(V4, UDP) as server:
+            server.bind(("127.0.0.1", 30080))  # another protocol
+        with socket.socket(V4, TCP) as server:
+            server.bind(("127.0.0.1", 30081))
+    async with serving(cgroup, node_port_bind_protection="false"):
+        with socket.socket(V4, TCP) as server:
+            server.bind(("127.0.0.1", 30080))
+
+
+async def test_an_address_from_outside_is_served_where_it_lives(in_node: None, cgroup: Path) -> None:
+    flags = ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE
+    async with serving(cgroup) as node:
+        node.services.serve("203.0.113.9", [Backend(1, "127.0.0.1")], flags=flags)
+        with socket.socket(V4, UDP) as caller:
+            with pytest.raises(PermissionError):
+                caller.connect(("203.0.113.9", PORT))
+            node.belongs_to("203.0.113.9", HOST)
+            caller.connect(("203.0.113.9", PORT))
+
+
+async def test_a_socket_that_ended_is_forgotten(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, [Backend(1, "127.0.0.1")])
+        caller = socket.socket(V4, UDP)
+        caller.connect((VIP, PORT))
+        assert len(list(node.maps.reverse_sk4.items())) == 1
+        caller.close()
+        assert list(node.maps.reverse_sk4.items()) == []
+
+
+async def test_a_peer_is_named_by_its_own_address_once_the_service_is_gone(
+    in_node: None, cgroup: Path
+) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, [Backend(1, "127.0.0.1")])
+        with socket.socket(V4, UDP) as caller:
+            caller.connect((VIP, PORT))
+            assert caller.getpeername() == (VIP, PORT)
+            node.services.serve(VIP, [], number=2)
+            assert caller.getpeername() == ("127.0.0.1", TARGET)
+            assert node.backends_of(caller) == set()
+
+
+async def test_a_backend_that_ends_gets_no_new_clients(in_node: None, cgroup: Path) -> None:
+    ends = Backend(1, "127.0.0.1", state=BackendState.TERMINATING)
+    async with serving(cgroup) as node:
+        node.services.serve(VIP, [ends, Backend(2, "127.0.0.2")])
+        reached = set()
+        for _ in range(20):
+            with socket.socket(V4, UDP) as caller:
+                caller.connect((VIP, PORT))
+                reached |= node.backends_of(caller)
+        assert reached == {("127.0.0.2", TARGET)}

@@ -1,0 +1,45 @@
+"""A control group for one test: programs attached to it see the test's processes, and nobody else's.
+
+Needs: root, cgroup v2 mounted anywhere.   Gives: the fixture ``cgroup``, join().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+
+
+def unified() -> Path:
+    """Where cgroup v2 is mounted, beside version 1 too."""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            return Path(place.split(" ")[4])
+    pytest.fail("no cgroup v2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """An empty control group; it goes once its processes have ended."""
+    group = unified() / f"hive-test-{os.getpid()}-{os.urandom(4).hex()}"
+    group.mkdir()
+    yield group
+
+    def removed() -> bool:
+        for each in sorted(group.rglob("*"), reverse=True):
+            if each.is_dir():
+                each.rmdir()
+        group.rmdir()
+        return True
+
+    eventually(removed)
+
+
+def join(group: Path) -> None:
+    """Move this process into the control group: the sockets it makes from now on belong there."""
+    (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
