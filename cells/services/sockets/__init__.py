@@ -12,11 +12,12 @@ Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-prot
 from collections.abc import Iterable
 
 from cells.observe.metrics import Collector, Family, counter
+from cells.services.sockets.kernel import KernelSocketHooks, SocketHooks
 from cells.services.sockets.loader import SocketLB
 from cells.services.sockets.settings import SocketLBSettings
 from lifecycle import Member, config, invoke, module, provide
 
-__all__ = ["SocketLB", "SocketLBSettings", "cell"]
+__all__ = ["SocketHooks", "SocketLB", "SocketLBSettings", "cell"]
 
 
 def socket_metrics(sockets: SocketLB) -> Member[Collector]:
@@ -33,6 +34,6 @@ cell = module(
     "socket-lb",
     "Services at the socket",
     config(SocketLBSettings),
-    provide(SocketLB, socket_metrics),
+    provide(SocketLB, KernelSocketHooks.provided, socket_metrics),
     invoke(SocketLB),
 )

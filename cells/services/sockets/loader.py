@@ -1,6 +1,6 @@
 """Keeps the programs of socket load balancing attached, or takes them off.
 
-Needs: SocketLBSettings, DatapathSettings, AgentConfig, Maps, Jobs.   Gives: SocketLB.
+Needs: SocketLBSettings, DatapathSettings, SocketHooks, Jobs.   Gives: SocketLB.
 """
 
 from __future__ import annotations
@@ -11,18 +11,10 @@ from typing import Final
 
 from anyio import CapacityLimiter, to_thread
 
-from cells.config import AgentConfig
-from cells.config.kernel import version_of
-from cells.datapath import PACKAGED_OBJECTS, DatapathSettings, LoadError, read_object
-from cells.maps import (
-    SOCK_BIND_PROTECTION,
-    SOCK_HOST_ONLY,
-    SOCK_TRUSTS_EXTERNAL_IP,
-    Maps,
-    SockConfig,
-)
-from cells.services.sockets.cgroup import CgroupRoot, find_root
-from cells.services.sockets.links import SocketPrograms, detach_all
+from cells.config import version_of
+from cells.datapath import DatapathSettings, LoadError
+from cells.maps import SOCK_BIND_PROTECTION, SOCK_HOST_ONLY, SOCK_TRUSTS_EXTERNAL_IP, SockConfig
+from cells.services.sockets.kernel import SocketHooks
 from cells.services.sockets.settings import DEFAULT_CGROUP_ROOT, SocketLBSettings
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, UsageError, seconds
 
@@ -30,7 +22,6 @@ INTERVAL: Final = seconds(30)
 OLDEST: Final = (5, 18)
 """bpf_set_retval, by which who connects to a service without backends is told so."""
 _SO_NETNS_COOKIE: Final = 71  # asm-generic/socket.h, Linux 5.14
-_INDEX: Final = bytes(4)
 
 
 class SocketLB:
@@ -43,8 +34,7 @@ class SocketLB:
         self,
         settings: SocketLBSettings,
         datapath: DatapathSettings,
-        agent: AgentConfig,
-        maps: Maps,
+        hooks: SocketHooks,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -59,33 +49,31 @@ class SocketLB:
         """Programs that somebody took off or replaced, so far."""
         self._settings = settings
         self._node_ports = datapath.node_port_range
-        self._pins = agent.programs_dir / "socketlb" / "links" / "cgroup"
-        self._maps = maps
+        self._hooks = hooks
         self._health = health.child("programs")
         self._log = log
         self._one = CapacityLimiter(1)
-        self._root: CgroupRoot | None = None
-        self._programs: SocketPrograms | None = None
+        self._attached = False
         lifecycle.append(Hook("attach to sockets", self._start, self._stop))
         if self.enabled:
             self._timer = jobs.timer("compare programs at sockets", self.compare, INTERVAL)
 
     async def compare(self) -> None:
         """Look at what is attached, and attach what is not as it should be. Raises HiveError, OSError."""
-        if self._programs is None or self._root is None:
+        if not self._attached:
             await self._attach()
             return
-        self._configure()
-        missing = await to_thread.run_sync(self._programs.missing, self._root, limiter=self._one)
-        if missing:
+        self._hooks.configure(self._config())
+        if missing := await to_thread.run_sync(self._hooks.missing, limiter=self._one):
             self.found += len(missing)
             self._health.degraded(f"taken off: {', '.join(missing)}")
             await self._attach()
-            self._log.warning("programs at sockets were taken off, attached again", programs=missing)
+            text = "programs at sockets were taken off, attached again"
+            self._log.warning(text, programs=", ".join(missing))
 
     async def _start(self) -> None:
         if not self.enabled:
-            if taken := await to_thread.run_sync(detach_all, self._pins, limiter=self._one):
+            if taken := await to_thread.run_sync(self._hooks.take_off, limiter=self._one):
                 self._log.info("services are no longer served at sockets", programs=len(taken))
             return
         check_kernel(os.uname().release)
@@ -98,42 +86,31 @@ class SocketLB:
             self._timer.trigger()
 
     async def _stop(self) -> None:
-        if self._programs is not None:
-            self._programs.close()  # what is pinned serves on
-            self._programs = None
+        self._hooks.close()
+        self._attached = False
 
     async def _attach(self) -> None:
+        asked = self._settings.cgroup_root
         try:
-            self._configure()
-            changed = await to_thread.run_sync(self._put_on, limiter=self._one)
+            self._hooks.configure(self._config())
+            root, changed = await to_thread.run_sync(
+                self._hooks.attach, asked or DEFAULT_CGROUP_ROOT, limiter=self._one
+            )
         except (OSError, HiveError) as error:
             self._health.degraded(str(error))
             raise
-        root = self._root
-        assert root is not None  # noqa: S101  (set by _put_on)
+        self._attached = True
         if changed:
             self._log.info("services are served at sockets", cgroup=str(root.path), attached=len(changed))
-        if not root.is_whole and self._settings.cgroup_root is None:
-            text = (
-                f"only processes below {root.path} reach services at their sockets: it is not the first"
-                " control group; run hive mount-cgroup in the node's own namespaces"
-            )
-            self._log.warning(text)
-            self._health.degraded(text)
-        else:
+        if root.is_whole or asked is not None:
             self._health.ok(f"attached to {root.path}")
-
-    def _put_on(self) -> list[str]:
-        self._root = find_root(self._settings.cgroup_root or DEFAULT_CGROUP_ROOT)
-        if self._programs is None:
-            data = read_object(PACKAGED_OBJECTS / "sock.o")
-            self._programs = SocketPrograms(self._pins, data, self._maps.all())
-        return self._programs.attach(self._root)
-
-    def _configure(self) -> None:
-        wanted = self._config().pack()
-        if self._maps.sock.lookup(_INDEX) != wanted:
-            self._maps.sock.update(_INDEX, wanted)
+            return
+        text = (
+            f"only processes below {root.path} reach services at their sockets: it is not the first control"
+            " group; run hive mount-cgroup in the node's own namespaces"
+        )
+        self._log.warning(text)
+        self._health.degraded(text)
 
     def _config(self) -> SockConfig:
         settings = self._settings

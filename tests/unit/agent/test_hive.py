@@ -34,6 +34,7 @@ from cells.node.local_addresses import LxcMap
 from cells.node.netlink import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
+from cells.services.sockets import SocketHooks
 from cells.tunnel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
@@ -97,6 +98,10 @@ async def no_routes(name: str) -> list[TunnelRoute]:
     return []
 
 
+def nothing() -> None:
+    """Nor descriptors to give up."""
+
+
 def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
     """Everything of the agent that touches a kernel, replaced."""
     eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
@@ -115,6 +120,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
         replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
         replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig, endpoints=dict)),
+        replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Router}),
     ]

@@ -1,0 +1,88 @@
+"""The hooks of sockets in the kernel.
+
+Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks and the real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from cells.config import AgentConfig
+from cells.datapath import PACKAGED_OBJECTS, read_object
+from cells.maps import Maps, SockConfig
+from cells.services.sockets.cgroup import CgroupRoot, find_root
+from cells.services.sockets.links import SocketPrograms, detach_all
+
+_INDEX: Final = bytes(4)
+
+
+class SocketHooks(Protocol):
+    """Where the programs at sockets are attached. All but configure() is for one worker thread at a time.
+
+    All raise OSError and HiveError.
+    """
+
+    def configure(self, config: SockConfig) -> None:
+        """Tell the programs about the node."""
+        ...
+
+    def attach(self, cgroup_root: Path) -> tuple[CgroupRoot, list[str]]:
+        """Attach to a control group, mounted there if need be; names of those that were not attached."""
+        ...
+
+    def missing(self) -> list[str]:
+        """Names of what somebody took off since then."""
+        ...
+
+    def take_off(self) -> list[str]:
+        """Leave no program of ours attached; the names of those that were."""
+        ...
+
+    def close(self) -> None:
+        """Give up descriptors: what is attached serves on."""
+        ...
+
+
+class KernelSocketHooks:
+    """The real ones."""
+
+    def __init__(self, agent: AgentConfig, maps: Maps) -> None:
+        self._agent = agent
+        self._maps = maps
+        self._programs: SocketPrograms | None = None
+        self._root: CgroupRoot | None = None
+
+    @staticmethod
+    def provided(agent: AgentConfig, maps: Maps) -> SocketHooks:
+        """Those of this node."""
+        return KernelSocketHooks(agent, maps)
+
+    def configure(self, config: SockConfig) -> None:
+        wanted = config.pack()
+        if self._maps.sock.lookup(_INDEX) != wanted:
+            self._maps.sock.update(_INDEX, wanted)
+
+    def attach(self, cgroup_root: Path) -> tuple[CgroupRoot, list[str]]:
+        self._root = find_root(cgroup_root)
+        if self._programs is None:
+            data = read_object(PACKAGED_OBJECTS / "sock.o")
+            self._programs = SocketPrograms(self._pins, data, self._maps.all())
+        return self._root, self._programs.attach(self._root)
+
+    def missing(self) -> list[str]:
+        if self._programs is None or self._root is None:
+            return []
+        return self._programs.missing(self._root)
+
+    def take_off(self) -> list[str]:
+        return detach_all(self._pins)
+
+    def close(self) -> None:
+        if self._programs is not None:
+            self._programs.close()
+            self._programs = None
+
+    @property
+    def _pins(self) -> Path:
+        return self._agent.programs_dir / "socketlb" / "links" / "cgroup"
