@@ -1,6 +1,7 @@
 """Security identities: a number for each set of labels, by which the datapath knows whose packets are whose.
 
 Controller: label sets in, the table ``identities`` out.
+        This node's own are kept in local_allocator_state.json.
 Needs:  AgentConfig, IdentitySettings.
 Gives:  Identities, Table[Identity], IdentityAllocator, LabelFilter; the reserved numbers, and labels.
 Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: ClusterAllocator.
@@ -15,6 +16,7 @@ from cells.cluster.identity.allocator import (
     NodeAllocator,
     NoIdentityError,
 )
+from cells.cluster.identity.checkpoint import Checkpoint
 from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
 from cells.cluster.identity.identities import Identities, Identity, identity_table
 from cells.cluster.identity.labels import (
@@ -46,7 +48,7 @@ from cells.cluster.identity.settings import IdentitySettings, configured_filter
 from cells.cluster.identity.well_known import well_known_identities
 from cells.config import AgentConfig
 from cells.observe.metrics import Collector, Family
-from lifecycle import Member, Table, config, module, provide
+from lifecycle import Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 
 __all__ = [
     "CLUSTER",
@@ -92,6 +94,22 @@ def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[Identity
     return identity_table(well_known_identities(agent.cluster_name, settings.k8s_namespace))
 
 
+def known_identities(
+    table: Table[Identity],
+    cluster: IdentityAllocator,
+    keep: LabelFilter,
+    agent: AgentConfig,
+    *,
+    lifecycle: Lifecycle,
+    jobs: Jobs,
+    log: Logger,
+) -> Identities:
+    """The identities of this node; its own have their former numbers."""
+    found = Identities(table, cluster, keep)
+    Checkpoint(found, agent.state, lifecycle=lifecycle, jobs=jobs, log=log)
+    return found
+
+
 def allocator(cluster: ClusterAllocator | None) -> IdentityAllocator:
     """Pods' identities: the cluster's, or by the count of this node."""
     return cluster or NodeAllocator(CLUSTER)
@@ -112,5 +130,5 @@ cell = module(
     "identity",
     "Numbers for sets of labels",
     config(IdentitySettings),
-    provide(identities, allocator, configured_filter, Identities, identity_metrics),
+    provide(identities, allocator, configured_filter, known_identities, identity_metrics),
 )

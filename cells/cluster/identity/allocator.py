@@ -4,6 +4,7 @@ For:    Identities. Needs: nothing. Gives: IdentityAllocator, NodeAllocator, NoI
 Source: Cilium 1.17, identity allocation (CRD and kvstore modes answer later, from all nodes' numbers).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Protocol
 
 from lifecycle import Named
@@ -64,18 +65,33 @@ class NodeAllocator:
         self._taken: set[int] = set()
         self._held: set[int] = set()
         self._next = numbers.start
+        self._restored: dict[Labels, int] = {}
+        """Numbers of a former agent that nobody has asked for yet: only their labels get them."""
+        self._reserved: set[int] = set()
+        """These numbers."""
 
     def allocate_now(self, labels: Labels, former: int = 0) -> int:
         """The former number if it is one of ours and free, else the next that is."""
-        del labels
-        number = former
-        if number not in self._numbers or number in self._taken:
+        restored = self._restored.pop(labels, 0)
+        self._reserved.discard(restored)
+        number = restored or former
+        if number not in self._numbers or number in self._taken or number in self._reserved:
             number = self._free_number()
         elif number >= self._next:
             self._next = number + 1
         self._held.discard(number)
         self._taken.add(number)
         return number
+
+    def restore(self, numbers: Mapping[Labels, int]) -> None:
+        """These labels had these numbers: they get them again, and nobody else does."""
+        self._restored = {labels: number for labels, number in numbers.items() if number in self._numbers}
+        self._reserved = set(self._restored.values())
+        self._next = max(self._next, max(self._reserved, default=0) + 1)
+
+    def restored(self) -> Mapping[Labels, int]:
+        """Those that nobody has asked for yet."""
+        return self._restored
 
     async def allocate(self, labels: Labels, former: int = 0) -> int:
         """The same."""
@@ -101,10 +117,10 @@ class NodeAllocator:
 
     def _free_number(self) -> int:
         first, last = self._numbers.start, self._numbers.stop - 1
-        for _ in range(len(self._taken) + len(self._held) + 1):
+        for _ in range(len(self._taken) + len(self._held) + len(self._reserved) + 1):
             if self._next > last:
                 self._next = first
             number, self._next = self._next, self._next + 1
-            if number not in self._taken and number not in self._held:
+            if number not in self._taken and number not in self._held and number not in self._reserved:
                 return number
         raise NoIdentityError(f"no free identity between {first} and {last}")

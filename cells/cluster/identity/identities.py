@@ -69,9 +69,10 @@ class Identities:
         self.table = table
         self.filter = keep or DEFAULT_FILTER
         """Which labels make identities."""
+        self._local = NodeAllocator(LOCAL)
         self._allocators: Mapping[Scope, IdentityAllocator] = {
             Scope.CLUSTER: cluster,
-            Scope.LOCAL: NodeAllocator(LOCAL),
+            Scope.LOCAL: self._local,
             Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
         }
         self._references: Counter[int] = Counter()
@@ -126,6 +127,22 @@ class Identities:
                     allocator.hold(number)
                 else:
                     self._drop(number)
+
+    # This node's own, over a restart
+
+    def restore_local(self, numbers: Mapping[Labels, int]) -> None:
+        """These labels had these numbers of this node's own: they keep them; no others get them."""
+        self._local.restore(numbers)
+
+    def forget_restored(self) -> None:
+        """Whoever had a number before has asked by now: the rest of restore_local()'s are free."""
+        self._local.restore({})
+
+    def local(self) -> list[Identity]:
+        """This node's own identities, and those restored that nobody has asked for yet; by number."""
+        found = {number: Identity(number, labels) for labels, number in self._local.restored().items()}
+        found |= {one.id: one for one in self.table.all() if scope_of(one.id) is Scope.LOCAL}
+        return sorted(found.values(), key=lambda one: one.id)
 
     # What the cluster knows
 

@@ -22,7 +22,7 @@ class IdentitySettings(Settings, frozen=True):
     """JSON file of such rules, instead of the default ones."""
 
     enable_well_known_identities: bool = False
-    """Give the cluster's DNS servers and Cilium's pods identities that are the same everywhere: 100 to 115."""
+    """Give the cluster's DNS servers and Cilium's pods fixed identities, 100 to 115."""
 
     k8s_namespace: str = ""
     """Namespace of Cilium's own pods, for well-known identities."""

@@ -1,10 +1,11 @@
 """How the ipcache cell is put together.
 
-Needs: Maps.   Gives: cell.
+Needs: Maps, Identities, where they are restored.   Gives: cell.
 """
 
 from typing import Final
 
+from cells.cluster.identity import Identities
 from cells.cluster.ipcache.entry import IpcacheEntry
 from cells.cluster.ipcache.ipcache import Ipcache
 from cells.cluster.ipcache.kernel import KernelIpcache
@@ -59,6 +60,22 @@ def ipcache(
     return Ipcache(table, rows, sweep.trigger)
 
 
+def release_restored(table: Table[IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
+    """Numbers of this node's own that nobody has asked for once all claims are known are free."""
+    if identities is None:
+        return
+    known = identities
+
+    async def release() -> None:
+        await table.wait_initialized()
+        known.forget_restored()
+
+    jobs.one_shot("release-restored-identities", release)
+
+
 cell = module(
-    "ipcache", "Whose every prefix is", provide(ipcache_table, ipcache_map, ipcache), invoke(Ipcache)
+    "ipcache",
+    "Whose every prefix is",
+    provide(ipcache_table, ipcache_map, ipcache),
+    invoke(Ipcache, release_restored),
 )

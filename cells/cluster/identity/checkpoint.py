@@ -1,0 +1,107 @@
+"""This node's own identities, kept over a restart: prefixes and names have the numbers they had before.
+
+Reconciler: the table ``identities`` in, local_allocator_state.json out.
+Why:    packets are still judged by these numbers, so nobody else may get one before all claims are known.
+For:    the identity cell. Needs: Identities. Gives: read_checkpoint(), write_checkpoint(), Checkpoint.
+Source: Cilium 1.17, the local identity allocator's checkpoint, whose form this is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cells.cluster.identity.allocator import Labels
+from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.identity.labels import Label, parse, texts
+from cells.cluster.identity.numbers import Scope, scope_for, scope_of
+from lifecycle import Change, Hook, Jobs, Lifecycle, Logger
+from lifecycle.settings import read_regular
+
+FILE: Final = "local_allocator_state.json"
+DEBOUNCE: Final = 1.0
+"""Seconds within which changes are written together."""
+
+
+class _Label(msgspec.Struct):
+    key: str
+    value: str = ""
+    source: str = ""
+
+
+class _Identity(msgspec.Struct):
+    id: int
+    labels: dict[str, _Label]
+
+
+_DECODER: Final = msgspec.json.Decoder(list[_Identity])
+
+
+def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
+    """The numbers of labels that an agent wrote; what cannot be read is logged, and left out."""
+    try:
+        found = _DECODER.decode(read_regular(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        log.warning("numbers of local identities are given anew", path=str(path), error=str(error))
+        return {}
+    numbers: dict[Labels, int] = {}
+    for one in found:
+        labels = texts(Label(label.source, label.key, label.value) for label in one.labels.values())
+        if scope_of(one.id) is Scope.LOCAL is scope_for(labels):
+            numbers[labels] = one.id
+    return numbers
+
+
+def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
+    """Write them, whole or not at all. Raises OSError."""
+    told = [
+        _Identity(
+            one.id,
+            {label.key: _Label(label.key, label.value, label.source) for label in map(parse, one.labels)},
+        )
+        for one in identities
+    ]
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(told))
+    fresh.replace(path)
+
+
+class Checkpoint:
+    """Restores numbers when its hook runs, and writes them whenever they change."""
+
+    def __init__(
+        self, identities: Identities, folder: Path, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger
+    ) -> None:
+        self._identities = identities
+        self._path = folder / FILE
+        self._log = log
+        self._written: dict[int, Identity] = {}
+        lifecycle.append(Hook("restore local identities", self._restore, self._write))
+        self._soon = jobs.timer("checkpoint", self._write, math.inf, debounce=DEBOUNCE).trigger
+        jobs.observe("local identities", identities.table.changes, self._look)
+
+    async def _restore(self) -> None:
+        restored = read_checkpoint(self._path, self._log)
+        self._identities.restore_local(restored)
+        if restored:
+            self._log.info("Restored local identities", identities=len(restored))
+
+    async def _look(self, changes: list[Change[Identity]]) -> None:
+        if any(scope_of(int(str(change.key))) is Scope.LOCAL for change in changes):
+            self._soon()
+
+    async def _write(self) -> None:
+        """Write those in use, and those that may yet be asked for. Raises OSError: it is tried again."""
+        wanted = {one.id: one for one in self._identities.local()}
+        if wanted != self._written:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self._path, wanted.values())
+            self._written = wanted
