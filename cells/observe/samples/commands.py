@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from cells.observe.metrics import Family, Histogram
 from cells.observe.samples.quantiles import pretty, quantiles
-from cells.observe.samples.samples import INTERVAL, KEPT, Sampler, Samples, Series, labels_text
+from cells.observe.samples.samples import INTERVAL, KEPT, Sampler, Samples, Series, labels_of, labels_text
 from lifecycle import Member
 from lifecycle.admin import Arguments, Command, CommandError, Commands, Flag, State
 
@@ -99,7 +99,7 @@ def _current(families: Sequence[Family], matches: re.Pattern[str], form: str) ->
         for values, value in family.series.items()
         if matches.search(family.name + labels_text(family, values))
     ]
-    found.sort(key=lambda one: (one[0].name, one[1]))
+    found.sort(key=lambda one: (one[0].name, labels_text(*one[:2])))
     if form == "table":
         rows = [
             (family.name, labels_text(family, values), _value(family.name, value))
@@ -109,7 +109,7 @@ def _current(families: Sequence[Family], matches: re.Pattern[str], form: str) ->
     return _document(
         [
             {
-                "labels": dict(zip(family.labels, values, strict=True)),
+                "labels": labels_of(family, values),
                 "name": family.name,
                 "value": quantiles(value.bounds, value.counts)[1] if isinstance(value, Histogram) else value,
             }

@@ -106,8 +106,13 @@ class Samples:
 
 
 def labels_text(family: Family, values: Sequence[str]) -> str:
-    """The labels of a series as the shell shows them, and as patterns match them."""
-    return " ".join(f"{name}={value}" for name, value in zip(family.labels, values, strict=True))
+    """The labels of a series as the shell shows them, and as patterns match them: by name, as Prometheus has them."""
+    return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
+
+
+def labels_of(family: Family, values: Sequence[str]) -> dict[str, str]:
+    """The labels of a series, sorted by name."""
+    return dict(sorted(zip(family.labels, values, strict=True)))
 
 
 class Sampler:

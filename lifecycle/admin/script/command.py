@@ -101,7 +101,7 @@ class State:
     def path(self, name: str) -> Path:
         """The file of that name. Raises CommandError where there are no files, or it is outside."""
         if self.directory is None:
-            raise CommandError(f"{name}: files are for scripts; here is no directory for them")
+            raise CommandError(f"{name}: files are for scripts; in a shell, take what is printed")
         path = (self.directory / name).resolve()
         if not path.is_relative_to(self.directory.resolve()):
             raise CommandError(f"{name}: expected a file inside the script's directory")

@@ -106,6 +106,8 @@ class Engine:
 
     async def _run(self, state: State, line: Line) -> None:
         name, *words = (expand(word, state.variables) for word in line.words)
+        if name in self.commands and _asks_for_help(words):
+            name, words = "help", [name]
         command = self.commands.get(name)
         if command is None:  # a mistake of the script, whatever is expected of the line
             raise CommandError(f"{name}: no such command{near(name, self.commands)}")
@@ -132,6 +134,11 @@ class Engine:
 
 
 _LOOK_BACK = frozenset({"cmp", "grep", "stderr", "stdout"})
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    before = words[: words.index("--")] if "--" in words else words
+    return not {"-h", "-help", "--help"}.isdisjoint(before)
 
 
 def _told(name: str, line: Line, error: CommandError, state: State) -> str:

@@ -46,6 +46,7 @@ class Mill:
             counter("mill_sacks_total", "Sacks.", {"rye": self.sacks, "oat": 2 * self.sacks}, "grain"),
             gauge("mill_hidden", "Not told to Prometheus.", self.sacks, on=False),
             histogram("mill_took_seconds", "How long one takes.", self.took),
+            gauge("mill_wheels", "Declared in another order.", {("south", "big"): 1.0}, "side kind"),
             gauge("cilium_event_ts", "Says nothing by its course.", 1.0),
         ]
 
@@ -91,7 +92,7 @@ async def test_documents_and_the_page_are_well_formed(tmp_path: Path) -> None:
         return Commands(Command("keep", "Keep what was printed", keep, "name"))
 
     script.write_text(
-        "hive/start\nmill/grind 0.15\nsleep 6m\nmetrics -format=json mill_\nkeep now\n"
+        "hive/start\nmill/grind 0.15\nsleep 6m\nmetrics -format=json mill_[st]\nkeep now\n"
         "metrics -s -format=json mill_\nkeep samples\nmetrics/html\nkeep page\n"
     )
     await run_script(script, *CELLS, provide(keeper), virtual_time=True)
