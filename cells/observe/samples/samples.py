@@ -106,7 +106,7 @@ class Samples:
 
 
 def labels_text(family: Family, values: Sequence[str]) -> str:
-    """The labels of a series as the shell shows them, and as patterns match them: by name, as Prometheus has them."""
+    """The labels of a series as the shell shows them, and as patterns match them, sorted by name."""
     return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
 
 
