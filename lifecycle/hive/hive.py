@@ -296,6 +296,7 @@ class Hive:
         self.shutdown.listen(self._on_shutdown)
         # a task of its own, so that no cancel scope around the caller reaches it
         self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
+        self._supervision.add_done_callback(lambda _: supervisor.abandon())
         try:
             with awaiting(supervisor.pending):
                 await supervisor.first.settled.wait()
@@ -500,7 +501,8 @@ class Hive:
             self.left_behind = [str(node) for node in supervisor.left]
             if not supervisor.left:
                 await asyncio.wait({self._supervision})
-                self._supervision.result()
+                if not self._supervision.cancelled():
+                    self._supervision.result()
 
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
         errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]

@@ -4,8 +4,8 @@ Needs:  the hooks with what each waits for.
 Gives:  Supervisor.
 
 A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
-enters its context, waits, and leaves it. All tasks live in one group inside a shielded scope, in a task of
-their own: whatever is cancelled outside, every stop body runs.
+enters its context, waits, and leaves it. No task is inside a scope of whoever starts the hive: whatever is
+cancelled outside, every stop body runs.
 
 Every stop is bounded: a hook past its deadline is cancelled, one that runs on all the same (a worker thread
 cannot be cancelled) is named, left behind, and what it uses is stopped; the whole has a budget.
@@ -13,11 +13,11 @@ cannot be cancelled) is named, left behind, and what it uses is stopped; the who
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import anyio
-import anyio.abc
 
 from lifecycle.errors import HookTimeoutError, as_failure, thrown_away
 from lifecycle.hooks.events import Events, HookEvent, HookStep
@@ -64,7 +64,8 @@ class Supervisor:
         self._budget: asyncio.TimerHandle | None = None
         self._out_of_time = False
         self._alive = dict.fromkeys(nodes)
-        self._group: anyio.abc.TaskGroup
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[object] | None = None
         self.failures: list[HookFailure] = []
         """In the order they happened, whatever the phase."""
         self.first = Wave(nodes, self.failures)
@@ -80,19 +81,24 @@ class Supervisor:
 
         Lasts longer than `over` when hooks are left behind. Someone who cancels its task stops the hooks.
         """
+        self._task = asyncio.current_task()
         try:
-            with anyio.CancelScope(shield=True):
-                async with anyio.create_task_group() as self._group:
-                    self._begin(self.first)
-                    while not self.over.is_set():
-                        try:
-                            await self.over.wait()
-                        except asyncio.CancelledError:  # the loop is torn down, as asyncio.run() does it
-                            self.stop()
-        finally:  # whatever happens, nobody waits for ever
-            self.stopping = True
-            self.over.set()
-            self.first.settled.set()
+            self._begin(self.first)
+            while not self.over.is_set():
+                try:
+                    await self.over.wait()
+                except asyncio.CancelledError:  # the loop is torn down, as asyncio.run() does it
+                    self.stop()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Whatever happened, nobody waits for ever: also where run() was cancelled before it had begun."""
+        self.stopping = True
+        self.over.set()
+        self.first.settled.set()
 
     def start_more(self, nodes: Sequence[HookNode]) -> Wave:
         """Start hooks beside those that run. When one fails, those that started with it are stopped."""
@@ -134,12 +140,14 @@ class Supervisor:
         for node in wave.nodes:
             if node.unstarted_needs == 0 or self.stopping:
                 node.ready.set()
-            self._group.start_soon(self._live, node, name=str(node))
+            node.task = task = asyncio.create_task(self._live(node), name=str(node))
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._ended, node))
 
     async def _live(self, node: HookNode) -> None:
         """The life of a hook, whatever its body does."""
-        node.task = task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # it is one
+        task = node.task
+        assert task is not None  # noqa: S101  # this one
         node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
         # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
         # a cancellation that comes a moment too late from skipping the stop.
@@ -163,6 +171,16 @@ class Supervisor:
         if not node.gone.is_set():
             self._gone(node, State.DONE)
 
+    def _ended(self, node: HookNode, task: asyncio.Task[None]) -> None:
+        """Its task is over: also one that was cancelled before it began, or left its scopes in disorder."""
+        self._tasks.discard(task)
+        if node.gone.is_set():
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not (node.ending and task.cancelled()):
+            self._fail(node, as_failure(error, str(node)))
+        self._gone(node, State.DONE)
+
     async def _enter_and_leave(self, node: HookNode) -> None:
         self._time(node, node.limits[0], self._overdue)
         try:
@@ -170,7 +188,7 @@ class Supervisor:
                 node.deadline.cancel()
                 node.scope.shield = True
                 self._started(node)
-                await node.leave.wait()
+                await self._asked_to_leave(node)
                 node.state = State.STOPPING
                 node.began = time.perf_counter()
                 self._tell(node, "stopping")
@@ -180,6 +198,17 @@ class Supervisor:
             self._stopped(node)
         finally:
             node.deadline.cancel()
+
+    async def _asked_to_leave(self, node: HookNode) -> None:
+        """Until its users are over. A loop that is torn down cancels all tasks at once: not so the order."""
+        while not node.leave.is_set():
+            try:
+                await node.leave.wait()
+            except asyncio.CancelledError:
+                torn_down = self._task is not None and self._task.cancelling()
+                if node.scope.cancel_called or not torn_down or node.task is None:
+                    raise
+                node.task.uncancel()
 
     def _started(self, node: HookNode) -> None:
         node.state = State.STARTED

@@ -278,14 +278,60 @@ async def test_whoever_cancels_the_task_of_the_hooks_stops_them_in_order() -> No
     assert daemon.stopped == ["above", "middle", "below"]
 
 
-def test_a_loop_that_is_torn_down_stops_every_hook() -> None:
-    """asyncio.run() cancels all there is when its coroutine returns; the hive was started and left alone."""
+@pytest.mark.parametrize("turns", range(9))
+def test_a_loop_that_is_torn_down_at_any_moment_stops_what_has_started_in_order(turns: int) -> None:
+    """asyncio.run() cancels all there is when its coroutine returns, while a hive starts or runs."""
+    started, daemon = list[str](), Daemon()
+
+    @asynccontextmanager
+    async def middle() -> Any:
+        started.append("middle")
+        yield
+        daemon.stopped.append("middle")
+
+    async def main() -> None:
+        task = asyncio.create_task(daemon.hive(middle).start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert turns < 8 or task.done()
+
+    asyncio.run(main())
+    assert daemon.stopped in (["above", "middle", "below"], ["middle", "below"], ["below"], [])
+    assert ("middle" in daemon.stopped) == bool(started)
+    assert turns < 8 or len(daemon.stopped) == 3
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_an_exit_in_a_task_that_a_hook_has_made_ends_the_loop_with_every_hook_stopped_in_order(
+    end: BaseException,
+) -> None:
+    daemon = Daemon()
+
+    async def leave() -> None:
+        raise end
+
+    @asynccontextmanager
+    async def middle() -> Any:
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave)
+            yield
+
+    with pytest.raises(type(end)):
+        asyncio.run(daemon.hive(middle).run())
+    assert daemon.stopped == ["above", "below"]
+
+
+async def test_a_start_that_leaves_a_scope_open_is_told_by_name_and_holds_up_nobody() -> None:
     daemon = Daemon()
 
     @asynccontextmanager
     async def middle() -> Any:
+        anyio.CancelScope().__enter__()
         yield
         daemon.stopped.append("middle")
 
-    asyncio.run(daemon.hive(middle).start())
-    assert set(daemon.stopped) == {"above", "below"}
+    hive = daemon.hive(middle)
+    with anyio.fail_after(3), pytest.raises(StopError, match=r"hook 'middle' .* failed to stop: RuntimeError"):
+        async with hive.started():
+            pass
+    assert (daemon.stopped, hive.left_behind) == (["above", "middle", "below"], [])
