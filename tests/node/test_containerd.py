@@ -38,6 +38,7 @@ def runtime(lab: Lab) -> Iterator[Containerd]:
 @contextmanager
 def containerd(lab: Lab) -> Iterator[Containerd]:
     with RuntimePlace(lab, "containerd") as place, Containerd(place) as made:
+        made.wait_for_network()
         yield made
 
 

@@ -6,7 +6,7 @@ Needs: Debian's containerd and runc, grpcio, a RuntimePlace.   Gives: Containerd
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,7 +37,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
   sandbox_image = "{image}"
   disable_tcp_service = true
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
     conf_dir = "{networks}"
@@ -45,10 +45,17 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 
 class Containerd:
-    """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; pods left over go at the end."""
+    """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; pods left over go at the end.
 
-    def __init__(self, place: RuntimePlace) -> None:
+    ``images`` are archives that are imported, beside that of sandboxes.
+    """
+
+    def __init__(
+        self, place: RuntimePlace, *, images: Sequence[Path] = (), snapshotter: str = "native"
+    ) -> None:
         self._place = place
+        self._images = images
+        self._snapshotter = snapshotter
         self._socket = place.folder / "containerd.sock"
         proto = str(Path(__file__).with_name("cri.proto").relative_to(Path.cwd()))
         self._messages, self._services = grpc.protos_and_services(proto)
@@ -58,7 +65,13 @@ class Containerd:
         place = self._place
         config = place.folder / "config.toml"
         config.write_text(
-            CONFIG.format(folder=place.folder, plugins=place.plugins, networks=place.networks, image=IMAGE)
+            CONFIG.format(
+                folder=place.folder,
+                plugins=place.plugins,
+                networks=place.networks,
+                image=IMAGE,
+                snapshotter=self._snapshotter,
+            )
         )
         self._daemon = place.start(["containerd", "--config", str(config)])
         self._channel = grpc.insecure_channel(f"unix://{self._socket}")
@@ -66,9 +79,9 @@ class Containerd:
             grpc.channel_ready_future(self._channel).result(timeout=20)
             self._runtime = self._services.RuntimeServiceStub(self._channel)
             address = ["-a", str(self._socket), "-n", "k8s.io"]
-            importing = ["ctr", *address, "images", "import", "--snapshotter", "native"]
-            place.told(place.start([*importing, str(pause_image(place.folder))]))
-            eventually(self.network_ready, within=20)
+            importing = ["ctr", *address, "images", "import", "--snapshotter", self._snapshotter]
+            for image in (pause_image(place.folder), *self._images):
+                place.told(place.start([*importing, str(image)]))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -84,6 +97,10 @@ class Containerd:
             with self._daemon:
                 self._daemon.terminate()
 
+    def wait_for_network(self) -> None:
+        """Return once containerd has found the network configuration that an agent wrote."""
+        eventually(self.network_ready, within=20)
+
     def network_ready(self) -> bool:
         """Whether containerd has found a network configuration."""
         status = self._runtime.Status(self._messages.StatusRequest(), timeout=PATIENCE).status
@@ -94,27 +111,59 @@ class Containerd:
     ) -> list[str]:
         """Bring pod sandboxes up, all at once, as the kubelet would; their ids in order."""
         message = self._messages
-        requests = []
-        for name in names:
-            uid = uid_of(name)
-            config = message.PodSandboxConfig(
-                metadata=message.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
-                hostname=name,
-                log_directory=str(self._place.folder / "logs" / f"{namespace}_{name}_{uid}"),
-                labels={
-                    "app": name.partition("-")[0],
-                    "io.kubernetes.pod.name": name,
-                    "io.kubernetes.pod.namespace": namespace,
-                    "io.kubernetes.pod.uid": uid,
-                },
-                annotations={"kubernetes.io/config.source": "api", **(annotations or {})},
-                linux=message.LinuxPodSandboxConfig(cgroup_parent=self._place.cgroup),
-            )
-            requests.append(message.RunPodSandboxRequest(config=config))
+        requests = [
+            message.RunPodSandboxRequest(config=self.sandbox(name, namespace, annotations)) for name in names
+        ]
         answers = self._all(self._runtime.RunPodSandbox, requests)
         sandboxes = [str(answer.pod_sandbox_id) for answer in answers]
         self._sandboxes += sandboxes
         return sandboxes
+
+    def sandbox(
+        self,
+        name: str,
+        namespace: str = "default",
+        annotations: Mapping[str, str] | None = None,
+        *,
+        host_network: bool = False,
+        privileged: bool = False,
+    ) -> Any:
+        """What the kubelet asks a sandbox by (``PodSandboxConfig``)."""
+        message = self._messages
+        uid = uid_of(name)
+        network = message.NamespaceOption(network=2 if host_network else 0, pid=1)
+        security = message.LinuxSandboxSecurityContext(namespace_options=network, privileged=privileged)
+        return message.PodSandboxConfig(
+            metadata=message.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
+            hostname="" if host_network else name,
+            log_directory=str(self._place.folder / "logs" / f"{namespace}_{name}_{uid}"),
+            labels={
+                "app": name.partition("-")[0],
+                "io.kubernetes.pod.name": name,
+                "io.kubernetes.pod.namespace": namespace,
+                "io.kubernetes.pod.uid": uid,
+            },
+            annotations={"kubernetes.io/config.source": "api", **(annotations or {})},
+            linux=message.LinuxPodSandboxConfig(cgroup_parent=self._place.cgroup, security_context=security),
+        )
+
+    def run_sandbox(self, config: Any) -> str:
+        """Bring one sandbox up; its id."""
+        (answer,) = self._all(
+            self._runtime.RunPodSandbox, [self._messages.RunPodSandboxRequest(config=config)]
+        )
+        sandbox = str(answer.pod_sandbox_id)
+        self._sandboxes.append(sandbox)
+        return sandbox
+
+    def call(self, operation: str, /, **fields: Any) -> Any:
+        """Any other operation of the CRI, such as ``StartContainer``, with the fields of its request."""
+        request = self.message(f"{operation}Request", **fields)
+        return getattr(self._runtime, operation)(request, timeout=PATIENCE)
+
+    def message(self, name: str, /, **fields: Any) -> Any:
+        """A message of the CRI."""
+        return getattr(self._messages, name)(**fields)
 
     def remove(self, *sandboxes: str) -> None:
         """Stop sandboxes, all at once, and remove them."""

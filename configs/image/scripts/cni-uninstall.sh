@@ -1,4 +1,6 @@
-#!/bin/sh
+#!/usr/bin/python3 -I
 # Before the agent's container stops: our CNI configuration off the node, if cni-uninstall says so.
 # Takes HOST_PREFIX and CILIUM_CUSTOM_CNI_CONF.
-exec hive cni uninstall
+import os
+
+os.execvp("hive", ["hive", "cni", "uninstall"])

@@ -1,9 +1,14 @@
-#!/bin/sh
+#!/usr/bin/python3 -I
 # Init container clean-cilium-state: does nothing unless it is told to.
-set -e
-if [ "${CILIUM_BPF_STATE}" = "true" ] || [ "${CLEAN_CILIUM_BPF_STATE}" = "true" ]; then
-	hive cleanup --force --bpf-state
-fi
-if [ "${CILIUM_ALL_STATE}" = "true" ] || [ "${CLEAN_CILIUM_STATE}" = "true" ]; then
-	hive cleanup --force --all-state
-fi
+import os
+import sys
+
+ASKED = {
+    "--bpf-state": ("CILIUM_BPF_STATE", "CLEAN_CILIUM_BPF_STATE"),
+    "--all-state": ("CILIUM_ALL_STATE", "CLEAN_CILIUM_STATE"),
+}
+for option, names in ASKED.items():
+    if "true" in map(os.environ.get, names):
+        code = os.spawnlp(os.P_WAIT, "hive", "hive", "cleanup", "--force", option)
+        if code:
+            sys.exit(code)

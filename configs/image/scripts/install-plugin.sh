@@ -1,4 +1,6 @@
-#!/bin/sh
+#!/usr/bin/python3 -I
 # Init container install-cni-binaries: the plugin onto the node. Takes HOST_PREFIX, CNI_DIR,
 # OVERWRITE_CILIUM and OVERWRITE_LOOPBACK.
-exec hive cni install
+import os
+
+os.execvp("hive", ["hive", "cni", "install"])

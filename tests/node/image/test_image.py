@@ -1,162 +1,192 @@
-"""The DaemonSet's pod on a node, under runc, from the image: all init containers, the agent, its hooks."""
+"""The chart's pods on a bare node, from the image alone, under containerd, with a stand-in API server."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hive import syscalls
 from hive.lab import pods
 from hive.lab.node import Lab
 from hive.lab.probe import ping
-from tests.support.oci import PodRunner
+from tests.support import chart
+from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.containerd import Containerd
+from tests.support.kubelet import Kubelet, KubePod
+from tests.support.runtime_place import RuntimePlace
 from tests.support.waiting import eventually
+from tests.unit.kubernetes.cluster import pod
 
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
-MANIFESTS = Path(__file__).resolve().parents[3] / "configs" / "manifests"
-
-
-def manifest(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((MANIFESTS / name).read_text())
-    return found
+NODE = "node1"
+VALUES = {
+    "operator": {"replicas": 1},
+    "ipam": {"operator": {"clusterPoolIPv4PodCIDRList": ["10.77.0.0/16"]}},
+    "k8sClientRateLimit": {"operator": {"qps": 100, "burst": 100}},
+}
 
 
 def make_bare() -> None:
-    """As before anyone prepared it: no bpffs, an empty sysctl.d, and a /sys that passes mounts on."""
+    """As before anyone prepared it: no bpffs, an empty sysctl.d, and mounts that are passed on."""
     syscalls.mount("tmpfs", "/etc/sysctl.d", "tmpfs")
     syscalls.unmount("/sys/fs/bpf", syscalls.MNT_DETACH)
-    syscalls.mount("none", "/sys", flags=syscalls.MS_SHARED)
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SHARED)
 
 
-class DaemonPod:
-    """The pod's containers by name, and where the node keeps what they mount."""
-
-    def __init__(self, node: Lab, rootfs: Path, folder: Path, first_process: int) -> None:
-        spec = manifest("daemonset.yaml")["spec"]["template"]["spec"]
-        self.init = [one["name"] for one in spec["initContainers"]]
-        self._containers = {one["name"]: one for one in [*spec["initContainers"], *spec["containers"]]}
-        self.plugins = folder / "opt-cni-bin"
-        config_map, tmp = folder / "config-map", folder / "tmp"
-        node.cni_conf.parent.mkdir(exist_ok=True)
-        for directory in (self.plugins, config_map, tmp):
-            directory.mkdir()
-        for key, value in manifest("configmap.yaml")["data"].items():
-            (config_map / key).write_text(value)
-        self.settings = tmp / "cilium" / "config-map"
-        self._config_map = config_map
-        host_paths = {
-            "/var/run/cilium": "/run/cilium",
-            "/opt/cni/bin": str(self.plugins),
-            "/etc/cni/net.d": str(node.cni_conf.parent),
-            "/proc": str(folder / "hostproc"),
-        }
-        # The first process the container sees under /hostproc is the node's, not this machine's.
-        (folder / "hostproc" / "1").mkdir(parents=True)
-        self._namespaces = node.open()
-        self._namespaces.run(
-            syscalls.mount, f"/proc/{first_process}", folder / "hostproc" / "1", "", syscalls.MS_BIND
-        )
-        self._runner = PodRunner(
-            folder,
-            rootfs,
-            self._namespaces,
-            spec,
-            host_paths,
-            {"config-map": str(config_map), "tmp": str(tmp)},
-        )
-
-    def set(self, key: str, value: str) -> None:
-        """Change the ConfigMap."""
-        (self._config_map / key).write_text(value)
-
-    def run(self, name: str, **env: str) -> str:
-        """Run a container that must succeed; what it printed."""
-        code, output = self._runner.run(self._containers[name], {"K8S_NODE_NAME": "n1", **env})
-        assert code == 0, f"{name}: {output}"
-        return output
-
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """A container that runs for a block."""
-        process = self._runner.start(self._containers[name], {"K8S_NODE_NAME": "n1"})
-        try:
-            yield
-        finally:
-            self._runner.remove(self._containers[name])
-            output, _ = process.communicate(timeout=20)
-            print(output.decode())  # noqa: T201  # pytest shows it when the test fails
-
-    def exec(self, name: str, *command: str) -> str:
-        """Run a command in a running container; it must succeed."""
-        code, output = self._runner.exec(self._containers[name], command)
-        assert code == 0, output
-        return output
-
-    def close(self) -> None:
-        self._namespaces.close()
+@contextmanager
+def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
+    """A stand-in in the node; the variables that tell pods where it is, its CA beside the account's token."""
+    objects = folder / "objects.yaml"
+    known = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}},
+        pod("first", NODE),
+        pod("second", NODE),
+    ]
+    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in known))
+    command = [sys.executable, "-m", "tests.support.apiserver", "--objects", str(objects)]
+    with lab.open() as node:
+        process = node.popen(command, stdout=subprocess.PIPE, cwd=Path.cwd())
+    try:
+        assert process.stdout is not None
+        url, _, ca = process.stdout.readline().decode().split()
+        account = folder / "account"
+        account.mkdir()
+        (account / "token").write_text(ADMIN_TOKEN)
+        (account / "ca.crt").write_text(Path(ca.partition("=")[2]).read_text())
+        (account / "namespace").write_text("kube-system")
+        yield {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": url.rpartition(":")[2]}
+    finally:
+        process.terminate()
+        process.wait(20)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @pytest.fixture
-def daemon_pod(node: Lab, rootfs: Path, tmp_path: Path) -> Iterator[DaemonPod]:
-    """The pod on a node that nobody has prepared."""
-    with node.open() as namespaces:
+def kubelet(node: Lab, image: Path, tmp_path: Path) -> Iterator[Kubelet]:
+    """Of a node that nobody has prepared."""
+    with node.open() as namespaces, RuntimePlace(node, "containerd") as place:
         namespaces.run(make_bare)
         first = namespaces.start(lambda stop: stop.wait(300))
-        made = DaemonPod(node, rootfs, tmp_path, first.pid)
+        # The first process that containers see under /hostproc is the node's, not this machine's.
+        hostproc, plugins = tmp_path / "hostproc", tmp_path / "opt-cni-bin"
+        (hostproc / "1").mkdir(parents=True)
+        plugins.mkdir()
+        namespaces.run(syscalls.mount, f"/proc/{first.pid}", hostproc / "1", "", syscalls.MS_BIND)
+        node.cni_conf.parent.mkdir(exist_ok=True)
+        paths = {
+            "/var/run/cilium": Path("/run/cilium"),
+            "/opt/cni/bin": plugins,
+            "/etc/cni/net.d": node.cni_conf.parent,
+            "/proc": hostproc,
+        }
         try:
-            yield made
+            with (
+                api_server(node, tmp_path) as env,
+                Containerd(place, images=[image], snapshotter="overlayfs") as runtime,
+            ):
+                yield Kubelet(runtime, tmp_path, NODE, env, tmp_path / "account", paths)
         finally:
-            made.close()
             first.kill()
 
 
-def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, daemon_pod: DaemonPod) -> None:
+def deployed(kubelet: Kubelet) -> tuple[KubePod, KubePod]:
+    """The agent's pod and the operator's, as the chart renders them."""
+    objects: dict[str, Any] = chart.objects(VALUES)
+    kubelet.config_maps["cilium-config"] = dict(objects["ConfigMap/cilium-config"]["data"])
+    agent = kubelet.pod("cilium-x", objects["DaemonSet/cilium"]["spec"]["template"])
+    return agent, kubelet.pod("cilium-operator-x", objects["Deployment/cilium-operator"]["spec"]["template"])
+
+
+def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) -> None:
+    agent, operator = deployed(kubelet)
+    plugins = kubelet.host_paths["/opt/cni/bin"]
     with node.open() as namespaces:
-        assert "wrote" in daemon_pod.run("config")
-        assert (daemon_pod.settings / "cni-exclusive").read_text() == "true"
-        assert "mounted cgroup v2 on /run/cilium/cgroupv2" in daemon_pod.run("mount-cgroup")
+        settings = kubelet.folder / "volumes" / "cilium-x" / "tmp" / "cilium" / "config-map"
+        assert "wrote" in agent.run("config")
+        assert (settings / "cni-exclusive").read_text() == "true"
+        assert "mounted cgroup v2 on /run/cilium/cgroupv2" in agent.run("mount-cgroup")
         assert namespaces.run(os.path.ismount, "/run/cilium/cgroupv2")
-        assert "sysctl config created" in daemon_pod.run("apply-sysctl-overwrites")
+        assert "sysctl config created" in agent.run("apply-sysctl-overwrites")
         assert namespaces.run(os.listdir, "/etc/sysctl.d") == ["99-zzz-override_cilium.conf"]
-        assert "mounted bpffs on /sys/fs/bpf" in daemon_pod.run("mount-bpf-fs")
+        assert "mounted bpffs on /sys/fs/bpf" in agent.run("mount-bpf-fs")
         assert namespaces.run(syscalls.filesystem_type, "/sys/fs/bpf") == syscalls.BPF_FS_MAGIC
-        assert daemon_pod.run("clean-cilium-state") == ""
-        assert "Wrote /host/opt/cni/bin/cilium-cni" in daemon_pod.run("install-cni-binaries")
-        assert (daemon_pod.plugins / "cilium-cni").read_bytes() == pods.PLUGIN.read_bytes()
+        assert agent.run("clean-cilium-state") == ""
+        assert "Wrote /host/opt/cni/bin/cilium-cni" in agent.run("install-cni-binaries")
+        assert (plugins / "cilium-cni").read_bytes() == pods.PLUGIN.read_bytes()
 
         (node.cni_conf.parent / "10-other.conflist").write_text("{}")
-        with daemon_pod.running("cilium-agent"):
+        with operator.running("cilium-operator"), agent.running("cilium-agent"):
             eventually(node.cni_conf.exists, within=30)
+            assert "this operator" in operator.exec("cilium-operator", "hive", "operator", "status")
             eventually((node.cni_conf.parent / "10-other.conflist.cilium_bak").exists)
             first, second = pods.add(node, "first"), pods.add(node, "second")
-            with node.open_pod("first") as pod:
-                assert pod.run(ping, second.ipv4, 3) != []
-            assert "endpoint" in daemon_pod.exec("cilium-agent", "hive", "endpoint", "list").lower()
+            assert first.ipv4.startswith("10.77.0."), "a range that the operator gave the node"
+            with node.open_pod("first") as inside:
+                assert inside.run(ping, second.ipv4, 3) != []
+            assert "endpoint" in agent.exec("cilium-agent", "hive", "endpoint", "list").lower()
             pods.delete(node, "second")
 
-            assert "disabled" in daemon_pod.exec("cilium-agent", "/cni-uninstall.sh")
+            assert "disabled" in agent.exec("cilium-agent", "/cni-uninstall.sh")
             assert node.cni_conf.exists()
 
         # A container that is gone left a network that works, and one that comes back finds it.
-        with node.open_pod("first") as pod:
-            assert pod.run(ping, first.gateway, 3) != []
-        daemon_pod.set("cni-uninstall", "true")
-        daemon_pod.run("config")
-        with daemon_pod.running("cilium-agent"):
+        with node.open_pod("first") as inside:
+            assert inside.run(ping, first.gateway, 3) != []
+        kubelet.config_maps["cilium-config"]["cni-uninstall"] = "true"
+        agent.run("config")
+        with agent.running("cilium-agent"):
             listing = ("hive", "endpoint", "list", "-o", "json")
-            eventually(lambda: '"first"' in daemon_pod.exec("cilium-agent", *listing), within=30)
+            eventually(lambda: '"first"' in agent.exec("cilium-agent", *listing), within=30)
             pods.delete(node, "first")
-            assert "Removed" in daemon_pod.exec("cilium-agent", "/cni-uninstall.sh")
+            assert "Removed" in agent.exec("cilium-agent", "/cni-uninstall.sh")
             assert not node.cni_conf.exists()
 
-        output = daemon_pod.run("clean-cilium-state", CILIUM_ALL_STATE="true")
+        output = agent.run("clean-cilium-state", CILIUM_ALL_STATE="true")
         assert "removed cilium_host" in output
         assert not namespaces.run(os.path.exists, "/sys/fs/bpf/cilium")
         assert namespaces.run(os.listdir, "/sys/fs/bpf/tc/globals") == []
+
+
+def files_of(image: Path) -> Iterator[tarfile.TarInfo]:
+    """Every file of every layer."""
+    with tarfile.open(image) as archive:
+        index = json.load(_blob(archive, "index.json"))
+        manifest = json.load(_blob(archive, _path(index["manifests"][0])))
+        for layer in manifest["layers"]:
+            with tarfile.open(fileobj=_blob(archive, _path(layer)), mode="r:gz") as content:
+                yield from content
+
+
+def _path(descriptor: dict[str, Any]) -> str:
+    return "blobs/" + str(descriptor["digest"]).replace(":", "/")
+
+
+def _blob(archive: tarfile.TarFile, name: str) -> Any:
+    return archive.extractfile(name)
+
+
+def test_the_image_is_small_has_no_shell_and_belongs_to_root(image: Path) -> None:
+    names = set()
+    for entry in files_of(image):
+        assert (entry.uid, entry.gid) == (0, 0), entry.name
+        assert not entry.mode & 0o6000, entry.name
+        names.add(entry.name)
+    assert image.stat().st_size < 40e6
+    assert {
+        "usr/bin/hive",
+        "usr/share/sbom/hive-agent.spdx.json",
+        "etc/ssl/certs/ca-certificates.crt",
+    } <= names
+    assert not {name for name in names if name.endswith(("/sh", "/bash", "/dash", "/busybox"))}
