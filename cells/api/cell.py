@@ -130,10 +130,11 @@ def api(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API: whoever can connect can free or take no address of an endpoint not restored yet.
+    """The node's API. Its socket appears only after what follows, so no client can come before it:
 
-    No plugin can queue a deletion any more that nobody would read, and the datapath knows the node's own
-    addresses, so that the first pod reaches them. What needs the running daemon waits at the gate.
+    restored endpoints have claimed their addresses, plugins can no longer queue a deletion that nobody would
+    read, and the datapath knows the node's own addresses, so that the first pod reaches them. Requests that
+    need the running daemon wait at the gate.
     """
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 

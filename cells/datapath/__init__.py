@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import TUNNEL_LINK, Datapath, read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
-from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, Telling
+from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.datapath.watchdog import DatapathWatchdog
 from cells.observe import metrics
 from lifecycle import Member, config, invoke, module, provide
@@ -28,7 +28,7 @@ __all__ = [
     "DatapathWatchdog",
     "LoadError",
     "LoadedObject",
-    "Telling",
+    "MonitorNotifications",
     "cell",
     "read_object",
 ]

@@ -28,8 +28,16 @@ from cells.datapath.generation import (
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, Place, at, pod_link
 from cells.datapath.selfcheck import self_check
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, Telling
-from cells.maps import ENDPOINT_GUARDED, BpfError, EndpointConfig, Map, Maps, NodeConfig, map_by_id
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
+from cells.maps import (
+    ENDPOINT_REQUIRE_EGRESS_PROG,
+    BpfError,
+    EndpointConfig,
+    Map,
+    Maps,
+    NodeConfig,
+    map_by_id,
+)
 from cells.node.netlink import HostLinks, LinkPrograms, NetlinkError
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
@@ -83,7 +91,7 @@ class Datapath:
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None
         self._node: NodeConfig | None = None
-        self.telling = settings.telling
+        self.notifications = settings.notifications
         """What the programs tell of packets; tell() changes it."""
         lifecycle.append(Hook("load the datapath", self._start, self._stop))
 
@@ -102,13 +110,13 @@ class Datapath:
         """Kernel ids of all programs by name, attached ones and those they jump to."""
         return self._started().programs
 
-    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
+    def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         """Have the programs see what a pod sends, through the host's end of its link; again is harmless.
 
-        ``guarded``: and what comes to it by that link, which on our own links is seen before. Raises
+        ``egress_prog``: and what comes to it by that link, which on our own links is seen before. Raises
         NetlinkError.
         """
-        self._attach(ifindex, pod_link(guarded=guarded))
+        self._attach(ifindex, pod_link(egress_prog=egress_prog))
 
     def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
         """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
@@ -136,9 +144,9 @@ class Datapath:
         """Whether the device has what :meth:`attach_device` attaches. NetlinkError."""
         return self._has(ifindex, self._expected(Place.NATIVE_DEVICE))
 
-    def endpoint_programs(self, *, guarded: bool = False) -> LinkPrograms:
+    def endpoint_programs(self, *, egress_prog: bool = False) -> LinkPrograms:
         """Kernel ids of what :meth:`attach_endpoint` attaches."""
-        return self._expected(pod_link(guarded=guarded))
+        return self._expected(pod_link(egress_prog=egress_prog))
 
     def serves_host(self, ifindex_host: int, ifindex_net: int) -> bool:
         """Whether cilium_host and cilium_net have what :meth:`attach_host` attaches. NetlinkError."""
@@ -160,18 +168,20 @@ class Datapath:
         return None if value is None or not any(value) else NodeConfig.unpack(value)
 
     def _row(self, node: NodeConfig) -> bytes:
-        told = structs.replace(node, flags=self.telling.flags, aggregation=self.telling.aggregation)
+        told = structs.replace(
+            node, flags=self.notifications.flags, aggregation=self.notifications.aggregation
+        )
         return told.pack()
 
-    def tell(self, telling: Telling) -> None:
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the programs tell this of packets, from the next one on. Raises BpfError, nothing changed."""
-        before, self.telling = self.telling, telling
+        before, self.notifications = self.notifications, notifications
         if self._node is None:
             return
         try:
             self.set_node(self._node)
         except BpfError:
-            self.telling = before
+            self.notifications = before
             raise
 
     async def repair(self) -> list[str]:
@@ -305,7 +315,7 @@ class Datapath:
             if pod is None or link.kind != "veth" or link.mac != pod.host_mac:  # a row may outlive its link
                 continue
             try:
-                self.attach_endpoint(link.ifindex, guarded=bool(pod.flags & ENDPOINT_GUARDED))
+                self.attach_endpoint(link.ifindex, egress_prog=bool(pod.flags & ENDPOINT_REQUIRE_EGRESS_PROG))
             except NetlinkError as error:
                 if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
                     raise

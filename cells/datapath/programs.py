@@ -19,7 +19,7 @@ class Place(Enum):
     """A kind of network device, seen from the host."""
 
     POD_LINK = "the host's end of a pod's link"
-    GUARDED_POD_LINK = "the host's end of a pod's link that another plugin made"
+    CHAINED_POD_LINK = "the host's end of a pod's link that another plugin made"
     HOST_LINK = "cilium_host"
     NET_LINK = "cilium_net"
     TUNNEL = "cilium_vxlan"
@@ -61,13 +61,13 @@ def _at(side: Side, *places: Place) -> tuple[AttachPoint, ...]:
 PROGRAMS: Final = (
     Program(
         *("hive_from_pod", 0, "cil_from_container"),
-        _at(Side.INGRESS, Place.POD_LINK, Place.GUARDED_POD_LINK),
+        _at(Side.INGRESS, Place.POD_LINK, Place.CHAINED_POD_LINK),
     ),
     Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, Place.HOST_LINK, Place.NET_LINK)),
     Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, Place.HOST_LINK)),
     Program("hive_from_device", 4, "cil_from_netdev", _at(Side.INGRESS, Place.NATIVE_DEVICE)),
     Program("hive_to_device", 5, "cil_to_netdev", _at(Side.EGRESS, Place.NATIVE_DEVICE)),
-    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.GUARDED_POD_LINK)),
+    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.CHAINED_POD_LINK)),
     Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, Place.TUNNEL)),
     Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, Place.TUNNEL)),
 )
@@ -86,6 +86,6 @@ def at(place: Place) -> tuple[str, str]:
     return ingress, egress
 
 
-def pod_link(*, guarded: bool) -> Place:
-    """Which kind a pod's link is. ``guarded``: what comes to it by the link is seen there, not before."""
-    return Place.GUARDED_POD_LINK if guarded else Place.POD_LINK
+def pod_link(*, egress_prog: bool) -> Place:
+    """Which kind a pod's link is. ``egress_prog``: what comes to it by the link is seen there, not before."""
+    return Place.CHAINED_POD_LINK if egress_prog else Place.POD_LINK

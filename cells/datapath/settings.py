@@ -1,6 +1,6 @@
 """Settings of the datapath.
 
-Needs: nothing.   Gives: DatapathSettings, Telling.
+Needs: nothing.   Gives: DatapathSettings, MonitorNotifications.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cells.maps import NODE_AUDITS_POLICY, NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
+from cells.maps import NODE_AUDITS_POLICY, NODE_NOTIFY_DROP, NODE_NOTIFY_POLICY_VERDICT, NODE_NOTIFY_TRACE
 from lifecycle import Duration, Formerly, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
@@ -20,7 +20,7 @@ _LAST_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class MonitorNotifications:
     """What the programs tell of packets, and whether policy is audited only.
 
     Flags of NodeConfig, and the level of aggregation, 0 to 4.
@@ -85,15 +85,15 @@ class DatapathSettings(Settings, frozen=True):
     """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
 
     @property
-    def telling(self) -> Telling:
+    def notifications(self) -> MonitorNotifications:
         """What the programs tell from the start on."""
         flags = (
-            NODE_TELLS_DROPS * self.bpf_events_drop_enabled
-            | NODE_TELLS_TRACES * self.bpf_events_trace_enabled
-            | NODE_TELLS_VERDICTS * self.bpf_events_policy_verdict_enabled
+            NODE_NOTIFY_DROP * self.bpf_events_drop_enabled
+            | NODE_NOTIFY_TRACE * self.bpf_events_trace_enabled
+            | NODE_NOTIFY_POLICY_VERDICT * self.bpf_events_policy_verdict_enabled
             | NODE_AUDITS_POLICY * self.policy_audit_mode
         )
-        return Telling(flags, AGGREGATION[self.monitor_aggregation.lower()])
+        return MonitorNotifications(flags, AGGREGATION[self.monitor_aggregation.lower()])
 
     def validate(self) -> None:
         """Refuse unknown levels, and lifetimes conntrack cannot keep; raises ValueError with one line."""

@@ -22,7 +22,7 @@ class UnservedAgent(UnservedSettings, frozen=True):
     """Routing of pods is never left to other plugins; see cni-chaining-mode for chains."""
 
     restore: bool = True
-    """Pods of before a restart live on."""
+    """Pods live on through a restart of the agent."""
 
     keep_config: bool = False
     """Each start reads its settings anew."""

@@ -40,10 +40,10 @@ class EndpointMaps(Protocol):
 class EndpointPrograms(Protocol):
     """The programs on an endpoint's link."""
 
-    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
+    def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         """Attach to the host side of the link, replacing what is there; raises OSError.
 
-        ``guarded``: to what it sends to the pod, too.
+        ``egress_prog``: to what it sends to the pod, too.
         """
         ...
 

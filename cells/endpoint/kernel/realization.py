@@ -63,7 +63,7 @@ class Realization:
         self._maps.put_lxc(endpoint)
         undo.append(("cilium_ipcache", self.withdraw))
         self._ipcache.upsert(*claims_of(endpoint))
-        self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
+        self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
         undo.append(("state directory", self._forget_state))
         self._files.write(endpoint)
 
@@ -78,7 +78,7 @@ class Realization:
             return
         self._maps.put_lxc(endpoint)
         self._ipcache.upsert(*claims_of(endpoint))
-        self._programs.attach_endpoint(endpoint.ifindex, guarded=endpoint.datapath.guarded)
+        self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
         self._files.refresh(endpoint)
 
     def carry(self, endpoint: Endpoint) -> None:

@@ -13,9 +13,9 @@ from cells.datapath import Collector
 from cells.endpoint.table.model import Endpoint, IPAddress
 from cells.maps import (
     ENDPOINT_ANY_SOURCE,
-    ENDPOINT_GUARDED,
     ENDPOINT_PASSES_NEIGHBOURS,
-    ENDPOINT_UNROUTED,
+    ENDPOINT_REQUIRE_EGRESS_PROG,
+    ENDPOINT_ROUTED_BY_HOST,
     EndpointConfig,
     LxcValue,
     Maps,
@@ -43,8 +43,8 @@ def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
     return (
         (ENDPOINT_PASSES_NEIGHBOURS if wanted.require_arp_passthrough else 0)
         | (ENDPOINT_ANY_SOURCE if any_source else 0)
-        | (ENDPOINT_GUARDED if wanted.guarded else 0)
-        | (ENDPOINT_UNROUTED if wanted.require_routing is False else 0)
+        | (ENDPOINT_REQUIRE_EGRESS_PROG if wanted.egress_prog else 0)
+        | (ENDPOINT_ROUTED_BY_HOST if wanted.require_routing is False else 0)
     )
 
 

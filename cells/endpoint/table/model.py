@@ -38,7 +38,7 @@ class DatapathConfiguration(msgspec.Struct, frozen=True):
     disable_sip_verification: bool = False
 
     @property
-    def guarded(self) -> bool:
+    def egress_prog(self) -> bool:
         """Whether what comes to the pod by its link is looked at there: nothing did so before."""
         return self.require_egress_prog or self.require_routing is False
 

@@ -89,7 +89,7 @@ class KernelState:
         return news.hints(_RTMGRP_TC, REMOVED)
 
     def _programs(self, endpoint: Endpoint) -> LinkPrograms:
-        return self._datapath.endpoint_programs(guarded=endpoint.datapath.guarded)
+        return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)
 
     def _filtered(self, endpoints: Sequence[Endpoint]) -> set[int]:
         """Ids of those whose links filter by reverse path; a link that is gone filters nothing."""

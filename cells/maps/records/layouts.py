@@ -27,27 +27,27 @@ ENDPOINT_PASSES_NEIGHBOURS: Final = 1
 """The host's stack answers the pod's ARP and neighbour discovery, not the datapath."""
 ENDPOINT_ANY_SOURCE: Final = 2
 """The pod may send from addresses that are not its own."""
-ENDPOINT_GUARDED: Final = 4
+ENDPOINT_REQUIRE_EGRESS_PROG: Final = 4
 """What its link brings is seen by cil_to_container: the stack or a bridge sends it, not the datapath."""
-ENDPOINT_UNROUTED: Final = 8
+ENDPOINT_ROUTED_BY_HOST: Final = 8
 """What the pod sends goes where the stack or a bridge takes it, also to a pod of this node."""
 
 ENDPOINT_FLAGS: Final = {
     ENDPOINT_PASSES_NEIGHBOURS: "neighbours passed to the host",
     ENDPOINT_ANY_SOURCE: "any source",
-    ENDPOINT_GUARDED: "guarded on its link",
-    ENDPOINT_UNROUTED: "routed by the host",
+    ENDPOINT_REQUIRE_EGRESS_PROG: "egress program",
+    ENDPOINT_ROUTED_BY_HOST: "routed by the host",
 }
 """In words, for people."""
 
-NODE_TELLS_DROPS: Final = 1
-NODE_TELLS_TRACES: Final = 2
-NODE_TELLS_VERDICTS: Final = 4
+NODE_NOTIFY_DROP: Final = 1
+NODE_NOTIFY_TRACE: Final = 2
+NODE_NOTIFY_POLICY_VERDICT: Final = 4
 NODE_AUDITS_POLICY: Final = 8
 NODE_EVENTS: Final = {
-    NODE_TELLS_DROPS: "drops",
-    NODE_TELLS_TRACES: "traces",
-    NODE_TELLS_VERDICTS: "policy verdicts",
+    NODE_NOTIFY_DROP: "drops",
+    NODE_NOTIFY_TRACE: "traces",
+    NODE_NOTIFY_POLICY_VERDICT: "policy verdicts",
     NODE_AUDITS_POLICY: "policy is audited only",
 }
 """In words, for people."""
@@ -370,7 +370,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     net_mac: bytes
     pod_cidr: IPv4Network | None
     flags: int = 0
-    """NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS: which events the programs send.
+    """NODE_NOTIFY_DROP, NODE_NOTIFY_TRACE, NODE_NOTIFY_POLICY_VERDICT: which events the programs send.
     NODE_AUDITS_POLICY: what policy refuses is let through, and told."""
     router_ip6: IPv6Address | None = None
     pod_cidr6: IPv6Network | None = None

@@ -20,7 +20,7 @@ COARSE = 4
 
 
 def families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables) -> Iterator[Family]:
-    """Everything the framework knows; by the by, in a few tenths of a millisecond."""
+    """Everything the framework knows."""
     yield from _health(health)
     yield from _hooks(profile)
     yield from _jobs(jobs)

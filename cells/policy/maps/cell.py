@@ -68,7 +68,7 @@ def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Mem
     async def collect() -> Iterable[metrics.Family]:
         from cells.policy.maps.metrics import families
 
-        flags = datapath.telling.flags if datapath is not None else 0
+        flags = datapath.notifications.flags if datapath is not None else 0
         return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))
 
     return metrics.Collector("policy", collect)

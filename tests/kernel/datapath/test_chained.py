@@ -11,9 +11,9 @@ from scapy.packet import Packet
 
 from cells.cluster.identity import HOST
 from cells.maps import (
-    ENDPOINT_GUARDED,
     ENDPOINT_PASSES_NEIGHBOURS,
-    ENDPOINT_UNROUTED,
+    ENDPOINT_REQUIRE_EGRESS_PROG,
+    ENDPOINT_ROUTED_BY_HOST,
     PolicyEntry,
     PolicyKey,
 )
@@ -36,7 +36,7 @@ from tests.kernel.datapath.world import (
 
 pytestmark = pytest.mark.kernel
 
-CHAINED = ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_GUARDED | ENDPOINT_UNROUTED
+CHAINED = ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_REQUIRE_EGRESS_PROG | ENDPOINT_ROUTED_BY_HOST
 ONLY_WORLD = ((PolicyKey(2, egress=False), PolicyEntry()), (PolicyKey(0, egress=True), PolicyEntry()))
 
 

@@ -9,9 +9,9 @@ from scapy.layers.l2 import Ether
 
 from cells.maps import (
     NODE_AUDITS_POLICY,
-    NODE_TELLS_DROPS,
-    NODE_TELLS_TRACES,
-    NODE_TELLS_VERDICTS,
+    NODE_NOTIFY_DROP,
+    NODE_NOTIFY_POLICY_VERDICT,
+    NODE_NOTIFY_TRACE,
     PolicyEntry,
     PolicyKey,
 )
@@ -23,7 +23,7 @@ from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
 
 pytestmark = pytest.mark.kernel
 
-ALL = NODE_TELLS_DROPS | NODE_TELLS_TRACES | NODE_TELLS_VERDICTS
+ALL = NODE_NOTIFY_DROP | NODE_NOTIFY_TRACE | NODE_NOTIFY_POLICY_VERDICT
 NONE, MEDIUM = 0, 3
 
 Listen = Callable[[], list[Event]]
@@ -43,7 +43,7 @@ def told(world: World) -> Iterator[Listen]:
 
 @pytest.mark.parametrize(("source", "destination"), [(A.ip, B.ip), (A.ip6, B.ip6)])
 def test_a_drop_is_told_with_who_and_why(world: World, told: Listen, source: str, destination: str) -> None:
-    world.tell(NODE_TELLS_DROPS)
+    world.tell(NODE_NOTIFY_DROP)
     world.allow(B, [])
     packet = from_pod(A) / tcp(source, destination, "S")
     assert world.pod_sends(A, packet).action == 2
@@ -56,7 +56,7 @@ def test_a_drop_is_told_with_who_and_why(world: World, told: Listen, source: str
 
 
 def test_of_a_long_packet_the_first_bytes_are_shown(world: World, told: Listen) -> None:
-    world.tell(NODE_TELLS_DROPS)
+    world.tell(NODE_NOTIFY_DROP)
     packet = from_pod(A) / udp(B.ip, OUTSIDE) / bytes(500)
     world.pod_sends(A, packet)
     (event,) = told()
@@ -93,7 +93,7 @@ def test_an_established_flow_is_told_of_now_and_then(world: World, told: Listen)
 
 
 def test_a_refusal_is_a_verdict_for_every_packet(world: World, told: Listen) -> None:
-    world.tell(NODE_TELLS_VERDICTS)
+    world.tell(NODE_NOTIFY_POLICY_VERDICT)
     world.allow(A, [(PolicyKey(WORLD, True), PolicyEntry(deny=True))])
     for _ in range(2):
         world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
@@ -103,14 +103,14 @@ def test_a_refusal_is_a_verdict_for_every_packet(world: World, told: Listen) -> 
 
 
 def test_what_policy_refuses_passes_where_it_is_audited_and_is_told(world: World, told: Listen) -> None:
-    world.tell(NODE_TELLS_VERDICTS | NODE_AUDITS_POLICY)
+    world.tell(NODE_NOTIFY_POLICY_VERDICT | NODE_AUDITS_POLICY)
     world.allow(A, [(PolicyKey(WORLD, True), PolicyEntry(deny=True))])
     packet = from_pod(A) / udp(A.ip, OUTSIDE)
     assert world.pod_sends(A, packet).dropped is None
     (event,) = told()
     assert isinstance(event, Verdict)
     assert (event.verdict, event.audited, event.match, event.ipv6) == (0, True, 1, False)
-    world.tell(NODE_TELLS_VERDICTS)
+    world.tell(NODE_NOTIFY_POLICY_VERDICT)
     world.bump(A.id)
     assert world.pod_sends(A, packet).dropped is not None
 
@@ -123,7 +123,7 @@ def test_what_nobody_wants_told_is_not(world: World, told: Listen) -> None:
 
 
 def test_without_aggregation_every_delivery_is_told(world: World, told: Listen) -> None:
-    world.tell(NODE_TELLS_TRACES, NONE)
+    world.tell(NODE_NOTIFY_TRACE, NONE)
     for _ in range(3):
         world.pod_sends(A, from_pod(A) / udp(A.ip, B.ip))
         world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))

@@ -116,7 +116,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
             net_ifindex=net.ifindex,
             net_mac=net.mac,
             pod_cidr=PODS,
-            flags=TELLS_ALL,
+            flags=NOTIFY_ALL,
             aggregation=MEDIUM,
         )
         for name, wanted in (("rp_filter", "0"), ("forwarding", "1"), ("accept_local", "1")):
@@ -124,7 +124,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
         assert contents("/proc/sys/net/ipv4/conf/cilium_net/send_redirects") == "0"
 
 
-TELLS_ALL, MEDIUM = 7, 3
+NOTIFY_ALL, MEDIUM = 7, 3
 """Of NodeConfig: the events the datapath sends unless told otherwise."""
 
 
@@ -223,7 +223,7 @@ async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
             pod_cidr=PODS,
             router_ip6=IPv6Address(str(ip6)),
             pod_cidr6=PODS6,
-            flags=TELLS_ALL,
+            flags=NOTIFY_ALL,
             aggregation=MEDIUM,
         )
         for name, wanted in (("all/forwarding", "1"), ("cilium_host/accept_ra", "0")):

@@ -31,7 +31,7 @@ from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cni.server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.config.drift import ConfigDrift
-from cells.datapath import Datapath, Telling
+from cells.datapath import Datapath, MonitorNotifications
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.ipam import Family, IPAddress, Ipam
@@ -119,7 +119,7 @@ class FakeKernel:
             await self.may_forget.wait()
         return len(addresses)
 
-    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
+    def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         if self.fault:
             raise self.fault
         self.attached.add(ifindex)
@@ -164,14 +164,14 @@ class FixedFacts:
     """A node whose facts never change, but for its addresses."""
 
     addresses: Ipam | None = None
-    telling: Telling = SILENT
+    notifications: MonitorNotifications = SILENT
     debug: bool = False
 
     def node(self) -> NodeFacts:
         networks = self.addresses.ranges if self.addresses else {Family.IPV4: POD_CIDR}
         routers: dict[Family, IPAddress] = {Family.IPV4: ROUTER, Family.IPV6: ROUTER6}
         addressing = {family: Addressing(routers[family], network) for family, network in networks.items()}
-        return NodeFacts(addressing=addressing, mtu=1500, telling=self.telling, debug=self.debug)
+        return NodeFacts(addressing=addressing, mtu=1500, notifications=self.notifications, debug=self.debug)
 
     def own(self) -> ClusterNode:
         addressing = self.node().addressing
@@ -185,8 +185,8 @@ class FixedFacts:
             ipv6_alloc_cidrs=found.get(Family.IPV6, ()),
         )
 
-    def tell(self, telling: Telling) -> None:
-        self.telling = telling
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
+        self.notifications = notifications
 
     def log_debug(self, on: bool) -> None:
         self.debug = on

@@ -14,7 +14,7 @@ from cells.api.operations.node.config_mapping import (
     requested_configuration,
     requested_debug,
 )
-from cells.datapath import Telling
+from cells.datapath import MonitorNotifications
 from cells.endpoint import Enforced
 from cells.ipam import Family
 from cells.node.router import Addressing
@@ -23,8 +23,8 @@ from cells.policy.maps import Enforcement
 V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
 V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))
 NODE = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500)
-TELLING = Telling(flags=1, aggregation=3)
-EVENTS = event_options(TELLING)
+NOTIFICATIONS = MonitorNotifications(flags=1, aggregation=3)
+EVENTS = event_options(NOTIFICATIONS)
 NOW = Enforced(Enforcement.DEFAULT, source_ip_verification=True)
 
 
@@ -34,14 +34,15 @@ def test_the_plugin_finds_what_it_needs() -> None:
     assert status["datapathMode"] == "veth"
     assert (status["deviceMTU"], status["routeMTU"]) == (1500, 1500)
     assert status["realized"] == {
-        "options": event_options(NODE.telling) | {"Debug": "Disabled", "SourceIPVerification": "Enabled"},
+        "options": event_options(NODE.notifications)
+        | {"Debug": "Disabled", "SourceIPVerification": "Enabled"},
         "policy-enforcement": "default",
     }
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
 
 
 def test_what_the_datapath_tells_of_can_be_changed() -> None:
-    node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, telling=TELLING)
+    node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, notifications=NOTIFICATIONS)
     assert msgspec.to_builtins(configuration_model(node, {}, NOW))["spec"]["options"] == {
         "Debug": "Disabled",
         "SourceIPVerification": "Enabled",
@@ -70,9 +71,12 @@ def test_each_family_that_is_on_has_its_addressing() -> None:
 @pytest.mark.parametrize("verification", [True, False])
 def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement, verification: bool) -> None:
     now = Enforced(enforcement, verification)
-    spec = configuration_model(replace(NODE, telling=TELLING), {}, now).spec
-    assert requested_configuration(spec, now, TELLING) == (now, TELLING)
-    assert requested_configuration(DaemonConfigurationSpec(options=EVENTS), now, TELLING) == (now, TELLING)
+    spec = configuration_model(replace(NODE, notifications=NOTIFICATIONS), {}, now).spec
+    assert requested_configuration(spec, now, NOTIFICATIONS) == (now, NOTIFICATIONS)
+    assert requested_configuration(DaemonConfigurationSpec(options=EVENTS), now, NOTIFICATIONS) == (
+        now,
+        NOTIFICATIONS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,21 +97,21 @@ def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement
     ],
 )
 def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enforced) -> None:
-    assert requested_configuration(wanted, NOW, TELLING) == (enforced, TELLING)
+    assert requested_configuration(wanted, NOW, NOTIFICATIONS) == (enforced, NOTIFICATIONS)
 
 
 @pytest.mark.parametrize(
-    ("options", "telling"),
+    ("options", "notifications"),
     [
-        ({"DropNotification": "Disabled"}, Telling(0, 3)),
-        ({"TraceNotification": "enable", "PolicyVerdictNotification": "1"}, Telling(7, 3)),
-        ({"MonitorAggregationLevel": "None"}, Telling(1, 0)),
-        ({"MonitorAggregationLevel": "4"}, Telling(1, 4)),
+        ({"DropNotification": "Disabled"}, MonitorNotifications(0, 3)),
+        ({"TraceNotification": "enable", "PolicyVerdictNotification": "1"}, MonitorNotifications(7, 3)),
+        ({"MonitorAggregationLevel": "None"}, MonitorNotifications(1, 0)),
+        ({"MonitorAggregationLevel": "4"}, MonitorNotifications(1, 4)),
     ],
 )
-def test_what_is_told_of_packets_is_changed(options: dict[str, str], telling: Telling) -> None:
+def test_notifications_are_changed(options: dict[str, str], notifications: MonitorNotifications) -> None:
     wanted = DaemonConfigurationSpec(options=options)
-    assert requested_configuration(wanted, NOW, TELLING) == (NOW, telling)
+    assert requested_configuration(wanted, NOW, NOTIFICATIONS) == (NOW, notifications)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +136,12 @@ def test_what_is_told_of_packets_is_changed(options: dict[str, str], telling: Te
 )
 def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        requested_configuration(wanted, NOW, TELLING)
+        requested_configuration(wanted, NOW, NOTIFICATIONS)
 
 
 def test_switches_that_ask_for_what_there_is_are_taken() -> None:
     wanted = DaemonConfigurationSpec(options={"ConntrackAccounting": "Disabled", "PolicyAccounting": "1"})
-    assert requested_configuration(wanted, NOW, TELLING) == (NOW, TELLING)
+    assert requested_configuration(wanted, NOW, NOTIFICATIONS) == (NOW, NOTIFICATIONS)
 
 
 def test_debug_is_changed_when_it_is_named() -> None:

@@ -30,7 +30,7 @@ def test_nothing_is_in_anothers_place() -> None:
 
 
 def test_each_kind_of_device_has_its_programs() -> None:
-    assert at(pod_link(guarded=False)) == ("cil_from_container", "")
-    assert at(pod_link(guarded=True)) == ("cil_from_container", "cil_to_container")
+    assert at(pod_link(egress_prog=False)) == ("cil_from_container", "")
+    assert at(pod_link(egress_prog=True)) == ("cil_from_container", "cil_to_container")
     assert at(Place.HOST_LINK) == ("cil_to_host", "cil_from_host")
     assert at(Place.NET_LINK) == ("cil_to_host", "")

@@ -145,8 +145,8 @@ class FakeKernel:
         self.forgotten.extend(addresses)
         return len(addresses)
 
-    def attach_endpoint(self, ifindex: int, *, guarded: bool = False) -> None:
-        self._step("attach both ways" if guarded else "attach")
+    def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
+        self._step("attach both ways" if egress_prog else "attach")
         self.attached.append(ifindex)
 
     @property

@@ -71,9 +71,9 @@ async def test_everything_is_visible_before_anything_is_regenerated(
         left.running(endpoint)
     attach = left.kernel.attach_endpoint
 
-    def watched(ifindex: int, *, guarded: bool) -> None:
+    def watched(ifindex: int, *, egress_prog: bool) -> None:
         seen.append(len(left.endpoints.all()))
-        attach(ifindex, guarded=guarded)
+        attach(ifindex, egress_prog=egress_prog)
 
     monkeypatch.setattr(left.kernel, "attach_endpoint", watched)
     await restart(left)

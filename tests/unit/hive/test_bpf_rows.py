@@ -55,7 +55,7 @@ def test_our_own_maps_are_read() -> None:
     chained = EndpointConfig(None, 8, 256, MAC, MAC, 0b11101)
     row = describe("hive_endpoints", (6).to_bytes(4, "little"), chained.pack())
     assert row is not None
-    assert row["flags"] == "neighbours passed to the host, guarded on its link, routed by the host, 0x10"
+    assert row["flags"] == "neighbours passed to the host, egress program, routed by the host, 0x10"
     node = NodeConfig(IPv4Address("10.0.0.9"), 4, MAC, 3, MAC, IPv4Network("10.0.0.0/24"), 7)
     told = describe("hive_node", bytes(4), node.pack())
     assert told is not None

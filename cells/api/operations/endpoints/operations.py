@@ -155,7 +155,7 @@ class EndpointOperations:
     async def get_endpoint_config(self, request: Request) -> Response:
         """GET /endpoint/{id}/config."""
         realized = endpoint_mapping.configuration_model(self._find(request))
-        immutable = config_mapping.event_options(self._facts.node().telling)
+        immutable = config_mapping.event_options(self._facts.node().notifications)
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
 
     async def patch_endpoint_config(self, request: Request) -> Response:
@@ -165,7 +165,7 @@ class EndpointOperations:
         verify = endpoint_mapping.requested_verification(
             body,
             not endpoint.datapath.disable_sip_verification,
-            config_mapping.event_options(self._facts.node().telling),
+            config_mapping.event_options(self._facts.node().notifications),
         )
         return _built(await self._changes.verify_source(endpoint, verify))
 

@@ -40,14 +40,14 @@ class ConfigOperations:
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
             node = self._facts.node()
-            wanted, telling = config_mapping.requested_configuration(
-                body, self._enforcement.now, node.telling
+            wanted, notifications = config_mapping.requested_configuration(
+                body, self._enforcement.now, node.notifications
             )
             debug = config_mapping.requested_debug(body, node.debug)
         except ValueError as error:
             return answer(400, str(error))
         try:
-            self._facts.tell(telling)
+            self._facts.set_notifications(notifications)
         except OSError as error:
             return answer(500, f"the datapath cannot be told: {error}")
         self._facts.log_debug(debug)

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from cells.api.models import v1 as models
 from cells.api.models.status import Masquerading
-from cells.datapath import AGGREGATION, Telling
+from cells.datapath import AGGREGATION, MonitorNotifications
 from cells.endpoint import Enforced
 from cells.ipam import Family, IPAddress
-from cells.maps import NODE_AUDITS_POLICY, NODE_TELLS_DROPS, NODE_TELLS_TRACES, NODE_TELLS_VERDICTS
+from cells.maps import NODE_AUDITS_POLICY, NODE_NOTIFY_DROP, NODE_NOTIFY_POLICY_VERDICT, NODE_NOTIFY_TRACE
 from cells.node.router import Addressing
 from cells.policy.maps import Enforcement
 
 SOURCE_IP_VERIFICATION = "SourceIPVerification"
 EVENTS = {
-    "DropNotification": NODE_TELLS_DROPS,
+    "DropNotification": NODE_NOTIFY_DROP,
     "PolicyAuditMode": NODE_AUDITS_POLICY,
-    "PolicyVerdictNotification": NODE_TELLS_VERDICTS,
-    "TraceNotification": NODE_TELLS_TRACES,
+    "PolicyVerdictNotification": NODE_NOTIFY_POLICY_VERDICT,
+    "TraceNotification": NODE_NOTIFY_TRACE,
 }
 DEBUG = "Debug"
 LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})
@@ -52,7 +52,7 @@ class ChainingMode:
     name: str
 
 
-SILENT = Telling(flags=0, aggregation=0)
+SILENT = MonitorNotifications(flags=0, aggregation=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class NodeFacts:
     """Of pods' routes, if packets are encapsulated: less than that of their links."""
     ipam_mode: str = "cluster-pool"
     """Who decides about pods' addresses."""
-    telling: Telling = SILENT
+    notifications: MonitorNotifications = SILENT
     """What the datapath tells of packets."""
     debug: bool = False
     """Whether the agent logs what helps to find a fault."""
@@ -99,7 +99,7 @@ def configuration_model(
     options = {
         DEBUG: _switch(node.debug),
         SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
-        **event_options(node.telling),
+        **event_options(node.notifications),
     }
     spec = models.DaemonConfigurationSpec(options=options, policy_enforcement=enforced.enforcement)
     return models.DaemonConfiguration(
@@ -120,22 +120,22 @@ def configuration_model(
     )
 
 
-def event_options(telling: Telling) -> dict[str, str]:
+def event_options(notifications: MonitorNotifications) -> dict[str, str]:
     """The options of what the datapath tells of packets."""
-    options = {name: _switch(bool(telling.flags & flag)) for name, flag in EVENTS.items()}
-    return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[telling.aggregation]}
+    options = {name: _switch(bool(notifications.flags & flag)) for name, flag in EVENTS.items()}
+    return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[notifications.aggregation]}
 
 
 def requested_configuration(
-    wanted: models.DaemonConfigurationSpec, now: Enforced, telling: Telling
-) -> tuple[Enforced, Telling]:
+    wanted: models.DaemonConfigurationSpec, now: Enforced, notifications: MonitorNotifications
+) -> tuple[Enforced, MonitorNotifications]:
     """What PATCH /config asks for; what it does not name stays as it is.
 
     Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
     for an option nobody can change, or a value that is none.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification
-    flags, aggregation = telling.flags, telling.aggregation
+    flags, aggregation = notifications.flags, notifications.aggregation
     if wanted.policy_enforcement:
         try:
             enforcement = Enforcement(wanted.policy_enforcement.lower())
@@ -153,7 +153,7 @@ def requested_configuration(
             aggregation = AGGREGATION[value.lower()]
         elif name != DEBUG:
             _unchanged(name, value)
-    return Enforced(enforcement, verification), Telling(flags, aggregation)
+    return Enforced(enforcement, verification), MonitorNotifications(flags, aggregation)
 
 
 def requested_debug(wanted: models.DaemonConfigurationSpec, now: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cells.api.operations.node import config_mapping
 from cells.api.operations.status import mapping as status_mapping
-from cells.datapath import Telling
+from cells.datapath import MonitorNotifications
 
 
 class NodeStatus(Protocol):
@@ -20,7 +20,7 @@ class NodeStatus(Protocol):
         """Routers, pod CIDRs and MTU."""
         ...
 
-    def tell(self, telling: Telling) -> None:
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the datapath tell this of packets from now on; raises OSError."""
         ...
 

@@ -15,7 +15,7 @@ from cells.api.operations.node.config_mapping import NodeFacts
 from cells.api.operations.status.mapping import StatusFacts
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
-from cells.datapath import Datapath, Telling
+from cells.datapath import Datapath, MonitorNotifications
 from cells.ipam import Ipam
 from cells.kubernetes import KubernetesAPI
 from cells.maps import Maps, MapSettings
@@ -79,16 +79,16 @@ class NodeView:
             route_mtu=self._route_mtu(),
             tunnel_protocol=self._tunnel.tunnel_protocol if self._tunnel.tunnelled else "",
             ipam_mode=self._ipam.mode,
-            telling=self._datapath.telling,
+            notifications=self._datapath.notifications,
             debug=log_level() == "debug",
             chaining=self._chaining,
             route_mtu_in_chains=self._route_mtu_in_chains,
         )
 
-    def tell(self, telling: Telling) -> None:
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the datapath tell this of packets from now on; nothing happens when it does already."""
-        if telling != self._datapath.telling:
-            self._datapath.tell(telling)
+        if notifications != self._datapath.notifications:
+            self._datapath.set_notifications(notifications)
 
     def log_debug(self, on: bool) -> None:
         """Log what helps to find a fault, or no longer; the plugin's log is the setting's alone."""

@@ -68,7 +68,7 @@ class EndpointPolicyModels:
         )
 
     def _enforced(self, policy: EndpointPolicy | RealizedPolicy) -> str:
-        audited = bool(self._facts.node().telling.flags & NODE_AUDITS_POLICY)
+        audited = bool(self._facts.node().notifications.flags & NODE_AUDITS_POLICY)
         return enforced_directions(policy, audited=audited)
 
     def _l4(self, endpoint_id: int) -> models.L4Policy:

@@ -119,7 +119,7 @@ static __always_inline bool tells_all(void)
 {
 	const struct node_config *node = node_facts();
 
-	return node && node->flags & NODE_TELLS_TRACES && node->aggregation < AGGREGATION_MEDIUM;
+	return node && node->flags & NODE_NOTIFY_TRACE && node->aggregation < AGGREGATION_MEDIUM;
 }
 
 static __always_inline __u32 event_begin(struct __sk_buff *skb, struct event_header *header, __u8 type,
@@ -155,7 +155,7 @@ VERIFIED_ALONE tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 r
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
-	if (node_tells(NODE_TELLS_DROPS))
+	if (node_tells(NODE_NOTIFY_DROP))
 		event_send(skb, &event, sizeof(event),
 			   event_begin(skb, &event.header, EVENT_DROP, reason, endpoint));
 	return 0;
@@ -176,7 +176,7 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 		.ifindex = ifindex,
 	};
 
-	if (!node || !(node->flags & NODE_TELLS_TRACES))
+	if (!node || !(node->flags & NODE_NOTIFY_TRACE))
 		return 0;
 	if (node->aggregation >= AGGREGATION_LOW && (point == TRACE_FROM_POD || point == TRACE_FROM_OVERLAY))
 		return 0;
@@ -207,7 +207,7 @@ VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u3
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
-	if (node_tells(NODE_TELLS_VERDICTS))
+	if (node_tells(NODE_NOTIFY_POLICY_VERDICT))
 		event_send(skb, &event, sizeof(event),
 			   event_begin(skb, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;

@@ -34,10 +34,10 @@ struct endpoint_config {
 	__u64 reserved;
 };
 
-#define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers its ARP and neighbour discovery */
-#define ENDPOINT_ANY_SOURCE 2	     /* may send from addresses that are not its own */
-#define ENDPOINT_GUARDED 4	     /* what the host's end of its link sends is seen by cil_to_container */
-#define ENDPOINT_UNROUTED 8	     /* its packets go where the host's stack or bridge takes them: no short cuts */
+#define ENDPOINT_PASSES_NEIGHBOURS 1   /* the host's stack answers its ARP and neighbour discovery */
+#define ENDPOINT_ANY_SOURCE 2	       /* may send from addresses that are not its own */
+#define ENDPOINT_REQUIRE_EGRESS_PROG 4 /* cil_to_container sees what the host's end of its link sends */
+#define ENDPOINT_ROUTED_BY_HOST 8      /* its packets go where the host's stack or bridge takes them */
 
 /* hive_node: facts of the node. */
 struct node_config {
@@ -56,9 +56,9 @@ struct node_config {
 	__u64 pad[2];
 };
 
-#define NODE_TELLS_DROPS 1
-#define NODE_TELLS_TRACES 2
-#define NODE_TELLS_VERDICTS 4
+#define NODE_NOTIFY_DROP 1
+#define NODE_NOTIFY_TRACE 2
+#define NODE_NOTIFY_POLICY_VERDICT 4
 #define NODE_AUDITS_POLICY 8 /* what policy refuses is let through, and told */
 
 /* cilium_lxc: where an address of this node lives. */

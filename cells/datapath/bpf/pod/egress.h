@@ -119,7 +119,7 @@ static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *fl
 static __always_inline bool takes_short_cuts(const struct endpoint_config *self, enum ct_status status,
 					     const struct ct_entry *entry)
 {
-	if (self->flags & ENDPOINT_UNROUTED)
+	if (self->flags & ENDPOINT_ROUTED_BY_HOST)
 		return false;
 	/* What the stack has translated on its way here it has to translate back (kube-proxy, portmap). */
 	return !((status == CT_REPLY || status == CT_RELATED) && entry && entry->through_stack);
