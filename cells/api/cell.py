@@ -1,7 +1,7 @@
 """How the API is put together from the other cells.
 
 Needs: AgentConfig, Endpoints, PolicyMaps, Ipam, Router, Table[Device], PodMtu, Datapath, Maps,
-StatusCollector, KubernetesAPI, ReadTable[ClusterNode]; starts after ExposedEndpoints, QueueLock and
+KubernetesAPI, ReadTable[ClusterNode]; starts after ExposedEndpoints, QueueLock and
 HostIPSync.   Gives: cell.
 """
 

@@ -1,6 +1,6 @@
 """Policy epochs: what makes the datapath forget the verdicts it remembers.
 
-For:    whoever changes policy, identities or addresses. Needs: hive_epoch. Gives: Epochs.
+For:    whoever changes policy, identities or addresses. Needs: the map of epochs. Gives: Epochs.
 Change the map first and bump afterwards: the programs read the epoch before they evaluate.
 """
 

@@ -1,6 +1,6 @@
 """Native devices in the kernel: programs, and what they know. The target of a reconciler.
 
-For:    Masquerade.   Needs: DevicePrograms (a Protocol), the map hive_devices.   Gives: DeviceTarget.
+For:    Masquerade.   Needs: DevicePrograms (a Protocol), the map of devices.   Gives: DeviceTarget.
 """
 
 from __future__ import annotations

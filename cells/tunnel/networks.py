@@ -1,7 +1,7 @@
 """Which node has which pods: the table ``tunnel-networks``.
 
 Controller: the table ``nodes`` in, ranges of the other nodes' pods out.
-Needs:      ReadTable[ClusterNode].   Gives: RemoteNetwork, remote_networks(), claims.
+Needs:      rows of the nodes' table.   Gives: RemoteNetwork, remote_networks(), claims.
 """
 
 from __future__ import annotations

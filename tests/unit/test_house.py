@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,10 @@ class Facts(NamedTuple):
     """Full names of what it imports, wherever in it."""
     names: frozenset[tuple[str, str]]
     """Module and name of every ``from module import name``; no name of ``import module``."""
-    says: bool
-    """Whether it says what it is for."""
+    header: str
+    """What it says of itself."""
+    words: frozenset[str]
+    """Every word of its code, after the header."""
     defined: frozenset[str]
     unread: frozenset[str]
     """Private attributes of `self` that it stores and never loads; texts count, for getattr()."""
@@ -38,7 +41,9 @@ class Facts(NamedTuple):
 @functools.cache
 def facts(path: Path) -> Facts:
     """Read once: many rules ask of each module, and its tree is larger than what they want to know."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    begin = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
     pairs: set[tuple[str, str]] = set()
     found: list[ast.Attribute] = []
     texts: set[object] = set()
@@ -58,7 +63,8 @@ def facts(path: Path) -> Facts:
     return Facts(
         frozenset(module for module, _ in pairs),
         frozenset(pairs),
-        bool(ast.get_docstring(tree)),
+        ast.get_docstring(tree) or "",
+        frozenset(re.findall(r"\w+", "\n".join(text.splitlines()[begin:]))),
         frozenset(_defined(tree)),
         frozenset(stored - loaded - texts),
     )
@@ -180,9 +186,26 @@ def test_the_framework_knows_nothing_of_networks(case: tuple[str, Path]) -> None
     assert outside <= FRAMEWORK_LIBRARIES | {"lifecycle"} | http
 
 
+HEADER = re.compile(
+    r"\b(?:Needs|Gives):\s*(.*?)(?=\.\s*\n|\.\s{2,}|\.?\s+(?:Needs|Gives|For|Why|Source):|\.?\Z)", re.DOTALL
+)
+HEADER_NAME = re.compile(r"\b[A-Z][a-z0-9]+[A-Z]\w*|\b[a-z]+_\w+|\b\w+(?=\(\))")
+NO_CODE = re.compile(r"``.*?``|\(.*?\w.*?\)", re.DOTALL)
+OUTSIDE = {"OpenAPI", "ConfigMaps"}
+
+
+@pytest.mark.parametrize("case", MODULES, ids=named)
+def test_what_a_module_says_it_needs_and_gives_is_in_its_code(case: tuple[str, Path]) -> None:
+    _, path = case
+    said = " ".join(NO_CODE.sub("", part) for part in HEADER.findall(facts(path).header))
+    inside = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+    words = frozenset[str]().union(*(facts(each).words for each in inside))
+    assert set(HEADER_NAME.findall(said)) - words - OUTSIDE == set()
+
+
 @pytest.mark.parametrize("case", MODULES, ids=named)
 def test_a_module_says_what_it_is_for(case: tuple[str, Path]) -> None:
-    assert facts(case[1]).says
+    assert facts(case[1]).header
 
 
 def test_cmd_does_not_shadow_the_standard_library() -> None:

@@ -1,6 +1,6 @@
 """The wire types of policies.
 
-Needs: Model.   Gives: Policy, SelectorIdentityMapping, EndpointPolicy and its parts.
+Needs: Model.   Gives: Policy, SelectorIdentityMapping, SelectorLabel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a CiliumIdentity object looks like, and which number labels are to have.
 
-For:    CiliumIdentityAllocator. Needs: Label, CiliumIdentity. Gives: body, labels_of, meaning, candidates.
+For:    CiliumIdentityAllocator. Needs: Label. Gives: body, labels_of, meaning, candidates.
 Source: Cilium 1.17, CiliumIdentity and its labels.
 """
 

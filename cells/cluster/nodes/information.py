@@ -2,7 +2,7 @@
 
 Source: Table[Node], or Table[CiliumNode] where the operator decides.
 Needs:  AgentConfig, IpamSettings, NodeSettings, KubernetesSettings, KubernetesAPI, the tables.
-Gives:  NodeInformation (AssignedPodCIDRs for Ipam).
+Gives:  NodeInformation, which Ipam takes its ranges from.
 Source of the rules: Cilium 1.17, WaitForNodeInformation.
 """
 

@@ -1,6 +1,6 @@
 """The delete queue: what plugins left behind while no agent was there.
 
-Needs: AgentConfig (the directory), QueueLock, ExposedEndpoints, Detacher.   Gives: DeleteQueue.
+Needs: its directory, locked; Detacher.   Gives: DeleteQueue.
 Source: Cilium 1.17, its delete queue. A plugin that finds no agent takes a shared lock on the queue,
 tries once more, and writes a file.
 """

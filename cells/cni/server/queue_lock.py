@@ -1,6 +1,6 @@
 """Keeps plugins away from the delete queue while the agent starts.
 
-Needs: AgentConfig (the directory).   Gives: QueueLock.
+Needs: the queue's directory.   Gives: QueueLock.
 Source: Cilium 1.17, its delete queue; fcntl(2), open file description locks. The exclusive lock is taken
 before a socket appears and held until the queue is drained and both sockets accept: no request is written
 that nobody drains.

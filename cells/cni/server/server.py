@@ -1,6 +1,6 @@
 """Serves the plugin: ADD, DEL, CHECK, STATUS and GC, each container's calls one after the other.
 
-Needs: AgentConfig, DeleteQueue (drained), Attacher, Detacher, Checker, PolicyPool.   Gives: CniServer.
+Needs: Attacher, Detacher, Checker, PolicyPool.   Gives: CniServer.
 A call that meets nothing unusual is one synchronous piece of work in the event loop's callback. What has to
 wait (a policy map, a leftover, a roll-back) goes on in a task; until it is done, further calls for the same
 container queue behind it.

@@ -1,7 +1,7 @@
 """CiliumEndpoint objects made equal to what is to be told of this node's pods.
 
 Reconciler: Table[PodEndpoint] in, objects of an API server out.
-Needs:  KubernetesAPI, Table[CiliumEndpoint], Table[PodEndpoint], ReadTable[ClusterNode], ExposedEndpoints.
+Needs:  KubernetesAPI, Table[CiliumEndpoint], Table[PodEndpoint], ReadTable[ClusterNode].
 Gives:  CiliumEndpointSync.
 Source: Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
 """

@@ -2,7 +2,7 @@
 
 Controller: two tables in, labels out.
 Needs:  AgentConfig, KubernetesSettings, KubernetesAPI, Table[Pod], Table[Namespace].
-Gives:  KubernetesPods, a PodMetadata.
+Gives:  KubernetesPods.
 Source: Cilium 1.17, the metadata of pods when an endpoint is made. A pod whose object is late must not be
         given reserved:init while the API server can tell what it is (cilium/cilium issue 35993).
 """

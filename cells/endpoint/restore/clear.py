@@ -1,6 +1,6 @@
 """Clears away what belongs to no endpoint any more: rows, policy maps, state, links.
 
-For:   RestoredEndpoints.   Needs: the edges.   Gives: Live, clear().
+For:   RestoredEndpoints.   Needs: the edges.   Gives: Live, Clearing.
 Source: Cilium 1.17, what its start removes after restoring and its sweep of stale maps.
 
 The rows of endpoints that live on are not touched, nor those that stand for the node itself.

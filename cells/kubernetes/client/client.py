@@ -1,6 +1,6 @@
 """The API of Kubernetes, as far as it is used here: read, watch, write.
 
-Needs: Transport, Credentials, Bucket.   Gives: Client, Page, WatchLine.
+Needs: Transport, Credentials, Bucket.   Gives: Client, WatchEvent.
 Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-concepts).
 """
 

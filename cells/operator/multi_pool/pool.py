@@ -1,6 +1,6 @@
 """One CiliumPodIPPool: which range comes next.
 
-Needs: HeldNetworks.   Gives: Pool, usable(), requested_pool().
+Needs: HeldNetworks.   Gives: Pool, usable().
 Source: Cilium 1.17, pkg/ipam/allocator/multipool and cidrset: networks in their order, the first that has a
         free range; within one the search goes on behind the last range given out.
 """

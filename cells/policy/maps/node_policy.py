@@ -1,6 +1,6 @@
 """What every endpoint may do by the enforcement mode alone: the computer while no policy can be loaded.
 
-For:    EndpointPolicies. Needs: PolicySettings. Gives: NodePolicy, a PolicyComputer.
+For:    EndpointPolicies. Needs: PolicySettings. Gives: NodePolicy.
 Source: Cilium 1.17, policy enforcement modes and allow-localhost.
 """
 

@@ -1,6 +1,6 @@
 """The control group whose processes are served.
 
-Needs: cgroup v2 mounted somewhere, or CAP_SYS_ADMIN to mount it.   Gives: open_root(), CgroupRoot.
+Needs: cgroup v2 mounted somewhere, or CAP_SYS_ADMIN to mount it.   Gives: find_root(), CgroupRoot.
 Source: Documentation/admin-guide/cgroup-v2.rst. With version 1 beside it (a hybrid mount) every process is in
         a group of version 2 as well.
 """

@@ -331,7 +331,10 @@ async def test_a_start_that_leaves_a_scope_open_is_told_by_name_and_holds_up_nob
         daemon.stopped.append("middle")
 
     hive = daemon.hive(middle)
-    with anyio.fail_after(3), pytest.raises(StopError, match=r"hook 'middle' .* failed to stop: RuntimeError"):
+    with (
+        anyio.fail_after(3),
+        pytest.raises(StopError, match=r"hook 'middle' .* failed to stop: RuntimeError"),
+    ):
         async with hive.started():
             pass
     assert (daemon.stopped, hive.left_behind) == (["above", "middle", "below"], [])

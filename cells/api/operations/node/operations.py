@@ -1,6 +1,6 @@
 """The operations that tell of the node beside endpoints: identities, prefixes, maps, nodes, for debugging.
 
-Needs: NodeStatus, Identities, Endpoints, MapReader, HealthTree.   Gives: NodeOperations, MapReader.
+Needs: NodeStatus, Identities, Endpoints.   Gives: NodeOperations, MapReader, KeptMap.
 Source: Cilium 1.17, api/v1/openapi.yaml; what there is no subsystem for is in cells.api.operations.absent.
 """
 
