@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, masquerade, tunnel, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import allocation, endpoints, identity, ipcache, node_ids, nodes, remote_nodes
+from cells.cluster import allocation, apiservers, endpoints, identity, ipcache, node_ids, nodes, remote_nodes
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
@@ -64,6 +64,7 @@ agent = module(
     ipcache.cell,
     nodes.cell,
     remote_nodes.cell,
+    apiservers.cell,
     endpoints.cell,
     node_ids.cell,
     router.cell,

@@ -128,6 +128,11 @@ class Identities:
                 else:
                     self._drop(number)
 
+    def relabel(self, number: int, labels: Labels) -> None:
+        """A fixed identity stands for these labels now: the host is an API server, or is none any more."""
+        if scope_of(number) in FIXED and self.table.get(number) != (known := Identity(number, labels)):
+            self._put(known)
+
     # This node's own, over a restart
 
     def restore_local(self, numbers: Mapping[Labels, int]) -> None:

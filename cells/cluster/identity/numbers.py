@@ -17,6 +17,7 @@ WORLD: Final = 2
 HEALTH: Final = 4
 INIT: Final = 5
 REMOTE_NODE: Final = 6
+KUBE_APISERVER: Final = 7
 INGRESS: Final = 8
 WORLD_IPV4: Final = 9
 WORLD_IPV6: Final = 10
@@ -28,7 +29,7 @@ RESERVED_IDENTITIES: Final[dict[int, tuple[str, ...]]] = {
     HEALTH: ("reserved:health",),
     INIT: ("reserved:init",),
     REMOTE_NODE: ("reserved:remote-node",),
-    7: ("reserved:kube-apiserver", "reserved:remote-node"),
+    KUBE_APISERVER: ("reserved:kube-apiserver", "reserved:remote-node"),
     INGRESS: ("reserved:ingress",),
     WORLD_IPV4: ("reserved:world-ipv4",),
     WORLD_IPV6: ("reserved:world-ipv6",),

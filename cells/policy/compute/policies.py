@@ -200,8 +200,9 @@ class ComputedPolicies:
             self._release(shared, list(shared.peers))
 
     def add_identity(self, identity: int, labels: LabelSet) -> list[Difference]:
-        """Know an identity: the entries it gets."""
-        return list(self._follow(self._cache.add_identity(identity, labels)))
+        """Know an identity: the entries it gets; of one that had other labels also those that go."""
+        before = [] if identity not in self._cache.identities else self.remove_identity(identity)
+        return before + list(self._follow(self._cache.add_identity(identity, labels)))
 
     def remove_identity(self, identity: int) -> list[Difference]:
         """Forget an identity: the entries that go."""

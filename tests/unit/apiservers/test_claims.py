@@ -1,0 +1,170 @@
+"""Addresses of API servers have the label of API servers, whatever else they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, ip_network
+
+import pytest
+import structlog
+
+from cells.cluster import apiservers
+from cells.cluster.identity import (
+    CLUSTER,
+    HOST,
+    KUBE_APISERVER,
+    REMOTE_NODE,
+    Identities,
+    NodeAllocator,
+    identity_table,
+)
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import EndpointSlice, Meta
+from cells.kubernetes.objects.services import Endpoint, EndpointConditions
+from cells.policy.maps import EndpointPolicies
+from lifecycle import Hive, Lifecycle, Table, replace, supply
+from lifecycle.testing import eventually, fake
+from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
+
+pytestmark = pytest.mark.anyio
+SERVER = "192.0.2.1"
+
+
+class World:
+    """The cell over fakes."""
+
+    def __init__(self) -> None:
+        self.kernel = FakeIpcacheMap()
+        self.ipcache = IpcacheOver(self.kernel)
+        self.identities = Identities(identity_table(), NodeAllocator(CLUSTER))
+        self.slices: Table[EndpointSlice] = Table(
+            "slices",
+            key=lambda row: row.key,
+            indexes={"service": lambda row: ((row.namespace, row.service),)},
+        )
+        self.introduced: list[int] = []
+
+    def servers(self, *addresses: str, ready: bool | None = True) -> None:
+        """The slices of the Service name these."""
+        meta = Meta(
+            name="kubernetes", namespace="default", labels={"kubernetes.io/service-name": "kubernetes"}
+        )
+        endpoints = tuple(
+            Endpoint(addresses=(one,), conditions=EndpointConditions(ready=ready)) for one in addresses
+        )
+        with self.slices.txn() as txn:
+            txn.put(EndpointSlice(metadata=meta, endpoints=endpoints))
+
+    def claim(
+        self, prefix: str, identity: int, source: Source, resource: str = "x//y", peer: str = ""
+    ) -> None:
+        """Somebody else's."""
+        entry = IpcacheEntry(
+            prefix=ip_network(prefix),
+            identity=identity,
+            source=source,
+            resource="x//y",
+            tunnel_endpoint=IPv4Address(peer or 0),
+        )
+        self.ipcache.upsert(entry)
+
+    def withdraw(self, prefix: str) -> None:
+        self.ipcache.withdraw("x//y", [ip_network(prefix)])
+
+    @property
+    def identity(self) -> int:
+        return self.kernel.identities.get(f"{SERVER}/32", 0)
+
+    def labels(self, number: int) -> tuple[str, ...]:
+        known = self.identities.get(number)
+        return known.labels if known else ()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        def introduce(identity: int, labels: object) -> None:
+            assert self.kernel.identities.get(f"{SERVER}/32") != identity, "policies know it before packets"
+            self.introduced.append(identity)
+
+        known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+        hive = Hive(
+            apiservers.cell,
+            supply(known),
+            supply(self.slices, type=Table[EndpointSlice]),
+            supply(self.ipcache, type=Ipcache),
+            supply(self.identities),
+            replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduce)),
+        )
+        async with hive.started():
+            yield
+
+
+async def test_a_server_outside_has_an_identity_of_its_own() -> None:
+    world = World()
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.identity != 0)
+        assert world.labels(world.identity) == ("reserved:kube-apiserver", "reserved:world")
+        assert world.introduced == [world.identity]
+        number = world.identity
+        world.servers(SERVER, ready=False)
+        await eventually(lambda: world.identity == 0)
+        assert world.labels(number) == (), "nobody has it any more"
+
+
+async def test_rules_for_the_prefix_around_it_hold_for_it_too() -> None:
+    world = World()
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.identity != 0)
+        plain = world.identity
+        cidr = world.identities.acquire_now(("cidr:192.0.2.0/24", "reserved:world"))
+        assert cidr is not None
+        world.claim("192.0.2.0/24", cidr.id, Source.GENERATED)
+        await eventually(lambda: world.identity != plain)
+        both = ("cidr:192.0.2.0/24", "reserved:kube-apiserver", "reserved:world")
+        assert world.labels(world.identity) == both
+        world.withdraw("192.0.2.0/24")
+        await eventually(lambda: "cidr:192.0.2.0/24" not in world.labels(world.identity))
+
+
+async def test_one_that_is_another_node_stays_reachable_as_that_node_was() -> None:
+    world = World()
+    world.servers(SERVER)
+    world.claim(f"{SERVER}/32", REMOTE_NODE, Source.CUSTOM_RESOURCE, peer="192.0.2.1")
+    async with world.running():
+        await eventually(lambda: world.identity == KUBE_APISERVER)
+        assert str(world.kernel.rows[ip_network(SERVER)].tunnel_endpoint) == "192.0.2.1"
+        world.servers()
+        await eventually(lambda: world.identity == REMOTE_NODE)
+
+
+async def test_one_on_this_node_gives_the_host_its_label() -> None:
+    world = World()
+    world.claim(f"{SERVER}/32", HOST, Source.LOCAL)
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.labels(HOST) == ("reserved:host", "reserved:kube-apiserver"))
+        assert world.identity == HOST
+        world.withdraw(f"{SERVER}/32")
+        await eventually(lambda: world.labels(HOST) == ("reserved:host",))
+        await eventually(lambda: world.identity not in {0, HOST})
+
+
+async def test_a_pod_stays_a_pod() -> None:
+    world = World()
+    world.claim(f"{SERVER}/32", 4711, Source.LOCAL)
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.ipcache.table.initialized)
+        assert world.identity == 4711
+        world.withdraw(f"{SERVER}/32")
+        await eventually(lambda: world.identity not in {0, 4711})
+
+
+async def test_without_slices_nobody_waits_for_any() -> None:
+    world = World()
+    async with world.running():
+        await eventually(lambda: world.ipcache.table.initialized)
+    assert world.identities.references(HOST) == 0
