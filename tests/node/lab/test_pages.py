@@ -12,7 +12,7 @@ from tests.support.pages import ROOT, blocks, play, shell
 
 pytestmark = pytest.mark.node
 
-PAGES = ("follow-a-packet.md", "follow-a-pod.md", "follow-the-start.md", "operating.md", "troubleshooting.md")
+PAGES = ("follow-a-packet.md", "follow-a-pod.md", "startup.md", "operating.md", "troubleshooting.md")
 
 
 @pytest.mark.timeout(180)
