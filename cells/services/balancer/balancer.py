@@ -326,8 +326,7 @@ class LoadBalancer:
             timeout=frontend.affinity_timeout if affinity else 0,
             proxy_port=frontend.l7_proxy_port,
         )
-        kept = self._options.enable_session_affinity and self._options.kube_proxy_replacement
-        matches = frontend.backends if affinity and kept else ()
+        matches = frontend.backends if affinity and self._options.enable_session_affinity else ()
         return Installed(
             id=number,
             frontend=frontend,

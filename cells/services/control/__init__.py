@@ -91,10 +91,11 @@ def reconcile(
     log: Logger,
 ) -> None:
     """Keep the maps as the table says; without a source of objects, as an earlier agent left them."""
+    initial = told.initializer("what the maps hold")
     if not objects.has_source:
         jobs.one_shot("look at what is left", partial(_leave, maps, log))
         return
-    target = ServicesTarget(table, LoadBalancer(served), maps, told)
+    target = ServicesTarget(table, LoadBalancer(served), maps, told, initial.done)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)

@@ -9,7 +9,7 @@ fail stay in line for their frontend, so that what is tried again goes on where 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import anyio.lowlevel
@@ -52,12 +52,14 @@ class ServicesTarget:
         balancer: LoadBalancer,
         maps: ServiceMaps,
         served: Table[ServedFrontend],
+        taken_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._table = table
         self._balancer = balancer
         self._maps = maps
         self._served = served
         self._entries: dict[MapKey, bytes] = {}
+        self._tell_taken_over = taken_over
         self._taken_over = False
         self._todo: dict[FrontendKey | None, deque[Write]] = {}
 
@@ -117,6 +119,7 @@ class ServicesTarget:
             await anyio.lowlevel.checkpoint()
         self._run(None, [*writes, *self._balancer.synced()])
         self._maps.void_verdicts()
+        self._tell_taken_over()
 
     def _mend(self, held: Mapping[MapKey, bytes], wanted: Mapping[MapKey, bytes]) -> None:
         """Write what somebody else changed: what is pointed at first, and what is too much last."""

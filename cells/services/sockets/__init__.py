@@ -12,20 +12,25 @@ Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-prot
 from collections.abc import Iterable
 
 from cells.observe.metrics import Collector, Family, counter
-from cells.services.sockets.kernel import KernelSocketHooks, SocketHooks
+from cells.services.sockets.kernel import KernelSocketHooks, KernelSockets, SocketHooks
 from cells.services.sockets.loader import SocketLB
 from cells.services.sockets.settings import SocketLBSettings
+from cells.services.sockets.termination import SocketKernel, SocketTermination
 from lifecycle import Member, config, invoke, module, provide
 
-__all__ = ["SocketHooks", "SocketLB", "SocketLBSettings", "cell"]
+__all__ = ["SocketHooks", "SocketKernel", "SocketLB", "SocketLBSettings", "SocketTermination", "cell"]
 
 
-def socket_metrics(sockets: SocketLB) -> Member[Collector]:
-    """What somebody took off, as a metric."""
+def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[Collector]:
+    """What somebody took off, and what was ended, as metrics."""
 
     async def collect() -> Iterable[Family]:
         text = "Programs at sockets that someone else took off or replaced."
-        return [counter("hive_socket_lb_faults_total", text, sockets.found)]
+        ended = "Sockets ended because the backend they were connected to was removed."
+        return [
+            counter("hive_socket_lb_ended_total", ended, termination.ended),
+            counter("hive_socket_lb_faults_total", text, sockets.found),
+        ]
 
     return Collector("socket-lb", collect)
 
@@ -34,6 +39,6 @@ cell = module(
     "socket-lb",
     "Services at the socket",
     config(SocketLBSettings),
-    provide(SocketLB, KernelSocketHooks.provided, socket_metrics),
-    invoke(SocketLB),
+    provide(SocketLB, KernelSocketHooks.provided, SocketTermination, KernelSockets.provided, socket_metrics),
+    invoke(SocketLB, SocketTermination),
 )

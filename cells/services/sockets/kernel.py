@@ -1,18 +1,22 @@
-"""The hooks of sockets in the kernel.
+"""Sockets in the kernel: the hooks of programs, what these remember, and the end of a socket.
 
-Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks and the real ones.
+Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks, KernelSocketHooks, KernelSockets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
 from cells.config import AgentConfig
 from cells.datapath import PACKAGED_OBJECTS, read_object
-from cells.maps import Maps, SockConfig
+from cells.maps import Maps, ReverseSk, ReverseSkKey, SockConfig, map_by_id
 from cells.services.sockets.cgroup import CgroupRoot, find_root
+from cells.services.sockets.diag import SocketDiag
 from cells.services.sockets.links import SocketPrograms, detach_all
+from cells.services.sockets.namespaces import run_in_each
+from cells.services.sockets.termination import SocketKernel
 
 _INDEX: Final = bytes(4)
 
@@ -86,3 +90,49 @@ class KernelSocketHooks:
     @property
     def _pins(self) -> Path:
         return self._agent.programs_dir / "socketlb" / "links" / "cgroup"
+
+
+class KernelSockets:
+    """The real :class:`~cells.services.sockets.termination.SocketKernel`."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    @staticmethod
+    def provided(maps: Maps) -> SocketKernel:
+        """Those of this node."""
+        return KernelSockets(maps)
+
+    def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
+        for held in (self._maps.reverse_sk4, self._maps.reverse_sk6):
+            with map_by_id(held.id, held.spec.name) as table:  # this thread's own
+                for key, value in table.items():
+                    yield ReverseSkKey.unpack(key), ReverseSk.unpack(value)
+
+    def end(self, sent: Iterable[ReverseSkKey], protocols: Iterable[int], *, pods: bool) -> int:
+        wanted = {(key.cookie, key.ip, key.port): key for key in sent}
+        ended: list[ReverseSkKey] = []
+
+        def work() -> bool:
+            with SocketDiag() as diag:
+                for protocol in protocols:
+                    found = [
+                        each
+                        for each in diag.with_peers(protocol)
+                        if (each.cookie, each.peer, each.port) in wanted
+                    ]
+                    for each in found:
+                        key = wanted.pop((each.cookie, each.peer, each.port))
+                        if diag.destroy(each, protocol):
+                            ended.append(key)
+            return bool(wanted)
+
+        run_in_each(work, others=pods)
+        self._forget(ended)
+        return len(ended)
+
+    def _forget(self, keys: Iterable[ReverseSkKey]) -> None:
+        maps = self._maps
+        with map_by_id(maps.reverse_sk4.id) as table4, map_by_id(maps.reverse_sk6.id) as table6:
+            for key in keys:
+                (table4 if key.ip.version == 4 else table6).delete(key.pack())

@@ -17,8 +17,10 @@ from cells import config, maps
 from cells.datapath import DatapathSettings
 from cells.maps import IpcacheKey, IpcacheValue, Maps, ReverseSk, ReverseSkKey
 from cells.services import sockets
+from cells.services.control import ServedFrontend
+from cells.services.control.served import served_frontends
 from cells.services.sockets import SocketLB
-from lifecycle import Hive, invoke
+from lifecycle import Hive, Table, invoke, provide
 from lifecycle import config as settings_of
 from tests.kernel.datapath_services.services import Services
 from tests.support.cgroups import join
@@ -42,6 +44,7 @@ class Served:
     sockets: SocketLB
     maps: Maps
     services: Services
+    table: Table[ServedFrontend]
 
     def remembered(self, client: socket.socket, backend: str, port: int) -> ReverseSk | None:
         """What the socket asked for when it was sent to the backend."""
@@ -60,6 +63,11 @@ class Served:
         ]
         return {(str(key.ip), key.port) for key in keys if key.cookie == cookie}
 
+    def tell(self, *told: ServedFrontend) -> None:
+        """The agent serves these frontends now, and no others."""
+        with self.table.txn() as rows:
+            rows.replace_all(told)
+
     def belongs_to(self, ip: str, identity: int) -> None:
         """Whose address that is."""
         self.maps.ipcache.update(
@@ -72,13 +80,14 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     """A node that serves what is in its maps to this process and its children."""
     join(group)
 
-    def use(used: SocketLB, tables: Maps) -> None: ...
+    def use(used: SocketLB, tables: Maps, rows: Table[ServedFrontend]) -> None: ...
 
     hive = Hive(
         config.cell,
         maps.cell,
         settings_of(DatapathSettings),
         sockets.cell,
+        provide(served_frontends),
         invoke(use),
         settings=SMALL
         | {"bpf-lb-sock": "true", "cgroup-root": str(group)}
@@ -86,7 +95,8 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     )
     async with hive.started():
         tables = hive.get(Maps)
-        yield Served(hive.get(SocketLB), tables, Services({table.spec.name: table for table in tables.all()}))
+        written = Services({table.spec.name: table for table in tables.all()})
+        yield Served(hive.get(SocketLB), tables, written, hive.get(Table[ServedFrontend]))
 
 
 def cookie_of(client: socket.socket) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cells.services.model import BackendState, ServiceFlag
+from hive.lab.namespaces import hold
 from hive.syscalls import set_loopback_up
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
 from tests.kernel.sockets.place import HOST, REMOTE_NODE, serving
@@ -30,8 +31,9 @@ CLIENTS = {
 
 
 def a_pod() -> Namespaces:
-    """A network namespace with nothing but its loopback device."""
+    """A network namespace with nothing but its loopback device, pinned as container runtimes do."""
     pod = new_netns()
+    hold(pod.net, Path("/run/netns/pod"))
     with inside(pod):
         set_loopback_up()
     return pod

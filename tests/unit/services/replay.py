@@ -51,6 +51,7 @@ def options_of(config: Json) -> LoadBalancerOptions:
     """The recorded options; protocols are not told apart, as in the recorded tree."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
+    given.setdefault("enable_session_affinity", given.get("kube_proxy_replacement", True))
     return msgspec.convert(
         {key: value for key, value in given.items() if key in known} | {"bpf_lb_proto_diff": False},
         LoadBalancerOptions,

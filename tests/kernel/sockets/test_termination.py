@@ -1,0 +1,151 @@
+"""Sockets whose backend is removed end; those of others, however alike, do not."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cells.services.control import Address, ServedFrontend
+from cells.services.control import Backend as ServiceBackend
+from cells.services.model import Frontend, FrontendKey, ServiceName, ServiceType
+from lifecycle.testing import eventually
+from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
+from tests.kernel.sockets.place import Served, serving
+from tests.kernel.sockets.test_clients import TCP, UDP, V4, V6, a_pod
+from tests.support.cgroups import cgroup
+from tests.support.namespaces import in_node, inside
+
+__all__ = ["cgroup", "in_node"]
+pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
+
+GONE, STAYS = "127.0.0.1", "127.0.0.2"
+OTHER = "10.96.0.11"
+
+
+async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: int = 17) -> None:
+    """These services have these backends from now on, in the maps and in the agent's table."""
+    told = []
+    for number, (vip, backends) in enumerate(services, 1):
+        node.services.serve(
+            vip,
+            [Backend(number * 10 + at, ip) for at, ip in enumerate(backends)],
+            number=number,
+            protocol=protocol,
+        )
+        frontend = Frontend(
+            FrontendKey(Address(ip_address(vip), PORT, protocol)),
+            ServiceType.CLUSTER_IP,
+            ServiceName("shop", f"web-{number}"),
+            tuple(ServiceBackend(Address(ip_address(ip), TARGET, protocol)) for ip in backends),
+        )
+        told.append(ServedFrontend(number, frontend))
+    node.tell(*told)
+    await anyio.wait_all_tasks_blocked()  # the agent has seen it
+
+
+@contextmanager
+def connected(ip: str, port: int = PORT, family: int = V4) -> Iterator[socket.socket]:
+    with socket.socket(family, UDP) as caller:
+        caller.connect((ip, port))
+        yield caller
+
+
+def fault(caller: socket.socket) -> int:
+    """What the socket's owner is told, once."""
+    return caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def peer(caller: socket.socket) -> bool:
+    try:
+        caller.getpeername()
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN  # noqa: PT017
+        return False
+    return True
+
+
+async def test_only_sockets_that_the_service_sent_to_the_backend_end(in_node: None, cgroup: Path) -> None:
+    pod = a_pod()
+    async with serving(cgroup) as node:
+        await serve(node, (VIP, (GONE,)), (OTHER, (GONE,)))
+        with inside(pod):
+            of_pod = socket.socket(V4, UDP)
+        with (
+            of_pod,
+            connected(VIP) as own,
+            connected(f"::ffff:{VIP}", family=V6) as mapped,
+            connected(OTHER) as of_another_service,
+            connected(GONE, TARGET) as direct,
+            connected(VIP) as moved,
+            socket.socket(V4, UDP) as unconnected,
+            socket.socket(V4, TCP) as stream,
+        ):
+            of_pod.connect((VIP, PORT))
+            unconnected.sendto(b"question", (VIP, PORT))
+            moved.connect((GONE, TARGET))  # the same address, but by itself
+            stream.bind((GONE, 0))
+            await serve(node, (VIP, (STAYS,)), (OTHER, (GONE,)))
+            await eventually(lambda: not peer(own) and not peer(mapped) and not peer(of_pod))
+            assert {fault(own), fault(mapped), fault(of_pod)} == {errno.ECONNABORTED}
+            assert peer(of_another_service)
+            assert peer(direct)
+            assert peer(moved)
+            assert fault(of_another_service) == fault(direct) == fault(moved) == fault(unconnected) == 0
+            own.connect((VIP, PORT))
+            assert node.backends_of(own) == {(STAYS, TARGET)}
+
+
+async def test_sockets_of_ipv6_end_too(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup) as node:
+        await serve(node, (VIP6, ("::1",)))
+        with connected(VIP6, family=V6) as caller:
+            await serve(node, (VIP6, ()))
+            await eventually(lambda: not peer(caller))
+
+
+async def test_what_went_while_no_agent_ran_is_found(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup) as node:
+        await serve(node, (VIP, (GONE,)))
+        caller = socket.socket(V4, UDP)
+        caller.connect((VIP, PORT))
+    async with serving(cgroup) as node:
+        await serve(node, (VIP, (STAYS,)))
+        await eventually(lambda: not peer(caller))
+        caller.close()
+
+
+async def test_sockets_of_pods_stay_when_told_so(in_node: None, cgroup: Path) -> None:
+    pod = a_pod()
+    async with serving(cgroup, bpf_lb_sock_terminate_pod_connections="false") as node:
+        await serve(node, (VIP, (GONE,)))
+        with inside(pod):
+            of_pod = socket.socket(V4, UDP)
+        with of_pod, connected(VIP) as own:
+            of_pod.connect((VIP, PORT))
+            await serve(node)
+            await eventually(lambda: not peer(own))
+            assert peer(of_pod)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_connections_end_only_when_asked_for(in_node: None, cgroup: Path, asked: bool) -> None:
+    async with serving(cgroup, bpf_lb_sock_terminate_all_protos=str(asked).lower()) as node:
+        await serve(node, (VIP, (GONE,)), protocol=0)
+        with (
+            socket.socket(V4, TCP) as server,
+            socket.socket(V4, TCP) as caller,
+            connected(VIP) as datagrams,
+        ):
+            server.bind((GONE, TARGET))
+            server.listen()
+            caller.connect((VIP, PORT))
+            await serve(node, (VIP, ()), protocol=0)
+            await eventually(lambda: not peer(datagrams))
+            assert (fault(caller) == errno.ECONNABORTED) == asked
