@@ -74,6 +74,9 @@ UNSET: Final = {
     "operator.prometheus.serviceMonitor.relabelings": "array",
     "operator.prometheus.serviceMonitor.metricRelabelings": "array",
     "policyAuditMode": "boolean",
+    "labels": "string",
+    "socketLB.hostNamespaceOnly": "boolean",
+    "socketLB.terminatePodConnections": "boolean",
     "cni.readCniConf": "string",
 }
 """The types of values that have no default."""
