@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, masquerade, tunnel, unserved
 from cells.api import Api, StartedDaemon
-from cells.cluster import allocation, apiservers, endpoints, identity, ipcache, node_ids, nodes, remote_nodes
+from cells.cluster import (
+    allocation,
+    apiservers,
+    endpoints,
+    identity,
+    ipcache,
+    kvstore,
+    node_ids,
+    nodes,
+    remote_nodes,
+    shared,
+)
 from cells.cni import config as cni_config
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
@@ -59,12 +70,14 @@ agent = module(
     controllers.cell,
     datapath.cell,
     ipam.cell,
+    kvstore.cell,
     identity.cell,
     allocation.cell,
     ipcache.cell,
     nodes.cell,
     remote_nodes.cell,
     apiservers.cell,
+    shared.cell,
     endpoints.cell,
     node_ids.cell,
     router.cell,

@@ -34,6 +34,7 @@ from cells.api.server import Api
 from cells.api.tables import health as health_table
 from cells.api.tables import statedb
 from cells.api.times import ApiTimes
+from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.cni.server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
@@ -85,6 +86,7 @@ def facts(
     masquerades: list[Member[MasqueradeReport]],
     chaining: ChainingSettings,
     kubernetes: KubernetesAPI | None,
+    kvstore: KVStore | None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
     return NodeView(
@@ -104,6 +106,7 @@ def facts(
         route_mtu=route_mtu,
         tunnel=tunnel,
         kubernetes=kubernetes,
+        kvstore=kvstore,
         masquerading=next((one.now for one in masquerades), Masquerading),
     )
 

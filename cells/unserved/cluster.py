@@ -10,9 +10,6 @@ from cells.unserved.refusal import UnservedSettings
 class UnservedCluster(UnservedSettings, frozen=True):
     """Identities and addresses that nodes share."""
 
-    kvstore: str = ""
-    """No kvstore is used yet."""
-
     cluster_id: int = 0
     """Several clusters are not connected yet."""
 

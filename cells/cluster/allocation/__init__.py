@@ -1,17 +1,35 @@
-"""Identities that all nodes of a cluster agree upon: CiliumIdentity objects of an API server.
+"""Identities that all nodes of a cluster agree upon: by keys of the kvstore, or CiliumIdentity objects.
 
-Source and writer: objects fill the table ``identities``; labels without an object get one.
-Needs:  KubernetesAPI, Table[CiliumIdentity], Identities.   Gives: ClusterAllocator.
+Source and writer: keys or objects fill the table ``identities``; labels that have none get one.
+Needs:  KVStore, Table[NodeAddress]; KubernetesAPI, Table[CiliumIdentity]; Identities.
+Gives:  ClusterAllocator.
 Why:    a number says the same on every node, so only one place can give it. While that is away endpoints go
         on with what they have, and what nobody has a number for waits.
 """
 
 from cells.cluster.allocation.allocator import CiliumIdentityAllocator
 from cells.cluster.allocation.settings import AllocationMode, AllocationSettings
+from cells.cluster.allocation.shared import SharedIdentities
+from cells.cluster.allocation.store import KVStoreAllocator
+from cells.cluster.allocation.store_watch import KVStoreIdentityWatch
 from cells.cluster.allocation.watch import CiliumIdentityWatch
 from cells.cluster.identity import CLUSTER, ClusterAllocator, NodeAllocator
+from cells.cluster.kvstore import KVStore
 from cells.kubernetes import CiliumIdentity, KubernetesAPI, KubernetesSettings
-from lifecycle import Health, Logger, Table, config, invoke, module, provide
+from cells.node.addresses import NodeAddress
+from lifecycle import (
+    Health,
+    Hook,
+    Lifecycle,
+    Logger,
+    Table,
+    UsageError,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 __all__ = ["AllocationMode", "AllocationSettings", "cell"]
 
@@ -29,15 +47,59 @@ def identity_objects(
     )
 
 
-def cluster_allocator(settings: KubernetesSettings, objects: CiliumIdentityAllocator) -> ClusterAllocator:
-    """Whoever agrees with the other nodes; this node alone where there is no API server."""
-    return objects if settings.asks_api_server else NodeAllocator(CLUSTER)
+def identity_keys(
+    settings: AllocationSettings,
+    store: KVStore,
+    shared: SharedIdentities,
+    addresses: Table[NodeAddress],
+    health: Health,
+    log: Logger,
+) -> KVStoreAllocator:
+    """Numbers by keys; used where there is a kvstore."""
+
+    def node() -> str:
+        own = sorted((row.ip for row in addresses.all()), key=lambda ip: ip.version)
+        return str(own[0]) if own else ""
+
+    grace = settings.identity_change_grace_period
+    return KVStoreAllocator(store, shared, node, grace, health=health.child("allocate"), log=log)
+
+
+def mode(settings: AllocationSettings, store: KVStore) -> AllocationMode:
+    """How nodes agree: without a kvstore by objects."""
+    return settings.identity_allocation_mode if store.enabled else AllocationMode.CRD
+
+
+def cluster_allocator(
+    settings: KubernetesSettings,
+    mode: AllocationMode,
+    objects: CiliumIdentityAllocator,
+    keys: KVStoreAllocator,
+    store: KVStore,
+    lifecycle: Lifecycle,
+) -> ClusterAllocator:
+    """Whoever agrees with the other nodes; this node alone where there is neither kvstore nor API server."""
+    if mode is AllocationMode.KVSTORE:
+        return keys
+    if settings.asks_api_server:
+        return objects
+
+    async def check() -> None:
+        raise UsageError(
+            "identity-allocation-mode=crd: there is no API server, and numbers of this node alone cannot be"
+            f" shared through kvstore={store.settings.kvstore}: set it to kvstore"
+        )
+
+    if store.enabled:
+        lifecycle.append(Hook("check how nodes agree upon identities", check))
+    return NodeAllocator(CLUSTER)
 
 
 cell = module(
     "identity-allocation",
     "Identities that all nodes agree upon",
     config(AllocationSettings),
-    provide(identity_objects, cluster_allocator, CiliumIdentityWatch),
-    invoke(CiliumIdentityWatch),
+    provide(identity_objects, identity_keys, cluster_allocator, CiliumIdentityWatch),
+    provide_private(mode, SharedIdentities, KVStoreIdentityWatch),
+    invoke(CiliumIdentityWatch, KVStoreIdentityWatch),
 )

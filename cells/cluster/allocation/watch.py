@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from cells.cluster.allocation.allocator import CiliumIdentityAllocator
 from cells.cluster.allocation.objects import HEARTBEAT, labels_of, meaning
+from cells.cluster.allocation.settings import AllocationMode
 from cells.cluster.identity import CLUSTER, Identities
 from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI, KubernetesSettings
 from lifecycle import Change, Jobs, Logger, Table
@@ -26,6 +27,7 @@ class CiliumIdentityWatch:
         objects: CiliumIdentityAllocator,
         api: KubernetesAPI,
         settings: KubernetesSettings,
+        mode: AllocationMode,
         *,
         jobs: Jobs,
         log: Logger,
@@ -36,10 +38,11 @@ class CiliumIdentityWatch:
         self._api = api
         self._writes = settings.asks_api_server
         self._log = log
-        self._first = identities.table.initializer("CiliumIdentity objects")
         self._known: set[str] = set()
         """The names of the objects that were taken in."""
-        jobs.observe("identities", self._rounds, self._follow)
+        if mode is AllocationMode.CRD:
+            self._first = identities.table.initializer("CiliumIdentity objects")
+            jobs.observe("identities", self._rounds, self._follow)
 
     async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""

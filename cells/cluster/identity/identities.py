@@ -75,6 +75,8 @@ class Identities:
             Scope.LOCAL: self._local,
             Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
         }
+        self.used: Table[Identity] = Table("identities-in-use", key=lambda identity: identity.id)
+        """Those of pods that somebody on this node has."""
         self._references: Counter[int] = Counter()
         self._cluster: set[int] = set()
         """Those that the cluster knows: they are listed whether or not anybody here has them."""
@@ -92,6 +94,7 @@ class Identities:
                 return None
             found = self._add(number, labels)
         self._references[found.id] += 1
+        self._note_use(found.id)
         return found
 
     async def acquire(self, labels: Labels, former: int = 0) -> Identity:
@@ -120,6 +123,7 @@ class Identities:
         self._references[number] -= 1
         if not self._references[number]:
             del self._references[number]
+            self._note_use(number)
             if scope_of(number) not in FIXED:
                 allocator = self._allocators[scope_of(number)]
                 allocator.release(number)
@@ -184,11 +188,7 @@ class Identities:
 
     def in_use(self) -> dict[int, Labels]:
         """The numbers of pods that somebody on this node has, and what they stand for."""
-        return {
-            number: known.labels
-            for number, count in self._references.items()
-            if count and scope_of(number) is Scope.CLUSTER and (known := self.table.get(number)) is not None
-        }
+        return {row.id: row.labels for row in self.used.all()}
 
     def grace(self, number: int) -> float:
         """Seconds until every node can be taken to know what the number stands for."""
@@ -230,6 +230,17 @@ class Identities:
     def _put(self, row: Identity) -> None:
         with self.table.txn() as rows:
             rows.put(row)
+        self._note_use(row.id)
+
+    def _note_use(self, number: int) -> None:
+        """Who has it on this node, and for what labels, may have changed."""
+        if scope_of(number) is Scope.CLUSTER:
+            known = self.table.get(number) if self._references[number] else None
+            with self.used.txn() as rows:
+                if known is None:
+                    rows.delete(number)
+                else:
+                    rows.put(known)
 
     def _drop(self, number: int) -> None:
         with self.table.txn() as rows:

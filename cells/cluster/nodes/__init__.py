@@ -1,8 +1,8 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
-Source and controller: Table[Node] and Table[CiliumNode] in, the table ``nodes`` out. A CiliumNode counts
-        before a Node; this node's row is what its agent has found and chosen, and what it writes to its
-        CiliumNode (and, with annotate-k8s-node, to its Node).
+Source and controller: Table[Node], Table[CiliumNode] and ToldNodes in, the table ``nodes`` out. What the
+        kvstore tells counts before a CiliumNode, and that before a Node; this node's row is what its agent
+        has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 Needs:  AgentConfig, IpamSettings, Kubernetes' tables; Router and NodeAddresses for this node's row.
 Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources and this node are known),
         AssignedPodCIDRs (Ipam waits for it), ReadTable[InternalIP] (for NodeAddresses), NodeSettings.
@@ -10,13 +10,13 @@ Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources an
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Annotated, cast
 
 from cells.cluster.nodes.annotate import NodeAnnotations
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_node
+from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_ip, parse_node
 from cells.cluster.nodes.publish import CiliumNodePublisher
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import NodeReader
@@ -24,7 +24,18 @@ from cells.config import AgentConfig
 from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
 from cells.kubernetes import CiliumNode, Node
 from cells.node.addresses import InternalIP
-from lifecycle import ReadTable, Table, Tables, after, config, invoke, module, provide, provide_private
+from lifecycle import (
+    Named,
+    ReadTable,
+    Table,
+    Tables,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 __all__ = [
     "CILIUM_INTERNAL_IP",
@@ -36,10 +47,15 @@ __all__ = [
     "NodeReader",
     "NodeSettings",
     "ParsedNode",
+    "ToldNodes",
     "cell",
     "parse_cilium_node",
+    "parse_ip",
     "parse_node",
 ]
+
+ToldNodes = Annotated[ReadTable[ClusterNode], Named("told")]
+"""Nodes that something else than objects tells of, by ``cluster/name``: they count before objects."""
 
 
 def reader(agent: AgentConfig, ipam: IpamSettings, settings: NodeSettings) -> NodeReader:
@@ -52,15 +68,22 @@ def node_table(
     cilium_nodes: Table[CiliumNode],
     read: NodeReader,
     local: LocalNodeStore,
+    others: ToldNodes | None,
     tables: Tables,
 ) -> ReadTable[ClusterNode]:
     """The table ``nodes``, by ``cluster/name``."""
     told = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-told"
     )
+    if others is not None:
+        told = told.outer_join(others, _second_first, name="nodes-shared")
     table = told.outer_join(local.table, _own_first, name="nodes", indexes={"address": _addresses})
     tables.add(table)
     return table
+
+
+def _second_first(told: ClusterNode | None, other: ClusterNode | None) -> ClusterNode:
+    return other or cast("ClusterNode", told)
 
 
 def _own_first(told: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:

@@ -31,6 +31,7 @@ __all__ = [
     "InternalIP",
     "NodeAddress",
     "NodeAddresses",
+    "address_table",
     "cell",
     "choose",
     "direct_routing_device",

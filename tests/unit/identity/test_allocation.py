@@ -12,12 +12,13 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster import allocation, identity
+from cells.cluster import allocation, identity, kvstore
 from cells.cluster.allocation.objects import body, candidates, labels_of
 from cells.cluster.identity import Identities, Identity
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes import CiliumIdentity
-from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, supply
+from cells.node.addresses import address_table
+from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.apiserver import Fault, on
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
@@ -63,8 +64,10 @@ async def agent(folder: Path, one: Cluster | None) -> AsyncIterator[Agent]:
     options = (
         {} if one is None else {"k8s-kubeconfig-path": kubeconfig(folder, one.url), "k8s-client-qps": "0"}
     )
-    cells = (kubernetes.cell, identity.cell, allocation.cell, supply(known), invoke(needed))
-    async with Hive(*cells, settings=options).started() as hive:
+    parts = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell)
+    async with Hive(
+        *parts, supply(known), provide(address_table), invoke(needed), settings=options
+    ).started() as hive:
         yield Agent(hive)
 
 

@@ -38,7 +38,6 @@ def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
         tmp_path,
         enable_ipsec="false",
         kube_proxy_replacement="false",
-        kvstore="",
         restore="true",
         enable_host_legacy_routing="false",
         container_ip_local_reserved_ports="",

@@ -7,7 +7,7 @@ Gives: NodeFacts, configuration_model, host_addressing, requested_configuration,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cells.api.models import v1 as models
 from cells.api.models.status import Masquerading
@@ -76,6 +76,10 @@ class NodeFacts:
     """Whether routes of pods on other plugins' links get the MTU."""
     tunnel_protocol: str = ""
     """How packets reach other nodes; empty: as they are."""
+    kvstore: str = ""
+    """The store that nodes share; empty: none."""
+    kvstore_options: Mapping[str, str] = field(default_factory=dict)
+    """How it is reached."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
@@ -109,7 +113,9 @@ def configuration_model(
             realized=spec,
             immutable={},
             daemon_configuration_map=dict(settings),
-            kvstore_configuration=models.KVStoreConfiguration(),
+            kvstore_configuration=models.KVStoreConfiguration(
+                type=node.kvstore, options=dict(node.kvstore_options) or None
+            ),
             datapath_mode=DATAPATH_MODE,
             device_mtu=node.mtu,
             route_mtu=node.route_mtu or node.mtu,

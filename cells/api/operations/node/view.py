@@ -13,6 +13,7 @@ from cells.api.models import status as wire
 from cells.api.operations.node.cluster_nodes import node_element
 from cells.api.operations.node.config_mapping import NodeFacts
 from cells.api.operations.status.mapping import StatusFacts
+from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
 from cells.datapath import Datapath, MonitorNotifications
@@ -51,6 +52,7 @@ class NodeView:
         route_mtu: RouteMtu,
         tunnel: TunnelSettings,
         kubernetes: KubernetesAPI | None = None,
+        kvstore: KVStore | None = None,
         masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
     ) -> None:
         self._config = config
@@ -69,6 +71,7 @@ class NodeView:
         self._route_mtu = route_mtu
         self._tunnel = tunnel
         self._kubernetes = kubernetes
+        self._kvstore = kvstore
         self._masquerading = masquerading
 
     def node(self) -> NodeFacts:
@@ -83,6 +86,8 @@ class NodeView:
             debug=log_level() == "debug",
             chaining=self._chaining,
             route_mtu_in_chains=self._route_mtu_in_chains,
+            kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
+            kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
         )
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
@@ -131,8 +136,17 @@ class NodeView:
             map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
             monitor=self._monitor(),
             kubernetes=kubernetes_status(self._kubernetes),
+            kvstore=kvstore_status(self._kvstore),
             masquerading=self._masquerading(),
         )
+
+
+def kvstore_status(store: KVStore | None) -> wire.Status:
+    """How the store that nodes share is."""
+    if store is None:
+        return wire.Status(state="Disabled")
+    state = store.state()
+    return wire.Status(state=state.state, msg=state.message)
 
 
 def kubernetes_status(server: KubernetesAPI | None) -> wire.KubernetesStatus:

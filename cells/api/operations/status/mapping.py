@@ -59,6 +59,8 @@ class StatusFacts:
     """None when the monitor is off."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
     """How the API server is."""
+    kvstore: wire.Status = DISABLED
+    """How the store that nodes share is."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
 
 
@@ -147,7 +149,7 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         modules=[module_health(module) for module in status.modules if module.level != "unknown"],
         node_monitor=facts.monitor,
         cni_file=cni_file(status),
-        kvstore=DISABLED,
+        kvstore=facts.kvstore,
         kubernetes=facts.kubernetes,
         kube_proxy_replacement=wire.ProxyReplacement(
             mode="False",

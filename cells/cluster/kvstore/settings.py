@@ -1,0 +1,138 @@
+"""Which key-value store nodes share what they know by, and how it is reached.
+
+Needs: nothing.   Gives: KVStoreSettings, StoreOptions.
+Source: Cilium 1.17, kvstore, kvstore-opt and the options of its etcd client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import msgspec
+
+from lifecycle import Duration, Settings, minutes, refuse, seconds
+
+SHORTEST_LEASE: Final = seconds(25)
+LONGEST_LEASE: Final = Duration(24 * 3600)
+
+
+class StoreOptions(msgspec.Struct, frozen=True):
+    """``kvstore-opt``, read."""
+
+    addresses: tuple[str, ...] = ()
+    """``etcd.address``: where etcd is; several are separated by commas."""
+    config: str = ""
+    """``etcd.config``: path of etcd's own client configuration, YAML."""
+    qps: float = 20.0
+    """``etcd.qps``: requests a second in the long run, once everything is known."""
+    bootstrap_qps: float = 10000.0
+    """``etcd.bootstrapQps``: requests a second until then."""
+    max_inflight: int = 20
+    """``etcd.maxInflight``: requests at once."""
+    limit: int = 256
+    """``etcd.limit``: keys of one answer to a list."""
+    keepalive_heartbeat: Duration = seconds(15)
+    """``etcd.keepaliveHeartbeat``: how often a silent connection is asked whether it still is one."""
+    keepalive_timeout: Duration = seconds(25)
+    """``etcd.keepaliveTimeout``: how long it may take to answer."""
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("expected a whole number above 0")
+    return int(text)
+
+
+def _path(text: str) -> str:
+    if not PurePosixPath(text).is_absolute():
+        raise ValueError("expected an absolute path")
+    return text
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    found = tuple(each.strip() for each in text.split(",") if each.strip())
+    if not found:
+        raise ValueError("expected an address, as in http://127.0.0.1:2379")
+    return found
+
+
+def _duration(text: str) -> Duration:
+    found = Duration.parse(text)
+    if found <= 0:
+        raise ValueError("expected a time above 0, as in 15s")
+    return found
+
+
+READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "etcd.address": ("addresses", _addresses),
+    "etcd.config": ("config", _path),
+    "etcd.qps": ("qps", _number),
+    "etcd.bootstrapQps": ("bootstrap_qps", _number),
+    "etcd.maxInflight": ("max_inflight", _number),
+    "etcd.limit": ("limit", _number),
+    "etcd.keepaliveHeartbeat": ("keepalive_heartbeat", _duration),
+    "etcd.keepaliveTimeout": ("keepalive_timeout", _duration),
+}
+
+
+class KVStoreSettings(Settings, frozen=True):
+    """The key-value store that nodes share identities, addresses of pods and nodes by."""
+
+    kvstore: str = ""
+    """Which store: etcd, or none when empty."""
+
+    kvstore_opt: Mapping[str, str] = {}
+    """How it is reached: etcd.address or etcd.config (a YAML file: endpoints, trusted-ca-file, cert-file,
+    key-file); further etcd.qps, etcd.bootstrapQps, etcd.maxInflight, etcd.limit, etcd.keepaliveHeartbeat and
+    etcd.keepaliveTimeout."""
+
+    kvstore_lease_ttl: Duration = minutes(15)
+    """How long what this node tells stays in the store once its agent is silent, from 25s to 24h."""
+
+    kvstore_periodic_sync: Duration = minutes(5)
+    """How often what this node tells is compared with what the store holds."""
+
+    kvstore_connectivity_timeout: Duration = minutes(2)
+    """How long the allocation of an identity may take before it is begun anew."""
+
+    kvstore_max_consecutive_quorum_errors: int = 2
+    """How many looks at the store may fail in a row before the agent's status is a failure."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a store."""
+        return bool(self.kvstore)
+
+    @property
+    def options(self) -> StoreOptions:
+        """``kvstore-opt``, read."""
+        values = {READ[key][0]: READ[key][1](text) for key, text in self.kvstore_opt.items()}
+        return StoreOptions(**values)
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.kvstore not in {"", "etcd"}:
+            yield f"kvstore={self.kvstore}: expected etcd, or leave it unset"
+        for key, text in self.kvstore_opt.items():
+            if key not in READ:
+                yield f"kvstore-opt: {key}: expected one of {', '.join(READ)}"
+                continue
+            try:
+                READ[key][1](text)
+            except ValueError as error:
+                yield f"kvstore-opt: {key}={text}: {error}"
+        if self.enabled and not {"etcd.address", "etcd.config"} & set(self.kvstore_opt):
+            yield "kvstore=etcd: expected where it is in kvstore-opt: etcd.address=URL or etcd.config=FILE"
+        if not SHORTEST_LEASE <= self.kvstore_lease_ttl <= LONGEST_LEASE:
+            yield f"kvstore-lease-ttl={self.kvstore_lease_ttl}: expected from 25s to 24h"
+        for name in ("kvstore_periodic_sync", "kvstore_connectivity_timeout"):
+            if getattr(self, name) <= 0:
+                yield f"{name.replace('_', '-')}={getattr(self, name)}: expected a time above 0"
+        if self.kvstore_max_consecutive_quorum_errors < 1:
+            count = self.kvstore_max_consecutive_quorum_errors
+            yield f"kvstore-max-consecutive-quorum-errors={count}: expected 1 or more"

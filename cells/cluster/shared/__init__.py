@@ -1,0 +1,35 @@
+"""What nodes tell each other through the store: themselves, and whose their pods' addresses are.
+
+Source and controller: keys of the store in; rows of the table ``nodes`` and claims in the ipcache out. This
+        node and its endpoints in; its own keys out.
+Needs:  KVStore, Table[Endpoint], Table[Pod], ReadTable[ClusterNode], Ipcache, Identities.
+Gives:  ToldNodes, which the table ``nodes`` is made of; SharedTables.
+Why:    without an API server, and with so many pods that it would be too much for one.
+"""
+
+from __future__ import annotations
+
+from cells.cluster.nodes import ToldNodes
+from cells.cluster.shared.claims import SharedClaims
+from cells.cluster.shared.published import SharedKeys
+from cells.cluster.shared.tables import SharedTables
+from lifecycle import invoke, module, provide
+
+__all__ = ["SharedTables", "cell"]
+
+
+def shared_nodes(shared: SharedTables) -> ToldNodes:
+    """Nodes that the store tells of."""
+    return shared.nodes
+
+
+def keep(keys: SharedKeys, claims: SharedClaims) -> None:
+    """They are told, and followed, whether or not anybody asks."""
+
+
+cell = module(
+    "shared",
+    "What nodes tell each other through the store",
+    provide(SharedTables, shared_nodes, SharedKeys, SharedClaims),
+    invoke(keep),
+)

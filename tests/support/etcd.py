@@ -1,0 +1,161 @@
+"""Debian's etcd as a test's own: started, killed, frozen, emptied, compacted.
+
+Needs: etcd (etcd-server).   Gives: Etcd.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from aetcd import rpc
+
+from tests.support.waiting import eventually
+
+
+class Etcd:
+    """One member on ports of its own; its data is below `directory`."""
+
+    def __init__(self, directory: Path, tls: Mapping[str, Path] | None = None) -> None:
+        """``tls``: paths of ``ca``, ``cert`` and ``key``; clients need certificates of the same authority."""
+        self.directory = directory
+        self.port, self._peer = _free_ports()
+        self._tls = tls
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, and wait until it answers."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        peer = f"http://127.0.0.1:{self._peer}"
+        arguments = {
+            "name": "test",
+            "data-dir": str(self.directory / "data"),
+            "listen-client-urls": self.url,
+            "advertise-client-urls": self.url,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"test={peer}",
+            "heartbeat-interval": "20",
+            "election-timeout": "200",
+        }
+        if self._tls:
+            arguments |= {
+                "cert-file": str(self._tls["cert"]),
+                "key-file": str(self._tls["key"]),
+                "trusted-ca-file": str(self._tls["ca"]),
+                "client-cert-auth": "true",
+            }
+        log = (self.directory / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                ["etcd", *(f"--{name}={value}" for name, value in arguments.items())],
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            eventually(self._answers)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """kill -9, and start it again with its data."""
+        self.kill()
+        self.start()
+
+    def empty(self) -> None:
+        """Have it begin with nothing when it starts next."""
+        shutil.rmtree(self.directory / "data")
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    # What somebody does with it by hand
+
+    def all(self, prefix: str = "") -> dict[str, str]:
+        """Keys of the prefix with their values."""
+        begin = prefix.encode() or b"\0"
+        end = begin[:-1] + bytes([begin[-1] + 1]) if prefix else b"\0"
+        with self._channel() as channel:
+            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=begin, range_end=end), timeout=5)
+        return {kv.key.decode(): kv.value.decode() for kv in answer.kvs}
+
+    def lease_of(self, key: str) -> int:
+        """The lease of a key, 0 without one."""
+        with self._channel() as channel:
+            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=key.encode()), timeout=5)
+        return int(answer.kvs[0].lease)
+
+    def put(self, key: str, value: str) -> None:
+        """Write a key."""
+        with self._channel() as channel:
+            rpc.KVStub(channel).Put(rpc.PutRequest(key=key.encode(), value=value.encode()), timeout=5)
+
+    def delete(self, key: str) -> None:
+        """Delete a key."""
+        with self._channel() as channel:
+            rpc.KVStub(channel).DeleteRange(rpc.DeleteRangeRequest(key=key.encode()), timeout=5)
+
+    def revoke(self, lease: int) -> None:
+        """End a lease."""
+        with self._channel() as channel:
+            rpc.LeaseStub(channel).LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=5)
+
+    def compact(self) -> None:
+        """Forget all history."""
+        with self._channel() as channel:
+            kv = rpc.KVStub(channel)
+            revision = kv.Range(rpc.RangeRequest(key=b"\0"), timeout=5).header.revision
+            kv.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=5)
+
+    @contextmanager
+    def _channel(self) -> Iterator[grpc.Channel]:
+        assert self._tls is None
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}", options=options) as channel:
+            yield channel
+
+    def _answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError((self.directory / "log").read_text()[-2000:])
+        if self._tls:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return True
+        self.all("/nothing")
+        return True
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def installed() -> bool:
+    """Whether there is an etcd to test with."""
+    return shutil.which("etcd", path=os.defpath) is not None

@@ -1,0 +1,155 @@
+"""Identities that nodes agree upon through etcd: the same number for the same labels, on every node, for good."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+
+import anyio
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import allocation, identity, kvstore
+from cells.cluster.allocation.shared import encode
+from cells.cluster.identity import CLUSTER, Identities
+from cells.config import AgentConfig, AgentSettings
+from cells.ipam import Family
+from cells.node.addresses import NodeAddress, address_table
+from cells.node.addresses.choice import Origin
+from lifecycle import Hive, Lifecycle, StartError, Table, invoke, provide, supply
+from lifecycle.testing import eventually
+from tests.support.etcd import Etcd
+
+pytestmark = pytest.mark.anyio
+
+WEB = ("k8s:app.kubernetes.io/name=web", "k8s:app=web", "k8s:io.kubernetes.pod.namespace=default")
+DB = ("k8s:app=db", "k8s:empty", "k8s:io.kubernetes.pod.namespace=default")
+STATE = "cilium/state/identities/v1/"
+WEB_TEXT = "k8s:app=web;k8s:app.kubernetes.io/name=web;k8s:io.kubernetes.pod.namespace=default;"
+
+
+@asynccontextmanager
+async def agent(etcd: Etcd, number: int = 1, **more: str) -> AsyncIterator[Identities]:
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    parts = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell, supply(known), provide(address_table))
+    settings = {
+        "kvstore": "etcd",
+        "kvstore-opt": f"etcd.address={etcd.url}",
+        "kvstore-periodic-sync": "300ms",
+    }
+    hive = Hive(*parts, invoke(needed), settings=settings | more)
+    async with hive.started():
+        with hive.get(Table[NodeAddress]).txn() as rows:
+            rows.put(NodeAddress(Family.IPV4, ip_address(f"192.0.2.{number}"), Origin.DEVICE))
+        yield hive.get(Identities)
+
+
+def needed(_: Identities, __: Table[NodeAddress]) -> None: ...
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await eventually(condition, within=15)
+
+
+def keys(etcd: Etcd, kind: str) -> dict[str, str]:
+    prefix = f"{STATE}{kind}/"
+    return {key.removeprefix(prefix): value for key, value in etcd.all(prefix).items()}
+
+
+async def test_the_keys_are_ciliums(etcd: Etcd) -> None:
+    async with agent(etcd) as identities:
+        web = await identities.acquire(WEB)
+        assert web.id in CLUSTER
+        assert keys(etcd, "id") == {str(web.id): WEB_TEXT}
+        assert keys(etcd, "value") == {f"{WEB_TEXT}/192.0.2.1": str(web.id)}
+        assert not etcd.lease_of(f"{STATE}id/{web.id}")
+        assert etcd.lease_of(f"{STATE}value/{WEB_TEXT}/192.0.2.1")
+        await until(lambda: not keys(etcd, "locks"))
+
+
+async def test_nodes_that_want_the_same_labels_at_once_get_the_same_number(etcd: Etcd) -> None:
+    async with agent(etcd, 1) as one, agent(etcd, 2) as other:
+        found: dict[str, set[int]] = {"web": set(), "db": set()}
+
+        async def ask(which: str, at: Identities) -> None:
+            found[which].add((await at.acquire(WEB if which == "web" else DB)).id)
+
+        async with anyio.create_task_group() as tasks:
+            for at in (one, other, one, other):
+                tasks.start_soon(ask, "web", at)
+                tasks.start_soon(ask, "db", at)
+        (web,), (db,) = found["web"], found["db"]
+        assert keys(etcd, "id") == {str(web): encode(WEB), str(db): encode(DB)}
+        await until(lambda: len(keys(etcd, "value")) == 4)
+
+
+async def test_a_node_knows_what_the_others_numbers_stand_for(etcd: Etcd) -> None:
+    async with agent(etcd, 1) as one, agent(etcd, 2) as other:
+        web = await one.acquire(WEB)
+        await until(lambda: other.by_labels(WEB) == web)
+        etcd.put(f"{STATE}id/4711", "k8s:app=told;")  # as a Cilium agent would
+        await until(lambda: other.get(4711))
+        etcd.delete(f"{STATE}id/4711")
+        await until(lambda: other.get(4711) is None)
+
+
+async def test_a_nodes_key_goes_with_its_last_use_and_the_number_stays(etcd: Etcd) -> None:
+    async with agent(etcd) as identities:
+        web = await identities.acquire(WEB)
+        identities.release(web.id)
+        await until(lambda: not keys(etcd, "value"))
+        assert keys(etcd, "id") == {str(web.id): WEB_TEXT}
+        assert (await identities.acquire(WEB)).id == web.id
+        await until(lambda: keys(etcd, "value"))
+
+
+async def test_keys_of_what_is_in_use_are_made_again(etcd: Etcd) -> None:
+    async with agent(etcd) as identities:
+        web = await identities.acquire(WEB)
+        await until(lambda: str(web.id) in keys(etcd, "id"))
+        etcd.delete(f"{STATE}id/{web.id}")
+        etcd.delete(f"{STATE}value/{WEB_TEXT}/192.0.2.1")
+        await until(lambda: keys(etcd, "id") == {str(web.id): WEB_TEXT} and keys(etcd, "value"))
+
+
+async def test_a_number_survives_a_store_that_began_anew(etcd: Etcd) -> None:
+    async with agent(etcd, 1) as one, agent(etcd, 2) as other:
+        web = await one.acquire(WEB)
+        await until(lambda: other.get(web.id))
+        etcd.kill()
+        etcd.empty()
+        etcd.start()
+        await until(lambda: keys(etcd, "id") == {str(web.id): WEB_TEXT} and keys(etcd, "value"))
+        assert other.get(web.id) is not None
+
+
+async def test_a_restart_keeps_its_numbers_while_the_store_is_away(etcd: Etcd) -> None:
+    async with agent(etcd) as identities:
+        web = await identities.acquire(WEB)
+    etcd.kill()
+    async with agent(etcd) as identities:
+        assert (await identities.acquire(WEB, web.id)).id == web.id
+        assert identities.acquire_now(DB) is None, "nobody can say which number that is to have"
+        etcd.start()
+        with anyio.fail_after(15):
+            assert (await identities.acquire(DB)).id != web.id
+        await until(lambda: len(keys(etcd, "value")) == 2)
+
+
+async def test_a_lock_of_somebody_who_died_is_waited_for(etcd: Etcd) -> None:
+    lock = f"{STATE}locks/{WEB_TEXT}.lock/1"
+    etcd.put(lock, "")
+    async with agent(etcd) as identities, anyio.create_task_group() as tasks:
+        tasks.start_soon(identities.acquire, WEB)
+        await until(lambda: len(keys(etcd, "locks")) == 2)
+        assert not keys(etcd, "id")
+        etcd.delete(lock)
+        await until(lambda: keys(etcd, "id"))
+
+
+async def test_objects_that_nobody_has_cannot_be_asked_for(etcd: Etcd) -> None:
+    with pytest.raises(StartError, match="identity-allocation-mode=crd: there is no API server"):
+        async with agent(etcd, **{"identity-allocation-mode": "crd"}):
+            pass

@@ -1,0 +1,170 @@
+"""The store: what is followed there, what is told, and what becomes of both when etcd is away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cells.cluster import kvstore
+from cells.cluster.kvstore import KVStore, OwnKey, PrefixWatch, keep_keys
+from lifecycle import Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
+from lifecycle.testing import eventually
+from tests.support.etcd import Etcd
+
+pytestmark = pytest.mark.anyio
+
+
+class Row(OwnKey, frozen=True):
+    """A key less its prefix, and its value."""
+
+
+class Followed:
+    """Keys of ``their/`` as a table, and a table whose rows become keys of ``our/``."""
+
+    def __init__(self, store: KVStore, jobs: Jobs, tables: Tables) -> None:
+        self.store = store
+        self.theirs: Table[Row] = Table("theirs", key=lambda row: row.key)
+        self.ours: Table[OwnKey] = Table("ours", key=lambda row: row.key)
+        self._first = self.ours.initializer()
+        self._first.done()
+        jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, Row, scope="their", grace=0.3))
+        self.kept = keep_keys(store, self.ours, jobs=jobs, tables=tables)
+
+    def told(self) -> dict[str, str]:
+        return {row.key: row.value.decode() for row in self.theirs.all()}
+
+    def tell(self, *rows: OwnKey) -> None:
+        with self.ours.txn() as txn:
+            txn.replace_all(rows)
+
+
+@asynccontextmanager
+async def following(etcd: Etcd, **more: str) -> AsyncIterator[Followed]:
+    cell = module("test", "Follows and tells", kvstore.cell, provide(Followed), invoke(Followed))
+    settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}", "kvstore-lease-ttl": "25s"}
+    async with Hive(cell, settings=settings | more).started() as hive:
+        yield hive.get(Followed)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await eventually(condition, within=15)
+
+
+async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    async with following(etcd) as found:
+        await found.theirs.wait_initialized()
+        assert found.told() == {"a": "1"}
+        etcd.put("their/b", "2")
+        etcd.delete("their/a")
+        await until(lambda: found.told() == {"b": "2"})
+        assert found.store.state().state == "Ok"
+
+
+async def test_what_happened_while_etcd_was_down_is_seen_after(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    async with following(etcd) as found:
+        await until(lambda: found.store.state().state == "Ok")
+        etcd.kill()
+        await until(lambda: "consecutive-errors=" in found.store.state().message)
+        assert found.told() == {"a": "1"}, "what is known stays in force"
+        etcd.start()
+        etcd.put("their/b", "2")
+        await until(lambda: found.told() == {"a": "1", "b": "2"})
+
+
+async def test_history_that_was_compacted_is_made_up_for(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    async with following(etcd) as found:
+        await found.theirs.wait_initialized()
+        etcd.freeze()  # what is written from here on reaches the watch by its history alone
+        etcd.thaw()
+        etcd.kill()
+        etcd.start()
+        etcd.delete("their/a")
+        etcd.put("their/b", "2")
+        etcd.compact()
+        await until(lambda: found.told() == {"b": "2"})
+
+
+async def test_what_a_store_that_began_anew_misses_stays_for_a_while(etcd: Etcd) -> None:
+    for name in "abc":
+        etcd.put(f"their/{name}", "1")
+    async with following(etcd) as found:
+        await found.theirs.wait_initialized()
+        found.tell(OwnKey("our/x", b"1"))
+        await until(lambda: etcd.all("our/") == {"our/x": "1"})
+        etcd.kill()
+        etcd.empty()
+        etcd.start()
+        await until(lambda: etcd.all("our/") == {"our/x": "1"})
+        etcd.put("their/b", "2")
+        await until(lambda: found.told().get("b") == "2")
+        await until(lambda: found.told() == {"b": "2"})
+
+
+async def test_keys_are_told_kept_and_taken_back(etcd: Etcd) -> None:
+    async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
+        found.tell(OwnKey("our/x", b"1"), OwnKey("our/y", b"1"))
+        await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
+        etcd.delete("our/x")
+        etcd.put("our/y", "somebody's")
+        await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
+        found.tell(OwnKey("our/x", b"2"))
+        await until(lambda: etcd.all("our/") == {"our/x": "2"})
+
+
+async def test_a_lost_lease_is_made_up_for(etcd: Etcd) -> None:
+    async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
+        found.tell(OwnKey("our/x", b"1"))
+        await until(lambda: etcd.all("our/") == {"our/x": "1"})
+        lease = etcd.lease_of("our/x")
+        assert lease
+        etcd.revoke(lease)
+        await until(lambda: etcd.all("our/") == {"our/x": "1"} and etcd.lease_of("our/x") != lease)
+        assert found.store.generation, "others' keys may have gone as well: all is read anew"
+
+
+async def test_a_key_that_is_another_nodes_by_now_is_left_alone(etcd: Etcd) -> None:
+    async with following(etcd) as found:
+        found.tell(OwnKey("our/x", b"here"))
+        await until(lambda: etcd.all("our/") == {"our/x": "here"})
+        etcd.put("our/x", "there")
+        found.tell(OwnKey("our/y", b"here"))
+        await until(lambda: etcd.all("our/").get("our/y") == "here")
+        await found.kept.wait_realised("our/x")
+        assert etcd.all("our/") == {"our/x": "there", "our/y": "here"}
+
+
+async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
+    etcd.kill()
+    async with following(etcd) as found:
+        await until(lambda: "refused" in found.store.state().message)
+        assert found.store.state().state == "Failure"
+        assert not found.theirs.initialized, "nothing may be taken for gone"
+        found.tell(OwnKey("our/x", b"1"))
+        etcd.start()
+        etcd.put("their/a", "1")
+        await until(lambda: etcd.all("our/") == {"our/x": "1"})
+        await until(lambda: found.told() == {"a": "1"})
+        await until(lambda: "has-quorum=true: http" in found.store.state().message)
+        assert found.store.state().message.startswith("etcd: 1/1 connected, leases=1, lock leases=0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kvstore": "consul"}, "kvstore=consul: expected etcd, or leave it unset"),
+        ({"kvstore": "etcd"}, "kvstore=etcd: expected where it is in kvstore-opt"),
+        ({"kvstore-opt": "etcd.adress=x"}, "kvstore-opt: etcd.adress: expected one of etcd.address"),
+        ({"kvstore-opt": "etcd.qps=0"}, "kvstore-opt: etcd.qps=0: expected a whole number above 0"),
+        ({"kvstore-opt": "etcd.config=here"}, "kvstore-opt: etcd.config=here: expected an absolute path"),
+        ({"kvstore-lease-ttl": "24s"}, "kvstore-lease-ttl=24s: expected from 25s to 24h"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        Hive(kvstore.cell, settings=settings).check()
+    assert told in str(error.value)

@@ -1,0 +1,107 @@
+"""Values of keys, as Cilium's agents write and read them."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address, ip_address, ip_network
+
+from cells.cluster.ipcache import Source
+from cells.cluster.kvstore import IPS
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.shared.addresses import NamedPort, address_keys, read_address
+from cells.cluster.shared.nodes import node_key, read_node
+from tests.unit.ciliumendpoint.test_objects import endpoint
+
+CILIUMS_NODE = {
+    "Name": "runtime1",
+    "Cluster": "default",
+    "IPAddresses": [
+        {"Type": "InternalIP", "IP": "10.0.2.15"},
+        {"Type": "CiliumInternalIP", "IP": "10.11.0.1"},
+    ],
+    "IPv4AllocCIDR": {"IP": "10.11.0.0", "Mask": "//8AAA=="},
+    "IPv4SecondaryAllocCIDRs": None,
+    "IPv6AllocCIDR": {"IP": "f00d::a0f:0:0:0", "Mask": "//////////////////8AAA=="},
+    "IPv6SecondaryAllocCIDRs": None,
+    "IPv4HealthIP": "10.11.0.9",
+    "IPv6HealthIP": "",
+    "ClusterID": 0,
+    "Source": "local",
+    "EncryptionKey": 0,
+    "Labels": {"zone": "a"},
+    "Annotations": None,
+    "NodeIdentity": 1,
+    "WireguardPubKey": "",
+    "BootID": "b",
+    "SomethingNew": {"of": "a later version"},
+}
+
+
+def test_a_node_of_ciliums_is_read() -> None:
+    node = read_node("default/runtime1", json.dumps(CILIUMS_NODE).encode())
+    assert node is not None
+    assert node.source is Source.KVSTORE
+    assert [(each.type, str(each.ip)) for each in node.addresses] == [
+        ("InternalIP", "10.0.2.15"),
+        ("CiliumInternalIP", "10.11.0.1"),
+    ]
+    assert node.ipv4_alloc_cidrs == (ip_network("10.11.0.0/16"),)
+    assert node.ipv6_alloc_cidrs == (ip_network("f00d::a0f:0:0:0/112"),)
+    assert node.health == (IPv4Address("10.11.0.9"),)
+
+
+def test_a_node_is_read_as_it_was_written() -> None:
+    node = ClusterNode(
+        cluster="default",
+        name="n1",
+        source=Source.KVSTORE,
+        addresses=(
+            NodeIP(INTERNAL_IP, ip_address("192.0.2.1")),
+            NodeIP(CILIUM_INTERNAL_IP, ip_address("fd00::1")),
+        ),
+        ipv4_alloc_cidrs=(ip_network("10.1.0.0/24"), ip_network("10.2.0.0/24")),
+        ipv6_alloc_cidrs=(ip_network("fd00::/112"),),
+        labels={"a": "b"},
+        boot_id="x",
+    )
+    key = node_key(node)
+    assert key.key == "cilium/state/nodes/v1/default/n1"
+    assert json.loads(key.value)["IPv4AllocCIDR"] == {"IP": "10.1.0.0", "Mask": "////AA=="}
+    assert read_node("default/n1", key.value) == node
+
+
+def test_what_is_no_node_is_none() -> None:
+    assert read_node("default/n1", b"{") is None
+    assert read_node("default/n1", json.dumps(CILIUMS_NODE).encode()) is None, "another one's name"
+    odd = CILIUMS_NODE | {"Name": "n1", "IPv4AllocCIDR": {"IP": "10.0.0.0", "Mask": "AP8A/w=="}}
+    node = read_node("default/n1", json.dumps(odd).encode())
+    assert node is not None
+    assert not node.ipv4_alloc_cidrs
+
+
+def test_an_address_of_ciliums_is_read() -> None:
+    value = (
+        b'{"IP":"10.11.0.7","Mask":null,"HostIP":"192.0.2.2","ID":26655,"Key":3,"Metadata":'
+        b'"cilium-global:default:runtime1:26655","K8sNamespace":"default","K8sPodName":"web",'
+        b'"NamedPorts":[{"Name":"http","Port":80,"Protocol":"TCP"}]}'
+    )
+    found = read_address("10.11.0.7", value)
+    assert found is not None
+    claim = found.claim
+    assert (str(claim.prefix), claim.identity, claim.encrypt_key) == ("10.11.0.7/32", 26655, 3)
+    assert (claim.source, str(claim.tunnel_endpoint)) == (Source.KVSTORE, "192.0.2.2")
+    assert (found.namespace, found.pod, found.ports) == ("default", "web", (NamedPort("http", 80, "TCP"),))
+
+
+def test_what_is_no_address_is_none() -> None:
+    for key, value in (("10.0.0.1", b"{"), ("web", b'{"ID":300}'), ("10.0.0.1", b'{"IP":"10.0.0.1"}')):
+        assert read_address(key, value) is None
+
+
+def test_an_endpoint_has_a_key_for_each_address() -> None:
+    row = endpoint(identity=300)
+    keys = list(address_keys(row, "n1", ip_address("192.0.2.1"), [], 0))
+    assert [key.key for key in keys] == [f"{IPS}{ip}" for ip in row.addresses]
+    told = json.loads(keys[-1].value)
+    assert (told["ID"], told["HostIP"], told["Mask"]) == (300, "192.0.2.1", None)
+    assert told["Metadata"] == f"cilium-global:default:n1:{row.id}"
