@@ -234,7 +234,7 @@ class Identities:
 
     def _note_use(self, number: int) -> None:
         """Who has it on this node, and for what labels, may have changed."""
-        if scope_of(number) is Scope.CLUSTER:
+        if number in CLUSTER:
             known = self.table.get(number) if self._references[number] else None
             with self.used.txn() as rows:
                 if known is None:

@@ -1,6 +1,6 @@
 """The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
 
-Needs: a made node (hive.lab.node).   Gives: start, wait_ready, api_socket, running, terminate, crash.
+Needs: a made node (hive.lab.node).   Gives: start, wait_ready, api_socket, running, terminate, crash, birth.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         )
     # It is found again by its pid: we do not wait for it as its parent.
     process.returncode = 0
-    _pidfile(lab).write_text(f"{process.pid} {_birth(process.pid)}")
+    _pidfile(lab).write_text(f"{process.pid} {birth(process.pid)}")
     return process.pid
 
 
@@ -84,10 +84,10 @@ def api_socket(pid: int) -> Path:
 def running(lab: Lab) -> int | None:
     """The pid of the node's agent, if it runs."""
     try:
-        pid, birth = _pidfile(lab).read_text().split()
+        pid, born = _pidfile(lab).read_text().split()
     except (FileNotFoundError, ValueError):
         return None
-    return int(pid) if _birth(int(pid)) == birth else None
+    return int(pid) if birth(int(pid)) == born else None
 
 
 def terminate(lab: Lab, within: float = 10.0) -> bool:
@@ -131,7 +131,7 @@ def _pidfile(lab: Lab) -> Path:
     return lab.directory / "agent.pid"
 
 
-def _birth(pid: int) -> str | None:
+def birth(pid: int) -> str | None:
     """Start time, which tells a process from a later one with its pid (proc_pid_stat(5), field 22)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -16,6 +16,7 @@ from hive.lab import agent_process, pods
 from hive.lab.manifests import Manifests, namespace_object, node_objects, pod_object
 from hive.lab.network import LabNetwork, Place, make_network, remove_network
 from hive.lab.node import Lab, LabError, create, destroy, labs
+from hive.lab.store import Store
 
 MOST_NODES = 50
 TUNNEL = "--routing-mode=tunnel"
@@ -36,6 +37,11 @@ class Cluster:
     def network(self) -> LabNetwork:
         """What the nodes are joined by."""
         return LabNetwork(self.name)
+
+    @property
+    def store(self) -> Store:
+        """The etcd that the nodes share, if they were made with one."""
+        return Store(self.network)
 
     def node(self, number: int) -> Lab:
         """Node `number`, from 1, whether it exists or not."""
@@ -59,11 +65,18 @@ class Cluster:
         """Where one of its nodes stands."""
         return self.network.place(self.number(lab))
 
-    def make(self, count: int, segments: int) -> list[Lab]:
-        """Make what is missing of the network and of nodes 1 to `count`; those that were made."""
+    def make(self, count: int, segments: int, *, etcd: bool = False) -> list[Lab]:
+        """Make what is missing of the network and of nodes 1 to `count`; those that were made.
+
+        With `etcd` the nodes tell each other of themselves by it; objects tell each of its own.
+        """
         if not self.network.exists:
             remove_network(self.network)
             make_network(self.network, segments)
+            if etcd:
+                self.store.start()
+        elif etcd and not self.store.exists:
+            raise LabError(f"the nodes of {self.name} share no etcd: take them down first")
         elif self.network.segments != segments:
             raise LabError(
                 f"the network of {self.name} has {self.network.segments} segments: take it down first"
@@ -80,16 +93,24 @@ class Cluster:
                 self.manifests.join(lab)
                 made.append(lab)
         self.manifests.write("namespaces", [namespace_object()])
-        self.manifests.write(
-            "nodes", [one for lab in self.nodes() for one in node_objects(lab, self.place(lab))]
-        )
+        self._tell_nodes()
         return made
+
+    def _tell_nodes(self) -> None:
+        """Every node's objects to all; each its own where etcd tells of the others."""
+        objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
+        if self.store.exists:
+            for lab, own in objects.items():
+                Manifests([lab]).write("nodes", own)
+        else:
+            self.manifests.write("nodes", [one for own in objects.values() for one in own])
 
     def settings(self, more: Sequence[str] = ()) -> list[str]:
         """What every agent of the cluster is started with; ``more`` is what somebody asks for besides."""
+        found = ["--ipam=kubernetes", *self.store.settings]
         if TUNNEL in more:
-            return ["--ipam=kubernetes", *more]
-        found = ["--ipam=kubernetes", "--auto-direct-node-routes=true"]
+            return [*found, *more]
+        found += ["--auto-direct-node-routes=true"]
         # Between segments the router leads to the pods: it knows every range, as BGP would have told it.
         between = ["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else []
         return [*found, *between, *more]
@@ -113,13 +134,10 @@ class Cluster:
             agent_process.terminate(lab)
             pods_gone = lab.pods()
             destroy(lab)
-            left = self.nodes()
-            if left and self.network.exists:
-                manifests = self.manifests
+            if self.nodes() and self.network.exists:
                 for pod in pods_gone:
-                    manifests.remove(f"pod-{pod}")
-                manifests.write(
-                    "nodes", [one for each in left for one in node_objects(each, self.place(each))]
-                )
+                    self.manifests.remove(f"pod-{pod}")
+                self._tell_nodes()
         if not self.nodes():
+            self.store.remove()
             remove_network(self.network)

@@ -16,11 +16,16 @@ from hive.lab.node import Lab, LabError, exclusive, need_root
 from hive.output import document, output_option, table
 
 
-def up_cluster(cluster: Cluster, count: int, segments: int, pods: int, settings: tuple[str, ...]) -> None:
+def up_cluster(
+    cluster: Cluster, count: int, segments: int, pods: int, settings: tuple[str, ...], *, etcd: bool = False
+) -> None:
     """Make nodes 1 to `count` with running agents and pods; what is there already stays."""
     made: list[Lab] = []
     try:
-        made += cluster.make(count, segments)
+        made += cluster.make(count, segments, etcd=etcd)
+        if cluster.store.exists:
+            cluster.store.start()
+            click.echo(f"{cluster.name}    etcd at {cluster.store.address}, pid {cluster.store.pid}")
         _start_agents(cluster, settings)
         _add_pods(cluster, pods)
     except BaseException:

@@ -78,8 +78,15 @@ command.add_command(get)
     help="On how many networks its nodes stand in turn, with a router between them.",
 )
 @click.option("--tunnel", is_flag=True, help="Nodes reach each other's pods through VXLAN, not by routes.")
+@click.option("--etcd", is_flag=True, help="Nodes tell each other of themselves and their pods through etcd.")
 def up(
-    lab: Lab, count: int, nodes: int | None, segments: int, tunnel: bool, settings: tuple[str, ...]
+    lab: Lab,
+    count: int,
+    nodes: int | None,
+    segments: int,
+    tunnel: bool,
+    etcd: bool,
+    settings: tuple[str, ...],
 ) -> int:
     """Make a node with a running agent and pods; what is there already stays.
 
@@ -92,11 +99,13 @@ def up(
         return wrong
     if segments != 1 and nodes is None:
         raise LabError("--segments is of a cluster: say how many nodes it has with --nodes")
+    if etcd and nodes is None:
+        raise LabError("--etcd is of a cluster: say how many nodes it has with --nodes")
     if tunnel:
         settings = (TUNNEL, *settings)
     with _orderly(), exclusive():
         if nodes is not None:
-            up_cluster(Cluster.of(lab), nodes, segments, count, settings)
+            up_cluster(Cluster.of(lab), nodes, segments, count, settings, etcd=etcd)
         else:
             _up(lab, count, settings)
     return 0

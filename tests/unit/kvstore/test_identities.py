@@ -1,4 +1,4 @@
-"""Identities that nodes agree upon through etcd: the same number for the same labels, on every node, for good."""
+"""Identities that nodes agree upon through etcd: the same number for the same labels on every node."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ WEB_TEXT = "k8s:app=web;k8s:app.kubernetes.io/name=web;k8s:io.kubernetes.pod.nam
 @asynccontextmanager
 async def agent(etcd: Etcd, number: int = 1, **more: str) -> AsyncIterator[Identities]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
-    parts = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell, supply(known), provide(address_table))
+    parts = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell, provide(address_table))
     settings = {
         "kvstore": "etcd",
         "kvstore-opt": f"etcd.address={etcd.url}",
         "kvstore-periodic-sync": "300ms",
     }
-    hive = Hive(*parts, invoke(needed), settings=settings | more)
+    hive = Hive(*parts, supply(known), invoke(needed), settings=settings | more)
     async with hive.started():
         with hive.get(Table[NodeAddress]).txn() as rows:
             rows.put(NodeAddress(Family.IPV4, ip_address(f"192.0.2.{number}"), Origin.DEVICE))
@@ -151,5 +151,5 @@ async def test_a_lock_of_somebody_who_died_is_waited_for(etcd: Etcd) -> None:
 
 async def test_objects_that_nobody_has_cannot_be_asked_for(etcd: Etcd) -> None:
     with pytest.raises(StartError, match="identity-allocation-mode=crd: there is no API server"):
-        async with agent(etcd, **{"identity-allocation-mode": "crd"}):
+        async with agent(etcd, 1, **{"identity-allocation-mode": "crd"}):
             pass

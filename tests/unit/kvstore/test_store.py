@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from cells.cluster import kvstore
-from cells.cluster.kvstore import KVStore, OwnKey, PrefixWatch, keep_keys
+from cells.cluster.kvstore import (
+    KVStore,
+    OwnKey,
+    PrefixWatch,
+    StoreConfigError,
+    StoreOptions,
+    keep_keys,
+)
+from cells.cluster.kvstore.access import read_access
 from lifecycle import Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
@@ -168,3 +179,64 @@ async def test_settings_that_cannot_be_are_refused(settings: dict[str, str], tol
     with pytest.raises(SettingsError) as error:
         Hive(kvstore.cell, settings=settings).check()
     assert told in str(error.value)
+
+
+async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
+    files = certificates(tmp_path)
+    etcd = Etcd(tmp_path / "etcd", {"ca": files["ca"], "cert": files["server"], "key": files["server-key"]})
+    etcd.start()
+    config = tmp_path / "etcd.config"
+    told = {"endpoints": [etcd.url], "trusted-ca-file": str(files["ca"])}
+    try:
+        config.write_text(json.dumps(told))
+        async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
+            await until(lambda: "not able to connect" in found.store.state().message)
+        told |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
+        config.write_text(json.dumps(told))
+        async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
+            found.tell(OwnKey("their/x", b"1"))
+            await until(lambda: found.told() == {"x": "1"})
+    finally:
+        etcd.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file or directory"),
+        ("endpoints: 3", "Expected `array`, got `int` - at `$.endpoints`"),
+        ("{}", "endpoints: expected at least one address"),
+        ("endpoints: [ftp://x]", "endpoints: ftp://x: expected a URL"),
+        ("endpoints: [https://x]\ncert-file: /x", "cert-file and key-file belong together"),
+        ("endpoints: [https://x]\ntrusted-ca-file: /none", "/none: No such file or directory"),
+        ("insecure-skip-tls-verify: true", "insecure-skip-tls-verify is not supported"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_told_in_a_line(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    config = tmp_path / "etcd.config"
+    if text is not None:
+        config.write_text(text)
+    with pytest.raises(StoreConfigError) as error:
+        read_access(StoreOptions(config=str(config)))
+    assert str(error.value).startswith(f"etcd.config={config}: ")
+    assert told in str(error.value)
+
+
+def certificates(folder: Path) -> dict[str, Path]:
+    """An authority, a server for 127.0.0.1 and a client, made by openssl."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+
+    def made(name: str, *more: str) -> None:
+        files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
+        command = ["openssl", "req", "-x509", *key, "-subj", f"/CN={name}", *files, *more]
+        subprocess.run(command, check=True, capture_output=True)
+
+    made("ca")
+    signed = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
+    plain = [*signed, "-addext", "basicConstraints=critical,CA:FALSE"]
+    made("server", *plain, "-addext", "subjectAltName=IP:127.0.0.1")
+    made("client", *plain, "-addext", "extendedKeyUsage=clientAuth")
+    found = {name: folder / f"{name}.crt" for name in ("ca", "server", "client")}
+    return found | {f"{name}-key": folder / f"{name}.key" for name in ("server", "client")}

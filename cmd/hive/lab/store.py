@@ -1,0 +1,140 @@
+"""The store of a lab's cluster: Debian's etcd, in the network between the nodes.
+
+Needs: root; etcd (etcd-server).   Gives: Store.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hive.lab.agent_process import birth
+from hive.lab.children import undisturbed
+from hive.lab.network import LabNetwork, Place
+from hive.lab.node import LabError, wait_gone
+
+PORT = 2379
+READY_WITHIN = 20.0
+_SETTLE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The etcd of a cluster's network, whether it runs or not."""
+
+    network: LabNetwork
+
+    @property
+    def directory(self) -> Path:
+        """Its data, log and pid."""
+        return self.network.directory / "etcd"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster was made with one."""
+        return self.directory.is_dir()
+
+    @property
+    def address(self) -> str:
+        """Where agents reach it: the router of the first segment."""
+        return f"http://{Place(0, 0).routers[0]}:{PORT}"
+
+    @property
+    def settings(self) -> list[str]:
+        """What agents are started with."""
+        if not self.exists:
+            return []
+        return [
+            "--identity-allocation-mode=kvstore",
+            "--kvstore=etcd",
+            f"--kvstore-opt=etcd.address={self.address}",
+        ]
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid, if it runs."""
+        try:
+            pid, born = (self.directory / "pid").read_text().split()
+        except (FileNotFoundError, ValueError):
+            return None
+        return int(pid) if birth(int(pid)) == born else None
+
+    def start(self) -> None:
+        """Have it run, with the data it had. Raises LabError."""
+        program = shutil.which("etcd", path=f"{os.environ.get('PATH', '')}:{os.defpath}:/usr/sbin")
+        if program is None:
+            raise LabError("--etcd needs etcd: install it (Debian: apt install etcd-server)")
+        if self.pid is not None:
+            return
+        self.directory.mkdir(exist_ok=True)
+        command = [
+            program,
+            f"--data-dir={self.directory / 'data'}",
+            f"--listen-client-urls=http://0.0.0.0:{PORT}",
+            f"--advertise-client-urls={self.address}",
+            "--heartbeat-interval=50",
+            "--election-timeout=500",
+        ]
+        with self.network.open() as network, (self.directory / "log").open("ab") as log:
+            process = network.popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        process.returncode = 0  # it is found again by its pid
+        (self.directory / "pid").write_text(f"{process.pid} {birth(process.pid)}")
+        self._wait(process.pid)
+
+    def _wait(self, pid: int) -> None:
+        began = time.monotonic()
+        with self.network.open() as network:
+            while not network.run(_listens):
+                if wait_gone(pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
+                    lines = (self.directory / "log").read_text(errors="replace").splitlines()[-5:]
+                    raise LabError("etcd does not serve:\n" + "\n".join(f"  {line}" for line in lines))
+
+    def crash(self) -> None:
+        """Kill it with -9; its data stay. Raises LabError when it survives that."""
+        pid = self.pid
+        if pid is None:
+            return
+        for each in (signal.SIGCONT, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.kill(pid, each)
+        if not wait_gone(pid, 10.0):
+            raise LabError("etcd survives SIGKILL")
+        with suppress(ChildProcessError):  # another process started it
+            os.waitpid(pid, 0)
+
+    def freeze(self) -> None:
+        """Stop it (SIGSTOP); thaw() has it go on."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = self.pid
+        if pid is None:
+            raise LabError("etcd does not run")
+        os.kill(pid, number)
+
+    def remove(self) -> None:
+        """End it, with all it knows; nothing to do is fine."""
+        with undisturbed():
+            self.crash()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _listens() -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", PORT), timeout=1):
+            return True
+    except OSError:
+        return False
