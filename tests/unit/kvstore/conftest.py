@@ -10,12 +10,12 @@ import pytest
 from tests.support.etcd import Etcd, installed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"  # gRPC's only one
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
     """gRPC takes a process to have one event loop: what it still has to say of a closed one is an error."""
     yield
