@@ -22,8 +22,7 @@ import msgspec
 from cells.cluster.kvstore.access import EtcdAccess, read_access, target, tls_credentials
 from cells.cluster.kvstore.metrics import StoreMetrics
 from cells.cluster.kvstore.settings import StoreOptions
-from lifecycle import HiveError, RateLimit
-from lifecycle.tables.rate_limit import TokenBucket
+from lifecycle import HiveError
 
 TIMEOUT: Final = 10.0
 """Seconds that an answer may take."""
@@ -132,7 +131,7 @@ class EtcdClient:
         self._active = 0
         self._channel: Any = None
         self._slots = anyio.Semaphore(options.max_inflight)
-        self._bucket = _bucket(options.bootstrap_qps)
+        self._pace = _Pace(options.bootstrap_qps)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -157,7 +156,7 @@ class EtcdClient:
 
     def settle(self) -> None:
         """All is known: from here on the rate is that of ``etcd.qps``."""
-        self._bucket = _bucket(self._options.qps)
+        self._pace = _Pace(self._options.qps)
 
     async def lookup(self, key: str) -> KeyValue | None:
         """The key as all of etcd agrees it is."""
@@ -334,7 +333,7 @@ class EtcdClient:
 
     async def _call(self, kind: str, once: Callable[[Any], Any]) -> Any:
         async with self._slots:
-            await self._wait_for_rate()
+            await anyio.sleep(self._pace.pause())
             channel, began = self._open_channel(), time.perf_counter()
             try:
                 found = await once(channel)
@@ -343,11 +342,6 @@ class EtcdClient:
                 raise self._told(error, channel) from error
             self._metrics.asked(kind, time.perf_counter() - began, failed=False)
             return found
-
-    async def _wait_for_rate(self) -> None:
-        pause = self._bucket.pause()
-        self._bucket.take()  # of those who wait each waits for its own
-        await anyio.sleep(pause)
 
     def _told(self, error: Any, channel: Any) -> StoreError:
         """The error in words of this cell; where nobody answered the next address is tried next."""
@@ -398,8 +392,18 @@ def _brief(text: str) -> str:
     return re.sub(r"^UNKNOWN: \S+: ", "", text.rpartition("; last error: ")[2].strip())
 
 
-def _bucket(calls: float) -> TokenBucket:
-    return TokenBucket(RateLimit(calls, burst=max(1, int(calls))))
+class _Pace:
+    """So many calls a second, after a burst of as many."""
+
+    def __init__(self, calls: float) -> None:
+        self._interval = 1 / calls
+        self._next = 0.0
+
+    def pause(self) -> float:
+        """Seconds until the call may be made, which counts from here on."""
+        now = time.monotonic()
+        self._next = max(self._next, now - 1.0) + self._interval
+        return max(0.0, self._next - now)
 
 
 def _rpc() -> Any:
