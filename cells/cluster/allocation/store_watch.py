@@ -48,7 +48,7 @@ class KVStoreIdentityWatch:
         self._compare = jobs.timer("compare", self._restore_all, store.settings.kvstore_periodic_sync)
         store.on_return(self._compare.trigger)
         keys: Derived[OwnKey] = Derived("identity-keys", _keys, identities.used, addresses)
-        self._keys = keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
+        keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
 
     async def _rounds(self) -> AsyncIterator[list[Change[SharedIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""

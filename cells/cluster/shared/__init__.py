@@ -23,13 +23,9 @@ def shared_nodes(shared: SharedTables) -> ToldNodes:
     return shared.nodes
 
 
-def keep(keys: SharedKeys, claims: SharedClaims) -> None:
-    """They are told, and followed, whether or not anybody asks."""
-
-
 cell = module(
     "shared",
     "What nodes tell each other through the store",
     provide(SharedTables, shared_nodes, SharedKeys, SharedClaims),
-    invoke(keep),
+    invoke(SharedKeys, SharedClaims),
 )
