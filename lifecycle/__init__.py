@@ -79,6 +79,7 @@ from lifecycle.settings import (
 from lifecycle.tables import (
     LPM,
     BatchError,
+    BatchFailures,
     Change,
     Derived,
     Initializer,
@@ -106,6 +107,7 @@ __all__ = [
     "MAC",
     "Backoff",
     "BatchError",
+    "BatchFailures",
     "BuildError",
     "Cell",
     "Change",

@@ -21,7 +21,7 @@ import msgspec
 from cells.maps import Map, Maps
 from cells.masquerade.settings import MasqueradeSettings
 from lifecycle import (
-    BatchError,
+    BatchFailures,
     Health,
     Hook,
     Jobs,
@@ -173,14 +173,10 @@ class NetworkTarget:
 
     async def put(self, batch: Mapping[IPNetwork, MasqueradedNetwork]) -> None:
         """List networks. Raises BatchError."""
-        failures: dict[IPNetwork, Exception] = {}
-        for network in batch:
-            try:
-                self._of(network).update(key_of(network), b"\1")
-            except OSError as error:
-                failures[network] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for network in batch:
+                with failures.of(network):
+                    self._of(network).update(key_of(network), b"\1")
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
         """List them no more."""

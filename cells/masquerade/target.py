@@ -13,7 +13,7 @@ from typing import Protocol
 from cells.maps import DeviceConfig, Map
 from cells.masquerade.devices import NativeDevice
 from cells.node.netlink import NetlinkError
-from lifecycle import BatchError, ReadTable
+from lifecycle import BatchError, BatchFailures, ReadTable
 
 _INDEX = struct.Struct("<I")
 
@@ -59,15 +59,11 @@ class DeviceTarget:
 
     async def put(self, batch: Mapping[int, NativeDevice]) -> None:
         """Attach to devices. Raises BatchError; one that has gone is none of ours any more."""
-        failures: dict[int, Exception] = {}
-        for ifindex, device in batch.items():
-            try:
-                self._rows().update(_INDEX.pack(ifindex), device.config.pack())
-                self._programs.attach_device(ifindex)
-            except OSError as error:
-                failures[ifindex] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for ifindex, device in batch.items():
+                with failures.of(ifindex):
+                    self._rows().update(_INDEX.pack(ifindex), device.config.pack())
+                    self._programs.attach_device(ifindex)
 
     async def drop(self, batch: Collection[int]) -> None:
         """Leave devices alone again. Raises BatchError."""

@@ -19,7 +19,7 @@ from cells.node.netlink import NetlinkError
 from cells.tunnel.edges import TunnelLinks, TunnelMaps
 from cells.tunnel.network import FoundDevice
 from cells.tunnel.objects import ORDER, TunnelDevice, TunnelFacts, TunnelObject, TunnelPrograms
-from lifecycle import BatchError, HiveError, Logger
+from lifecycle import BatchError, BatchFailures, HiveError, Logger
 
 
 class TunnelAttach(Protocol):
@@ -71,14 +71,10 @@ class TunnelKernel:
 
     async def put(self, batch: Mapping[str, TunnelObject]) -> None:
         """Make them, those first that others need. Raises BatchError."""
-        failures: dict[str, Exception] = {}
-        for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
-            try:
-                await self._make(each)
-            except (OSError, HiveError) as error:
-                failures[each.key] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError, HiveError) as failures:
+            for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
+                with failures.of(each.key):
+                    await self._make(each)
 
     async def drop(self, batch: Collection[str]) -> None:
         """Have the programs forget the tunnel, then remove its device. Raises BatchError."""

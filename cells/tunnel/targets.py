@@ -14,7 +14,7 @@ from cells.ipam import IPNetwork
 from cells.maps import Maps, TunnelConfig, TunnelKey, TunnelValue, map_by_id
 from cells.tunnel.edges import TunnelMaps, TunnelRoutes
 from cells.tunnel.network import TunnelRoute
-from lifecycle import BatchError
+from lifecycle import BatchFailures
 
 HOST_LINK: Final = "cilium_host"
 
@@ -70,18 +70,14 @@ class EndpointRows:
         self._each(dict.fromkeys(batch))
 
     def _each(self, values: Mapping[TunnelKey, TunnelValue | None]) -> None:
-        failures: dict[TunnelKey, Exception] = {}
-        for key, value in values.items():
-            try:
-                if value is None:
-                    self._maps.drop_endpoint(key)
-                else:
-                    self._maps.put_endpoint(key, value)
-            except OSError as error:
-                failures[key] = error
-        self._maps.void_verdicts()  # flows to these networks go another way now
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for key, value in values.items():
+                with failures.of(key):
+                    if value is None:
+                        self._maps.drop_endpoint(key)
+                    else:
+                        self._maps.put_endpoint(key, value)
+            self._maps.void_verdicts()  # flows to these networks go another way now
 
 
 class NetworkRoutes:
@@ -96,22 +92,14 @@ class NetworkRoutes:
 
     async def put(self, batch: Mapping[IPNetwork, TunnelRoute]) -> None:
         """Set routes. Raises BatchError."""
-        failures: dict[IPNetwork, Exception] = {}
-        for route in batch.values():
-            try:
-                await self._kernel.set_route(HOST_LINK, route)
-            except OSError as error:
-                failures[route.key] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for route in batch.values():
+                with failures.of(route.key):
+                    await self._kernel.set_route(HOST_LINK, route)
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
         """Remove routes. Raises BatchError."""
-        failures: dict[IPNetwork, Exception] = {}
-        for destination in batch:
-            try:
-                await self._kernel.remove_route(HOST_LINK, destination)
-            except OSError as error:
-                failures[destination] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for destination in batch:
+                with failures.of(destination):
+                    await self._kernel.remove_route(HOST_LINK, destination)

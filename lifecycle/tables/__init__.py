@@ -13,11 +13,19 @@ from lifecycle.tables.registry import Tables
 from lifecycle.tables.snapshot import Snapshot
 from lifecycle.tables.snapshots import Snapshots, snapshot
 from lifecycle.tables.table import Initializer, Table, Transaction
-from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
+from lifecycle.tables.target import (
+    BatchError,
+    BatchFailures,
+    ObjectStatus,
+    ReconcileError,
+    Statistics,
+    Target,
+)
 
 __all__ = [
     "LPM",
     "BatchError",
+    "BatchFailures",
     "Change",
     "Changes",
     "Derived",

@@ -1,18 +1,19 @@
 """What a reconciler works on, and what it tells.
 
 Needs:  nothing.
-Gives:  Target, what is to be made equal to a table; BatchError, how one says which objects failed;
-        ObjectStatus, Statistics and ReconcileError, how a reconciler says what came of it.
+Gives:  Target, what is to be made equal to a table; BatchError, how one says which objects failed, and
+        BatchFailures; ObjectStatus, Statistics and ReconcileError, how a reconciler says what came of it.
 """
 
-from collections.abc import Collection, Hashable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
 from lifecycle.errors import HiveError
 
-__all__ = ["BatchError", "ObjectStatus", "ReconcileError", "Statistics", "Target"]
+__all__ = ["BatchError", "BatchFailures", "ObjectStatus", "ReconcileError", "Statistics", "Target"]
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
@@ -45,6 +46,40 @@ class BatchError(Exception):
     def __init__(self, failures: Mapping[Any, Exception]) -> None:
         super().__init__(f"{_objects(len(failures))} failed")
         self.failures = failures
+
+
+class BatchFailures:
+    """Tries every object of a batch: leaving it raises BatchError if any of them failed.
+
+    ::
+
+        with BatchFailures(OSError) as failures:
+            for key, row in batch.items():
+                with failures.of(key):
+                    write(key, row)
+    """
+
+    def __init__(self, *expected: type[Exception]) -> None:
+        """``expected``: what a failing object raises; anything else is raised at once."""
+        self._expected = expected
+        self._failures: dict[Hashable, Exception] = {}
+
+    @contextmanager
+    def of(self, key: Hashable) -> Iterator[None]:
+        """What is done inside is done to this object."""
+        try:
+            yield
+        except self._expected as error:
+            self._failures[key] = error
+
+    def __enter__(self) -> Self:
+        """Nothing has failed yet."""
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Raise BatchError, unless something else is on its way already."""
+        if kind is None and self._failures:
+            raise BatchError(self._failures)
 
 
 class ReconcileError(HiveError):

@@ -13,7 +13,7 @@ from anyio import to_thread
 from cells.cluster.node_ids.ids import NodeAddressID
 from cells.ipam import IPAddress
 from cells.maps import Maps, NodeKey, NodeValue, map_by_id
-from lifecycle import BatchError, ReadTable
+from lifecycle import BatchFailures, ReadTable
 
 
 class NodeMap(Protocol):
@@ -82,11 +82,7 @@ class NodeIDRows:
 
     @staticmethod
     def _each(batch: Collection[IPAddress], do: Callable[[IPAddress], object]) -> None:
-        failures: dict[IPAddress, Exception] = {}
-        for ip in batch:
-            try:
-                do(ip)
-            except OSError as error:
-                failures[ip] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for ip in batch:
+                with failures.of(ip):
+                    do(ip)

@@ -16,7 +16,7 @@ from cells.node.host_ip_sync.settings import HostIPSettings
 from cells.node.local_addresses import LocalAddresses
 from cells.node.router import Router
 from lifecycle import (
-    BatchError,
+    BatchFailures,
     HiveError,
     Hook,
     Jobs,
@@ -111,14 +111,10 @@ class HostEntries:
 
     @staticmethod
     def _each(batch: Iterable[IPNetwork], do: Callable[[IPNetwork], None]) -> None:
-        failures: dict[IPNetwork, Exception] = {}
-        for prefix in batch:
-            try:
-                do(prefix)
-            except OSError as error:
-                failures[prefix] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for prefix in batch:
+                with failures.of(prefix):
+                    do(prefix)
 
 
 class HostIPSync:

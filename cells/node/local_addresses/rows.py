@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from cells.ipam import IPAddress
 from cells.maps import LXC_HOST, LxcValue
-from lifecycle import BatchError, Logger, NotStartedError, ReadTable
+from lifecycle import BatchFailures, Logger, NotStartedError, ReadTable
 
 HOST: Final = LxcValue(flags=LXC_HOST)
 """What an address of the node itself has in cilium_lxc."""
@@ -124,11 +124,7 @@ class LxcRows:
         return LocalAddress(ip, value.is_host, None if value.is_host else value)
 
     def _each(self, values: Mapping[IPAddress, LxcValue | None]) -> None:
-        failures: dict[IPAddress, Exception] = {}
-        for ip, value in values.items():
-            try:
-                self.set(ip, value)
-            except OSError as error:
-                failures[ip] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for ip, value in values.items():
+                with failures.of(ip):
+                    self.set(ip, value)

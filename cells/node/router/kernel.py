@@ -32,7 +32,7 @@ from cells.node.router.pair import (
     is_right,
     lasting,
 )
-from lifecycle import BatchError, HiveError, Logger
+from lifecycle import BatchError, BatchFailures, HiveError, Logger
 
 
 class RouterPrograms(Protocol):
@@ -115,14 +115,10 @@ class RouterKernel:
 
     async def put(self, batch: Mapping[str, RouterObject]) -> None:
         """Make them, those first that others need. Raises BatchError."""
-        failures: dict[str, Exception] = {}
-        for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
-            try:
-                await self._make(each)
-            except (OSError, HiveError) as error:
-                failures[each.key] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError, HiveError) as failures:
+            for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
+                with failures.of(each.key):
+                    await self._make(each)
 
     async def drop(self, batch: Collection[str]) -> None:
         """Remove addresses, then routes. Raises BatchError.

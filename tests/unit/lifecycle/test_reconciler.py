@@ -10,6 +10,7 @@ import pytest
 
 from lifecycle import (
     BatchError,
+    BatchFailures,
     HealthStatus,
     Hive,
     Jobs,
@@ -459,3 +460,21 @@ async def test_a_derived_table_that_breaks_is_told_and_tried_again() -> None:
                 txn.put(Row("a", 1))
             await clock.advance(60)
             assert target.rows == {"a": Row("a", 6)}
+
+
+def test_what_fails_of_a_batch_is_collected_and_the_rest_is_done() -> None:
+    done = []
+
+    def write(error: Exception) -> None:
+        with BatchFailures(OSError) as failures:
+            for key in range(3):
+                with failures.of(key):
+                    if key == 1:
+                        raise error
+                    done.append(key)
+
+    with pytest.raises(BatchError, match="1 object failed") as caught:
+        write(OSError(28, "No space left on device"))
+    assert (done, list(caught.value.failures)) == ([0, 2], [1])
+    with pytest.raises(ValueError, match="a bug"):
+        write(ValueError("a bug"))

@@ -11,43 +11,6 @@
 #define UNREACHABLE_PORT6 4
 #define UNREACHABLE_HOPS 64
 
-/* The IPv4 header and 8 bytes, of TCP the whole header: see QUOTED. */
-static __always_inline int unreachable4(struct __sk_buff *skb, const struct flow *flow, mac_t host_mac, __u32 quoted)
-{
-	const __u32 inserted = sizeof(struct iphdr) + sizeof(struct icmphdr);
-	const __u32 length = ETH_HLEN + inserted + quoted;
-	struct icmphdr *message;
-	struct ethernet *eth;
-	struct iphdr *ip;
-
-	if (skb->len < ETH_HLEN + quoted)
-		return DROP(EGRESS, DROP_NO_SERVICE);
-	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
-	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
-		return DROP(EGRESS, DROP_WRITE_ERROR);
-	eth = packet_start(skb);
-	if ((void *)eth + length > packet_end(skb))
-		return DROP(EGRESS, DROP_INVALID);
-	ip = (void *)(eth + 1);
-	message = (void *)(ip + 1);
-	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
-	mac_write(eth->source, host_mac);
-	__builtin_memset(ip, 0, sizeof(*ip));
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tot_len = bpf_htons(inserted + quoted);
-	ip->ttl = UNREACHABLE_HOPS;
-	ip->protocol = IPPROTO_ICMP;
-	ip->saddr = flow->daddr.words[0];
-	ip->daddr = flow->saddr.words[0];
-	ip->check = fold(bpf_csum_diff(NULL, 0, (void *)ip, sizeof(*ip), 0));
-	__builtin_memset(message, 0, sizeof(*message));
-	message->type = ICMP_DEST_UNREACH;
-	message->code = UNREACHABLE_PORT;
-	message->checksum = fold(bpf_csum_diff(NULL, 0, (void *)message, sizeof(*message) + quoted, 0));
-	return answer_pod(skb);
-}
-
 /* It comes from the service, and from where the packet was sent on this link. */
 static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
@@ -73,7 +36,15 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 			       ? icmp6_error_send(skb, &error, host_mac, QUOTED_TCP)
 			       : icmp6_error_send(skb, &error, host_mac, QUOTED);
 	}
+	const struct icmp4_error error = {
+		.from = flow->daddr.words[0],
+		.to = flow->saddr.words[0],
+		.code = UNREACHABLE_PORT,
+		.hop_limit = UNREACHABLE_HOPS,
+		.too_short = DROP_NO_SERVICE,
+	};
+
 	return tcp && flow->l4 == ETH_HLEN + sizeof(struct iphdr)
-		       ? unreachable4(skb, flow, host_mac, sizeof(struct iphdr) + sizeof(struct tcphdr))
-		       : unreachable4(skb, flow, host_mac, sizeof(struct iphdr) + 8);
+		       ? icmp4_error_send(skb, &error, host_mac, QUOTED4_TCP)
+		       : icmp4_error_send(skb, &error, host_mac, QUOTED4);
 }

@@ -39,45 +39,6 @@ VERIFIED_ALONE exceeds(struct __sk_buff *skb, const struct flow *flow, __u32 mtu
 	return ip && ip->frag_off & bpf_htons(IP_DONT_FRAGMENT);
 }
 
-#define QUOTED4 (sizeof(struct iphdr) + 8) /* RFC 792 */
-#define QUOTED4_TCP (sizeof(struct iphdr) + sizeof(struct tcphdr)) /* see QUOTED_TCP */
-
-static __always_inline int frag_needed_send(struct __sk_buff *skb, const struct flow *flow, __be32 router, __u32 mtu,
-					    mac_t host_mac, __u32 quoted)
-{
-	const __u32 inserted = sizeof(struct iphdr) + sizeof(struct icmphdr);
-	const __u32 length = ETH_HLEN + inserted + quoted;
-	struct icmphdr *message;
-	struct ethernet *eth;
-	struct iphdr *ip;
-
-	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
-	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
-		return DROP(EGRESS, DROP_WRITE_ERROR);
-	eth = packet_start(skb);
-	if ((void *)eth + length > packet_end(skb))
-		return DROP(EGRESS, DROP_INVALID);
-	ip = (void *)(eth + 1);
-	message = (void *)(ip + 1);
-	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
-	mac_write(eth->source, host_mac);
-	__builtin_memset(ip, 0, sizeof(*ip));
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tot_len = bpf_htons(inserted + quoted);
-	ip->ttl = TOO_BIG_HOPS;
-	ip->protocol = IPPROTO_ICMP;
-	ip->saddr = router;
-	ip->daddr = flow->saddr.words[0];
-	ip->check = fold(bpf_csum_diff(NULL, 0, (void *)ip, sizeof(*ip), 0));
-	__builtin_memset(message, 0, sizeof(*message));
-	message->type = ICMP_DEST_UNREACH;
-	message->code = ICMP_FRAG_NEEDED;
-	message->sequence = bpf_htons(mtu); /* where an echo has it: RFC 1191, section 4 */
-	message->checksum = fold(bpf_csum_diff(NULL, 0, (void *)message, sizeof(*message) + quoted, 0));
-	return answer_pod(skb);
-}
-
 /* From the pod's gateway, on the link the packet came by. */
 VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mtu)
 {
@@ -88,9 +49,18 @@ VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mt
 	if (!flow || !node || !eth)
 		return DROP(EGRESS, DROP_INVALID);
 	host_mac = mac_read(eth->destination);
+	const struct icmp4_error error = {
+		.from = node->router_ip,
+		.to = flow->saddr.words[0],
+		.code = ICMP_FRAG_NEEDED,
+		.hop_limit = TOO_BIG_HOPS,
+		.too_short = DROP_INVALID,
+		.mtu = mtu,
+	};
+
 	if (flow->protocol == IPPROTO_TCP && flow->l4 == ETH_HLEN + sizeof(struct iphdr))
-		return frag_needed_send(skb, flow, node->router_ip, mtu, host_mac, QUOTED4_TCP);
-	return frag_needed_send(skb, flow, node->router_ip, mtu, host_mac, QUOTED4);
+		return icmp4_error_send(skb, &error, host_mac, QUOTED4_TCP);
+	return icmp4_error_send(skb, &error, host_mac, QUOTED4);
 }
 
 VERIFIED_ALONE too_big6(struct __sk_buff *skb, const struct flow *flow, __u32 mtu)

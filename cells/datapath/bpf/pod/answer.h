@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a pod with a message made of its own packet: errors of ICMPv6 (RFC 4443), and how any answer goes back. */
+/* Answers a pod with a message made of its own packet: errors of ICMP (RFC 792, RFC 4443), and how any answer goes back. */
 #pragma once
 
 #include <linux/if_packet.h>
@@ -41,6 +41,58 @@ static __always_inline int answer_pod(struct __sk_buff *skb)
 	bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(skb->ifindex, 0);
 }
+
+struct icmp4_error {
+	__be32 from;
+	__be32 to;
+	__u8 code;	/* of destination unreachable */
+	__u8 hop_limit;
+	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
+	__u16 mtu;	/* of fragmentation needed: RFC 1191, section 4 */
+};
+
+/* Make the packet an error about itself, and send it back: destination unreachable (RFC 792). */
+static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct icmp4_error *error, mac_t host_mac,
+					    __u32 quoted)
+{
+	const __u32 inserted = sizeof(struct iphdr) + sizeof(struct icmphdr);
+	const __u32 length = ETH_HLEN + inserted + quoted;
+	struct icmphdr *message;
+	struct ethernet *eth;
+	struct iphdr *ip;
+
+	if (skb->len < ETH_HLEN + quoted)
+		return DROP(EGRESS, error->too_short);
+	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
+	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	eth = packet_start(skb);
+	if ((void *)eth + length > packet_end(skb))
+		return DROP(EGRESS, DROP_INVALID);
+	ip = (void *)(eth + 1);
+	message = (void *)(ip + 1);
+	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
+	mac_write(eth->source, host_mac);
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tot_len = bpf_htons(inserted + quoted);
+	ip->ttl = error->hop_limit;
+	ip->protocol = IPPROTO_ICMP;
+	ip->saddr = error->from;
+	ip->daddr = error->to;
+	ip->check = fold(bpf_csum_diff(NULL, 0, (void *)ip, sizeof(*ip), 0));
+	__builtin_memset(message, 0, sizeof(*message));
+	message->type = ICMP_DEST_UNREACH;
+	message->code = error->code;
+	message->sequence = bpf_htons(error->mtu); /* where an echo has it */
+	message->checksum = fold(bpf_csum_diff(NULL, 0, (void *)message, sizeof(*message) + quoted, 0));
+	return answer_pod(skb);
+}
+
+/* How much of an IPv4 packet an error quotes: see below. */
+#define QUOTED4 (sizeof(struct iphdr) + 8) /* RFC 792 */
+#define QUOTED4_TCP (sizeof(struct iphdr) + sizeof(struct tcphdr))
 
 /* How much of the packet an error quotes: what its sender knows it by, and of TCP the whole header. To the kernel a
  * header whose checksum the device was to fill in may not be cut off before that.

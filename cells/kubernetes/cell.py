@@ -1,0 +1,104 @@
+"""How the cell of Kubernetes' objects is put together.
+
+Needs: Resources, KubernetesSettings.   Gives: cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cells.kubernetes.manifests import ManifestsSource, manifest_files
+from cells.kubernetes.objects import (
+    CILIUM_ENDPOINTS,
+    CILIUM_IDENTITIES,
+    CILIUM_NODES,
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SERVICES,
+    CiliumEndpoint,
+    CiliumIdentity,
+    CiliumNode,
+    EndpointSlice,
+    Namespace,
+    NetworkPolicy,
+    Node,
+    Pod,
+    Service,
+)
+from cells.kubernetes.resources import Resources, source_statuses
+from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.source.api_server import KubernetesAPI
+from cells.observe.metrics import Collector, Family
+from lifecycle import Member, Table, config, invoke, module, provide
+
+
+def pods(resources: Resources) -> Table[Pod]:
+    """The node's own pods."""
+    return resources.table(PODS)
+
+
+def namespaces(resources: Resources) -> Table[Namespace]:
+    """Every namespace."""
+    return resources.table(NAMESPACES)
+
+
+def nodes(resources: Resources) -> Table[Node]:
+    """Every node."""
+    return resources.table(NODES)
+
+
+def services(resources: Resources) -> Table[Service]:
+    """Every service."""
+    return resources.table(SERVICES)
+
+
+def endpoint_slices(resources: Resources) -> Table[EndpointSlice]:
+    """Every EndpointSlice."""
+    return resources.table(ENDPOINT_SLICES)
+
+
+def network_policies(resources: Resources) -> Table[NetworkPolicy]:
+    """Every network policy."""
+    return resources.table(NETWORK_POLICIES)
+
+
+def cilium_nodes(resources: Resources) -> Table[CiliumNode]:
+    """Every CiliumNode."""
+    return resources.table(CILIUM_NODES)
+
+
+def cilium_identities(resources: Resources) -> Table[CiliumIdentity]:
+    """Every CiliumIdentity."""
+    return resources.table(CILIUM_IDENTITIES)
+
+
+def cilium_endpoints(resources: Resources) -> Table[CiliumEndpoint]:
+    """Every CiliumEndpoint."""
+    return resources.table(CILIUM_ENDPOINTS)
+
+
+def client_metrics(api: KubernetesAPI) -> Member[Collector]:
+    """Requests as metrics, where there is a server."""
+
+    async def collect() -> Iterable[Family]:
+        if (calls := api.calls) is None:
+            return ()
+        from cells.kubernetes.client.calls import families
+
+        return families(calls)
+
+    return Collector("k8s-client", collect)
+
+
+cell = module(
+    "kubernetes",
+    "Objects of Kubernetes, from API servers or manifests",
+    config(KubernetesSettings),
+    provide(source_statuses, manifest_files, Resources, KubernetesAPI, ManifestsSource),
+    provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
+    provide(cilium_nodes, cilium_identities, cilium_endpoints, client_metrics),
+    invoke(KubernetesAPI, ManifestsSource),
+)
