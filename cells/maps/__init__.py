@@ -81,6 +81,7 @@ from cells.maps.records.nat import (
     DeviceConfig,
     NatEntry,
 )
+from cells.maps.records.nodeport import NODEPORT_ON, NodePortConfig
 from cells.maps.records.sock import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,
@@ -125,6 +126,7 @@ __all__ = [
     "METRIC_EGRESS",
     "METRIC_INGRESS",
     "METRIC_SERVICE",
+    "NODEPORT_ON",
     "NODE_AUDITS_POLICY",
     "NODE_EVENTS",
     "NODE_NOTIFY_DROP",
@@ -161,6 +163,7 @@ __all__ = [
     "NatEntry",
     "NodeConfig",
     "NodeKey",
+    "NodePortConfig",
     "NodeValue",
     "PolicyEntry",
     "PolicyIdsExhausted",

@@ -99,6 +99,16 @@ class Maps:
     """cilium_skip_lb6: the same of IPv6."""
     sock: Map
     """hive_sock: index 0 to SockConfig."""
+    source_range4: Map
+    """cilium_lb4_source_range: clients that a frontend serves, or not."""
+    source_range6: Map
+    """cilium_lb6_source_range: the same of IPv6."""
+    nodeport: Map
+    """hive_nodeport: index 0 to NodePortConfig."""
+    nodeport_neighbours4: Map
+    """cilium_nodeport_neigh4: a client outside to the MAC its packets come from; the programs' own."""
+    nodeport_neighbours6: Map
+    """cilium_nodeport_neigh6: the same of IPv6."""
     tunnel: Map
     """hive_tunnel: index 0 to TunnelConfig."""
     tunnels: Map

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The datapath with a tunnel that a test can look into: what is asked of the kernel is noted in hive_recorded, and
- * where a packet came from is what the test has put there. BPF_PROG_TEST_RUN has no tunnel of its own.
+/* The datapath with a tunnel and routes that a test can look into: what is asked of the kernel is noted in
+ * hive_recorded, and where a packet came from, and where it is routed, is what the test has put there.
+ * BPF_PROG_TEST_RUN has neither of its own.
  */
 #include "lib/bpf.h"
 
@@ -15,6 +16,12 @@ struct recorded {
 	__u32 ifindex;
 	__u32 redirect_flags;
 	__u32 set; /* tunnel keys set */
+	__s32 fib_answer; /* of routes: BPF_FIB_LKUP_RET_*, and what comes with it */
+	__u32 fib_ifindex;
+	__u8 fib_source[8];
+	__u8 fib_destination[8];
+	__u32 next_hop[4];
+	__u32 pad;
 };
 
 struct {
@@ -69,6 +76,20 @@ static __always_inline long redirect(__u32 ifindex, __u64 flags)
 	return 7; /* TC_ACT_REDIRECT */
 }
 
+static __always_inline long fib_lookup(struct bpf_fib_lookup *fib)
+{
+	struct recorded *note = recorded();
+
+	if (!note)
+		return -1;
+	fib->ifindex = note->fib_ifindex;
+	__builtin_memcpy(fib->smac, note->fib_source, sizeof(fib->smac));
+	__builtin_memcpy(fib->dmac, note->fib_destination, sizeof(fib->dmac));
+	__builtin_memcpy(fib->ipv6_dst, note->next_hop, sizeof(fib->ipv6_dst));
+	return note->fib_answer;
+}
+
+#define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(fib)
 #define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(key, size, flags)
 #define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key)
 #define bpf_redirect(ifindex, flags) redirect(ifindex, flags)

@@ -1,6 +1,6 @@
-"""The datapath compiled with a tunnel that a test can look into.
+"""The datapath compiled with a tunnel and routes that a test can look into.
 
-Needs: clang.   Gives: recorded_object(), Recorder, Tunnelled.
+Needs: clang.   Gives: recorded_object(), Recorder, Route, Tunnelled.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import NamedTuple
 from cells.datapath.build import SOURCES, compile_one, find_clang
 from cells.maps import Map, MapSpec, MapType, create_map
 
-_ROW = struct.Struct("<10I")
-_SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _ROW.size, 1)
+_TUNNEL = struct.Struct("<10I")
+_ROUTE = struct.Struct("<iI6s2x6s2x16s4x")
+_SIZE = _TUNNEL.size + _ROUTE.size
+NOT_FORWARDED = 4
+"""BPF_FIB_LKUP_RET_NOT_FWDED (linux/bpf.h)."""
+_SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _SIZE, 1)
 
 
 @cache
@@ -37,6 +41,16 @@ class Tunnelled(NamedTuple):
     flags: int
 
 
+class Route(NamedTuple):
+    """What the kernel's routes say of any packet: BPF_FIB_LKUP_RET_*, and the next hop."""
+
+    answer: int = NOT_FORWARDED
+    ifindex: int = 0
+    source: bytes = bytes(6)
+    destination: bytes = bytes(6)
+    next_hop: bytes = bytes(16)
+
+
 class Redirected(NamedTuple):
     """Where the packet was sent."""
 
@@ -50,16 +64,17 @@ class Recorder:
     def __init__(self) -> None:
         self.map: Map = create_map(_SPEC)
 
-    def nothing(self) -> None:
-        """As if no packet had passed, and the next did not come out of a tunnel."""
-        self.map.update(bytes(4), bytes(_ROW.size))
+    def nothing(self, route: Route = Route()) -> None:
+        """As if no packet had passed; the next does not come out of a tunnel, and is routed so."""
+        self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route))
 
-    def comes_from(self, node: str, vni: int) -> None:
+    def comes_from(self, node: str, vni: int, route: Route = Route()) -> None:
         """The next packets come out of the tunnel, from this address outside, with this identity."""
-        self.map.update(bytes(4), _ROW.pack(1, vni, int(IPv4Address(node)), *(0,) * 7))
+        tunnel = _TUNNEL.pack(1, vni, int(IPv4Address(node)), *(0,) * 7)
+        self.map.update(bytes(4), tunnel + _ROUTE.pack(*route))
 
     def _row(self) -> tuple[int, ...]:
-        return _ROW.unpack(self.map.lookup(bytes(4)) or bytes(_ROW.size))
+        return _TUNNEL.unpack_from(self.map.lookup(bytes(4)) or bytes(_SIZE))
 
     @property
     def tunnelled(self) -> Tunnelled | None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address
 
 from tests.kernel.datapath_overlay.recorder import Tunnelled
-from tests.kernel.datapath_replay.node import AFFINITY, CONNTRACK, NAT, Replayed, clock, destinations
+from tests.kernel.datapath_replay.node import AFFINITY, CONNTRACK, NAT, NEIGHBOURS, Replayed, clock, destinations
 from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, SHOT, Json, Recording
 
 FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 42, 43, 44, 8
@@ -30,6 +30,7 @@ REPORTED = 0x07  # FIN, SYN, RST
 CT_IN, CT_RELATED = 1, 2
 NAT_IN, NAT_ADDRESS_AT = 1, 32
 ICMP = 1
+REMOTE_NODE = 6
 IPV4 = b"\x08\x00"
 ERROR_CHECKSUM = slice(36, 38)
 """Of an ICMP error, in a frame."""
@@ -45,12 +46,22 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
     yield from _unequal("drop reasons", replayed.drop_reasons, recording.drop_reasons)
     keys = [
         Tunnelled(
-            *(each["vni"], IPv4Address(each["remote_ipv4_host_order"])),
+            *(identity_of(each["vni"], recording), IPv4Address(each["remote_ipv4_host_order"])),
             *(each["ttl"], each["size"], each["flags"]),
         )
         for each in recording.tunnel_keys
     ]
     yield from _unequal("tunnel key", replayed.tunnelled, keys[-1] if keys else None)
+    sent = [each["ifindex"] for each in recording.data["result"]["redirects"] if each["call"] == "redirect"]
+    if recording.hook.endswith("-netdev") and sent and not keys:
+        found = replayed.redirected
+        yield from _unequal("redirected to", found and found.ifindex, sent[-1])
+
+
+def identity_of(vni: int, recording: Recording) -> int:
+    """As which a tunnel tells it: a device's own identity is the node's, and to other nodes that is another node."""
+    at_device = recording.hook.endswith("-netdev")
+    return REMOTE_NODE if at_device and vni == int(recording.constants["SECLABEL"]) else vni
 
 
 def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
@@ -119,7 +130,7 @@ def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
     for name in CONNTRACK:
         theirs = recording.after(name)
         ours = dict(replayed.tables[name])
-        if recording.hook == "from-container" and to_pods:
+        if recording.hook in {"from-container", "from-netdev"} and to_pods:
             ours = {key: row for key, row in ours.items() if not key[-1] & CT_IN or key in theirs}
         for key in sorted(ours.keys() - theirs.keys()):
             yield f"{name}: {key.hex()} is not in the recording"
@@ -135,6 +146,9 @@ def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
     for name in AFFINITY:
         clients = {key: value[8:] for key, (value, _) in recording.after(name).items()}
         yield from _unequal(name, {key: value[8:] for key, value in replayed.tables[name].items()}, clients)
+    for name in NEIGHBOURS:
+        recorded = {key: value for key, (value, _) in recording.after(name).items()}
+        yield from _unequal(name, replayed.tables[name], recorded)
     fragments = "cilium_ipv4_frag_datagrams"
     recorded = {key: value for key, (value, _) in recording.after(fragments).items()}
     yield from _unequal(fragments, replayed.tables[fragments], recorded)

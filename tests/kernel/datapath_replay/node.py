@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Self
 
 from cells.datapath.generation import load
@@ -26,7 +26,9 @@ from cells.maps import (
     LxcValue,
     Map,
     MetricsKey,
+    NODEPORT_ON,
     NodeConfig,
+    NodePortConfig,
     PolicyEntry,
     PolicyKey,
     TunnelConfig,
@@ -36,7 +38,7 @@ from cells.maps import (
 from cells.maps.sizes import MapSizes
 from cells.maps.specs import map_specs, policy_spec
 from lifecycle import Duration
-from tests.kernel.datapath_overlay.recorder import Recorder, Tunnelled, recorded_object
+from tests.kernel.datapath_overlay.recorder import Recorder, Redirected, Route, Tunnelled, recorded_object
 from tests.kernel.datapath_replay.recordings import (
     FIRST_DROP_REASON,
     LAST_RX_AT,
@@ -51,12 +53,14 @@ CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", 
 SERVICES = (
     *(f"cilium_lb{version}_{table}" for version in (4, 6) for table in ("services_v2", "backends_v3")),
     *("cilium_lb4_reverse_nat", "cilium_lb6_reverse_nat", "cilium_lb_affinity_match"),
+    *("cilium_lb4_source_range", "cilium_lb6_source_range"),
 )
+NEIGHBOURS = ("cilium_nodeport_neigh4", "cilium_nodeport_neigh6")
 AFFINITY = ("cilium_lb4_affinity", "cilium_lb6_affinity")
 TUNNELS = ("cilium_tunnel_map", "cilium_node_map_v2")
 NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 FILLED = (
-    *(*CONNTRACK, *NAT, *SERVICES, *AFFINITY, *TUNNELS),
+    *(*CONNTRACK, *NAT, *SERVICES, *AFFINITY, *TUNNELS, *NEIGHBOURS),
     *("cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache"),
 )
 TUNNEL_IFINDEX, ROUTE_MTU = 77, 1450
@@ -79,6 +83,8 @@ class Replayed:
     """Seconds since boot when the packet went in."""
     tunnelled: Tunnelled | None
     """With which key it went into the tunnel."""
+    redirected: Redirected | None
+    """Where it was sent, where that is recorded."""
 
 
 class Node:
@@ -103,11 +109,11 @@ class Node:
 
     def replay(self, recording: Recording) -> Replayed:
         """Fill the maps, run the program on the packet, read the maps."""
-        tunnel = "TUNNEL_MODE" in recording.switches
-        program = self._load(settings(recording), recorded=tunnel).programs()[program_of(recording)]
+        recorded = "TUNNEL_MODE" in recording.switches or recording.hook in {"from-netdev", "to-netdev"}
+        program = self._load(settings(recording), recorded=recorded).programs()[program_of(recording)]
         now = int(time.monotonic())
         self._fill(recording, now)
-        self._recorder.nothing()
+        self._recorder.nothing(route(recording))
         context = bytearray(192)
         struct.pack_into("<I", context, MARK_AT, recording.mark)
         run = test_run(program, recording.packet, ctx_in=bytes(context))
@@ -120,10 +126,11 @@ class Node:
             {name: dict(self._maps[name].items()) for name in FILLED},
             now,
             self._recorder.tunnelled,
+            self._recorder.redirected,
         )
 
     def _load(self, chosen: DatapathSettings, *, recorded: bool) -> LoadedObject:
-        """``recorded``: compiled so that the tunnel shows."""
+        """``recorded``: compiled so that tunnel and routes are the recording's."""
         if (chosen, recorded) not in self._loaded:
             data = recorded_object() if recorded else (PACKAGED_OBJECTS / "datapath.o").read_bytes()
             tables = [*self._maps.values(), self._recorder.map]
@@ -147,14 +154,20 @@ class Node:
 
     def _tell_node(self, recording: Recording) -> None:
         constants = recording.constants
-        router = IPv4Address(constants.get("IPV4_GATEWAY", "0.0.0.0"))
+        ipv4, ipv6 = ("ENABLE_IPV4" in recording.switches, "ENABLE_IPV6" in recording.switches)
+        router = IPv4Address(constants.get("IPV4_GATEWAY", "0.0.0.0") if ipv4 else "0.0.0.0")
+        router6 = IPv6Address(constants["ROUTER_IP"] if ipv6 else "::")
         host, net = mac(constants["HOST_IFINDEX_MAC"]), mac(constants["CILIUM_NET_MAC"])
         row = NodeConfig(
             *(router, 1, host, 1, net, IPv4Network("10.245.0.0/16"), 0),
-            *(IPv6Address(constants["ROUTER_IP"]), IPv6Network("beef::/64"), 0),
+            *(router6, IPv6Network("beef::/64"), 0),
         )
         self._maps["hive_node"].update(bytes(4), row.pack())
-        on = "TUNNEL_MODE" in recording.switches
+        serves = NODEPORT_ON * ("ENABLE_NODEPORT" in recording.switches)
+        direct = IPv4Address(constants.get("IPV4_DIRECT_ROUTING", 0))
+        direct6 = IPv6Address(constants.get("IPV6_DIRECT_ROUTING", "::"))
+        self._maps["hive_nodeport"].update(bytes(4), NodePortConfig(serves, direct, direct6).pack())
+        on = "TUNNEL_MODE" in recording.switches | constants.keys()
         tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
@@ -234,6 +247,18 @@ def settings(recording: Recording) -> DatapathSettings:
         ipv4_service_loopback_address=IPv4Address(recording.constants.get("IPV4_LOOPBACK", "0.0.0.0")),
         service_no_backend_response="reject" if answers else "drop",
         enable_sctp="ENABLE_SCTP" in recording.switches,
+    )
+
+
+def route(recording: Recording) -> Route:
+    """What its routes said of the packet."""
+    lookups = recording.data["result"]["fib_lookups"]
+    if not lookups:
+        return Route()
+    told = lookups[0]["answer"]
+    next_hop = ip_address(told["dst"]).packed.ljust(16, b"\0")
+    return Route(
+        told["return_code"], told["ifindex"], mac(told["smac"]), mac(told["dmac"]), next_hop
     )
 
 

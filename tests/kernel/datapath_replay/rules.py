@@ -29,7 +29,6 @@ _PLACES: Final = (
     ("xdp", "XDP: not built"),
     ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
 )
-_NODEPORT: Final = ("ENABLE_NODEPORT", "ENABLE_HOST_ROUTING")
 _SWITCHES: Final = (
     ("ENABLE_IPSEC", "IPsec: not built"),
     ("ENABLE_SRV6", "SRv6: not built"),
@@ -42,6 +41,7 @@ _SWITCHES: Final = (
 _POLICY: Final = "cilium_policy_<endpoint>"
 
 _TTL_AT, _HOPS_AT, _NEXT_HEADER_AT = 22, 21, 20
+_IPV4: Final = bytes.fromhex("0800")
 _IPV6: Final = bytes.fromhex("86dd")
 _FRAGMENT_HEADER: Final = 44
 _TTL_EXCEEDED: Final = 196
@@ -66,8 +66,6 @@ def _reasons(recording: Recording) -> Iterator[str]:
     if recording.data["program"]["packet_starts_at"] != "ethernet header":
         yield "devices without an Ethernet header have no programs of ours"
     yield from (reason for switch, reason in _SWITCHES if switch in recording.switches)
-    if recording.hook not in {"to-netdev", "snat-step"} and recording.switches.intersection(_NODEPORT):
-        yield "NodePort: not built"
     if recording.before("cilium_skip_lb4") or recording.before("cilium_skip_lb6"):
         yield "local redirect: not built"
     yield from (reason for reason, holds in _DIFFERENCES if holds(recording))
@@ -104,14 +102,15 @@ def _asks_a_device_for_a_pod(recording: Recording) -> bool:
     return recording.hook == "from-netdev" and recording.area == "ndp" and recording.verdict != OK
 
 
-def _answers_who_asked_a_frontend(recording: Recording) -> bool:
-    """A reply of a local backend: its address becomes the frontend's by the entry of NodePort."""
-    return recording.hook == "to-netdev" and bool(recording.before("cilium_lb4_reverse_nat"))
+def _for_a_pod_by_its_own_address(recording: Recording) -> bool:
+    """No service's, and from no other node's datapath: just a packet that the node routes."""
+    plain = recording.hook == "from-netdev" and "ENABLE_DSR" not in recording.switches
+    return plain and recording.verdict != OK and _is_for_a_pod(recording)
 
 
 _DIFFERENCES: Final = (
+    ("what is addressed to a pod comes to it by the stack: no BPF host routing", _for_a_pod_by_its_own_address),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
-    ("NodePort: not built", _answers_who_asked_a_frontend),
     ("layer 7 proxy: not built", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("a packet that is shorter than its header says is invalid", _longer_than_it_is),
@@ -133,11 +132,12 @@ def _has_proxy_port(recording: Recording) -> bool:
 
 def _leaves_the_node(recording: Recording) -> bool:
     """Whether the packet's destination is none of the node's pods."""
+    if recording.tunnel_keys or recording.packet[12:14] not in {_IPV6, _IPV4}:
+        return False
+    return not _is_for_a_pod(recording)
+
+
+def _is_for_a_pod(recording: Recording) -> bool:
     packet = recording.packet
-    if recording.tunnel_keys:
-        return False
-    ipv6 = packet[12:14] == _IPV6
-    destination = packet[38:54] if ipv6 else packet[30:34].ljust(16, b"\0")
-    if packet[12:14] not in {_IPV6, b"\x08\x00"}:
-        return False
-    return all(key[:16] != destination for key, _, _ in recording.before("cilium_lxc"))
+    destination = packet[38:54] if _is_ipv6(recording) else packet[30:34].ljust(16, b"\0")
+    return any(key[:16] == destination for key, _, _ in recording.before("cilium_lxc"))

@@ -13,7 +13,10 @@ from cells.datapath.build import FLAGS, SOURCES, arch_headers, find_clang
 from cells.maps import DEVICE_FLAGS, ENDPOINT_FLAGS, NODE_EVENTS
 from cells.maps.records.abi import LAYOUTS, Layout
 
-HEADERS = ("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h", "sock/maps.h")
+HEADERS = (
+    *("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h", "nodeport/maps.h"),
+    "sock/maps.h",
+)
 NOT_RECORDS = {"address", "nat_entry", "ipmasq4_key", "ipmasq6_key"}
 """Parts of others, forms of others, and prefixes, which the kernel lays out."""
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* ICMP errors about what a pod has sent to a service: they name the backend, of which the pod has never heard. */
+/* ICMP errors about what a client has sent to a service: they name the backend, of which it has never heard. */
 #pragma once
 
 #include "ct/maps.h"
@@ -62,7 +62,7 @@ static __always_inline int translate_quote(struct __sk_buff *skb, const struct f
 	return 0;
 }
 
-/* 0, or the reason to drop. An error about anything but a pod's use of a service is left as it is. */
+/* 0, or the reason to drop. An error about anything but the use of a service is left as it is. */
 static __always_inline int lb_error(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	struct flow about = {};
@@ -77,9 +77,12 @@ static __always_inline int lb_error(struct __sk_buff *skb, struct flow *flow, __
 	entry = ct_entry_of(&about, EGRESS, false, family);
 	if (!entry || !entry->rev_nat_index || !lb_frontend_of(entry->rev_nat_index, &service, &port, family))
 		return 0;
+	flow->translated = true;
 	refused = translate_quote(skb, flow, &about, ports, &service, port, family);
-	if (!refused && address_equals(&flow->saddr, &about.daddr))
-		refused = translate_address(skb, flow, SOURCE, &flow->saddr, &service, family);
+	if (refused || !address_equals(&flow->saddr, &about.daddr))
+		return refused;
+	refused = translate_address(skb, flow, SOURCE, &flow->saddr, &service, family);
+	flow->saddr = service;
 	return refused;
 }
 

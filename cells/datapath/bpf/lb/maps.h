@@ -42,8 +42,11 @@ struct lb_service {
 #define LB_HOST_PORT 0x08
 #define LB_AFFINITY 0x10
 #define LB_LOAD_BALANCER 0x20
+#define LB_ROUTABLE 0x40	  /* clients outside may ask it */
+#define LB_SOURCE_RANGE 0x80	  /* only some of them: cilium_lb4_source_range and its twin list these */
 #define LB_LOCAL_REDIRECT 0x01	  /* of flags2 */
 #define LB_LOOPBACK 0x08	  /* of flags2: a host port on the loopback address alone */
+#define LB_SOURCE_DENY 0x40	  /* of flags2: all but the listed ones */
 #define LB_L7 0x04		  /* of flags2 */
 #define LB_TWO_SCOPES 0x20	  /* of flags2 */
 #define LB_AFFINITY_TIME 0xffffff /* the rest of the word says how a backend is chosen for clients outside */
@@ -109,6 +112,22 @@ struct lb_affinity_match {
 	__u16 pad;
 };
 
+struct lb4_source_range {
+	__u32 prefixlen; /* 32 bits of the service, and those of the network */
+	__be16 rev_nat_index;
+	__u16 pad;
+	__be32 network;
+};
+
+struct lb6_source_range {
+	__u32 prefixlen;
+	__be16 rev_nat_index;
+	__u16 pad;
+	struct address network;
+};
+
+#define LB_SOURCE_PREFIX 32
+
 #define LB_MAP(name, kind, map_flags_, key_type, value_type)                                                       \
 	struct {                                                                                                   \
 		__uint(type, kind);                                                                                \
@@ -127,6 +146,8 @@ LB_MAP(cilium_lb6_reverse_nat, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, __be16, str
 LB_MAP(cilium_lb4_affinity, BPF_MAP_TYPE_LRU_HASH, 0, struct lb4_affinity_key, struct lb_affinity);
 LB_MAP(cilium_lb6_affinity, BPF_MAP_TYPE_LRU_HASH, 0, struct lb6_affinity_key, struct lb_affinity);
 LB_MAP(cilium_lb_affinity_match, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb_affinity_match, __u8);
+LB_MAP(cilium_lb4_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb4_source_range, __u8);
+LB_MAP(cilium_lb6_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb6_source_range, __u8);
 
 _Static_assert(sizeof(struct lb4_key) == 12, "cilium_lb4_services_v2");
 _Static_assert(sizeof(struct lb6_key) == 24, "cilium_lb6_services_v2");
@@ -139,3 +160,5 @@ _Static_assert(sizeof(struct lb4_affinity_key) == 16, "cilium_lb4_affinity");
 _Static_assert(sizeof(struct lb6_affinity_key) == 24, "cilium_lb6_affinity");
 _Static_assert(sizeof(struct lb_affinity) == 16, "cilium_lb4_affinity");
 _Static_assert(sizeof(struct lb_affinity_match) == 8, "cilium_lb_affinity_match");
+_Static_assert(sizeof(struct lb4_source_range) == 12, "cilium_lb4_source_range");
+_Static_assert(sizeof(struct lb6_source_range) == 24, "cilium_lb6_source_range");

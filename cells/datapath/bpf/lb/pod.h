@@ -48,29 +48,35 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 	return ct_service_create(flow, number, service->rev_nat_index, now, family) ? 0 : number;
 }
 
-/* Rewrite the packet, so that it goes to the backend. One that would come back to its sender comes from an address
- * that no pod has, or the pod would take the answer for its own. IPv6 has no such address.
- */
+/* Rewrite the packet, so that it goes to the backend. */
 static __always_inline int lb_redirect(struct __sk_buff *skb, struct flow *flow, const struct lb_backend *backend,
 				       __u8 family)
 {
-	struct address loopback = { .words = { config.service_loopback } };
 	__be16 port = backend->port ? backend->port : flow->dport;
-	int refused;
+	int refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &backend->address, family);
 
-	if (family == FAMILY_IPV4 && flow->saddr.words[0] == backend->address.words[0]) {
-		refused = translate_address(skb, flow, SOURCE, &flow->saddr, &loopback, family);
-		if (refused)
-			return refused;
-		flow->saddr = loopback;
-		flow->loopback = true;
-	}
-	refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &backend->address, family);
 	if (!refused)
 		refused = translate_port(skb, flow, DESTINATION, flow->dport, port);
 	flow->daddr = backend->address;
 	flow->dport = port;
 	flow->policy_port = port;
+	return refused;
+}
+
+/* Have a packet that would come back to its sender come from an address that no pod has, or the pod would take the
+ * answer for its own. IPv6 has no such address.
+ */
+static __always_inline int lb_loop_back(struct __sk_buff *skb, struct flow *flow, const struct lb_backend *backend,
+					__u8 family)
+{
+	struct address loopback = { .words = { config.service_loopback } };
+	int refused;
+
+	if (family != FAMILY_IPV4 || flow->saddr.words[0] != backend->address.words[0])
+		return 0;
+	refused = translate_address(skb, flow, SOURCE, &flow->saddr, &loopback, family);
+	flow->saddr = loopback;
+	flow->loopback = true;
 	return refused;
 }
 
@@ -88,13 +94,15 @@ static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u3
 	number = lb_serve(&key, service, flow, &backend, now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
-			return lb_unreachable(skb, flow, family);
+			return lb_unreachable(skb, flow, BACK_TO_POD, family);
 		return DROP(EGRESS, DROP_NO_SERVICE);
 	}
 	lb_affinity_note(service, flow, number, now, family);
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->translated = true;
-	refused = lb_redirect(skb, flow, &backend, family);
+	refused = lb_loop_back(skb, flow, &backend, family);
+	if (!refused)
+		refused = lb_redirect(skb, flow, &backend, family);
 	return refused ? DROP(EGRESS, refused) : LB_TRANSLATED;
 }
 

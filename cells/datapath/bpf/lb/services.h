@@ -45,23 +45,32 @@ static __always_inline void lb_key_write(union lb_key *key, const struct flow *f
 	}
 }
 
-/* The service behind the packet's destination, as clients of this node see it, or NULL. `key` leads to its slots. */
+/* The service behind the packet's destination, as clients outside see it, or NULL. `key` leads to its slots. */
+static __always_inline const struct lb_service *lb_service_outside(union lb_key *key, const struct flow *flow,
+								   __u8 family)
+{
+	const struct lb_service *service;
+
+	lb_key_write(key, flow, flow->protocol, 0, family);
+	service = lb_slot(key, 0, family);
+	if (service)
+		return service;
+	lb_key_write(key, flow, 0, 0, family); /* written by one who does not tell protocols apart */
+	return lb_slot(key, 0, family);
+}
+
+/* The same as clients of this node see it. */
 static __always_inline const struct lb_service *lb_service_of(union lb_key *key, const struct flow *flow,
 							      __u8 family)
 {
-	const struct lb_service *service;
-	__u8 protocol = flow->protocol;
+	const struct lb_service *service = lb_service_outside(key, flow, family);
 
-	lb_key_write(key, flow, protocol, 0, family);
-	service = lb_slot(key, 0, family);
-	if (!service) {
-		protocol = 0; /* written by one who does not tell protocols apart */
-		lb_key_write(key, flow, protocol, 0, family);
-		service = lb_slot(key, 0, family);
-	}
 	if (likely(!service) || !(service->flags2 & LB_TWO_SCOPES))
 		return service;
-	lb_key_write(key, flow, protocol, LB_SCOPE_INTERNAL, family);
+	if (family == FAMILY_IPV4)
+		key->v4.scope = LB_SCOPE_INTERNAL;
+	else
+		key->v6.scope = LB_SCOPE_INTERNAL;
 	return lb_slot(key, 0, family);
 }
 

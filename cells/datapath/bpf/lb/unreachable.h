@@ -12,7 +12,8 @@
 #define UNREACHABLE_HOPS 64
 
 /* It comes from the service, and from where the packet was sent on this link. */
-static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct flow *flow, enum back back,
+					  __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	struct ethernet *eth = packet_eth(skb);
@@ -29,6 +30,7 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 			.type = ICMPV6_DEST_UNREACH,
 			.code = UNREACHABLE_PORT6,
 			.hop_limit = UNREACHABLE_HOPS,
+			.back = back,
 			.too_short = DROP_NO_SERVICE,
 		};
 
@@ -41,6 +43,7 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 		.to = flow->saddr.words[0],
 		.code = UNREACHABLE_PORT,
 		.hop_limit = UNREACHABLE_HOPS,
+		.back = back,
 		.too_short = DROP_NO_SERVICE,
 	};
 

@@ -2,6 +2,7 @@
 /* Who is behind an address: a pod of this node, the node itself, an identity. */
 #pragma once
 
+#include "lib/events.h"
 #include "lib/maps.h"
 #include "lib/packet.h"
 
@@ -9,6 +10,8 @@
 #define IDENTITY_WORLD 2
 #define IDENTITY_REMOTE_NODE 6
 #define IDENTITY_KUBE_APISERVER 7 /* which is a node */
+#define IDENTITY_WORLD_IPV4 9
+#define IDENTITY_WORLD_IPV6 10
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -55,4 +58,14 @@ static __always_inline __u32 identity_of(const struct ipcache_info *info)
 static __always_inline __u32 identity_of_local(const struct address_info *local)
 {
 	return local->flags & ADDRESS_IS_HOST ? IDENTITY_HOST : local->identity;
+}
+
+/* The world as a node of both families tells it apart, and one of a single family does not. */
+static __always_inline __u32 world_identity(__u8 family)
+{
+	const struct node_config *node = node_facts();
+
+	if (node && node->router_ip && !address_is_zero(&node->router_ip6))
+		return family == FAMILY_IPV4 ? IDENTITY_WORLD_IPV4 : IDENTITY_WORLD_IPV6;
+	return IDENTITY_WORLD;
 }

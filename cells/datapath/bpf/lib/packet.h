@@ -60,6 +60,8 @@ struct flow {
 	bool from_tunnel;  /* another node has sent it */
 	bool translated;   /* it was addressed to a service, or answers what was */
 	bool loopback;	   /* from a pod to a service that it serves itself */
+	bool node_port;	   /* from outside to a service: answers leave as its own */
+	bool local_only;   /* no other node may serve it */
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */

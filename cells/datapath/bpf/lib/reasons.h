@@ -22,10 +22,13 @@
 #define DROP_UNSUPPORTED_L2 166
 #define DROP_NAT_NO_MAPPING 167
 #define DROP_NAT_UNSUPPORTED 168
+#define DROP_NO_FIB 169 /* no route, or none that may be taken */
 #define DROP_ENCAP_PROHIBITED 170 /* a pod plays the tunnel itself */
 #define DROP_INVALID_IDENTITY 171
 #define DROP_UNKNOWN_SENDER 172 /* out of the tunnel, and from no node */
+#define DROP_IS_CLUSTER_IP 174 /* a service that nobody outside may ask */
 #define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
+#define DROP_SOURCE_RANGE 177 /* a client that the service does not serve */
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_AUTH_REQUIRED 189
@@ -43,3 +46,5 @@ enum direction {
 #define DROPPED(verdict) ((verdict) < 0)
 #define DROP_REASON(verdict) ((__u8)(-(verdict)))
 #define DROP_DIRECTION(verdict) ((enum direction)(-(verdict) >> 8))
+
+#define UNDECIDED 0x10000 /* neither an action nor a drop: somebody else's to say */

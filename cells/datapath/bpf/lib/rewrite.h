@@ -36,13 +36,9 @@ static __always_inline void ttl_decrement(struct iphdr *ip)
 	ip->ttl--;
 }
 
-/* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
-static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination, __u8 family)
+/* One hop less to live for the packet; false if it has become unreadable. */
+static __always_inline bool lose_hop(struct __sk_buff *skb, __u8 family)
 {
-	struct ethernet *eth = packet_eth(skb);
-
-	if (!eth)
-		return false;
 	if (family == FAMILY_IPV4) {
 		struct iphdr *ip = packet_ipv4(skb);
 
@@ -56,6 +52,16 @@ static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t desti
 			return false;
 		ip->hop_limit--;
 	}
+	return true;
+}
+
+/* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
+static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination, __u8 family)
+{
+	struct ethernet *eth = packet_eth(skb);
+
+	if (!eth || !lose_hop(skb, family))
+		return false;
 	mac_write(eth->destination, destination);
 	mac_write(eth->source, source);
 	return true;

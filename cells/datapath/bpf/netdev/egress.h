@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What leaves the node by a native device: pods are masqueraded, they come from the node's address (RFC 3022). */
+/* What leaves the node by a native device: pods are masqueraded, they come from the node's address (RFC 3022). What
+ * answers clients outside comes from the service that they asked.
+ */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -12,6 +14,7 @@
 #include "lib/network.h"
 #include "nat/error.h"
 #include "netdev/maps.h"
+#include "nodeport/answer.h"
 
 enum masquerade {
 	MASQUERADE_NONE,
@@ -140,19 +143,20 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	return refused;
 }
 
-static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *flow,
-					   const struct device_config *device, __u8 family)
+static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow *flow,
+					      const struct device_config *device, bool serves, int refused,
+					      __u8 family)
 {
 	enum masquerade kind;
 	struct address own;
-	int refused;
 
-	if (!device_address(device, &own, family) || parse_network(skb, flow, family))
+	if (!device_address(device, &own, family))
 		return TC_ACT_OK;
 	kind = masquerade_of(flow, device, &own, family);
 	if (kind == MASQUERADE_NONE)
 		return TC_ACT_OK;
-	refused = parse_payload(skb, flow, true, family);
+	if (!serves)
+		refused = parse_payload(skb, flow, true, family);
 	if (kind == MASQUERADE_NODE) {
 		/* Whatever the node sends that no pod can send collides with nothing. */
 		if (refused || flow->related || !node_collides(flow, family))
@@ -162,6 +166,26 @@ static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *f
 	if (!refused)
 		refused = masquerade(skb, flow, &own, kind == MASQUERADE_NODE, family);
 	return refused ? DROP(EGRESS, refused) : TC_ACT_OK;
+}
+
+static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *flow,
+					   const struct device_config *device, __u8 family)
+{
+	bool serves = nodeport_facts();
+	int verdict, refused = 0;
+
+	if (parse_network(skb, flow, family))
+		return TC_ACT_OK;
+	if (serves) {
+		refused = parse_payload(skb, flow, true, family);
+		if (!refused && (lb_balances(flow) || flow->related)) {
+			verdict = family == FAMILY_IPV4 ? nodeport4_leaves(skb, flow, ct_now())
+							: nodeport6_leaves(skb, flow, ct_now());
+			if (verdict != UNDECIDED)
+				return verdict;
+		}
+	}
+	return device_masquerades(skb, flow, device, serves, refused, family);
 }
 
 /* Whether what is to be done for the packet is done: it was translated, or is inside a tunnel. */

@@ -1,22 +1,65 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes to the node by a native device: answers to masqueraded pods find back. The rest is the stack's. */
+/* What comes to the node by a native device: clients outside get to services, and answers to masqueraded pods and to
+ * those clients find back. The rest is the stack's.
+ */
 #pragma once
 
 #include <linux/pkt_cls.h>
 
+#include "lb/outside.h"
 #include "lib/network.h"
 #include "nat/error.h"
 #include "netdev/maps.h"
+#include "nodeport/answer.h"
+#include "nodeport/conntrack.h"
+#include "nodeport/error.h"
+#include "nodeport/forward.h"
+
+/* What is for a service, and errors on their way to a backend of one: the verdict, or UNDECIDED. */
+static __always_inline int device_serves(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
+					 __u32 now, __u8 family)
+{
+	int verdict, refused;
+
+	if (flow->related) {
+		verdict = family == FAMILY_IPV4 ? nodeport4_error(skb, flow, now) : nodeport6_error(skb, flow, now);
+		if (verdict < 0)
+			return DROP(INGRESS, -verdict);
+		return verdict ? nodeport_go_on(skb, flow, own, now, family) : UNDECIDED;
+	}
+	if (!lb_balances(flow))
+		return UNDECIDED;
+	if (unlikely(answers_into_tunnel(flow)))
+		return UNDECIDED;
+	verdict = family == FAMILY_IPV4 ? lb4_outside(skb, flow, now) : lb6_outside(skb, flow, now);
+	if (verdict != LB_TRANSLATED)
+		return verdict ? verdict : UNDECIDED;
+	refused = family == FAMILY_IPV4 ? nodeport4_note(skb, flow, now) : nodeport6_note(skb, flow, now);
+	return refused ? DROP(INGRESS, refused) : nodeport_go_on(skb, flow, own, now, family);
+}
 
 static __always_inline int device_gets_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
-	int translated;
+	const struct nodeport_config *own = nodeport_facts();
+	__u32 now = ct_now();
+	int verdict;
 
 	/* What cannot be read, or is a fragment before its first, is not ours to judge. */
 	if (parse(skb, flow, family))
 		return TC_ACT_OK;
-	translated = family == FAMILY_IPV4 ? nat4_return(skb, flow) : nat6_return(skb, flow);
-	return translated < 0 ? DROP(INGRESS, -translated) : TC_ACT_OK;
+	if (own) {
+		verdict = device_serves(skb, flow, own, now, family);
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
+	verdict = family == FAMILY_IPV4 ? nat4_return(skb, flow) : nat6_return(skb, flow);
+	if (verdict < 0)
+		return DROP(INGRESS, -verdict);
+	if (!verdict || !own)
+		return TC_ACT_OK;
+	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
+	verdict = nodeport_returns(skb, flow, INGRESS, now, family);
+	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
 static __always_inline int device_gets(struct __sk_buff *skb, struct flow *flow)

@@ -12,6 +12,8 @@
 
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "nat/error.h"
+#include "nodeport/answer.h"
 #include "overlay/tunnel.h"
 #include "pod/deliver.h"
 
@@ -31,7 +33,6 @@ static __always_inline bool means_nothing(__u32 identity)
 /* Who sent it: as the other node says, in this node's words. */
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
-	const struct node_config *node = node_facts();
 	const struct ipcache_info *info;
 	bool unknown = means_nothing(identity);
 
@@ -43,9 +44,7 @@ static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 ide
 		if (info && info->identity != IDENTITY_HOST && !is_world(info->identity))
 			return info->identity;
 	}
-	if (identity == IDENTITY_WORLD && node && node->router_ip && !address_is_zero(&node->router_ip6))
-		return family == FAMILY_IPV4 ? IDENTITY_WORLD_IPV4 : IDENTITY_WORLD_IPV6;
-	return identity;
+	return identity == IDENTITY_WORLD ? world_identity(family) : identity;
 }
 
 /* To the node itself: the stack gets it where it gets everything from pods. */
@@ -64,11 +63,27 @@ static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct f
 	return bpf_redirect(node->host_ifindex, BPF_F_INGRESS);
 }
 
+/* What a backend on another node answers a client outside, who has come to this one; the verdict, or UNDECIDED. */
+static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	int done;
+
+	if (!nodeport_facts())
+		return UNDECIDED;
+	done = family == FAMILY_IPV4 ? nat4_return(skb, flow) : nat6_return(skb, flow);
+	if (done < 0)
+		return DROP(INGRESS, -done);
+	if (!done)
+		return UNDECIDED;
+	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
+	return nodeport_returns(skb, flow, INGRESS, ct_now(), family);
+}
+
 static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow *flow, __u32 identity, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
-	int refused = parse(skb, flow, family);
+	int refused = parse(skb, flow, family), verdict;
 	enum ct_status status;
 
 	if (refused)
@@ -77,8 +92,10 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 	local = address_lookup(&flow->daddr, family);
 	if (!local)
 		return DROP(INGRESS, DROP_UNROUTABLE); /* gone, or never here: the stack might send it back */
-	if (local->flags & ADDRESS_IS_HOST)
-		return overlay_to_host(skb, flow, family);
+	if (local->flags & ADDRESS_IS_HOST) {
+		verdict = overlay_returns(skb, flow, family);
+		return verdict == UNDECIDED ? overlay_to_host(skb, flow, family) : verdict;
+	}
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;
 	if (flow->ttl <= 1)

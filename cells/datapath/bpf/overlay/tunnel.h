@@ -11,9 +11,6 @@
 #include "lib/packet.h"
 #include "overlay/maps.h"
 
-#define IDENTITY_REMOTE_NODE 6
-#define IDENTITY_WORLD_IPV4 9
-#define IDENTITY_WORLD_IPV6 10
 #define IDENTITY_FIRST 256 /* that labels have; those below mean the same everywhere */
 
 struct {

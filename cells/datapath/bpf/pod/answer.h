@@ -42,11 +42,23 @@ static __always_inline int answer_pod(struct __sk_buff *skb)
 	return bpf_redirect_peer(skb->ifindex, 0);
 }
 
+/* Which way an answer goes back. */
+enum back {
+	BACK_TO_POD,
+	BACK_TO_DEVICE, /* by the native device that it came in by */
+};
+
+static __always_inline int answer(struct __sk_buff *skb, enum back back)
+{
+	return back == BACK_TO_POD ? answer_pod(skb) : bpf_redirect(skb->ifindex, 0);
+}
+
 struct icmp4_error {
 	__be32 from;
 	__be32 to;
 	__u8 code;	/* of destination unreachable */
 	__u8 hop_limit;
+	__u8 back;	/* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
 	__u16 mtu;	/* of fragmentation needed: RFC 1191, section 4 */
 };
@@ -87,7 +99,7 @@ static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct 
 	message->code = error->code;
 	message->sequence = bpf_htons(error->mtu); /* where an echo has it */
 	message->checksum = fold(bpf_csum_diff(NULL, 0, (void *)message, sizeof(*message) + quoted, 0));
-	return answer_pod(skb);
+	return answer(skb, error->back);
 }
 
 /* How much of an IPv4 packet an error quotes: see below. */
@@ -106,6 +118,7 @@ struct icmp6_error {
 	__u8 type;
 	__u8 code;
 	__u8 hop_limit;
+	__u8 back;	/* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
 	__u32 mtu;	/* of packet too big */
 };
@@ -145,5 +158,5 @@ static __always_inline int icmp6_error_send(struct __sk_buff *skb, const struct 
 	message->id = bpf_htons(error->mtu >> 16);
 	message->sequence = bpf_htons(error->mtu);
 	message->checksum = icmp6_checksum(ip, message, sizeof(*message) + quoted);
-	return answer_pod(skb);
+	return answer(skb, error->back);
 }

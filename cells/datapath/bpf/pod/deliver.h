@@ -50,8 +50,10 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	}
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);
-	if (unlikely(entry->through_stack != flow->through_stack)) {
-		entry->through_stack = flow->through_stack; /* the answers go the way the last packet came */
+	/* The answers go the way the last packet came. */
+	if (unlikely(entry->through_stack != flow->through_stack || entry->node_port != flow->node_port)) {
+		entry->through_stack = flow->through_stack;
+		entry->node_port = flow->node_port;
 		entry->verdict = 0;
 	}
 	return 0;

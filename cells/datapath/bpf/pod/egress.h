@@ -7,6 +7,7 @@
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "nodeport/answer.h"
 #include "overlay/send.h"
 #include "pod/arp.h"
 #include "pod/deliver.h"
@@ -56,8 +57,6 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 		return flow->saddr.words[0] == self->ipv4;
 	return address_equals(&flow->saddr, &self->ipv6);
 }
-
-#define UNDECIDED 0x10000 /* neither an action nor a drop */
 
 /* Pass on a packet of a flow that was let through just now, or leave it UNDECIDED. `entry` is the flow's. */
 static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry,
@@ -181,6 +180,11 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely && !flow->related) { /* the guess was wrong */
 		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, family);
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
+	if (status == CT_REPLY && unlikely(entry->node_port)) {
+		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Services as clients outside the node see them: NodePort, LoadBalancer, externalIPs, HostPort. */
+#pragma once
+
+#include "lb/pod.h"
+
+/* Whether the service serves the client, by its address: loadBalancerSourceRanges, which allow or deny. */
+static __always_inline bool lb_serves_source(const struct lb_service *service, const struct flow *flow, __u8 family)
+{
+	bool listed;
+
+	if (likely(!(service->flags & LB_SOURCE_RANGE)))
+		return true;
+	if (family == FAMILY_IPV4) {
+		struct lb4_source_range key = {
+			.prefixlen = LB_SOURCE_PREFIX + 32,
+			.rev_nat_index = service->rev_nat_index,
+			.network = flow->saddr.words[0],
+		};
+
+		listed = bpf_map_lookup_elem(&cilium_lb4_source_range, &key);
+	} else {
+		struct lb6_source_range key = {
+			.prefixlen = LB_SOURCE_PREFIX + 128,
+			.rev_nat_index = service->rev_nat_index,
+			.network = flow->saddr,
+		};
+
+		listed = bpf_map_lookup_elem(&cilium_lb6_source_range, &key);
+	}
+	return listed != !!(service->flags2 & LB_SOURCE_DENY);
+}
+
+static __always_inline int lb_outside(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+{
+	const struct lb_service *service;
+	struct lb_backend backend = {};
+	union lb_key key;
+	__u32 number;
+	int refused;
+
+	service = lb_service_outside(&key, flow, family);
+	if (likely(!service))
+		return 0;
+	if (!(service->flags & LB_ROUTABLE))
+		return DROP(INGRESS, DROP_IS_CLUSTER_IP);
+	if (!lb_serves_source(service, flow, family))
+		return DROP(INGRESS, DROP_SOURCE_RANGE);
+	number = lb_serve(&key, service, flow, &backend, now, family);
+	if (!number) {
+		if (config.features & FEATURE_UNREACHABLE)
+			return lb_unreachable(skb, flow, BACK_TO_DEVICE, family);
+		return DROP(INGRESS, DROP_NO_SERVICE);
+	}
+	lb_affinity_note(service, flow, number, now, family);
+	flow->rev_nat_index = service->rev_nat_index;
+	flow->node_port = true;
+	flow->local_only = service->flags & LB_HOST_PORT;
+	refused = lb_redirect(skb, flow, &backend, family);
+	return refused ? DROP(INGRESS, refused) : LB_TRANSLATED;
+}
+
+/* 0 if the packet is for no service, LB_TRANSLATED if it is addressed to a backend now, else the verdict. */
+VERIFIED_ALONE lb4_outside(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? lb_outside(skb, flow, now, FAMILY_IPV4) : 0;
+}
+
+VERIFIED_ALONE lb6_outside(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? lb_outside(skb, flow, now, FAMILY_IPV6) : 0;
+}

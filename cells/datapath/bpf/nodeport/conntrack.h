@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The entry of a client's flow to a backend: by it answers find the service, and translations their end.
+ *
+ * It is one of packets on their way out, though the client sends them in: as if the node itself asked the backend.
+ */
+#pragma once
+
+#include "ct/conntrack.h"
+#include "lib/identity.h"
+#include "nodeport/maps.h"
+
+static __always_inline long nodeport_insert(const struct flow *flow, const struct ct_entry *entry, __u8 family)
+{
+	bool tcp = flow->protocol == IPPROTO_TCP;
+
+	if (family == FAMILY_IPV4) {
+		struct ct4_key key __attribute__((aligned(8)));
+
+		ct_fill_key4(&key, flow, EGRESS, false);
+		return bpf_map_update_elem(tcp ? (void *)&cilium_ct4_global : (void *)&cilium_ct_any4_global, &key,
+					   entry, BPF_ANY);
+	} else {
+		struct ct6_key key __attribute__((aligned(8)));
+
+		ct_fill_key6(&key, flow, EGRESS, false);
+		return bpf_map_update_elem(tcp ? (void *)&cilium_ct6_global : (void *)&cilium_ct_any6_global, &key,
+					   entry, BPF_ANY);
+	}
+}
+
+/* Remember the neighbour that the client's packets come by. */
+static __always_inline void nodeport_note_neighbour(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	const struct ethernet *eth = packet_eth(skb);
+	struct nodeport_neighbour neighbour = {};
+
+	if (!eth)
+		return;
+	neighbour.mac[0] = eth->source[0];
+	neighbour.mac[1] = eth->source[1];
+	neighbour.mac[2] = eth->source[2];
+	if (family == FAMILY_IPV4)
+		bpf_map_update_elem(&cilium_nodeport_neigh4, &flow->saddr.words[0], &neighbour, BPF_ANY);
+	else
+		bpf_map_update_elem(&cilium_nodeport_neigh6, &flow->saddr, &neighbour, BPF_ANY);
+}
+
+/* Note a packet of the client's; 0, or the reason to drop. */
+static __always_inline int nodeport_note(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+{
+	bool tcp = flow->protocol == IPPROTO_TCP;
+	struct ct_entry *known;
+
+	if (ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->node_port &&
+	    known->rev_nat_index == flow->rev_nat_index)
+		return 0;
+	const struct ct_entry entry = {
+		.source_identity = world_identity(family),
+		.node_port = true,
+		.rev_nat_index = flow->rev_nat_index,
+		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
+		.tx_flags_seen = tcp ? TCP_SYN : 0,
+		.last_tx_report = now,
+	};
+
+	flow->report = CT_CAPTURE;
+	nodeport_note_neighbour(skb, flow, family);
+	return nodeport_insert(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
+}
+
+VERIFIED_ALONE nodeport4_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? nodeport_note(skb, flow, now, FAMILY_IPV4) : DROP_INVALID;
+}
+
+VERIFIED_ALONE nodeport6_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? nodeport_note(skb, flow, now, FAMILY_IPV6) : DROP_INVALID;
+}

@@ -1,0 +1,39 @@
+"""What is inside the maps by which clients outside are served.
+
+For:    every cell that reads or writes them. Needs: nothing. Gives: NodePortConfig, its flags.
+Source: bpf/nodeport/maps.h; hive_nodeport is our own. Addresses are in network order.
+"""
+
+from ipaddress import IPv4Address, IPv6Address
+from typing import ClassVar, Final, Self
+
+import msgspec
+
+from cells.maps.records.abi import Layout
+
+NODEPORT_ON: Final = 1
+"""Clients outside are served."""
+
+_config = Layout("nodeport_config", ipv4="4s", flags="I", ipv6="16s", reserved="8x")
+NEIGHBOUR: Final = Layout("nodeport_neighbour", mac="6s", pad="2x").size
+"""Bytes of the values of cilium_nodeport_neigh4 and 6: the MAC that a client's packets come from."""
+
+
+class NodePortConfig(msgspec.Struct, frozen=True):
+    """The one value of hive_nodeport, 32 bytes: all zero while nobody outside is served."""
+
+    SIZE: ClassVar = _config.size
+
+    flags: int = 0
+    """NODEPORT_*."""
+    ipv4: IPv4Address = IPv4Address(0)
+    """What packets to backends on other nodes come from."""
+    ipv6: IPv6Address = IPv6Address(0)
+
+    def pack(self) -> bytes:
+        return _config.pack(self.ipv4.packed, self.flags, self.ipv6.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ipv4, flags, ipv6 = _config.unpack(data)
+        return cls(flags, IPv4Address(ipv4), IPv6Address(ipv6))
