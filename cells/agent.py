@@ -45,7 +45,8 @@ from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.services import control as services
-from cells.services import sockets
+from cells.services import outside, sockets
+from cells.services import settings as service_settings
 from cells.tunnel import Tunnel
 from lifecycle import after, module, provide
 
@@ -87,8 +88,10 @@ agent = module(
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,
+    service_settings.cell,
     services.cell,
     sockets.cell,
+    outside.cell,
     endpoint.cell,
     endpoint_restore.cell,
     ciliumendpoint.cell,

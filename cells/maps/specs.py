@@ -97,12 +97,8 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC),
         "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC),
         "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
-        "source_range4": MapSpec(
-            "cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb, NO_PREALLOC
-        ),
-        "source_range6": MapSpec(
-            "cilium_lb6_source_range", MapType.LPM_TRIE, 24, 1, sizes.lb, NO_PREALLOC
-        ),
+        "source_range4": MapSpec("cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb, NO_PREALLOC),
+        "source_range6": MapSpec("cilium_lb6_source_range", MapType.LPM_TRIE, 24, 1, sizes.lb, NO_PREALLOC),
         "nodeport": MapSpec("hive_nodeport", MapType.ARRAY, 4, NodePortConfig.SIZE, 1),
         "nodeport_neighbours4": MapSpec("cilium_nodeport_neigh4", MapType.LRU_HASH, 4, NEIGHBOUR, sizes.nat),
         "nodeport_neighbours6": MapSpec("cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.nat),

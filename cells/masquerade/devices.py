@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final
 
 from cells.maps import (
     DEVICE_IP_MASQ,
@@ -18,17 +17,11 @@ from cells.maps import (
     DeviceConfig,
 )
 from cells.masquerade.settings import MasqueradeSettings
-from cells.node.addresses import DeviceAddress, DeviceAddresses, masquerade_address, node_addresses
-from cells.node.devices import Device, uplinks
+from cells.node.addresses import device_addresses, masquerade_address, node_addresses
+from cells.node.devices import Device, native_uplinks
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
-
-OTHERS: Final = ("docker", "cni", "podman", "virbr")
-"""How the names of other plugins' bridges begin; they are native only if the setting ``devices`` says so."""
-OTHER_KINDS: Final = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
-"""Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
-MAC_LENGTH: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +42,8 @@ class Families:
     ipv6: bool
     tunnelled: bool = False
     """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
+    serves_outside: bool = False
+    """Whether clients outside are served, for which all devices need programs."""
 
 
 def native_devices(
@@ -59,23 +54,24 @@ def native_devices(
     *,
     chosen: bool,
 ) -> dict[int, NativeDevice]:
-    """Those on which packets are masqueraded, by index. ``chosen``: the setting ``devices`` names them."""
-    if not (families.ipv4 or families.ipv6):
+    """Those with programs, by index. ``chosen``: the setting ``devices`` names them."""
+    if not (families.ipv4 or families.ipv6 or families.serves_outside):
         return {}
     devices = list(devices)
-    native = [each for each in uplinks(devices) if is_native(each, chosen=chosen)]
-    rows = node_addresses([_addresses(each, native) for each in devices], node_ips)
+    native = native_uplinks(devices, chosen=chosen)
+    rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
     found: dict[int, NativeDevice] = {}
     for device in native:
-        if not _selected(device.name, settings.egress_masquerade_interfaces):
+        masquerades = _selected(device.name, settings.egress_masquerade_interfaces)
+        if not (masquerades or families.serves_outside):
             continue
         ipv4, ipv6 = (
             masquerade_address(
                 rows, device.name, version, derive_from=settings.derive_masq_ip_addr_from_device
             )
-            if enabled
+            if enabled and masquerades
             else None
             for version, enabled in ((4, families.ipv4), (6, families.ipv6))
         )
@@ -89,13 +85,6 @@ def native_devices(
         )
         found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)
     return found
-
-
-def is_native(device: Device, *, chosen: bool) -> bool:
-    """Whether programs can be on the device, and it leads out. Without a MAC it has no Ethernet header."""
-    if len(device.mac) != MAC_LENGTH:
-        return False
-    return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
 
 
 def _selected(name: str, wanted: Iterable[str]) -> bool:
@@ -116,17 +105,4 @@ def native_networks(
     return (
         native4 or next((each for each in own if isinstance(each, IPv4Network)), None),
         native6 or next((each for each in own if isinstance(each, IPv6Network)), None),
-    )
-
-
-def _addresses(device: Device, native: Collection[Device]) -> DeviceAddresses:
-    seen: set[int] = set()
-    addresses = []
-    for each in device.addresses:
-        # The kernel lists the primary address first; one of IPv6 is never secondary.
-        secondary = each.version == 4 and each.version in seen
-        addresses.append(DeviceAddress(each.ip, secondary=secondary))
-        seen.add(each.version)
-    return DeviceAddresses(
-        device.name, device.ifindex, device.kind, device.up, device in native, tuple(addresses)
     )

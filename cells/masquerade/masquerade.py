@@ -21,6 +21,7 @@ from cells.node.devices import Device, DeviceSettings
 from cells.node.netlink import news
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
+from cells.services.settings import ServiceSettings
 from cells.tunnel import TunnelSettings
 from lifecycle import (
     Derived,
@@ -54,6 +55,7 @@ class Masquerade:
         cni: CniConfigSettings,
         selection: DeviceSettings,
         tunnel: TunnelSettings,
+        services: ServiceSettings | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -74,6 +76,7 @@ class Masquerade:
         """Whether pods' IPv6 packets are masqueraded."""
         self._chosen = bool(selection.devices)
         self._tunnelled = tunnel.tunnelled
+        self._serves = services is not None and services.outside
         self._router = router
         self._sysctls = sysctls
         self._own = own
@@ -92,7 +95,7 @@ class Masquerade:
 
     def report(self) -> Masquerading:
         """What the agent's status tells of it."""
-        if not self.devices.all():
+        if not (self.devices.all() and (self.ipv4 or self.ipv6)):
             return Masquerading()
         ranges = [each.alloc_range for each in self._router.addressing().values()]
         v4, v6 = ("" if each is None else str(each) for each in native_networks(self._settings, ranges))
@@ -111,7 +114,9 @@ class Masquerade:
         if not self._ready:
             return {}
         ranges = [each.alloc_range for each in self._router.addressing().values()]
-        families = Families(ranges, self.ipv4, self.ipv6, tunnelled=self._tunnelled)
+        families = Families(
+            ranges, self.ipv4, self.ipv6, tunnelled=self._tunnelled, serves_outside=self._serves
+        )
         node_ips = list(self._own.all().values())
         return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
 

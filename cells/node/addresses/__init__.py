@@ -10,6 +10,7 @@ Why:    a node may have addresses on lo, several uplinks, or uplinks without add
 
 from cells.node.addresses.choice import InternalIP, NodeAddress, choose
 from cells.node.addresses.kernel import DefaultRoute
+from cells.node.addresses.of_devices import device_addresses
 from cells.node.addresses.select import (
     AddressUse,
     DeviceAddress,
@@ -34,6 +35,7 @@ __all__ = [
     "address_table",
     "cell",
     "choose",
+    "device_addresses",
     "direct_routing_device",
     "masquerade_address",
     "node_addresses",

@@ -1,6 +1,6 @@
 """A network device of the node, and what follows from all of them.
 
-Needs: AgentConfig, IPInterface.   Gives: Device, uplinks(), addressed(), PodMtu.
+Needs: AgentConfig, IPInterface.   Gives: Device, uplinks(), native_uplinks(), addressed(), PodMtu.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,11 @@ from cells.config import AgentConfig
 from cells.node.netlink import IPInterface
 from lifecycle import Table
 
+OTHERS = ("docker", "cni", "podman", "virbr")
+"""How the names of other plugins' bridges begin; they are native only if the setting ``devices`` says so."""
+OTHER_KINDS = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
+"""Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
+MAC_LENGTH = 6
 OURS = "cilium_"
 """How names of the agent's own devices begin."""
 LOOPBACK = "lo"
@@ -40,6 +45,18 @@ class Device:
 def uplinks(devices: Iterable[Device]) -> list[Device]:
     """The devices packets may leave the node through, by index: addressed() and selected, but not lo."""
     return [device for device in addressed(devices) if device.selected and device.name != LOOPBACK]
+
+
+def native_uplinks(devices: Iterable[Device], *, chosen: bool) -> list[Device]:
+    """Those of uplinks() that programs are on, by index. ``chosen``: the setting ``devices`` names them."""
+    return [each for each in uplinks(devices) if _is_native(each, chosen=chosen)]
+
+
+def _is_native(device: Device, *, chosen: bool) -> bool:
+    """Whether programs can be on the device, and it leads out. Without a MAC it has no Ethernet header."""
+    if len(device.mac) != MAC_LENGTH:
+        return False
+    return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
 
 
 def addressed(devices: Iterable[Device]) -> list[Device]:

@@ -41,6 +41,9 @@ _TYPE_FLAGS = {
     ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
 
+SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED
+"""What the bit means of slot 0."""
+
 _FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 
 MaglevTable = Callable[[Sequence[Backend], Mapping[Address, int]], bytes]
@@ -352,6 +355,7 @@ class LoadBalancer:
             (ServiceFlag.AFFINITY, affinity),
             (ServiceFlag.ROUTABLE, frontend.routable),
             (ServiceFlag.SOURCE_RANGE, bool(frontend.source_ranges)),
+            (SOURCE_RANGE_DENY, frontend.source_ranges_deny),
             (ServiceFlag.L7_LOAD_BALANCER, bool(frontend.l7_proxy_port)),
             (ServiceFlag.LOOPBACK, frontend.loopback),
         ):

@@ -117,6 +117,7 @@ def _frontend(
         int_local=ServiceFlag.INT_LOCAL_SCOPE in flags,
         two_scopes=ServiceFlag.TWO_SCOPES in flags,
         source_ranges=ranges,
+        source_ranges_deny=ServiceFlag.QUARANTINED in flags,
         routable=ServiceFlag.ROUTABLE in flags,
     )
 

@@ -1,8 +1,9 @@
-"""Services as pods see them: from objects to the maps that the datapath reads.
+"""Services, to pods and to clients outside: from objects to the maps that the datapath reads.
 
-Source:     the tables of Services, EndpointSlices and Nodes; the table ``frontends`` follows from them.
+Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses that
+            serve node ports; the table ``frontends`` follows from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
-Needs:      AgentConfig, Resources, Maps.   Gives: Table[Frontend], Table[ServedFrontend].
+Needs:      AgentConfig, Resources, Maps, NodePorts.   Gives: Table[Frontend], Table[ServedFrontend].
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
             of objects is set, it stays as it is, and the log says so.
@@ -14,15 +15,17 @@ from typing import Final
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.kubernetes import ENDPOINT_SLICES, NODES, SERVICES, KubernetesSettings, Resources
+from cells.datapath import DatapathSettings
+from cells.kubernetes import ENDPOINT_SLICES, NODES, PODS, SERVICES, KubernetesSettings, Resources
 from cells.services.balancer import LoadBalancer
 from cells.services.control.kernel import KernelServices
 from cells.services.control.served import ServedFrontend, served_frontends
-from cells.services.control.settings import ServiceSettings
 from cells.services.control.target import ServiceMaps, ServicesTarget
-from cells.services.control.watch import ServiceWatch
+from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions
-from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, config, invoke, minutes, module, provide
+from cells.services.outside import NodePorts
+from cells.services.settings import ServiceSettings
+from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, invoke, minutes, module, provide
 
 __all__ = [
     "INTERNAL",
@@ -32,23 +35,31 @@ __all__ = [
     "Frontend",
     "ServedFrontend",
     "ServiceMaps",
-    "ServiceSettings",
     "cell",
 ]
 
 SWEEP: Final = minutes(1)
 
 
-def options(agent: AgentConfig, settings: ServiceSettings) -> LoadBalancerOptions:
-    """What the agent's settings mean for services: pods reach cluster addresses, kube-proxy does the rest."""
+def options(
+    agent: AgentConfig, settings: ServiceSettings, datapath: DatapathSettings | None = None
+) -> LoadBalancerOptions:
+    """What the agent's settings mean for services: pods reach cluster addresses in any case."""
+    first, last = (datapath or DatapathSettings()).node_port_range
     return LoadBalancerOptions(
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
-        kube_proxy_replacement=False,
-        enable_session_affinity=settings.enable_session_affinity,
-        enable_svc_source_range_check=False,
-        enable_health_check_nodeport=False,
+        enable_node_port=settings.node_ports,
+        enable_external_ips=settings.external_ips,
+        enable_host_port=settings.host_ports,
+        enable_session_affinity=settings.session_affinity,
+        enable_svc_source_range_check=settings.enable_svc_source_range_check,
+        enable_k8s_terminating_endpoint=settings.enable_k8s_terminating_endpoint,
+        enable_service_topology=settings.enable_service_topology,
+        bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
         cluster_name=agent.cluster_name,
+        node_port_min=first,
+        node_port_max=last,
     )
 
 
@@ -62,18 +73,19 @@ def watch(
     resources: Resources,
     table: Table[Frontend],
     served: LoadBalancerOptions,
+    outside: NodePorts | None = None,
     *,
     jobs: Jobs,
 ) -> ServiceWatch:
     """Follows the objects, from the start on."""
-    found = ServiceWatch(
-        lambda: agent.node_name,
+    objects = WatchedObjects(
         resources.table(SERVICES),
         resources.table(ENDPOINT_SLICES),
         resources.table(NODES),
-        table,
-        served,
+        resources.table(PODS) if served.enable_host_port else None,
+        outside.addresses if outside is not None else None,
     )
+    found = ServiceWatch(lambda: agent.node_name, objects, table, served)
     jobs.one_shot("follow", found.run)
     return found
 
@@ -114,8 +126,7 @@ async def _leave(maps: ServiceMaps, log: Logger) -> None:
 
 cell = module(
     "services",
-    "Services as pods see them",
-    config(ServiceSettings),
+    "Services",
     provide(options, frontends, served_frontends, watch, KernelServices.provided),
     invoke(reconcile),
 )

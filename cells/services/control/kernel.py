@@ -58,3 +58,4 @@ class KernelServices:
         maps = self._maps
         yield from (maps.backends4, maps.backends6, maps.reverse_nat4, maps.reverse_nat6)
         yield from (maps.services4, maps.services6, maps.affinity_match)
+        yield from (maps.source_range4, maps.source_range6)

@@ -1,17 +1,18 @@
-"""Services, EndpointSlices and this node to frontends.
+"""Services, EndpointSlices, host ports of pods and this node to frontends.
 
-Controller: three tables of objects in, the table ``frontends`` out.
-Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch.
+Controller: tables of objects and the addresses that serve node ports in, the table ``frontends`` out.
+Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch, WatchedObjects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
+import msgspec
 
-from cells.kubernetes import EndpointSlice, Service
+from cells.kubernetes import EndpointSlice, Pod, Service
 from cells.kubernetes import Node as NodeObject
 from cells.services.model import (
     EXPOSURE_LABEL,
@@ -25,79 +26,140 @@ from cells.services.model import (
     ServiceName,
     Upsert,
 )
+from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, ReadTable, Table
-from lifecycle.tables import Changes
 
 Row = TypeVar("Row")
 Feed = Callable[[ServiceCatalog, Change[Row]], Iterable[FrontendChange]]
 
 
+class _Follow(NamedTuple):
+    """A table that frontends follow from: what its rows mean now, and as they change."""
+
+    first: Callable[[ServiceCatalog], Iterable[FrontendChange]]
+    follow: Callable[[ServiceCatalog, Table[Frontend]], Coroutine[Any, Any, None]]
+
+
+def _order(ip: IPAddress) -> tuple[int, int]:
+    return ip.version, int(ip)
+
+
+class WatchedObjects(NamedTuple):
+    """What frontends follow from. Without pods no host ports are served, without addresses no node ports."""
+
+    services: ReadTable[Service]
+    slices: ReadTable[EndpointSlice]
+    nodes: ReadTable[NodeObject]
+    pods: ReadTable[Pod] | None = None
+    addresses: ReadTable[NodePortAddress] | None = None
+
+
 class ServiceWatch:
-    """Keeps the frontends. They are told once every service, slice and node has been listed."""
+    """Keeps the frontends. They are told once all objects have been listed."""
 
     def __init__(
         self,
         node_name: Callable[[], str],
-        services: ReadTable[Service],
-        slices: ReadTable[EndpointSlice],
-        nodes: ReadTable[NodeObject],
+        objects: WatchedObjects,
         frontends: Table[Frontend],
         options: LoadBalancerOptions,
     ) -> None:
         self._node_name = node_name
         self._node = Node("")
-        self._services = services
-        self._slices = slices
-        self._nodes = nodes
+        self._objects = objects
         self._frontends = frontends
         self._options = options
         self._first = frontends.initializer("services and their slices")
 
     async def run(self) -> None:
         """Follow the objects for ever; run again after an error, it begins anew."""
+        objects = self._objects
         self._node = Node(self._node_name())
         catalog = ServiceCatalog(self._options, self._node)
-        for table in (self._nodes, self._services, self._slices):
-            await table.wait_initialized()
-        nodes, services, slices = self._nodes.changes(), self._services.changes(), self._slices.changes()
+        for table in objects:
+            if table is not None:
+                await table.wait_initialized()
+        follows = [
+            *self._followed(objects.addresses, self._addresses_changed),
+            *self._followed(objects.nodes, self._node_changed),
+            *self._followed(objects.services, _service_changed),
+            *self._followed(objects.slices, _slice_changed),
+            *self._followed(objects.pods, self._pod_changed),
+        ]
         first: dict[FrontendKey, Frontend] = {}
-        for change in [
-            *_changes(catalog, nodes.take(), self._node_changed),
-            *_changes(catalog, services.take(), _service_changed),
-            *_changes(catalog, slices.take(), _slice_changed),
-        ]:
-            if isinstance(change, Upsert):
-                first[change.frontend.key] = change.frontend
-            else:
-                first.pop(change.key, None)
+        for feed in follows:
+            for change in feed.first(catalog):
+                if isinstance(change, Upsert):
+                    first[change.frontend.key] = change.frontend
+                else:
+                    first.pop(change.key, None)
         with self._frontends.txn() as rows:
             rows.replace_all(first.values())
         self._first.done()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._follow, catalog, nodes, self._node_changed)
-            group.start_soon(self._follow, catalog, services, _service_changed)
-            group.start_soon(self._follow, catalog, slices, _slice_changed)
+            for feed in follows:
+                group.start_soon(feed.follow, catalog, self._frontends)
 
-    async def _follow(self, catalog: ServiceCatalog, changes: Changes[Row], feed: Feed[Row]) -> None:
-        async for batch in changes:
-            with self._frontends.txn() as rows:
-                for change in _changes(catalog, batch, feed):
-                    if isinstance(change, Upsert):
-                        rows.put(change.frontend)
-                    else:
-                        rows.delete(change.key)
+    @staticmethod
+    def _followed(table: ReadTable[Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
+        if table is None:
+            return
+        changes = table.changes()
+
+        def first(catalog: ServiceCatalog) -> Iterable[FrontendChange]:
+            return _changes(catalog, changes.take(), feed)
+
+        async def follow(catalog: ServiceCatalog, frontends: Table[Frontend]) -> None:
+            async for batch in changes:
+                with frontends.txn() as rows:
+                    for change in _changes(catalog, batch, feed):
+                        if isinstance(change, Upsert):
+                            rows.put(change.frontend)
+                        else:
+                            rows.delete(change.key)
+
+        yield _Follow(first, follow)
+
+    def _addresses_changed(
+        self, catalog: ServiceCatalog, _: Change[NodePortAddress]
+    ) -> Iterable[FrontendChange]:
+        """All of them, whichever has changed."""
+        table = self._objects.addresses
+        rows = table.all() if table is not None else []
+        return self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
+
+    def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
+        """Only pods of this node have host ports here."""
+        old, row = change.old, change.row
+        if row is not None and row.spec.node_name == self._node.name:
+            return catalog.upsert_pod(row)
+        return catalog.delete_pod(old.namespace, old.name) if old is not None else ()
+
+    def _move(
+        self,
+        catalog: ServiceCatalog,
+        *,
+        labels: Mapping[str, str] | None = None,
+        addresses: tuple[IPAddress, ...] | None = None,
+    ) -> Iterable[FrontendChange]:
+        """The node has other labels, or other addresses."""
+        node = self._node
+        if labels is not None:
+            zone, exposure = labels.get(ZONE_LABEL, ""), labels.get(EXPOSURE_LABEL, "")
+            node = msgspec.structs.replace(node, zone=zone, exposure=exposure)
+        if addresses is not None:
+            node = msgspec.structs.replace(node, node_port_addresses=addresses)
+        if node == self._node:
+            return ()
+        self._node = node
+        return catalog.move(node)
 
     def _node_changed(self, catalog: ServiceCatalog, change: Change[NodeObject]) -> Iterable[FrontendChange]:
         """Only this node counts, and of it only what decides which backends are used."""
         row = change.row
         if row is None or row.name != self._node.name:
             return ()
-        labels = row.labels
-        node = Node(row.name, zone=labels.get(ZONE_LABEL, ""), exposure=labels.get(EXPOSURE_LABEL, ""))
-        if node == self._node:
-            return ()
-        self._node = node
-        return catalog.move(node)
+        return self._move(catalog, labels=row.labels)
 
 
 def _changes(

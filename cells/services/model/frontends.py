@@ -32,6 +32,10 @@ from cells.services.model.types import (
 DEFAULT_AFFINITY_TIMEOUT = 10800
 HEADLESS = "None"
 LOCAL = "Local"
+TYPES = "service.cilium.io/type"
+"""Annotation: which frontends a service has, such as ``LoadBalancer,ClusterIP``."""
+SOURCE_RANGES = "service.cilium.io/src-ranges-policy"
+"""Annotation: ``deny``, for all clients but those of loadBalancerSourceRanges; else ``allow``."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
@@ -67,23 +71,34 @@ class _Conversion:
 
     def frontends(self) -> Iterator[Frontend]:
         """Cluster addresses, load balancer addresses, external addresses, node ports, in this order."""
-        spec, replaces = self._spec, self._options.kube_proxy_replacement
+        spec, options = self._spec, self._options
         cluster_ips = self._addresses(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
         ports = self._unique_ports()
-        yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
-        if not replaces:
-            return
-        ingress = self._service.status.load_balancer.ingress or ()
-        given = [one.ip for one in ingress if one.ip]
-        yield from self._at(self._addresses(given), ports, ServiceType.LOAD_BALANCER)
-        yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
-        if spec.type in ("NodePort", "LoadBalancer"):
+        if self._wants(ServiceType.CLUSTER_IP):
+            yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
+        if options.enable_node_port and self._wants(ServiceType.LOAD_BALANCER):
+            ingress = self._service.status.load_balancer.ingress or ()
+            given = [one.ip for one in ingress if one.ip]
+            yield from self._at(self._addresses(given), ports, ServiceType.LOAD_BALANCER)
+        if options.enable_external_ips:
+            yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
+        node_ports = options.enable_node_port and self._wants(ServiceType.NODE_PORT)
+        if node_ports and spec.type in ("NodePort", "LoadBalancer"):
             families = {address.version for address in cluster_ips}
             nodes = [WILDCARDS[version] for version in sorted(families)]
             nodes += [one for one in self._node.node_port_addresses if one.version in families]
             for port in ports:
                 if port.node_port:
                     yield from self._at(nodes, [port], ServiceType.NODE_PORT)
+
+    def _wants(self, type_: ServiceType) -> bool:
+        """Whether the service is to have such frontends: all, unless its annotation lists others."""
+        text = self._annotation(TYPES)
+        return not text or type_.text in {one.strip() for one in text.split(",")}
+
+    def _annotation(self, name: str) -> str:
+        annotations = self._service.metadata.annotations if self._options.annotations else None
+        return (annotations or {}).get(name, "")
 
     def _unique_ports(self) -> list[ServicePort]:
         """The ports, each number once for a protocol, or once at all where protocols are not told apart."""
@@ -116,7 +131,9 @@ class _Conversion:
         self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
     ) -> Frontend:
         is_cluster_ip = type_ is ServiceType.CLUSTER_IP
-        ranges = {str(one) for one in map(parse_prefix, self._spec.load_balancer_source_ranges or ()) if one}
+        checked = type_ is ServiceType.LOAD_BALANCER and self._options.enable_svc_source_range_check
+        given = self._spec.load_balancer_source_ranges or () if checked else ()
+        ranges = {str(one) for one in map(parse_prefix, given) if one}
         return Frontend(
             key=key,
             type=type_,
@@ -126,7 +143,8 @@ class _Conversion:
             int_local=self._int_local,
             two_scopes=two_scopes,
             affinity_timeout=self._affinity_timeout(),
-            source_ranges=tuple(sorted(ranges)) if type_ is ServiceType.LOAD_BALANCER else (),
+            source_ranges=tuple(sorted(ranges)),
+            source_ranges_deny=bool(ranges) and self._annotation(SOURCE_RANGES) == "deny",
             health_check_node_port=self._health_check_port(type_),
             routable=not is_wildcard(key.address.ip)
             and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),

@@ -29,7 +29,7 @@ WILDCARDS: Mapping[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 def host_port_frontends(pod: Pod, node: Node, options: LoadBalancerOptions) -> list[Frontend]:
     """The frontends of a pod's host ports on this node; of two for one address the later."""
-    if not options.kube_proxy_replacement or pod.spec.host_network or pod.finished:
+    if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
     found: dict[FrontendKey, Frontend] = {}
     for port in _ports(pod):

@@ -15,7 +15,9 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
 
     enable_ipv4: bool = True
     enable_ipv6: bool = True
-    kube_proxy_replacement: bool = True
+    enable_node_port: bool = True
+    enable_external_ips: bool = True
+    enable_host_port: bool = True
     enable_session_affinity: bool = True
     enable_svc_source_range_check: bool = True
     enable_health_check_nodeport: bool = True
@@ -26,6 +28,8 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_algorithm: Literal["random", "maglev"] = "random"
     bpf_lb_maglev_table_size: int = 16381
     bpf_lb_proto_diff: bool = True
+    annotations: bool = True
+    """Whether a service's own annotations choose its frontends, as in released 1.17."""
     cluster_name: str = "default"
     node_port_min: int = 30000
     node_port_max: int = 32767

@@ -73,6 +73,7 @@ class ServiceFlag(IntFlag):
     INT_LOCAL_SCOPE = 1 << 12
     TWO_SCOPES = 1 << 13
     QUARANTINED = 1 << 14
+    """Of a slot; of slot 0 it is SOURCE_RANGE_DENY."""
 
 
 class Address(NamedTuple):
@@ -131,6 +132,7 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     two_scopes: bool = False
     affinity_timeout: int = 0
     source_ranges: tuple[str, ...] = ()
+    source_ranges_deny: bool = False
     health_check_node_port: int = 0
     loopback: bool = False
     l7_proxy_port: int = 0

@@ -51,6 +51,9 @@ class Route(NamedTuple):
     next_hop: bytes = bytes(16)
 
 
+NOWHERE = Route()
+
+
 class Redirected(NamedTuple):
     """Where the packet was sent."""
 
@@ -64,11 +67,11 @@ class Recorder:
     def __init__(self) -> None:
         self.map: Map = create_map(_SPEC)
 
-    def nothing(self, route: Route = Route()) -> None:
+    def nothing(self, route: Route = NOWHERE) -> None:
         """As if no packet had passed; the next does not come out of a tunnel, and is routed so."""
         self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route))
 
-    def comes_from(self, node: str, vni: int, route: Route = Route()) -> None:
+    def comes_from(self, node: str, vni: int, route: Route = NOWHERE) -> None:
         """The next packets come out of the tunnel, from this address outside, with this identity."""
         tunnel = _TUNNEL.pack(1, vni, int(IPv4Address(node)), *(0,) * 7)
         self.map.update(bytes(4), tunnel + _ROUTE.pack(*route))

@@ -21,7 +21,15 @@ from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address
 
 from tests.kernel.datapath_overlay.recorder import Tunnelled
-from tests.kernel.datapath_replay.node import AFFINITY, CONNTRACK, NAT, NEIGHBOURS, Replayed, clock, destinations
+from tests.kernel.datapath_replay.node import (
+    AFFINITY,
+    CONNTRACK,
+    NAT,
+    NEIGHBOURS,
+    Replayed,
+    clock,
+    destinations,
+)
 from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, SHOT, Json, Recording
 
 FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 42, 43, 44, 8
@@ -59,7 +67,7 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def identity_of(vni: int, recording: Recording) -> int:
-    """As which a tunnel tells it: a device's own identity is the node's, and to other nodes that is another node."""
+    """As which a tunnel tells it: of a device it is the node, which to others is another node."""
     at_device = recording.hook.endswith("-netdev")
     return REMOTE_NODE if at_device and vni == int(recording.constants["SECLABEL"]) else vni
 

@@ -20,13 +20,13 @@ from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    NODEPORT_ON,
     DeviceConfig,
     EndpointConfig,
     LxcKey,
     LxcValue,
     Map,
     MetricsKey,
-    NODEPORT_ON,
     NodeConfig,
     NodePortConfig,
     PolicyEntry,
@@ -257,9 +257,7 @@ def route(recording: Recording) -> Route:
         return Route()
     told = lookups[0]["answer"]
     next_hop = ip_address(told["dst"]).packed.ljust(16, b"\0")
-    return Route(
-        told["return_code"], told["ifindex"], mac(told["smac"]), mac(told["dmac"]), next_hop
-    )
+    return Route(told["return_code"], told["ifindex"], mac(told["smac"]), mac(told["dmac"]), next_hop)
 
 
 def destinations(recording: Recording) -> Iterator[int]:

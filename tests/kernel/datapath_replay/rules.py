@@ -109,7 +109,10 @@ def _for_a_pod_by_its_own_address(recording: Recording) -> bool:
 
 
 _DIFFERENCES: Final = (
-    ("what is addressed to a pod comes to it by the stack: no BPF host routing", _for_a_pod_by_its_own_address),
+    (
+        "what is addressed to a pod comes by the stack: no BPF host routing",
+        _for_a_pod_by_its_own_address,
+    ),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
     ("layer 7 proxy: not built", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),

@@ -35,8 +35,11 @@ def former_pins() -> set[str]:
     return {name.partition("_former_")[0] for name in pins() if "_former_" in name}
 
 
-FLOWS = {"cilium_ct4_global", "cilium_ct6_global", "cilium_snat_v4_external", "cilium_snat_v6_external"}
-"""Translations have two thirds of the room of all connections."""
+FLOWS = {
+    *("cilium_ct4_global", "cilium_ct6_global", "cilium_snat_v4_external", "cilium_snat_v6_external"),
+    *("cilium_nodeport_neigh4", "cilium_nodeport_neigh6"),
+}
+"""Translations, and neighbours of clients, have two thirds of the room of all connections."""
 
 
 def put(spec: MapSpec, *entries: tuple[bytes, bytes]) -> int:

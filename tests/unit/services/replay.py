@@ -48,12 +48,15 @@ def names(folder: str) -> list[str]:
 
 
 def options_of(config: Json) -> LoadBalancerOptions:
-    """The recorded options; protocols are not told apart, as in the recorded tree."""
+    """The recorded options; protocols are not told apart, annotations not read, as in the recorded tree."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
-    given.setdefault("enable_session_affinity", given.get("kube_proxy_replacement", True))
+    if "kube_proxy_replacement" in given:
+        switches = ("enable_node_port", "enable_external_ips", "enable_host_port", "enable_session_affinity")
+        given = dict.fromkeys(switches, given["kube_proxy_replacement"]) | given
     return msgspec.convert(
-        {key: value for key, value in given.items() if key in known} | {"bpf_lb_proto_diff": False},
+        {key: value for key, value in given.items() if key in known}
+        | {"bpf_lb_proto_diff": False, "annotations": False},
         LoadBalancerOptions,
     )
 

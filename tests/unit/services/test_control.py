@@ -13,6 +13,7 @@ import structlog
 from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.services import control
+from cells.services import settings as service_settings
 from cells.services.balancer import LoadBalancer, MapKey
 from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
 from cells.services.control import ServedFrontend, ServiceMaps
@@ -94,6 +95,7 @@ async def agent(folder: Path | None, maps: FakeServiceMaps) -> AsyncIterator[Hiv
 
     hive = Hive(
         kubernetes.cell,
+        service_settings.cell,
         control.cell,
         supply(known),
         replace(ServiceMaps, maps),

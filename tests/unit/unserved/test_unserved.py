@@ -37,7 +37,6 @@ def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
     assert not refused(
         tmp_path,
         enable_ipsec="false",
-        kube_proxy_replacement="false",
         restore="true",
         enable_host_legacy_routing="false",
         container_ip_local_reserved_ports="",

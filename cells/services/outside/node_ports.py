@@ -1,0 +1,187 @@
+"""Where node ports are served, as tables and as the programs know it.
+
+Needs: see the cell.   Gives: NodePorts; the tables ``node-port-addresses``, ``node-port`` and its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, Protocol
+
+from cells.config import AgentConfig
+from cells.datapath import DatapathSettings
+from cells.maps import NODEPORT_ON, Maps, NodePortConfig
+from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.devices import Device, DeviceSettings
+from cells.node.sysctl import Sysctls
+from cells.services.outside.addresses import (
+    IPAddress,
+    NodePortAddress,
+    Selection,
+    direct_addresses,
+    node_port_addresses,
+)
+from cells.services.outside.ports import reserved_ports
+from cells.services.settings import ServiceSettings
+from lifecycle import (
+    Derived,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Reconciler,
+    Table,
+    Tables,
+    UsageError,
+    seconds,
+)
+
+INTERVAL: Final = seconds(30)
+_LOCAL: Final = "net/ipv4/ip_local_port_range"
+_RESERVED: Final = "net/ipv4/ip_local_reserved_ports"
+_FORWARDING: Final = {"net/ipv4/ip_forward": "1"}
+_FORWARDING6: Final = {"net/ipv6/conf/all/forwarding": "1"}
+
+
+class NodePortMap(Protocol):
+    """hive_nodeport. Both raise OSError."""
+
+    def read(self) -> NodePortConfig:
+        """What the programs know."""
+        ...
+
+    def write(self, config: NodePortConfig) -> None:
+        """Have them know this."""
+        ...
+
+
+class KernelFacts:
+    """The real one."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    @staticmethod
+    def provided(maps: Maps) -> NodePortMap:
+        """This node's."""
+        return KernelFacts(maps)
+
+    def read(self) -> NodePortConfig:
+        """What the programs know."""
+        return NodePortConfig.unpack(self._maps.nodeport.lookup(bytes(4)) or bytes(NodePortConfig.SIZE))
+
+    def write(self, config: NodePortConfig) -> None:
+        """Have them know this."""
+        self._maps.nodeport.update(bytes(4), config.pack())
+
+
+class NodePorts:
+    """Where clients outside are served; a node that serves none has an empty table."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        agent: AgentConfig,
+        datapath: DatapathSettings,
+        selection: DeviceSettings,
+        facts: NodePortMap,
+        sysctls: Sysctls,
+        devices: Table[Device],
+        own: NodeAddresses,
+        addresses: Table[NodeAddress],
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._range = datapath.node_port_range
+        self._selection = Selection(
+            settings.nodeport_addresses, settings.direct_routing_device, bool(selection.devices)
+        )
+        self._sysctls = sysctls
+        self._devices = devices
+        self._own = own
+        self._log = log
+        self.addresses: Derived[NodePortAddress] = Derived(
+            "node-port-addresses", self._served, devices, addresses
+        )
+        """Where node ports are served, by address."""
+        self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
+        reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
+        tables.add(self.addresses, self._facts, reconciler.statuses)
+        lifecycle.append(Hook("prepare for clients outside", self._start))
+        jobs.observe("reconcile", reconciler)
+
+    def _node_ips(self) -> list[IPAddress]:
+        return list(self._own.all().values())
+
+    def _served(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[IPAddress, NodePortAddress]:
+        if not (self._settings.node_ports or self._settings.host_ports):
+            return {}
+        found = node_port_addresses(devices, self._node_ips(), self._selection)
+        on = {4: self._agent.ipv4, 6: self._agent.ipv6}
+        return {ip: row for ip, row in found.items() if on[ip.version]}
+
+    def _wanted(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, NodePortConfig]:
+        if not self._settings.outside:
+            return {_ONLY: NodePortConfig()}
+        found = direct_addresses(devices, self._node_ips(), self._selection)
+        ipv4, ipv6 = found.get(4), found.get(6)
+        row = NodePortConfig(
+            NODEPORT_ON,
+            ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
+            ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
+        )
+        return {_ONLY: row}
+
+    async def _start(self) -> None:
+        settings = self._settings
+        if not settings.outside:
+            return
+        device = settings.direct_routing_device
+        if device and all(each.name != device for each in self._devices.all()):
+            raise UsageError(f"direct-routing-device={device}: the node has no such device")
+        if self._agent.ipv4:
+            self._sysctls.keep(_FORWARDING)
+        if self._agent.ipv6:
+            self._sysctls.keep(_FORWARDING6)
+        if settings.enable_auto_protect_node_port_range:
+            self._protect()
+        served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
+        self._log.info("clients outside are served", node_port_addresses=served)
+
+    def _protect(self) -> None:
+        """Have the kernel give no connection a port of services. Raises HiveError."""
+        wanted = reserved_ports(
+            self._sysctls.read(_LOCAL) or "", self._sysctls.read(_RESERVED) or "", self._range
+        )
+        if wanted is not None:
+            self._sysctls.keep({_RESERVED: wanted})
+
+
+_ONLY: Final = "node"
+
+
+class _FactsTarget:
+    """hive_nodeport as the target of a reconciler."""
+
+    def __init__(self, facts: NodePortMap) -> None:
+        self._facts = facts
+
+    async def dump(self) -> Mapping[str, NodePortConfig]:
+        """What the programs know."""
+        return {_ONLY: self._facts.read()}
+
+    async def put(self, batch: Mapping[str, NodePortConfig]) -> None:
+        """Have them know otherwise."""
+        for row in batch.values():
+            self._facts.write(row)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """There is always a row."""
+        for _ in batch:
+            self._facts.write(NodePortConfig())

@@ -1,0 +1,108 @@
+"""Settings of services, under Cilium's names.
+
+Gives: ServiceSettings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Literal
+
+from lifecycle import Formerly, Settings, refuse
+
+
+class ServiceSettings(Settings, frozen=True):
+    """Which services are served, and how."""
+
+    kube_proxy_replacement: bool = False
+    """Serve all that kube-proxy does: as enable-node-port, enable-external-ips, enable-host-port and
+    enable-session-affinity at once."""
+
+    enable_node_port: bool = False
+    """Serve node ports and addresses of load balancers to clients outside."""
+
+    enable_external_ips: bool = False
+    """Serve the externalIPs of services."""
+
+    enable_host_port: bool = False
+    """Serve pods' host ports; in the way of the portmap plugin, which does the same."""
+
+    enable_session_affinity: bool = False
+    """Whether clients of a service with sessionAffinity ClientIP stay with one backend."""
+
+    nodeport_addresses: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks whose addresses of the node serve node ports; unset: of each device one of each family."""
+
+    direct_routing_device: str = ""
+    """Device whose address clients of backends on other nodes seem to have; unset: that of the node's own
+    address."""
+
+    enable_svc_source_range_check: bool = True
+    """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""
+
+    bpf_lb_external_clusterip: bool = False
+    """Serve cluster addresses to clients outside too."""
+
+    enable_k8s_terminating_endpoint: bool = True
+    """Let connections to pods that end go on, and serve by them while there is nobody else."""
+
+    enable_service_topology: bool = False
+    """Prefer backends that are hinted for the node's zone."""
+
+    enable_auto_protect_node_port_range: bool = True
+    """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
+
+    bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], Formerly("node-port-mode")] = "snat"
+    """How a backend on another node is reached: with this node's address; others are not served yet."""
+
+    bpf_lb_algorithm: Annotated[Literal["random", "maglev"], Formerly("node-port-algorithm")] = "random"
+    """How a backend is chosen for clients outside; maglev is not served yet."""
+
+    bpf_lb_acceleration: Annotated[
+        Literal["disabled", "native", "generic", "best-effort"], Formerly("node-port-acceleration")
+    ] = "disabled"
+    """Serve clients outside in the device's driver; not served yet."""
+
+    def validate(self) -> None:
+        """Refuse what is not served yet; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.bpf_lb_mode != "snat":
+            yield f"bpf-lb-mode={self.bpf_lb_mode}: not supported yet, expected snat, or leave it unset"
+        if self.bpf_lb_algorithm != "random":
+            yield (
+                f"bpf-lb-algorithm={self.bpf_lb_algorithm}: not supported yet, expected random, or leave it"
+                " unset"
+            )
+        if self.bpf_lb_acceleration not in {"disabled", "best-effort"}:
+            yield (
+                f"bpf-lb-acceleration={self.bpf_lb_acceleration}: not supported yet, expected disabled, or"
+                " leave it unset"
+            )
+
+    @property
+    def node_ports(self) -> bool:
+        """Whether node ports and load balancers' addresses are served."""
+        return self.kube_proxy_replacement or self.enable_node_port
+
+    @property
+    def external_ips(self) -> bool:
+        """Whether externalIPs are."""
+        return self.kube_proxy_replacement or self.enable_external_ips
+
+    @property
+    def host_ports(self) -> bool:
+        """Whether host ports of pods are."""
+        return self.kube_proxy_replacement or self.enable_host_port
+
+    @property
+    def session_affinity(self) -> bool:
+        """Whether clients stay with their backend."""
+        return self.kube_proxy_replacement or self.enable_session_affinity
+
+    @property
+    def outside(self) -> bool:
+        """Whether anything is served to clients outside."""
+        return self.node_ports or self.external_ips or self.host_ports or self.bpf_lb_external_clusterip
