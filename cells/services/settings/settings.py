@@ -16,8 +16,8 @@ class ServiceSettings(Settings, frozen=True):
     """Which services are served, and how."""
 
     kube_proxy_replacement: bool = False
-    """Serve all that kube-proxy does: as enable-node-port, enable-external-ips, enable-host-port and
-    enable-session-affinity at once."""
+    """Serve all that kube-proxy does: as enable-node-port, enable-external-ips, enable-host-port,
+    enable-session-affinity and bpf-lb-sock at once."""
 
     enable_node_port: bool = False
     """Serve node ports and addresses of load balancers to clients outside."""

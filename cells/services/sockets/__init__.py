@@ -2,7 +2,7 @@
 
 Edge:   programs attached to the root of the control groups, for every process of the node and its pods; they
         read the maps of the services.
-Needs:  AgentConfig, DatapathSettings, Maps.   Gives: SocketLB.
+Needs:  AgentConfig, DatapathSettings, ServiceSettings, Maps.   Gives: SocketLB.
 Why:    a connection is translated once, before there is a packet, and costs what a direct one costs. The
         links are pinned: programs serve on while no agent runs, and another build replaces them in place.
 

@@ -1,6 +1,6 @@
 """Keeps the programs of socket load balancing attached, or takes them off.
 
-Needs: SocketLBSettings, DatapathSettings, SocketHooks, Jobs.   Gives: SocketLB.
+Needs: SocketLBSettings, ServiceSettings, DatapathSettings, SocketHooks, Jobs.   Gives: SocketLB.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from cells.config import version_of
 from cells.datapath import DatapathSettings, LoadError
 from cells.maps import SOCK_BIND_PROTECTION, SOCK_HOST_ONLY, SOCK_TRUSTS_EXTERNAL_IP, SockConfig
+from cells.services.settings import ServiceSettings
 from cells.services.sockets.kernel import SocketHooks
 from cells.services.sockets.settings import DEFAULT_CGROUP_ROOT, SocketLBSettings
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, UsageError, seconds
@@ -33,6 +34,7 @@ class SocketLB:
     def __init__(
         self,
         settings: SocketLBSettings,
+        services: ServiceSettings,
         datapath: DatapathSettings,
         hooks: SocketHooks,
         *,
@@ -41,7 +43,7 @@ class SocketLB:
         health: Health,
         log: Logger,
     ) -> None:
-        self.enabled = settings.bpf_lb_sock
+        self.enabled = settings.bpf_lb_sock or services.kube_proxy_replacement
         """Whether services are served at sockets."""
         self.host_only = settings.bpf_lb_sock_hostns_only
         """Of the node's own network namespace alone."""

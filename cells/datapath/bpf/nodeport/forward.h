@@ -24,7 +24,7 @@ static __always_inline bool is_routed(const struct address_info *local)
 	__u32 epoch;
 	const struct endpoint_config *pod = link_owner(local->ifindex, &epoch);
 
-	return pod && pod->flags & ENDPOINT_UNROUTED;
+	return pod && pod->flags & ENDPOINT_ROUTED_BY_HOST;
 }
 
 static __always_inline int nodeport_deliver(struct __sk_buff *skb, struct flow *flow, const struct address_info *local,
