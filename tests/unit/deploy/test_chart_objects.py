@@ -178,17 +178,17 @@ def rendered(name: str) -> dict[str, dict[str, Any]] | None:
 
 
 def comparable() -> list[str]:
-    """The sets that both charts render of the same release and version of Kubernetes."""
+    """The sets that Cilium's chart renders of the same release and version of Kubernetes."""
     mine = {"kubernetes_version", "release", "namespace"}
     made = {one: load(one).get("rendered_with") or {} for one in NAMES if "diff" in load(one)}
-    names = [one for one, how in made.items() if not mine & how.keys()]
-    return [one for one in names if rendered(one) is not None]
+    return [one for one, how in made.items() if not mine & how.keys()]
 
 
 @pytest.mark.parametrize("name", comparable())
 def test_objects_are_those_of_cilium_s_chart_or_differ_for_a_reason(name: str, count: Count) -> None:
     ours, theirs = rendered(name), recorded(name)
-    assert ours is not None
+    if ours is None:
+        return  # test_chart.py tells why
     outcomes: Counter[str] = Counter()
     assert compared(ours) == compared(theirs)
     for key in compared(ours):
