@@ -1,7 +1,7 @@
 """What is wrong with a hook or a job, told where it is registered and not where it would fail.
 
 Needs:  nothing.
-Gives:  check_async(), check_context(), check_seconds().
+Gives:  check_async(), check_context(), check_iterates(), check_seconds().
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 from lifecycle.hints.keys import type_name
 from lifecycle.hints.places import Place, has_place, place_of
 
-__all__ = ["check_async", "check_context", "check_seconds"]
+__all__ = ["check_async", "check_context", "check_iterates", "check_seconds"]
 
 
 def check_async(call: object, what: str, place: Place) -> None:
@@ -40,6 +40,19 @@ def check_context(make: object, what: str, place: Place) -> None:
         why = "makes no context manager: decorate it with contextlib.asynccontextmanager"
     elif _is_kind(_inner(make), inspect.isgeneratorfunction, unwrap=True):
         why = "is not asynchronous: decorate an `async def` with contextlib.asynccontextmanager"
+    else:
+        return
+    raise TypeError(f"{what} at {place}: {_named(make)} {why}")
+
+
+def check_iterates(make: object, what: str, place: Place) -> None:
+    """Raise TypeError for what makes nothing to iterate over with ``async for``."""
+    if not callable(make):
+        why = "cannot be called: give the function that makes the iteration"
+    elif _is_kind(_inner(make), inspect.iscoroutinefunction, inspect.isgeneratorfunction):
+        why = (
+            "makes no asynchronous iteration: expected an async generator, or a method such as table.changes"
+        )
     else:
         return
     raise TypeError(f"{what} at {place}: {_named(make)} {why}")

@@ -57,7 +57,10 @@ class Lifecycle:
 
     def append(self, hook: Hook) -> None:
         """Register a start and a stop. Raises TypeError for one that is not async, and for odd time-outs."""
-        place, what = caller(), f"hook {hook.name!r} of {self._owner}"
+        place = caller()
+        if not isinstance(hook, Hook) or not isinstance(hook.name, str):
+            raise TypeError(f"hook of {self._owner} at {place}: {hook!r}: expected Hook(name, start, stop)")
+        what = f"hook {hook.name!r} of {self._owner}"
         for name in ("start", "stop"):
             if (call := getattr(hook, name)) is not None:
                 check_async(call, f"{name} of {what}", place)

@@ -101,7 +101,10 @@ def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level 
             fake = Constructor("replace", cell.fake, name, cell.key, scope, cell_place=cell.place)
             assembly.replaces.append(fake)
         case _:
-            raise TypeError(f"{cell!r} is not a cell: use module(), provide(), invoke() and their like")
+            raise TypeError(
+                f"{cell!r} in {scope.id} at {scope.place} is not a cell: "
+                "use module(), provide(), invoke() and their like"
+            )
     return None
 
 
@@ -123,6 +126,11 @@ def _scope(cell: ModuleCell, parent: Scope, assembly: Assembly) -> Scope:
     if _MODULE_ID.fullmatch(cell.id) is None:
         text = f"module id {cell.id!r} at {cell.place}: expected kebab-case such as host-ip-sync"
         assembly.faults.append(Fault("module", text))
+    if not isinstance(cell.title, str):
+        text = (
+            f"module {cell.id!r} at {cell.place}: its title is {type_name(type(cell.title))}, expected a text"
+        )
+        assembly.faults.append(Fault("module", text, ("do: module(id, title, *cells)",)))
     assembly.scopes.append(scope)
     return scope
 

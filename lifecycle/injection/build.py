@@ -112,25 +112,26 @@ class Build:
                 continue
             value = self._argument(node, parameter)
             if parameter.positional:
-                args.append(value)
-            else:
+                args.append(value or Object(parameter.default))
+            elif value is not None:
                 kwargs[parameter.name] = value
         kind = CallableProvider if node.kind == "invoke" else Singleton
         return kind(_Call(node, self._profile), *args, **kwargs)
 
-    def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any]:
-        value: Provider[Any]
+    def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any] | None:
+        """What fills a parameter; None where its default does, which only the function itself knows."""
+        value: Provider[Any] | None
         if (need := node.needs.get(parameter.name)) is not None:
             value = self.providers[need]
             if parameter.collect is not None:  # a whole group, decorated or put in as a fake
                 value = CallableProvider(parameter.collect, value)
-        elif parameter.collect is not None and (node.groups[parameter.name] or parameter.default is None):
+        elif parameter.collect is not None and (node.groups[parameter.name] or not parameter.has_default):
             members = (self.providers[member] for member in node.groups[parameter.name])
             value = CallableProvider(parameter.collect, List(*members))
         elif (key := node.injected.get(parameter.name)) is not None:
             value = CallableProvider(self._inject, Object(key), Object(node))
         else:
-            value = Object(parameter.default)
+            value = None if parameter.has_default else Object(None)
         return value
 
     def _overridden(self, fake: Constructor) -> Provider[Any]:

@@ -64,6 +64,11 @@ class Parameter(msgspec.Struct, frozen=True):
     """Whether it only comes after that (see after()), and is not given it."""
 
     @property
+    def has_default(self) -> bool:
+        """Whether the function knows what to do without it."""
+        return self.default is not inspect.Parameter.empty
+
+    @property
     def role(self) -> str:
         """What it is to whoever asks for it, for messages."""
         return "to come after it" if self.ordering else f"as {self.name!r}"

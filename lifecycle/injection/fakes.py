@@ -9,10 +9,11 @@ and callable with their parameters.
 
 import functools
 import inspect
+import typing
 from collections.abc import Iterator, Mapping
-from typing import is_typeddict
+from typing import Any, is_typeddict
 
-from lifecycle.hints.keys import Key, member_of, origin_class, plain, type_name
+from lifecycle.hints.keys import Key, is_member, member_of, origin_class, plain, type_name
 
 __all__ = ["members", "misfit", "unlike"]
 
@@ -41,34 +42,57 @@ def misfit(value: object, key: Key) -> Iterator[str]:
     It is one when it is an instance of the class, or has what the Protocol asks for. An int is a float, as
     type checkers have it.
     """
-    kind = origin_class(key)
     bare = plain(key)
-    while kind is None and (bare := getattr(bare, "__supertype__", None)) is not None:  # a NewType
-        kind = origin_class(bare)
+    if typing.get_origin(bare) is typing.Literal:
+        if value not in typing.get_args(bare):
+            yield f"it is {value!r}"
+        return
+    while (kind := origin_class(bare)) is None and hasattr(bare, "__supertype__"):  # a NewType
+        bare = bare.__supertype__
     if kind is None or (kind in {float, complex} and isinstance(value, int | float)):
         return
     if getattr(kind, "_is_protocol", False):
         if isinstance(value, type):
             yield f"{type_name(value)} is a class: give an instance of it"
         elif kind not in type(value).__mro__:
-            yield from (f"it has no {name}" for name in _promised(kind) if not _has(value, name))
+            yield from _lacks(value, kind)
         return
     try:
         fits = isinstance(value, dict if is_typeddict(kind) else kind)
     except TypeError:  # a class that cannot be asked
         return
-    if not fits:
+    if fits:
+        yield from _holds_others(value, kind, bare)
+    else:
         yield f"it is of type {type_name(type(value))}"
 
 
+def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
+    """The first of a list or set that is not of its type."""
+    if kind not in {list, set, frozenset} or not (args := typing.get_args(key)) or is_member(args[0]):
+        return
+    for one in value:
+        if (fault := next(misfit(one, args[0]), None)) is not None:
+            yield f"it holds {one!r}: {fault}"
+            return
+
+
 @functools.cache
-def _promised(kind: type) -> tuple[str, ...]:
-    return tuple(members(kind))
+def _promised(kind: type) -> tuple[tuple[str, bool], ...]:
+    """What a Protocol asks for, and whether that is a method."""
+    return tuple((name, inspect.isfunction(member)) for name, member in members(kind).items())
 
 
-def _has(value: object, name: str) -> bool:
-    """Without running a property."""
-    return hasattr(type(value), name) or inspect.getattr_static(value, name, _MISSING) is not _MISSING
+def _lacks(value: object, protocol: type) -> Iterator[str]:
+    """What a Protocol asks for and a value does not have; without running a property."""
+    for name, is_method in _promised(protocol):
+        found = getattr(type(value), name, _MISSING)
+        if found is _MISSING:
+            found = inspect.getattr_static(value, name, _MISSING)
+        if found is _MISSING:
+            yield f"it has no {name}"
+        elif is_method and not callable(found) and not hasattr(type(found), "__get__"):
+            yield f"its {name} is no method"
 
 
 def _unlike_members(fake: object, member: Key) -> Iterator[str]:

@@ -7,6 +7,7 @@ Gives:  describe(), which reads hints and tells every fault in them.
 import abc
 import builtins
 import contextlib
+import dataclasses
 import inspect
 import types
 import typing
@@ -89,7 +90,7 @@ def _stays(call: object) -> bool:
 
 def _described(call: Callable[..., object], invoked: bool, decorates: bool) -> Signature:
     if not has_place(call):
-        return Signature((), None, (f"{call!r} is neither a function nor a class",))
+        return Signature((), None, (_why_unreadable(call),))
     kind = class_of(call)
     result: Key | None = None if kind is None or invoked else key_of(call)
     parts: tuple[Part, ...] = ()
@@ -106,13 +107,24 @@ def _described(call: Callable[..., object], invoked: bool, decorates: bool) -> S
     except NameError as error:
         text = f"its type hint names {error.name}, which is not defined where it is written"
         return Signature((), result, (f"{text}: import it outside of `if TYPE_CHECKING`, at module level",))
-    except (TypeError, ValueError) as error:
-        return Signature((), result, (f"its parameters cannot be read: {error}",))
+    except (TypeError, ValueError, RecursionError) as error:
+        endless = "a hint is an alias that contains itself; name a class instead"
+        why = endless if isinstance(error, RecursionError) else error
+        return Signature((), result, (f"its parameters cannot be read: {why}",))
     if any("context manager" in fault for fault in faults):
         return Signature(found, None, tuple(faults))
     if not any("async" in fault or "generator" in fault for fault in faults):
         faults += of_result
     return Signature(found, result, tuple(faults), parts)
+
+
+def _why_unreadable(call: object) -> str:
+    if callable(call):
+        try:
+            inspect.signature(call)
+        except (TypeError, ValueError) as error:  # such as a partial with more than its function takes
+            return f"its parameters cannot be read: {error}"
+    return f"{call!r} is neither a function nor a class"
 
 
 def stand_for(hint: object) -> Signature:
@@ -153,23 +165,27 @@ def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
         if hints.get("return") is typing.Self:  # a classmethod's
             return hints | {"return": getattr(call, "__self__", typing.Self)}
         return hints
-    if issubclass(kind, msgspec.Struct) or _has_fields(kind):
-        return filled_in(typing.get_type_hints(kind, include_extras=True), call, kind)
+    if "__signature__" in vars(kind) and "__annotations__" in vars(kind):  # a pydantic model
+        return _hints_of_fields(kind)
+    if issubclass(kind, msgspec.Struct) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return filled_in(_evaluated(kind), call, kind)
     hints = {}
     for name in ("__new__", "__init__"):
         if name == "__new__" and kind.__new__ is object.__new__:  # nearly always
             continue
         function, owner = _method(kind, name)
         if isinstance(function, types.FunctionType):
-            hints |= filled_in(_hints_of(function), call, owner)
+            hints |= filled_in(_hints_of(function, owner), call, owner)
     return hints
 
 
-def _has_fields(kind: type) -> bool:
-    """Whether its fields are its parameters, and so are their hints: a NamedTuple, a pydantic model."""
-    return (issubclass(kind, tuple) and hasattr(kind, "_fields")) or (
-        "__signature__" in vars(kind) and "__annotations__" in vars(kind)
-    )
+def _hints_of_fields(kind: type) -> dict[str, Any]:
+    """Of a class whose fields are its parameters, though perhaps under other names: aliases."""
+    hints = _evaluated(kind)
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name not in hints and not isinstance(parameter.annotation, str):
+            hints[name] = parameter.annotation
+    return hints
 
 
 def _method(kind: type, name: str) -> tuple[object, type]:
@@ -181,16 +197,26 @@ def _method(kind: type, name: str) -> tuple[object, type]:
     raise AssertionError(f"object has {name}")
 
 
-def _hints_of(function: Any) -> dict[str, Any]:
+def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
     """As typing.get_type_hints(), without its work where every hint is a class, or the name of one."""
+    variables = _variables(owner, function)
     hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
     found = {}
     for name, hint in hints.items():
         kind = hint if isinstance(hint, type) else _class_named(hint, function)
-        if kind is None:
-            return typing.get_type_hints(function, include_extras=True)
+        if kind is None or hint in variables:
+            return _evaluated(function, variables)
         found[name] = kind
     return found
+
+
+def _evaluated(call: Any, variables: dict[str, Any] | None = None) -> dict[str, Any]:
+    return typing.get_type_hints(call, localns=variables or None, include_extras=True)
+
+
+def _variables(*owners: Any) -> dict[str, Any]:
+    """Type variables in brackets, ``class Box[T]``: they hide names of the module. Source: PEP 695."""
+    return {one.__name__: one for owner in owners for one in getattr(owner, "__type_params__", ())}
 
 
 def _class_named(hint: object, function: Any) -> type | None:
@@ -200,8 +226,6 @@ def _class_named(hint: object, function: Any) -> type | None:
         return None
     if hint == "None":
         return type(None)
-    if getattr(function, "__type_params__", ()):  # they hide names of the module
-        return None
     found = names.get(hint, vars(builtins).get(hint))
     return found if isinstance(found, type) else None
 
@@ -275,7 +299,9 @@ def _parameter(argument: _Argument, hint: object, faults: list[str], where: str 
     name, default, positional, _ = argument
     has_default = default is not _EMPTY
     if isinstance(hint, type):  # nearly always
-        return Parameter(name, hint, not has_default, default if has_default else None, positional)
+        return Parameter(name, hint, not has_default, default, positional)
+    if type(hint) is dataclasses.InitVar:
+        return _parameter(argument, hint.type, faults, where)
     asked = wanted(hint)
     key, fault = asked.key, None
     if not isinstance(key, Hashable):
@@ -292,7 +318,7 @@ def _parameter(argument: _Argument, hint: object, faults: list[str], where: str 
         faults.append(f"{where or f'parameter {name!r}'}: {type_name(key)}{fault}")
         return None
     required = not (has_default or asked.optional or asked.collect)
-    return Parameter(name, key, required, default if has_default else None, positional, asked.collect)
+    return Parameter(name, key, required, default, positional, asked.collect)
 
 
 def _loose_member(key: Key) -> Key | None:

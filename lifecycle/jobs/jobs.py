@@ -23,7 +23,7 @@ import msgspec
 from lifecycle.errors import BodyError, ExitRequestedError, HiveError, as_failure, thrown_away
 from lifecycle.health import Health
 from lifecycle.hints.places import Place, caller
-from lifecycle.hooks.checks import check_async, check_seconds
+from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, Meter
@@ -48,6 +48,13 @@ class Backoff(msgspec.Struct, frozen=True):
     first: float = 0.1
     factor: float = 2.0
     maximum: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for what is no growing pause."""
+        for name in ("first", "factor", "maximum"):
+            check_seconds(getattr(self, name), f"{name} of a Backoff", caller())
+        if self.factor < 1:
+            raise ValueError(f"factor of a Backoff at {caller()} is {self.factor}: expected 1 or more")
 
     def pause(self, failures: int) -> float:
         """The pause after so many failures in a row."""
@@ -128,6 +135,9 @@ class Jobs:
         """
         place = caller()
         check_async(work, f"job {name!r} of {self._owner}", place)
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            text = f"retries of job {name!r} of {self._owner} at {place} are {retries!r}"
+            raise ValueError(f"{text}: expected a whole number, 0 or more")
         tries = 0 if retries is None and fatal else retries
 
         async def run(job: Job) -> None:
@@ -222,6 +232,7 @@ class Jobs:
         place, what = caller(), f"job {name!r} of {self._owner}"
         if work is not None:
             check_async(work, what, place)
+            check_iterates(items, what, place)
         elif (watch := getattr(items, "run", None)) is None:
             raise TypeError(f"{what} at {place}: {items!r} is no Observer: it has no run(health)")
         else:
@@ -287,6 +298,8 @@ class Jobs:
         backoff: Backoff | None,
         place: Place,
     ) -> "Job":
+        if backoff is not None and not isinstance(backoff, Backoff):
+            raise TypeError(f"backoff of job {name!r} at {place} is {backoff!r}: expected a Backoff")
         if self._over:
             raise RuntimeError(f"job {name!r} of {self._owner}: the hive is stopping")
         late = self._group is not None

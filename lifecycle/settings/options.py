@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from lifecycle.hints.keys import type_name
+from lifecycle.hints.keys import type_name, unaliased
 from lifecycle.settings import values
 from lifecycle.settings.secrets import Secret
 
@@ -156,7 +156,8 @@ def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
 
 
 def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str) -> Option:
-    kind, *notes = typing.get_args(info.type) if _is_annotated(info.type) else (info.type,)
+    hint = unaliased(info.type)
+    kind, *notes = typing.get_args(hint) if _is_annotated(hint) else (hint,)
     formerly = tuple(name for note in notes if isinstance(note, Formerly) for name in note.names)
     stem = f"{prefix}-" if prefix else ""
     old = tuple(f"{stem}{name}" for name in formerly)

@@ -25,7 +25,7 @@ from ipaddress import (
 )
 from pathlib import Path
 
-from lifecycle.hints.keys import is_union, origin_class, type_name
+from lifecycle.hints.keys import is_union, origin_class, type_name, unaliased
 from lifecycle.settings.durations import Duration
 from lifecycle.settings.macs import MAC
 from lifecycle.settings.mappings import join, split
@@ -224,6 +224,7 @@ def show(value: object) -> str:
 
 def bare(kind: object) -> tuple[object, bool]:
     """The type without ``| None``, and whether it had that; unions of several are kept as they are."""
+    kind = unaliased(kind)
     if not is_union(kind) or type(None) not in (members := typing.get_args(kind)):
         return kind, False
     rest = tuple(member for member in members if member is not type(None))

@@ -44,7 +44,11 @@ class Transaction(Generic[Row]):
 
     def put(self, row: Row) -> None:
         """Insert the row, or put it in place of the one with its key."""
-        self._usable()[self._table.key(row)] = row
+        key = self._table.key(row)
+        try:
+            self._usable()[key] = row
+        except TypeError as error:
+            raise TypeError(f"table {self._table.name}: the key {key!r} of a row: {error}") from None
 
     def delete(self, key: Hashable) -> None:
         """Remove the row with this key, if there is one."""
@@ -92,6 +96,8 @@ class Table(ReadTable[Row]):
         *,
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> None:
+        if not callable(key):
+            raise TypeError(f"table {name}: its key is {key!r}: expected a function from a row to its key")
         super().__init__(name, indexes)
         self.key = key
         self._pending: set[Initializer] = set()

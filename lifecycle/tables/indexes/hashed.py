@@ -7,7 +7,7 @@ A write is planned first, which may raise and leaves no trace, and then applied,
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from lifecycle.hints.places import has_place, place_of
 
@@ -18,11 +18,8 @@ Values = Callable[[Row], Iterable[Hashable]]
 Plan = dict[Hashable, frozenset[Hashable]]
 Stored = dict[Hashable, tuple[Row, int]]
 
-_TEXTS = (str, bytes, "str", "bytes")
 
-
-def _one_text(table: str, index: str) -> str:
-    return f"table {table}: index {index!r} is by every letter of a text; give the text in a tuple"
+_ONE = "one value, of which every part would be a value; give it in a tuple"
 
 
 class RowSource(Protocol[Row]):
@@ -38,10 +35,17 @@ class RowSource(Protocol[Row]):
 class Index(Generic[Row]):
     """The rows by each of the values that a function gives for a row: none, one or many."""
 
+    single: ClassVar[tuple[type, ...]] = (str, bytes)
+    """What can be iterated over, and is one value all the same."""
+
     def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
-        if getattr(values, "__annotations__", {}).get("return") in _TEXTS:
+        self._told = f"table {source.name}: index {name!r}"
+        if not callable(values):
+            raise TypeError(f"{self._told} is {values!r}: expected a function from a row to its values")
+        gives = getattr(values, "__annotations__", {}).get("return")
+        if gives in self.single or gives in {one.__name__ for one in self.single}:
             where = f" at {place_of(values)}" if has_place(values) else ""
-            raise TypeError(f"{_one_text(source.name, name)}: its function{where} gives a text")
+            raise TypeError(f"{self._told}: its function{where} gives {_ONE}")
         self.name = name
         self._source = source
         self._values = values
@@ -77,8 +81,15 @@ class Index(Generic[Row]):
 
     def _values_of(self, row: Row) -> frozenset[Hashable]:
         values = self._values(row)
-        if isinstance(values, str | bytes):
-            raise TypeError(f"{_one_text(self._source.name, self.name)}: its function gave {values!r}")
+        if isinstance(values, self.single):
+            raise TypeError(f"{self._told}: its function gave {values!r}, {_ONE}")
+        try:
+            return self._hashed(values)
+        except TypeError as error:
+            what = f"its function gave {values!r}, expected hashable values in a tuple or list"
+            raise TypeError(f"{self._told}: {what}: {error}") from error
+
+    def _hashed(self, values: Iterable[Hashable]) -> frozenset[Hashable]:
         return frozenset(values)
 
     def cancel(self) -> None:

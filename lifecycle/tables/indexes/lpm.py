@@ -38,8 +38,10 @@ BITS = {4: 32, 6: 128}
 class LPMIndex(OrderedKeys[Row]):
     """The rows by the IP prefixes that a function gives for a row; an address is the longest prefix."""
 
+    single = (str, bytes, IPv4Network, IPv6Network, IPv4Address, IPv6Address)
+
     def __init__(self, source: RowSource[Row], name: str, prefixes: Prefixes[Row]) -> None:
-        super().__init__(source, name, lambda row: map(self._value, prefixes(row)))
+        super().__init__(source, name, prefixes)
         self._counts: dict[int, dict[int, int]] = {4: {}, 6: {}}  # version -> length -> prefixes
         self._lengths: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
         """By version the lengths there are, the longest first, each with its mask."""
@@ -106,6 +108,9 @@ class LPMIndex(OrderedKeys[Row]):
                 self._lengths[version] = [
                     (length, (1 << bits) - (1 << bits - length)) for length in sorted(counts, reverse=True)
                 ]
+
+    def _hashed(self, values: Iterable[Hashable]) -> frozenset[Hashable]:
+        return frozenset(map(self._value, values))
 
     def _value(self, prefix: object) -> Value:
         if isinstance(prefix, Network):

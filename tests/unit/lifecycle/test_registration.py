@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, NamedTuple, NewType, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol
 from unittest.mock import AsyncMock
 
 import anyio
@@ -17,6 +18,7 @@ import pytest
 import typing_extensions
 
 from lifecycle import (
+    Backoff,
     BuildError,
     GraphError,
     Hive,
@@ -165,6 +167,37 @@ def test_odd_numbers_of_seconds_are_refused(value: Any) -> None:
         Hive(stop_budget=value)
 
 
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_odd_numbers_of_retries_are_refused(value: Any) -> None:
+    assert "retries of job 'x'" in refused(lambda _, jobs: jobs.one_shot("x", rightly, retries=value))
+
+
+def test_what_is_no_growing_pause_is_refused() -> None:
+    assert "backoff of job 'x'" in refused(lambda _, jobs: jobs.one_shot("x", rightly, backoff=0.5))  # type: ignore[arg-type]  # the mistake
+    assert "first of a Backoff" in refused(lambda _, __: Backoff(first=-1))
+    assert "factor of a Backoff" in refused(lambda _, __: Backoff(factor=0.5))
+
+
+@pytest.mark.parametrize("hook", ["open", rightly, Hook(3)])  # type: ignore[arg-type]  # the mistakes
+def test_what_is_no_hook_is_refused(hook: Any) -> None:
+    assert "expected Hook(name, start, stop)" in refused(lambda lifecycle, _: lifecycle.append(hook))
+
+
+@pytest.mark.parametrize("items", [[1], rightly, synchronous.__wrapped__])  # type: ignore[attr-defined]  # it has
+def test_what_makes_no_asynchronous_iteration_is_refused(items: Any) -> None:
+    told = refused(lambda _, jobs: jobs.observe("x", items, with_argument))
+    assert "asynchronous iteration" in told or "cannot be called" in told
+
+
+def test_a_module_without_a_title_loses_no_cell() -> None:
+    assert "its title is ProvideCell, expected a text" in told(module("clock", provide(Sundial)))  # type: ignore[arg-type]  # the mistake
+
+
+def test_what_is_no_cell_is_told_with_where_it_stands() -> None:
+    with pytest.raises(TypeError, match=r"in clocks at .*test_registration.py:\d+ is not a cell"):
+        Hive(module("clocks", "Clocks", Sundial)).check()  # type: ignore[arg-type]  # the mistake
+
+
 def test_an_observer_without_a_run_is_refused() -> None:
     assert "is no Observer: it has no run(health)" in refused(lambda _, jobs: jobs.observe("x", object()))  # type: ignore[call-overload]  # the mistake
 
@@ -206,6 +239,22 @@ def test_a_value_supplied_as_what_it_is_not_is_refused() -> None:
     Hive(supply(Sundial(), type=Clock), supply(80, type=Port), supply(3, type=float)).check()
 
 
+class Stopped:
+    now = 12.0
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "why"),
+    [
+        (Stopped(), Clock, "its now is no method"),
+        (["80"], list[Port], "it holds '80': it is of type str"),
+        ("up", Literal["high", "low"], "it is 'up'"),
+    ],
+)
+def test_a_value_that_only_looks_like_its_type_is_refused(value: object, hint: Any, why: str) -> None:
+    assert why in told(supply(value, type=hint))
+
+
 @pytest.mark.parametrize(
     ("hint", "result", "why"),
     [
@@ -238,6 +287,24 @@ class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
     clock: Sundial
     spare: Plain | None = None
+
+
+class Filled(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    clock: Sundial = pydantic.Field(alias="theClock")
+    names: list[str] = pydantic.Field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Wound:
+    """Its clock is handed over and not kept."""
+
+    clock: dataclasses.InitVar[Sundial]
+    names: list[str] = dataclasses.field(default_factory=list)
+    shows: float = 1.0
+
+    def __post_init__(self, clock: Sundial) -> None:
+        self.shows = clock.now()
 
 
 class Pair(NamedTuple):
@@ -280,6 +347,17 @@ async def test_models_named_tuples_partials_and_objects_are_constructors() -> No
     )
 
 
+async def test_fields_keep_their_own_ways_to_be_filled() -> None:
+    hive = Hive(provide(Sundial, Filled, Wound), invoke(Filled, Wound))
+    async with hive.started():
+        assert hive.get(Filled).clock is hive.get(Sundial)
+        assert (hive.get(Filled).names, hive.get(Wound).names, hive.get(Wound).shows) == ([], [], 0.0)
+
+
+def test_a_partial_of_more_than_its_function_takes_is_told_as_that() -> None:
+    assert "its parameters cannot be read: partial object" in told(provide(functools.partial(made, 1, 2, 3)))  # type: ignore[call-arg,arg-type]  # the mistake
+
+
 def test_a_context_manager_is_no_constructor() -> None:
     assert "it is a context manager: return the object, and enter and leave in a hook" in told(
         provide(synchronous), provide(context)
@@ -301,6 +379,22 @@ async def test_an_alias_stands_for_its_type() -> None:
 
 
 if sys.version_info >= (3, 12):
+
+    async def test_variables_in_brackets_are_filled_and_endless_aliases_told() -> None:
+        space: dict[str, Any] = {}
+        source = """
+            from __future__ import annotations
+            class Box[T]:
+                def __init__(self, inside: T) -> None:
+                    self.inside = inside
+            type Endless = list[Endless]
+            def end(inside: Endless) -> str: ...
+        """
+        exec(textwrap.dedent(source), space)  # noqa: S102  # syntax that older interpreters do not read
+        hive = Hive(supply(3), provide(space["Box"][int]), invoke(space["Box"][int]))
+        async with hive.started():
+            assert hive.get(space["Box"][int]).inside == 3
+        assert "an alias that contains itself" in told(provide(space["end"]))
 
     async def test_an_alias_statement_stands_for_its_type() -> None:
         space: dict[str, Any] = {"Sundial": Sundial}

@@ -2,6 +2,8 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import Change, Promise, Table
+from lifecycle import LPM, Change, Promise, Table
 from lifecycle.tables import core as table_module
 
 
@@ -334,11 +336,35 @@ def test_an_index_by_a_text_is_refused() -> None:
     def name(row: Row) -> str:
         return row.key
 
-    with pytest.raises(
-        TypeError, match=r"index 'name' is by every letter of a text.* at .*test_table.py:\d+"
-    ):
+    with pytest.raises(TypeError, match=r"index 'name': its function at .*test_table.py:\d+ gives one value"):
         Table("rows", key=lambda row: row.key, indexes={"name": name})
     table: Table[Row] = Table("rows", key=lambda row: row.key, indexes={"name": lambda row: row.key})
-    with pytest.raises(TypeError, match=r"table rows: index 'name' .* its function gave 'eth0'"):
+    with pytest.raises(TypeError, match="table rows: index 'name': its function gave 'eth0', one value"):
         put(table, Row("eth0"))
     assert table.all() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "row", "why"),
+    [
+        (lambda row: 3, Row("eth0"), "gave 3, expected hashable values"),
+        (lambda row: [[1]], Row("eth0"), "gave \\[\\[1\\]\\], expected hashable values"),
+        (LPM(lambda row: "10.0.0.0/8"), Row("eth0"), "gave '10.0.0.0/8', one value"),  # type: ignore[arg-type,return-value]  # the mistake
+        (LPM(lambda row: ip_network("10.0.0.0/8")), Row("eth0"), "gave IPv4Network.*, one value"),
+    ],
+)
+def test_an_index_by_what_is_no_values_is_told_with_its_name(spec: Any, row: Row, why: str) -> None:
+    table: Table[Row] = Table("rows", key=lambda row: row.key, indexes={"name": spec})
+    with pytest.raises(TypeError, match=f"table rows: index 'name': its function {why}"):
+        put(table, row)
+    assert table.all() == []
+
+
+def test_keys_and_indexes_that_are_no_functions_are_refused() -> None:
+    with pytest.raises(TypeError, match="table rows: its key is 'key': expected a function"):
+        Table("rows", key="key")  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match="table rows: index 'name' is 'key': expected a function"):
+        Table("rows", key=lambda row: row, indexes={"name": "key"})  # type: ignore[dict-item]  # the mistake
+    table: Table[list[int]] = Table("rows", key=lambda row: row)  # type: ignore[arg-type,return-value]  # the mistake
+    with pytest.raises(TypeError, match=r"table rows: the key \[1\] of a row"), table.txn() as txn:
+        txn.put([1])
