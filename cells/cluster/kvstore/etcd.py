@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import anyio
 import msgspec
+from anyio import to_thread
 
 from cells.cluster.kvstore.access import EtcdAccess, read_access, target, tls_credentials
 from cells.cluster.kvstore.metrics import StoreMetrics
@@ -130,6 +131,7 @@ class EtcdClient:
         self._access: EtcdAccess | None = None
         self._active = 0
         self._channel: Any = None
+        self._loaded = anyio.Event()
         self._slots = anyio.Semaphore(options.max_inflight)
         self._pace = _Pace(options.bootstrap_qps)
 
@@ -145,14 +147,26 @@ class EtcdClient:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """The connection, as long as it lasts. Raises StoreConfigError; etcd need not be there."""
+        """The connection, as long as it lasts. Raises StoreConfigError; etcd need not be there.
+
+        Requests wait until gRPC is loaded, which happens in a thread: nobody else waits for it.
+        """
         self._access = read_access(self._options)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._load)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                channel, self._channel = self._channel, None
+                if channel is not None:
+                    with anyio.CancelScope(shield=True):
+                        await channel.close()
+
+    async def _load(self) -> None:
+        await to_thread.run_sync(_rpc)
         self._connect()
-        try:
-            yield
-        finally:
-            channel, self._channel = self._channel, None
-            await channel.close()
+        self._loaded.set()
 
     def settle(self) -> None:
         """All is known: from here on the rate is that of ``etcd.qps``."""
@@ -160,20 +174,20 @@ class EtcdClient:
 
     async def lookup(self, key: str) -> KeyValue | None:
         """The key as all of etcd agrees it is."""
-        rpc = _rpc()
+        rpc = await self._messages()
         answer = await self._ask("read", "KV/Range", rpc.RangeRequest(key=key.encode()), rpc.RangeResponse)
         return _key_value(answer.kvs[0]) if answer.kvs else None
 
     async def first(self, prefix: str) -> KeyValue | None:
         """The first key of the prefix."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.RangeRequest(key=prefix.encode(), range_end=range_end(prefix), limit=1)
         answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
         return _key_value(answer.kvs[0]) if answer.kvs else None
 
     async def oldest(self, prefix: str) -> KeyValue | None:
         """The key of the prefix that was created first."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.RangeRequest(
             key=prefix.encode(),
             range_end=range_end(prefix),
@@ -186,14 +200,14 @@ class EtcdClient:
 
     async def revision(self) -> int:
         """How many changes the store has seen."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.RangeRequest(key=b"\0", count_only=True)
         answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
         return int(answer.header.revision)
 
     async def list_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
         """All keys of the prefix at one revision, and which. Raises CompactedError when it took too long."""
-        rpc = _rpc()
+        rpc = await self._messages()
         found: list[KeyValue] = []
         begin, revision = prefix.encode(), 0
         while True:
@@ -209,7 +223,7 @@ class EtcdClient:
 
     async def txn(self, *operations: Operation, when: Sequence[Compare] = ()) -> Outcome:
         """Do all of it at once, if what is compared holds. Raises LeaseLostError for a lease that ended."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.TxnRequest(
             compare=[_compare(each) for each in when], success=[_operation(each) for each in operations]
         )
@@ -223,14 +237,14 @@ class EtcdClient:
 
     async def grant(self, ttl: float) -> int:
         """A new lease, which ends unless it is kept within `ttl` seconds."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.LeaseGrantRequest(TTL=round(ttl))
         answer = await self._ask("lease", "Lease/LeaseGrant", request, rpc.LeaseGrantResponse)
         return int(answer.ID)
 
     async def keep(self, lease: int) -> None:
         """Have the lease go on for its time from now. Raises LeaseLostError."""
-        rpc = _rpc()
+        rpc = await self._messages()
 
         async def once(channel: Any) -> int:
             call = channel.stream_stream(
@@ -248,13 +262,13 @@ class EtcdClient:
 
     async def revoke(self, lease: int) -> None:
         """End the lease, and what was written under it. Raises LeaseLostError when it has ended."""
-        rpc = _rpc()
+        rpc = await self._messages()
         request = rpc.LeaseRevokeRequest(ID=lease)
         await self._ask("lease", "Lease/LeaseRevoke", request, rpc.LeaseRevokeResponse)
 
     async def describe(self) -> str:
         """The address in use with its version, and whether it leads: as ``cilium-dbg status`` shows it."""
-        rpc = _rpc()
+        rpc = await self._messages()
         answer = await self._ask("status", "Maintenance/Status", rpc.StatusRequest(), rpc.StatusResponse)
         leads = " (Leader)" if answer.leader and answer.leader == answer.header.member_id else ""
         return f"{self.endpoint} - {answer.version}{leads}"
@@ -264,11 +278,11 @@ class EtcdClient:
 
         Ends in StoreUnavailableError when the connection does, in CompactedError when so much is forgotten.
         """
-        rpc = _rpc()
+        rpc = await self._messages()
         create = rpc.WatchCreateRequest(
             key=prefix.encode(), range_end=range_end(prefix), start_revision=revision, fragment=True
         )
-        channel = self._open_channel()
+        channel = await self._open_channel()
         call = channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=rpc.WatchRequest.SerializeToString,
@@ -293,6 +307,10 @@ class EtcdClient:
 
     # How a request is made
 
+    async def _messages(self) -> Any:
+        await self._loaded.wait()
+        return _rpc()
+
     def _connect(self) -> None:
         """A new connection to the active address."""
         from grpc import aio
@@ -314,7 +332,8 @@ class EtcdClient:
         else:
             self._channel = aio.insecure_channel(address, options=options)
 
-    def _open_channel(self) -> Any:
+    async def _open_channel(self) -> Any:
+        await self._loaded.wait()
         if self._channel is None:
             raise StoreUnavailableError("the agent is ending")
         return self._channel
@@ -334,7 +353,7 @@ class EtcdClient:
     async def _call(self, kind: str, once: Callable[[Any], Any]) -> Any:
         async with self._slots:
             await anyio.sleep(self._pace.pause())
-            channel, began = self._open_channel(), time.perf_counter()
+            channel, began = await self._open_channel(), time.perf_counter()
             try:
                 found = await once(channel)
             except _broken() as error:
@@ -407,6 +426,7 @@ class _Pace:
 
 
 def _rpc() -> Any:
+    """The messages; loaded with gRPC."""
     from aetcd import rpc
 
     return rpc

@@ -229,16 +229,25 @@ def down(lab: Lab, everything: bool) -> None:
 @command.command()
 @name_option("demo")
 @click.option("--json", "as_json", is_flag=True, help="Tell nothing, print the account as JSON.")
-def demo(lab: Lab, as_json: bool) -> None:
+@click.option(
+    "--part",
+    type=click.Choice(["1", "2"]),
+    help="Only the first part, one node, or the second, two nodes.",
+)
+def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Watch it work, in less than a minute. Exits 0 only if every check held."""
     need_root()
-    from hive.lab.demo import make_room, run
+    from hive.lab import demo, pair
     from hive.lab.story import Story
 
     story = Story(quiet=as_json)
     with _orderly(), exclusive():
-        make_room(lab)
-        run(lab, story)
+        if part != "2":
+            demo.make_room(lab)
+            demo.run(lab, story)
+        if part != "1" and story.error is None:
+            pair.run(Cluster(f"{lab.name}-pair"), story)
+    story.end("It works:", "Something does not work:")
     if as_json:
         click.echo(json_text(story.account()))
     if not story.ok:

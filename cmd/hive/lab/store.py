@@ -66,9 +66,14 @@ class Store:
             return None
         return int(pid) if birth(int(pid)) == born else None
 
+    @staticmethod
+    def program() -> str | None:
+        """Path of etcd, None where it is not installed."""
+        return shutil.which("etcd", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
+
     def start(self) -> None:
         """Have it run, with the data it had. Raises LabError."""
-        program = shutil.which("etcd", path=f"{os.environ.get('PATH', '')}:{os.defpath}:/usr/sbin")
+        program = self.program()
         if program is None:
             raise LabError("--etcd needs etcd: install it (Debian: apt install etcd-server)")
         if self.pid is not None:

@@ -1,0 +1,242 @@
+"""``hive lab demo``, the second part: two nodes as one network; every claim is checked while it is made.
+
+Needs: root, the compiled plugin and objects; etcd, if the nodes are to share identities.   Gives: run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask
+from hive.lab import agent_process
+from hive.lab.aftermath import settled
+from hive.lab.children import undisturbed
+from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.kernel import machine_links
+from hive.lab.manifests import namespace_object
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab, LabError
+from hive.lab.pods import Attached
+from hive.lab.probe import routes
+from hive.lab.store import Store
+from hive.lab.story import Story
+from hive.lab.talk import Talk
+
+RATE = 1000.0
+"""UDP packets per second."""
+SETTINGS = ("--identity-change-grace-period=1s",)
+WITHIN = 15.0
+TEAM = "k8s:io.cilium.k8s.namespace.labels.team=blue"
+
+
+def run(cluster: Cluster, story: Story) -> None:
+    """Tell the story on two nodes, and leave nothing behind, however it ends."""
+    if any(agent_process.running(lab) is not None for lab in cluster.nodes()):
+        name = cluster.name
+        raise LabError(f"nodes of {name} are running: remove them (hive lab down --name {name})")
+    with undisturbed():
+        cluster.remove(cluster.nodes())  # what one that was killed left
+    machine = machine_links()
+    pair = Pair(cluster, story)
+    try:
+        for chapter in (pair.nodes, pair.talk, pair.kill, pair.label, pair.tunnel):
+            chapter()
+    except click.ClickException as error:
+        story.fail(error.format_message())
+    except (OSError, RuntimeError, ValueError) as error:
+        story.fail(f"{type(error).__name__}: {error}")
+    finally:
+        _clear_away(cluster, story, machine)
+
+
+def _clear_away(cluster: Cluster, story: Story, machine: frozenset[str]) -> None:
+    story.step("nothing left of both", "Both nodes are taken down", "With them goes the network between.")
+    with undisturbed():
+        cluster.remove(cluster.nodes())
+        left = settled(lambda: sorted(machine_links() - machine))
+    story.check("no link came to this machine", not left, ", ".join(left) or "as before")
+    there = [str(path) for path in (cluster.network.directory, cluster.node(1).directory) if path.exists()]
+    story.check("no namespace is held", not there, ", ".join(there) or "none")
+
+
+class Pair:
+    """The chapters, in their order; what one finds out the later ones use."""
+
+    def __init__(self, cluster: Cluster, story: Story) -> None:
+        self._cluster = cluster
+        self._story = story
+        self._talk = Talk(story)
+        self._etcd = Store.program() is not None
+        self._labs: list[Lab] = []
+        self._attached: list[Attached] = []
+
+    def nodes(self) -> None:
+        """Two nodes joined by a bridge, each with a pod."""
+        shared = "They tell each other of themselves and their pods through etcd." if self._etcd else ""
+        self._story.step(
+            "pair",
+            "Two nodes",
+            f"Each has namespaces and an agent of its own; a bridge joins them. {shared}".rstrip(),
+        )
+        self._labs = self._cluster.make(2, 1, etcd=self._etcd)
+        self._start()
+        for number, lab in enumerate(self._labs, 1):
+            self._attached.append(self._cluster.add_pod(lab, f"pod-{number}"))
+        for lab, other in self._both():
+            told = _eventually(lambda lab=lab, other=other: self._source(lab, other))
+            self._story.check(f"{lab.name} knows {other.name}", bool(told), f"from {told}")
+
+    def talk(self) -> None:
+        """By routes."""
+        self._story.step(
+            "direct",
+            "Their pods talk, by routes",
+            "Each agent has set a route to the other node's pods, over that node's address.",
+        )
+        for lab, other in self._both():
+            cidr, via = self._cluster.place(other).pod_cidrs[0], self._cluster.place(other).ipv4
+            with lab.open() as node:
+                found = [route for route in node.run(routes) if route.destination == cidr]
+            gateways = [route.gateway for route in found]
+            self._story.check(f"{lab.name} has a route to {cidr}", gateways == [via], f"via {via}")
+        self._talk_both_ways()
+
+    def kill(self) -> None:
+        """kill -9 under traffic between the nodes."""
+        first, second = self._labs
+        self._story.step(
+            "kill",
+            f"The agent of {second.name} is killed and comes back",
+            f"Meanwhile pod-1 sends pod-2 {RATE:.0f} numbered UDP packets a second.",
+        )
+        with first.open_pod("pod-1") as one, second.open_pod("pod-2") as two:
+            with inside(two):
+                sock = udp_socket()
+            with sock:
+                incoming = two.start(udp_receiver, sock)
+                outgoing = one.start(udp_sender, (self._attached[1].ipv4, sock.getsockname()[1]), RATE)
+                try:
+                    agent_process.crash(second)
+                    pid = agent_process.start(second, *self._cluster.settings(SETTINGS))
+                    seconds = agent_process.wait_ready(second, pid)
+                    sent, received = outgoing.finish(within=30), incoming.finish(within=30)
+                finally:
+                    outgoing.kill()
+                    incoming.kill()
+        self._story.check("a new agent serves", True, f"{seconds * 1000:.0f} ms after its start")
+        lost = sent.packets - received.packets
+        self._story.check(
+            "no packet was lost",
+            sent.packets > 0 and lost == 0,
+            f"{sent.packets} sent, {received.packets} received, {lost} lost",
+        )
+        self._story.measured["pair_kill"] = {"sent": sent.packets, "lost": lost}
+
+    def label(self) -> None:
+        """A label of the namespace is a label of its pods' identities."""
+        self._story.step(
+            "label",
+            "The namespace gets a label",
+            "team=blue, in a manifest. Both pods get identities of which it is a part, under their traffic"
+            + (", and each node knows the other's by etcd." if self._etcd else "."),
+        )
+        before = [self._identity(lab) for lab in self._labs]
+        namespace = namespace_object()
+        namespace["metadata"]["labels"]["team"] = "blue"
+        self._cluster.manifests.write("namespaces", [namespace])
+        for (lab, other), (number, _) in zip(self._both(), before, strict=True):
+            labelled = _eventually(lambda lab=lab: TEAM in self._identity(lab)[1])
+            now, _ = self._identity(lab)
+            seen = f"identity {number} became {now}"
+            ok = labelled and now != number
+            if self._etcd:
+                known = _eventually(lambda lab=lab, other=other: self._known_there(lab, other))
+                ok, seen = ok and known, f"{seen}, on {other.name} as well"
+            self._story.check(f"the pod of {lab.name} has another identity", bool(ok), seen)
+
+    def tunnel(self) -> None:
+        """The same nodes, converted."""
+        self._story.step(
+            "tunnel",
+            "The agents start again, with routing-mode=tunnel",
+            "The routes go, VXLAN comes. The pods, running all the while, reach each other through it; the "
+            "identity of the sender travels in each packet.",
+        )
+        for lab in self._labs:
+            agent_process.terminate(lab)
+        self._start(TUNNEL)
+        self._talk_both_ways()
+        for lab in self._labs:
+            with lab.open() as node:
+                packets = node.run(_through_the_tunnel)
+            self._story.check(f"{lab.name} got them by cilium_vxlan", packets > 0, f"{packets} packets")
+
+    # What the chapters share
+
+    def _start(self, *settings: str) -> None:
+        wanted = self._cluster.settings((*settings, *SETTINGS))
+        pids = {lab: agent_process.start(lab, *wanted) for lab in self._labs}
+        for lab, pid in pids.items():
+            agent_process.wait_ready(lab, pid)
+
+    def _both(self) -> Sequence[tuple[Lab, Lab]]:
+        first, second = self._labs
+        return (first, second), (second, first)
+
+    def _talk_both_ways(self) -> None:
+        first, second = self._labs
+        one, two = self._attached
+        with first.open_pod("pod-1") as here, second.open_pod("pod-2") as there:
+            _eventually(lambda: self._answers(first, two.ipv4))
+            self._talk.ping("ping pod-1 → pod-2", here, two.ipv4)
+            self._talk.ping("ping pod-2 → pod-1", there, one.ipv4)
+            self._talk.echo("TCP  pod-1 → pod-2", here, there, two.ipv4, one.ipv4)
+            self._talk.echo("TCP  pod-2 → pod-1", there, here, one.ipv4, two.ipv4)
+
+    def _answers(self, lab: Lab, address: str) -> bool:
+        from hive.lab.probe import ping
+
+        with lab.open_pod("pod-1") as pod:
+            return bool(pod.run(ping, address, 1))
+
+    def _ask(self, lab: Lab, path: str) -> Any:
+        pid = agent_process.running(lab)
+        if pid is None:
+            raise LabError(f"the agent of {lab.name} has ended:\n{agent_process.log_end(lab)}")
+        return ask(path, agent_process.api_socket(pid))
+
+    def _source(self, lab: Lab, other: Lab) -> str:
+        """Where the node knows the other from; empty while it does not."""
+        found = self._ask(lab, "/v1/cluster/nodes")["nodes-added"]
+        return next((str(one["source"]) for one in found if one["name"].endswith(f"/{other.name}")), "")
+
+    def _identity(self, lab: Lab) -> tuple[int, list[str]]:
+        """Number and labels of the identity of the node's pod."""
+        (endpoint,) = self._ask(lab, "/v1/endpoint")
+        identity = endpoint["status"]["identity"]
+        return int(identity["id"]), list(identity["labels"])
+
+    def _known_there(self, lab: Lab, other: Lab) -> bool:
+        """Whether the other node knows the pod of this one by its number."""
+        address = self._attached[self._labs.index(lab)].ipv4
+        known = {row["cidr"]: row["identity"] for row in self._ask(other, "/v1/ip")}
+        return bool(known.get(f"{address}/32") == self._identity(lab)[0])
+
+
+def _eventually(condition: Any) -> Any:
+    """What it gives, once that is true; the last it gave after WITHIN seconds."""
+    deadline = time.monotonic() + WITHIN
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _through_the_tunnel() -> int:
+    """Packets that have come out of it here."""
+    return int(Path("/sys/class/net/cilium_vxlan/statistics/rx_packets").read_text(encoding="ascii"))

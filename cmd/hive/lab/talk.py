@@ -1,0 +1,50 @@
+"""Ping and TCP between namespaces, as checks of a story.
+
+Needs: a story.   Gives: Talk.
+"""
+
+import socket
+import time
+
+from hive.lab.flows import tcp_listener
+from hive.lab.namespaces import Namespaces, inside
+from hive.lab.probe import ping, tcp_echo, tcp_echo_server
+from hive.lab.story import Story
+
+PINGS = 5
+ECHOED = 1 << 20
+
+
+class Talk:
+    """Has namespaces talk, and tells whether they could."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+
+    def ping(self, what: str, source: Namespaces, address: str) -> None:
+        """PINGS echo requests, all answered."""
+        trips = source.run(ping, address, PINGS)
+        best = f", best {min(trips) * 1e6:.0f} µs" if trips else ""
+        self._story.check(what, len(trips) == PINGS, f"{len(trips)} of {PINGS} answered{best}")
+
+    def echo(self, what: str, source: Namespaces, target: Namespaces, address: str, seen_as: str) -> None:
+        """ECHOED bytes there and back over TCP, from whom they should be."""
+        with inside(target):
+            listener = tcp_listener(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        with listener:
+            server = target.start(tcp_echo_server, listener)
+            began = time.monotonic()
+            try:
+                source.run(tcp_echo, (address, listener.getsockname()[1]), ECHOED)
+                peers = server.finish(within=5)
+            except OSError as error:
+                self._story.check(what, False, str(error))
+                return
+            finally:
+                server.kill()
+        seconds = time.monotonic() - began
+        self._story.check(
+            what,
+            peers == [seen_as],
+            f"1 MiB there and back in {seconds * 1000:.0f} ms, from {', '.join(peers)}",
+        )
