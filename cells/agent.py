@@ -45,7 +45,7 @@ from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.services import control as services
-from cells.services import outside, sockets
+from cells.services import health_checks, outside, sockets
 from cells.services import settings as service_settings
 from cells.tunnel import Tunnel
 from lifecycle import after, module, provide
@@ -92,6 +92,7 @@ agent = module(
     services.cell,
     sockets.cell,
     outside.cell,
+    health_checks.cell,
     endpoint.cell,
     endpoint_restore.cell,
     ciliumendpoint.cell,

@@ -7,6 +7,7 @@ Gives: ServiceCatalog, frontends_of, backends_of, Frontend, Backend and their pa
 from cells.services.model.backends import backends_of, state_of
 from cells.services.model.catalog import Delete, FrontendChange, ServiceCatalog, Upsert
 from cells.services.model.frontends import frontends_of, selectable
+from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
 from cells.services.model.types import (
     INTERNAL,
@@ -33,6 +34,7 @@ __all__ = [
     "Frontend",
     "FrontendChange",
     "FrontendKey",
+    "HealthAnswer",
     "LoadBalancerOptions",
     "Node",
     "ServiceCatalog",
@@ -42,6 +44,7 @@ __all__ = [
     "Upsert",
     "backends_of",
     "frontends_of",
+    "health_answers",
     "selectable",
     "state_of",
 ]
