@@ -12,10 +12,10 @@ Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-prot
 from collections.abc import Iterable
 
 from cells.observe.metrics import Collector, Family, counter
-from cells.services.sockets.kernel import KernelSocketHooks, KernelSockets, SocketHooks
+from cells.services.sockets.kernel import KernelSocketHooks, KernelSockets, SocketHooks, SocketKernel
 from cells.services.sockets.loader import SocketLB
 from cells.services.sockets.settings import SocketLBSettings
-from cells.services.sockets.termination import SocketKernel, SocketTermination
+from cells.services.sockets.termination import SocketTermination
 from lifecycle import Member, config, invoke, module, provide
 
 __all__ = ["SocketHooks", "SocketKernel", "SocketLB", "SocketLBSettings", "SocketTermination", "cell"]

@@ -1,6 +1,6 @@
 """Sockets in the kernel: the hooks of programs, what these remember, and the end of a socket.
 
-Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks, KernelSocketHooks, KernelSockets.
+Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks, SocketKernel and the real ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from cells.services.sockets.cgroup import CgroupRoot, find_root
 from cells.services.sockets.diag import SocketDiag
 from cells.services.sockets.links import SocketPrograms, detach_all
 from cells.services.sockets.namespaces import run_in_each
-from cells.services.sockets.termination import SocketKernel
 
 _INDEX: Final = bytes(4)
 
@@ -45,6 +44,18 @@ class SocketHooks(Protocol):
 
     def close(self) -> None:
         """Give up descriptors: what is attached serves on."""
+        ...
+
+
+class SocketKernel(Protocol):
+    """Sockets, and what the programs remember of them. For a worker thread; all raise OSError."""
+
+    def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
+        """Sockets with the backends they were sent to, and what they had asked for."""
+        ...
+
+    def end(self, sent: Iterable[ReverseSkKey], protocols: Iterable[int], *, pods: bool) -> int:
+        """End those sockets that are connected to these backends, of pods too with ``pods``; how many."""
         ...
 
 
@@ -93,7 +104,7 @@ class KernelSocketHooks:
 
 
 class KernelSockets:
-    """The real :class:`~cells.services.sockets.termination.SocketKernel`."""
+    """The real :class:`~cells.services.sockets.kernel.SocketKernel`."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps

@@ -1,7 +1,7 @@
 """Ends sockets whose backend serves no more: their owners connect again, and get another one.
 
 Controller: the table ``services`` and what the programs remember of sockets in, ended sockets out.
-Needs:  Table[ServedFrontend], SocketKernel.   Gives: SocketTermination.
+Needs:  Table[ServedFrontend], SocketLB, SocketKernel.   Gives: SocketTermination.
 Why:    a UDP socket that is connected to a backend would send there for ever, and no packet tells its owner.
 
 What is looked for is not what has just changed, but every socket that was sent to a backend by a service that
@@ -14,28 +14,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
-from typing import Protocol
 
 from anyio import to_thread
 
 from cells.maps import ReverseSk, ReverseSkKey
 from cells.services.control import ServedFrontend
+from cells.services.sockets.kernel import SocketKernel
+from cells.services.sockets.loader import SocketLB
 from cells.services.sockets.settings import SocketLBSettings
 from lifecycle import Change, Jobs, Logger, Table
 
 TCP, UDP, ANY = 6, 17, 0
-
-
-class SocketKernel(Protocol):
-    """Sockets, and what the programs remember of them. For a worker thread; all raise OSError."""
-
-    def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
-        """Sockets with the backends they were sent to, and what they had asked for."""
-        ...
-
-    def end(self, sent: Iterable[ReverseSkKey], protocols: Iterable[int], *, pods: bool) -> int:
-        """End those sockets that are connected to these backends, of pods too with ``pods``; how many."""
-        ...
 
 
 class SocketTermination:
@@ -44,6 +33,7 @@ class SocketTermination:
     def __init__(
         self,
         settings: SocketLBSettings,
+        sockets: SocketLB,
         served: Table[ServedFrontend],
         kernel: SocketKernel,
         *,
@@ -56,9 +46,9 @@ class SocketTermination:
         self._kernel = kernel
         self._log = log
         self._protocols = (UDP, TCP) if settings.bpf_lb_sock_terminate_all_protos else (UDP,)
-        self._pods = settings.bpf_lb_sock_terminate_pod_connections and not settings.bpf_lb_sock_hostns_only
+        self._pods = settings.bpf_lb_sock_terminate_pod_connections and not sockets.host_only
         self._looked_for: set[ReverseSkKey] = set()
-        if settings.bpf_lb_sock:
+        if sockets.enabled:
             jobs.observe("end sockets of removed backends", self._removals, self._look)
 
     async def _removals(self) -> AsyncIterator[None]:

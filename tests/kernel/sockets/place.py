@@ -16,6 +16,7 @@ from pathlib import Path
 from cells import config, maps
 from cells.datapath import DatapathSettings
 from cells.maps import IpcacheKey, IpcacheValue, Maps, ReverseSk, ReverseSkKey
+from cells.services import settings as service_settings
 from cells.services import sockets
 from cells.services.control import ServedFrontend
 from cells.services.control.served import served_frontends
@@ -86,6 +87,7 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
         config.cell,
         maps.cell,
         settings_of(DatapathSettings),
+        service_settings.cell,
         sockets.cell,
         provide(served_frontends),
         invoke(use),
