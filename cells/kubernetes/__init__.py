@@ -4,7 +4,7 @@ Source: fills one table per kind; nothing downstream can tell which source it wa
         tables are initialized and empty.
 Needs:  AgentConfig, KubernetesSettings.
 Gives:  Resources (``table(PODS)`` and the like), KubernetesAPI (the client of those who write),
-        Table[SourceStatus], Table[ManifestFile].
+        Table[SourceStatus], Table[ForgottenObject], Table[ManifestFile].
 Why:    a table changes only by what is known: an unreachable server or a broken file changes nothing.
 """
 
@@ -16,8 +16,10 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source import SourceStatus
 from cells.kubernetes.source.api_server import KubernetesAPI
+from cells.kubernetes.source.forgotten import ForgottenObject
 
 __all__ = [
+    "ForgottenObject",
     "KubernetesAPI",
     "KubernetesSettings",
     "ManifestFile",

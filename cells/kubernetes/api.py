@@ -19,7 +19,8 @@ from cells.kubernetes.client import (
 from cells.kubernetes.leases import LEASES, Election, Lease
 from cells.kubernetes.source.api_server import access_of
 from cells.kubernetes.source.reflector import Reflector
-from cells.kubernetes.source.sink import Sink, SourceStatus
+from cells.kubernetes.source.sink import Sink
+from cells.kubernetes.source.status import SourceStatus
 
 __all__ = [
     "LEASES",

@@ -31,6 +31,7 @@ from cells.kubernetes.objects import (
 from cells.kubernetes.resources import Resources, source_statuses
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source.api_server import KubernetesAPI
+from cells.kubernetes.source.forgotten import forgotten_objects
 from cells.observe.metrics import Collector, Family
 from lifecycle import Member, Table, config, invoke, module, provide
 
@@ -97,7 +98,7 @@ cell = module(
     "kubernetes",
     "Objects of Kubernetes, from API servers or manifests",
     config(KubernetesSettings),
-    provide(source_statuses, manifest_files, Resources, KubernetesAPI, ManifestsSource),
+    provide(source_statuses, forgotten_objects, manifest_files, Resources, KubernetesAPI, ManifestsSource),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
     provide(cilium_nodes, cilium_identities, cilium_endpoints, client_metrics),
     invoke(KubernetesAPI, ManifestsSource),

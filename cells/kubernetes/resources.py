@@ -20,7 +20,9 @@ from cells.kubernetes.objects import (
     Object,
     Pod,
 )
-from cells.kubernetes.source.sink import Sink, SourceStatus
+from cells.kubernetes.source.forgotten import Forgotten, ForgottenObject
+from cells.kubernetes.source.sink import Sink
+from cells.kubernetes.source.status import SourceStatus
 from lifecycle import Health, Logger, Table, Tables
 
 T = TypeVar("T", bound=Object)
@@ -74,14 +76,23 @@ INDEXES: dict[str, dict[str, Any]] = {
 class Resources:
     """Every table of objects; a source writes them through :meth:`sinks`, everybody else reads."""
 
-    def __init__(self, statuses: Table[SourceStatus], tables: Tables, health: Health, log: Logger) -> None:
+    def __init__(
+        self,
+        statuses: Table[SourceStatus],
+        forgotten: Table[ForgottenObject],
+        tables: Tables,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self.forgotten = Forgotten(forgotten, statuses, health, log)
+        """What a server has lost, and is in force here."""
         self.kinds: tuple[Kind[Any], ...] = KINDS
         self._tables: dict[str, Table[Any]] = {}
         self._sinks: dict[str, Sink[Any]] = {}
         for kind in self.kinds:
             table: Table[Any] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
             self._tables[kind.qualified] = table
-            self._sinks[kind.qualified] = Sink(kind, table, statuses, health, log)
+            self._sinks[kind.qualified] = Sink(kind, table, statuses, health, log, self.forgotten)
         tables.add(*self._tables.values())
 
     def table(self, kind: Kind[T]) -> Table[T]:

@@ -13,7 +13,13 @@ from cells.cluster.allocation.allocator import CiliumIdentityAllocator
 from cells.cluster.allocation.objects import HEARTBEAT, labels_of, meaning
 from cells.cluster.allocation.settings import AllocationMode
 from cells.cluster.identity import CLUSTER, Identities
-from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI, KubernetesSettings
+from cells.kubernetes import (
+    CILIUM_IDENTITIES,
+    CiliumIdentity,
+    ForgottenObject,
+    KubernetesAPI,
+    KubernetesSettings,
+)
 from lifecycle import Change, Jobs, Logger, Table
 
 
@@ -28,6 +34,7 @@ class CiliumIdentityWatch:
         api: KubernetesAPI,
         settings: KubernetesSettings,
         mode: AllocationMode,
+        forgotten: Table[ForgottenObject],
         *,
         jobs: Jobs,
         log: Logger,
@@ -38,11 +45,13 @@ class CiliumIdentityWatch:
         self._api = api
         self._writes = settings.asks_api_server
         self._log = log
+        self._forgotten = forgotten
         self._known: set[str] = set()
         """The names of the objects that were taken in."""
         if mode is AllocationMode.CRD:
             self._first = identities.table.initializer("CiliumIdentity objects")
             jobs.observe("identities", self._rounds, self._follow)
+            jobs.observe("lost objects", forgotten.changes, self._look)
 
     async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""
@@ -64,6 +73,11 @@ class CiliumIdentityWatch:
         if self._writes:
             await self._keep()
 
+    async def _look(self, _: list[Change[ForgottenObject]]) -> None:
+        """The server has lost objects: those in use here are made again, before others believe them gone."""
+        if self._writes and self._table.initialized:
+            await self._keep()
+
     def _take(self, name: str, row: CiliumIdentity | None) -> None:
         number = int(name) if name.isascii() and name.isdigit() else 0
         if number not in CLUSTER:
@@ -81,13 +95,13 @@ class CiliumIdentityWatch:
         """Numbers in use here have objects, and no mark of the operator's. Raises KubernetesError."""
         for number, labels in self._identities.in_use().items():
             there = self._table.get(("", str(number)))
-            if there is not None:
+            if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._forgotten:
                 if HEARTBEAT in there.annotations:
                     unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}
                     await self._api.client.patch(CILIUM_IDENTITIES, str(number), unmarked)
             elif self._objects.is_on_its_way(number):
                 continue
-            elif self._table.by("labels").get(meaning(labels)):
+            elif there is None and self._table.by("labels").get(meaning(labels)):
                 self._log.info("the cluster has another identity for labels in use", identity=number)
                 self._identities.supersede(number)
             else:

@@ -23,7 +23,7 @@ from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
 from cells.ipam import Family, IPAddress, IpamSettings
-from cells.kubernetes import CILIUM_NODES, CiliumNode, KubernetesAPI, Node
+from cells.kubernetes import CILIUM_NODES, CiliumNode, ForgottenObject, KubernetesAPI, Node
 from cells.node.addresses import NodeAddress, NodeAddresses
 from lifecycle import Jobs, Logger, ReadTable, Table, Tables, minutes
 
@@ -114,6 +114,7 @@ class CiliumNodePublisher:
         api: KubernetesAPI,
         nodes: Table[Node],
         cilium_nodes: Table[CiliumNode],
+        forgotten: Table[ForgottenObject],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -138,6 +139,7 @@ class CiliumNodePublisher:
         jobs.observe("publish addresses", found.changes, self._look)
         jobs.observe("publish the Node object", own_node.changes, self._look)
         jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
+        jobs.observe("lost objects", forgotten.changes, self._look)
 
     def _told(self, local: ClusterNode) -> CiliumNode:
         return msgspec.convert(wanted(local, None, self._mode), CiliumNode)

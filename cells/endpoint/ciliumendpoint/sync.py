@@ -14,7 +14,14 @@ from typing import Any, Final
 from cells.cluster.nodes import ClusterNode
 from cells.endpoint.ciliumendpoint.model import PodEndpoint, body, of_object, owners, status
 from cells.endpoint.ciliumendpoint.published import PodEndpoints
-from cells.kubernetes import CILIUM_ENDPOINTS, CiliumEndpoint, Key, KubernetesAPI, KubernetesSettings
+from cells.kubernetes import (
+    CILIUM_ENDPOINTS,
+    CiliumEndpoint,
+    ForgottenObject,
+    Key,
+    KubernetesAPI,
+    KubernetesSettings,
+)
 from lifecycle import (
     Backoff,
     BatchError,
@@ -37,8 +44,13 @@ class CiliumEndpointObjects:
     """The reconciler's target: the objects of pods on this node."""
 
     def __init__(
-        self, api: KubernetesAPI, table: Table[CiliumEndpoint], nodes: ReadTable[ClusterNode]
+        self,
+        api: KubernetesAPI,
+        table: Table[CiliumEndpoint],
+        nodes: ReadTable[ClusterNode],
+        forgotten: Table[ForgottenObject],
     ) -> None:
+        self._forgotten = forgotten
         self._api = api
         self._table = table
         self._nodes = nodes
@@ -46,7 +58,11 @@ class CiliumEndpointObjects:
     async def dump(self) -> Mapping[Key, PodEndpoint]:
         """What the objects that say they are of this node say."""
         own = {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
-        return {row.key: of_object(row) for ip in own for row in self._table.by("node").get(ip)}
+        found = {row.key: row for ip in own for row in self._table.by("node").get(ip)}
+        lost = {
+            (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
+        }
+        return {key: of_object(row) for key, row in found.items() if key not in lost}
 
     async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
         """Create objects, or change their status. Raises BatchError."""
@@ -124,6 +140,7 @@ class CiliumEndpointSync:
         wanted: Table[PodEndpoint],
         table: Table[CiliumEndpoint],
         nodes: ReadTable[ClusterNode],
+        forgotten: Table[ForgottenObject],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -132,7 +149,7 @@ class CiliumEndpointSync:
         self._table = table
         if not settings.asks_api_server:
             return
-        objects = CiliumEndpointObjects(api, table, nodes)
+        objects = CiliumEndpointObjects(api, table, nodes, forgotten)
         backoff = Backoff(first=1.0, maximum=60.0)
         self._reconciler: Reconciler[Key, PodEndpoint] = Reconciler(
             wanted, objects, full_every=SWEEP, after=table.wait_initialized, batch=BATCH, backoff=backoff
@@ -140,11 +157,16 @@ class CiliumEndpointSync:
         tables.add(self._reconciler.statuses)
         jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
         jobs.observe("changed by others", self._changes, self._look)
+        jobs.observe("lost objects", forgotten.changes, self._write_lost)
 
     async def _changes(self) -> AsyncIterator[Sequence[Change[CiliumEndpoint]]]:
         await self._table.wait_initialized()
         async for changes in self._table.changes(self._table.revision):
             yield changes
+
+    async def _write_lost(self, _: object) -> None:
+        """What the server has lost is written again."""
+        self._reconciler.trigger()
 
     async def _look(self, changes: Sequence[Change[CiliumEndpoint]]) -> None:
         """What somebody changed of ours is put right."""

@@ -266,6 +266,8 @@ class Client:
 def _repeatable(error: ApiError, method: str) -> bool:
     if error.code == 429:
         return True  # refused before anything happened
+    if error.from_the_future:
+        return False
     return method == "GET" and (error.code >= 500 or error.retry_after is not None)
 
 

@@ -70,6 +70,12 @@ class ApiError(KubernetesError):
         self.retry_after = retry_after
         """Seconds to wait before it is tried again, when the server said so."""
 
+    @property
+    def from_the_future(self) -> bool:
+        """Whether the version asked for is one that the server's store has not had yet."""
+        causes = (self.status.details and self.status.details.causes) or ()
+        return any(cause.reason == "ResourceVersionTooLarge" for cause in causes)
+
 
 class NotFoundError(ApiError):
     """404: no such object, or nobody serves the resource."""

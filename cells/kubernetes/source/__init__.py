@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from cells.kubernetes.source.sink import Sink, SourceStatus
+from cells.kubernetes.source.sink import Sink
+from cells.kubernetes.source.status import SourceStatus
 
 __all__ = ["Sink", "SourceStatus"]

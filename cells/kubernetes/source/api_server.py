@@ -19,7 +19,7 @@ from cells.config import AgentConfig
 from cells.kubernetes.objects import PODS, Key, Kind
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
-from cells.kubernetes.source.sink import SourceStatus
+from cells.kubernetes.source.status import SourceStatus
 from cells.kubernetes.urls import checked_url
 from lifecycle import Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
 
@@ -234,6 +234,8 @@ class KubernetesAPI:
             query = asked_for(sink.kind, self._agent.node_name)
             reflector = Reflector(self._client, sink.kind, sink, query=query)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
+        self._resources.forgotten.node = self._agent.node_name
+        self._jobs.one_shot("k8s-forgotten", self._resources.forgotten.run)
         self._jobs.one_shot("k8s-probe", self._client.probe)
         self._jobs.one_shot("k8s-version", self._ask_version)
         if settings.k8s_heartbeat_timeout:

@@ -25,6 +25,7 @@ from cells.kubernetes.client import (
     MalformedError,
     NotFoundError,
     Status,
+    UnreachableError,
     WatchEvent,
     status_error,
 )
@@ -88,6 +89,8 @@ class Reflector(Generic[T]):
         self._streams = True
         """Whether the server is thought to list by a watch."""
         self._version = ""
+        self._doubted = False
+        """Whether the server may be another one than the version is of: it was away."""
         self._failures = 0
 
     async def run(self) -> None:
@@ -100,9 +103,31 @@ class Reflector(Generic[T]):
 
     async def _turn(self) -> None:
         """One list, if there is need of it, and one watch."""
+        if self._version and self._doubted:
+            await self._confirm()
         if not self._version:
             await self._list()
+        self._doubted = False
         await self._watch()
+
+    async def _confirm(self) -> None:
+        """See whether the store has come as far as what is known of it.
+
+        One that was replaced by an older copy, or an empty one, would let a watch wait in silence until it
+        has as many changes behind it as the former.
+        """
+        query = {
+            **self._query,
+            "limit": "1",
+            "resourceVersion": self._version,
+            "resourceVersionMatch": "NotOlderThan",
+        }
+        try:
+            await self._client.page(self._kind, query, self._namespace)
+        except ApiError as error:
+            if not error.from_the_future:
+                raise
+            self._version = ""
 
     async def _after(self, error: KubernetesError) -> None:
         """What follows from a failure: what to do next, and when."""
@@ -119,6 +144,7 @@ class Reflector(Generic[T]):
             return
         if isinstance(error, MalformedError) or (isinstance(error, ApiError) and error.code == 400):
             self._version = ""  # who knows what was missed
+        self._doubted |= isinstance(error, UnreachableError)
         self._failures += 1
         self._sink.failed(error)
         pause = min(self._longest_pause, self._first_pause * 2 ** min(self._failures - 1, 16))
@@ -155,7 +181,7 @@ class Reflector(Generic[T]):
                 break
             query["continue"] = following
             await anyio.lowlevel.checkpoint()
-        self._sink.replace(found, broken)
+        self._sink.listed(found, broken)
         self._version = version
         self._failures = 0
 
@@ -217,7 +243,7 @@ class Reflector(Generic[T]):
                         continue
                     metadata = _bookmark(event).metadata
                     if (metadata.annotations or {}).get(INITIAL_END) == "true":
-                        self._sink.replace(found, broken)
+                        self._sink.listed(found, broken)
                         self._version, self._failures = metadata.resource_version, 0
                         return  # the rest is the ordinary watch's
                 await anyio.lowlevel.checkpoint()

@@ -1,41 +1,23 @@
 """Where a source puts the objects of one kind: its table, and the row that says how the source is.
 
-Needs: a table of objects, the table of source statuses, Health, Logger.   Gives: Sink, SourceStatus.
+Needs: a table of objects, the table of source statuses, Health, Logger.   Gives: Sink.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from cells.kubernetes.objects import Key, Kind, Object
+from cells.kubernetes.source.forgotten import Forgotten
+from cells.kubernetes.source.status import SourceStatus, State
 from lifecycle import Health, Logger, Table
 
 T = TypeVar("T", bound=Object)
-State = Literal["waiting", "synced", "watching", "failing", "absent"]
-
-
-class SourceStatus(msgspec.Struct, frozen=True):
-    """How the source of one kind is."""
-
-    kind: str
-    """``pods``, ``ciliumnodes.cilium.io``."""
-    state: State
-    """``waiting`` for its first list, ``watching`` (or ``synced``: a folder), ``failing``, ``absent`` when no
-    server serves the kind."""
-    objects: int
-    synced: bool
-    """Whether everything there was has been seen once."""
-    changed: float
-    """When something was last heard of it, in seconds since the epoch; 0 for never."""
-    error: str = ""
-    broken: tuple[str, ...] = ()
-    """Objects that cannot be read, with what is wrong; their last good rows stay."""
-
 
 MOST_TOLD = 10
 """Broken objects that are told of one kind."""
@@ -45,9 +27,16 @@ class Sink(Generic[T]):
     """The one writer of a table of objects."""
 
     def __init__(
-        self, kind: Kind[T], table: Table[T], statuses: Table[SourceStatus], health: Health, log: Logger
+        self,
+        kind: Kind[T],
+        table: Table[T],
+        statuses: Table[SourceStatus],
+        health: Health,
+        log: Logger,
+        forgotten: Forgotten | None = None,
     ) -> None:
         self._kind = kind
+        self._forgotten = forgotten
         self._table = table
         self._statuses = statuses
         self._parent = health
@@ -87,6 +76,25 @@ class Sink(Generic[T]):
         self._first.done()
         self._heard(state)
 
+    def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
+        """A server's list came whole. If it lacks most of what is known, that stays in force for now."""
+        gone = [row.key for row in self._table.all() if row.key not in rows] if self._forgotten else []
+        if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
+            self.replace(rows, broken)
+            if self._forgotten is not None:
+                self._forgotten.listed(self._kind.qualified)
+            return
+        self._broken.clear()
+        self.change(rows, broken)
+        self._forgotten.lost(self._kind.qualified, gone, len(rows), self._drop)
+
+    def _drop(self, keys: Collection[Key]) -> None:
+        """These are gone after all."""
+        with self._table.txn() as txn:
+            for key in keys:
+                txn.delete(key)
+        self._heard("watching")
+
     def change(
         self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
     ) -> None:
@@ -100,6 +108,8 @@ class Sink(Generic[T]):
         for key in rows:
             self._broken.pop(_name(self._kind, key), None)
         self._broken.update(_split(one) for one in broken)
+        if self._forgotten is not None and rows:
+            self._forgotten.told(self._kind.qualified, rows.keys())
         self._heard(state)
 
     def watching(self) -> None:

@@ -101,12 +101,13 @@ def namespace(name: str, **labels: str) -> Body:
 
 
 @asynccontextmanager
-async def cluster(*definitions: str) -> AsyncIterator[Cluster]:
+async def cluster(*definitions: str, port: int = 0) -> AsyncIterator[Cluster]:
     """A stand-in with custom resources by their plural names."""
     server = ApiServer()
+    server.future_wait = 0.2
     for one in definitions:
         server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))
-    async with server.serving() as url:
+    async with server.serving(port=port) as url:
         found = Cluster(server, url)
         await eventually(lambda: all(found.serves(one) for one in definitions))
         server.definitions.fresh.clear()  # its storage is ready at once

@@ -1,0 +1,121 @@
+"""An API server whose store is lost and filled again takes nothing out of force before it is filled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cells import kubernetes
+from cells.cluster import allocation, identity, kvstore
+from cells.cluster.identity import Identities
+from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import CiliumIdentity, ForgottenObject, Namespace, Pod
+from cells.kubernetes.source import forgotten
+from cells.node.addresses import address_table
+from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
+from lifecycle.testing import eventually
+from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig, pod
+
+pytestmark = pytest.mark.anyio
+NODE = "node1"
+OWN = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+WEB = ("k8s:app=web",)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgotten, "SETTLE", 0.3)
+    monkeypatch.setenv("K8S_NODE_NAME", NODE)
+
+
+class Agent:
+    def __init__(self, hive: Hive) -> None:
+        self.pods = hive.get(Table[Pod])
+        self.namespaces = hive.get(Table[Namespace])
+        self.identities = hive.get(Identities)
+        self.objects = hive.get(Table[CiliumIdentity])
+        self.lost = hive.get(Table[ForgottenObject])
+        self.health = hive.get(HealthTree)
+
+    def names(self) -> set[str]:
+        return {one.name for one in self.pods.all()}
+
+    def told(self) -> str:
+        return next(one.message for one in self.health.snapshot() if one.module == "kubernetes.forgotten")
+
+
+@asynccontextmanager
+async def agent(folder: Path, url: str) -> AsyncIterator[Agent]:
+    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+
+    def needed(
+        _: Table[Pod],
+        __: Table[Namespace],
+        ___: Identities,
+        ____: Table[CiliumIdentity],
+        _____: Table[ForgottenObject],
+        ______: HealthTree,
+    ) -> None: ...
+
+    cells = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell)
+    options = {"k8s-kubeconfig-path": kubeconfig(folder, url), "k8s-client-qps": "0"}
+    async with Hive(
+        *cells, supply(known), provide(address_table), invoke(needed), settings=options
+    ).started() as hive:
+        found = Agent(hive)
+        await found.pods.wait_initialized()
+        await found.namespaces.wait_initialized()
+        await found.objects.wait_initialized()
+        yield found
+
+
+def fill(one: Cluster, *names: str) -> None:
+    one.put(OWN)
+    for name in names:
+        one.put(pod(name, NODE))
+
+
+async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: Path) -> None:
+    async with cluster("ciliumidentities") as one:
+        fill(one, "a", "b", "c")
+        port, url = one.server.port, one.url
+        serving = agent(tmp_path, url)
+        node = await serving.__aenter__()
+        number = (await node.identities.acquire(WEB)).id
+        await eventually(lambda: node.objects.get(("", str(number))) is not None)
+    try:
+        async with cluster("ciliumidentities", port=port) as one:
+            lost = {("nodes", "", NODE), *(("pods", "default", name) for name in "abc")}
+            await eventually(lambda: all(one in node.lost for one in lost), within=10)
+            assert "the API server has lost" in node.told()
+            await eventually(lambda: one.get("CiliumIdentity", str(number)) is not None)
+            assert node.names() == {"a", "b", "c"}
+            assert node.identities.stands_for(number, WEB)
+            one.put(pod("a", NODE))
+            one.put(pod("d", NODE))
+            await eventually(lambda: node.names() == {"a", "b", "c", "d"})
+            await eventually(lambda: ("pods", "default", "a") not in node.lost)
+            assert ("pods", "default", "b") in node.lost, "there is no cluster of this node without its Node"
+            one.put(OWN)
+            await eventually(lambda: node.names() == {"a", "d"})
+            assert node.told() == "nothing is lost"
+            assert node.identities.stands_for(number, WEB)
+            one.delete("Pod", "a", "default")
+            await eventually(lambda: node.names() == {"d"})
+    finally:
+        await serving.__aexit__(None, None, None)
+
+
+async def test_a_list_that_lacks_a_few_is_believed_at_once(tmp_path: Path) -> None:
+    async with cluster("ciliumidentities") as one:
+        fill(one, "a", "b", "c", "d")
+        async with agent(tmp_path, one.url) as node:
+            one.delete("Pod", "a", "default")
+            one.server.restart()
+            await one.server.hang_up()
+            await eventually(lambda: node.names() == {"b", "c", "d"})
+            assert not len(node.lost)
