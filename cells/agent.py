@@ -17,6 +17,7 @@ from cells.cluster import (
     kvstore,
     node_ids,
     nodes,
+    pod_pools,
     remote_nodes,
     shared,
 )
@@ -76,6 +77,7 @@ agent = module(
     allocation.cell,
     ipcache.cell,
     nodes.cell,
+    pod_pools.cell,
     remote_nodes.cell,
     apiservers.cell,
     shared.cell,

@@ -1,19 +1,24 @@
-"""Pod addresses of this node: a host-scope allocator over the ranges of each address family.
+"""Pod addresses of this node: an allocator over the ranges of each address family, or of pools of them.
 
 Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
         ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods keep
         their addresses though the node got another one.
-Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto); AssignedPodCIDRs, where somebody
-        provides what Kubernetes has decided.   Gives: Ipam, Table[PodRange]; metrics.
+        In mode multi-pool the ranges by pool are what this node's CiliumNode says; what it asks of pools and
+        gives back is the table pod-pool-requests, which the CiliumNode is written from.
+Needs:  IpamSettings, AgentConfig, Table[Device] (for ranges that are auto); AssignedPodCIDRs or
+        AssignedPools, where somebody provides what is decided elsewhere, PodPools for what pods ask for.
+Gives:  Ipam, Table[PodRange], Table[PoolRequest]; metrics.
 
-Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool.
+Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool,
+        ipam-multi-pool-pre-allocation.
 """
 
 from collections.abc import Iterable
 
 from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, text_of
-from cells.ipam.allocator import Allocation, Allocator, IpamError
-from cells.ipam.assigned import AssignedPodCIDRs
+from cells.ipam.allocator import Allocation, Allocator, IpamError, IpamLaterError
+from cells.ipam.assigned import AssignedPodCIDRs, AssignedPools, PodPools, PoolState
+from cells.ipam.demand import PoolRequest
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.kept import KeptRanges, kept_ranges
 from cells.ipam.node_ipam import Ipam
@@ -29,15 +34,20 @@ __all__ = [
     "Allocation",
     "Allocator",
     "AssignedPodCIDRs",
+    "AssignedPools",
     "Clock",
     "Family",
     "IPAddress",
     "IPNetwork",
     "Ipam",
     "IpamError",
+    "IpamLaterError",
     "IpamSettings",
     "KeptRanges",
+    "PodPools",
     "PodRange",
+    "PoolRequest",
+    "PoolState",
     "automatic_range",
     "cell",
     "kept_ranges",
@@ -62,10 +72,15 @@ def pod_ranges() -> Table[PodRange]:
     return Table("pod-ranges", key=lambda row: row.network)
 
 
+def pool_requests() -> Table[PoolRequest]:
+    """The table ``pod-pool-requests``, by pool; Ipam fills it."""
+    return Table("pod-pool-requests", key=lambda row: row.pool)
+
+
 cell = module(
     "ipam",
     "Pod addresses",
     config(IpamSettings),
-    provide(Ipam, pod_ranges, ipam_metrics),
+    provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
     provide_private(Clock),
 )

@@ -1,10 +1,11 @@
 """The allocator of pod addresses: who has which.
 
-For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, Allocation, IpamError.
+For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, Allocation, IpamError,
+IpamLaterError.
 Texts of errors are Cilium's: its clients show them to people.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
 
 import msgspec
@@ -17,8 +18,10 @@ from lifecycle.http import Refusal
 
 NEXT_FAILED = 502
 FAILED = 500
+NOT_YET = "pool not (yet) available"
 
 _ORDER = (Family.IPV6, Family.IPV4)  # of allocation, as in Cilium
+_STATES = ("primary", "secondary", "retired")
 
 
 class Allocation(msgspec.Struct, frozen=True):
@@ -36,18 +39,32 @@ class IpamError(Refusal):
     """A request for an address that is refused; ``status`` is the HTTP status Cilium's API gives it."""
 
 
+class IpamLaterError(IpamError):
+    """A request that is refused now, and may be met later."""
+
+    def __init__(self, text: str, wait: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(NEXT_FAILED, text)
+        self.wait = wait
+        """Comes back when it may be worth another try, or never."""
+
+
 class Allocator:
     """Hands out the addresses of the ranges of each family, once it knows them.
 
-    There is one pool, the default one. An address says by itself where it belongs: the pool it is named with
-    must only be named, so that addresses outlive a change of the pool's name (in Cilium, too, the host-scope
-    allocator does not look at it).
+    Host scope has one pool, the default one: what a pool is named in a request must only be named, so that
+    addresses outlive a change of the pool's name (in Cilium, too, the host-scope allocator does not look at
+    it). In mode multi-pool (``several``) there are any number, which come and go. Either way an address says
+    by itself where it belongs.
     """
 
-    def __init__(self, pool: str, clock: Clock) -> None:
+    def __init__(self, pool: str, clock: Clock, *, several: bool = False) -> None:
         self._pool = pool
-        self._ranges: dict[Family, AddressRanges] = {}
+        self._several = several
+        self._pools: dict[str, dict[Family, AddressRanges]] = {}
+        self._families: tuple[Family, ...] = ()
         self._owners: dict[IPAddress, str] = {}
+        self._keys: dict[IPAddress, str] = {}
+        """How an address is shown: with its pool, if that is not the default one."""
         self._shown: dict[Family, dict[str, str]] = {family: {} for family in Family}
         """The owners by the addresses' texts, which are asked for more often than they change."""
         self._excluded: dict[IPAddress, str] = {}
@@ -62,14 +79,21 @@ class Allocator:
 
         Of retired ones addresses may be claimed by those who have them, and none is handed out.
         """
-        self._ranges = {
-            family: AddressRanges(
-                [network for network in networks if Family.of(network) is family],
-                [network for network in retired if Family.of(network) is family],
-            )
-            for family in _ORDER
-            if any(Family.of(network) is family for network in networks)
-        }
+        self._families = tuple(
+            family for family in _ORDER if any(Family.of(network) is family for network in networks)
+        )
+        ranges = {one: AddressRanges(_of(one, networks), _of(one, retired)) for one in self._families}
+        self._pools = {self._pool: ranges}
+        self._ranges_changed()
+
+    def use_pools(self, families: Collection[Family], retired: Mapping[str, Sequence[IPNetwork]]) -> None:
+        """Allocate from pools that follow_pools() will tell; of these ranges addresses may be claimed."""
+        self._families = tuple(family for family in _ORDER if family in families)
+        self._pools = {}
+        for pool, networks in retired.items():
+            for family in self._families:
+                if of := _of(family, networks):
+                    self._pools.setdefault(pool, {})[family] = AddressRanges([], of)
         self._ranges_changed()
 
     def follow(self, family: Family, networks: Sequence[IPNetwork]) -> bool:
@@ -78,34 +102,89 @@ class Allocator:
         One that is not among them any more is retired while addresses of it are in use. No network at all
         changes nothing.
         """
-        changed = family in self._ranges and self._ranges[family].follow(list(networks))
+        ranges = self._pools.get(self._pool, {}).get(family)
+        if ranges is None or not networks or not ranges.follow(list(networks)):
+            return False
+        ranges.forget_retired()
+        self._ranges_changed()
+        return True
+
+    def follow_pools(self, pools: Mapping[str, Sequence[IPNetwork]], *, forget: bool) -> bool:
+        """Allocate from these networks of these pools, and of no others; whether that is a change.
+
+        What is not among them any more is retired while addresses of it are in use; until ``forget`` also
+        while none is, as those who have them may not have claimed them yet.
+        """
+        changed = False
+        for pool in {*pools, *self._pools}:
+            for family in self._families:
+                networks = _of(family, pools.get(pool, ()))
+                ranges = self._pools.get(pool, {}).get(family)
+                if ranges is None:
+                    if not networks:
+                        continue
+                    ranges = self._pools.setdefault(pool, {})[family] = AddressRanges([])
+                changed |= ranges.follow(networks, keep=not forget)
+                if forget:
+                    changed |= ranges.forget_retired()
+        self._tidy()
         if changed:
-            self._ranges[family].forget_retired()
             self._ranges_changed()
         return changed
 
     def forget_retired(self) -> None:
         """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
-        left = [each for each in self._known().values() if each.forget_retired()]
+        left = [each for _, _, each in self._all() if each.forget_retired()]
         if left:
+            self._tidy()
             self._ranges_changed()
+
+    def _tidy(self) -> None:
+        """Forget pools of which nothing is left."""
+        if self._several:
+            self._pools = {
+                pool: left
+                for pool, ranges in self._pools.items()
+                if (left := {family: each for family, each in ranges.items() if any(each.rows(pool))})
+            }
 
     def _ranges_changed(self) -> None:
         """The networks, or what they are, have changed."""
 
+    def _use_changed(self) -> None:
+        """Addresses have been taken or given back."""
+
+    def _pool_for(self, owner: str, family: Family) -> str:
+        """The pool that somebody gets an address of. Raises IpamError."""
+        del owner, family
+        return self._pool
+
+    def _unavailable(self, text: str, pool: str, family: Family, owner: str) -> IpamError:
+        """What to say of a pool that has no address at the moment."""
+        del pool, family, owner
+        return IpamError(NEXT_FAILED, text)
+
     def pod_ranges(self) -> list[PodRange]:
         """All networks, IPv6 first, the primary one of each family before others."""
-        return [row for each in self._known().values() for row in each.rows()]
+        rows: list[PodRange] = []
+        for family in self._families:
+            for pool in sorted(self._pools, key=lambda name: (name != self._pool, name)):
+                if (each := self._pools[pool].get(family)) is not None:
+                    rows += each.rows(pool)
+        return [_secondary(row) if row.pool != self._pool else row for row in rows]
 
     @property
     def ranges(self) -> dict[Family, IPNetwork]:
         """The primary networks of this node's pods; a family that is off has none. IPv6 comes first."""
-        return {family: addresses.network for family, addresses in self._known().items()}
+        self._started()
+        found: dict[Family, IPNetwork] = {}
+        for row in sorted(self.pod_ranges(), key=lambda row: _STATES.index(row.state)):
+            found.setdefault(row.family, row.network)
+        return {family: found[family] for family in self._families if family in found}
 
     def covers(self, ip: IPAddress) -> bool:
         """Whether it is an address to hand out: its family is on, and it is in the range."""
-        addresses = self._known().get(Family.of(ip))
-        return addresses is not None and addresses.covers(ip)
+        return self._ranges_of(ip) is not None
 
     @property
     def range(self) -> IPv4Network:
@@ -127,20 +206,23 @@ class Allocator:
 
         IpamError: no address left, no such pool, the family is off.
         """
-        if pool and pool != self._pool:
+        self._started()
+        if pool and pool != self._pool and not self._several:
             text = f'unknown IPAM pool "{pool}": this node has the pool "{self._pool}" only'
             raise IpamError(NEXT_FAILED, text)
-        known = self._known()
-        if family is not None and family not in known:
+        if family is not None and family not in self._families:
             raise IpamError(NEXT_FAILED, f"{family.text} allocator not available")
         got: list[Allocation] = []
         try:
-            for each in known if family is None else (family,):
-                got.append(self._next(known[each], owner))  # noqa: PERF401  (what was got is given back)
+            for each in self._families if family is None else (family,):
+                name = pool or self._pool_for(owner, each)
+                got.append(self._next(name, each, owner))
         except IpamError:
             for allocation in got:
                 self.release(allocation.ip, allocation.pool)
             raise
+        finally:
+            self._use_changed()
         return tuple(got)
 
     def allocate_next_expiring(
@@ -156,35 +238,45 @@ class Allocator:
         """This address for ``owner``. IpamError: no pool, excluded, family off, taken, out of range."""
         if not pool:
             raise IpamError(FAILED, f'unable to restore IP {ip} for "{owner}": pool name must be provided')
-        known = self._known()
+        self._started()
         if (excluded_for := self._excluded.get(ip)) is not None:
             raise IpamError(FAILED, f"IP {ip} is excluded, owned by {excluded_for}")
         family = Family.of(ip)
-        addresses = known.get(family)
-        if addresses is None:
+        if family not in self._families:
             raise IpamError(FAILED, f"{family.text} allocation disabled")
+        name = pool if self._several else self._pool
+        if (found := self._ranges_of(ip)) is not None:
+            name = found[0]
+        addresses = self._pools.get(name, {}).get(family)
+        if addresses is None:
+            text = f'unable to reserve IP {ip} from pool "{pool}" (family {family}): {NOT_YET}'
+            raise IpamError(FAILED, self._unavailable(text, pool, family, owner).text)
         if not addresses.covers(ip):
             valid = ", ".join(map(str, addresses.networks))
             text = f"provided IP is not in the valid range. The range of valid IPs is {valid}"
             raise IpamError(FAILED, text)
-        if not addresses.take(ip):
+        if ip in self._owners or not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
-        self._own(ip, owner)
+        self._own(ip, owner, name)
         self.allocated[family] += 1
-        return Allocation(ip, self._pool, owner)
+        self._use_changed()
+        return Allocation(ip, name, owner)
 
     def release(self, ip: IPAddress, pool: str) -> None:
         """Give an address back, and stop its timer. One that is not allocated is no error."""
         if not pool:
             raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
-        known = self._known()
+        self._started()
         self._expirations.stop(ip)
-        if (addresses := known.get(Family.of(ip))) is not None:
-            self.released[Family.of(ip)] += addresses.give_back(ip)
-            if addresses.forget_retired():
-                self._ranges_changed()
+        family = Family.of(ip)
+        given = [each for _, of, each in self._all() if of is family and each.give_back(ip)]
+        self.released[family] += bool(given)
+        if [each for each in given if each.forget_retired()]:
+            self._tidy()
+            self._ranges_changed()
         if self._owners.pop(ip, None) is not None:
-            del self._shown[Family.of(ip)][text_of(ip)]
+            del self._shown[family][self._keys.pop(ip)]
+        self._use_changed()
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
         """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
@@ -212,18 +304,23 @@ class Allocator:
         return self._owners.get(ip)
 
     def dump(self) -> dict[str, str]:
-        """Who has what: owner by address, IPv4 first."""
-        self._known()
+        """Who has what: owner by address, IPv4 first; before one of another pool stands ``pool/``."""
+        self._started()
         return self._shown[Family.IPV4] | self._shown[Family.IPV6]
 
     def usage(self) -> dict[Family, tuple[int, int]]:
         """For each family how many addresses are taken, and how many Cilium says there are."""
-        return {family: (len(each), each.capacity) for family, each in self._known().items()}
+        self._started()
+        of = {family: [each for _, one, each in self._all() if one is family] for family in self._families}
+        return {
+            family: (sum(map(len, ranges)), sum(each.capacity for each in ranges))
+            for family, ranges in of.items()
+        }
 
     def status(self) -> str:
         """As `cilium-dbg status` prints it; of a family that is off only the comma is left."""
-        known = self._known()
-        return ", ".join(_status(family, known.get(family)) for family in Family)
+        self._started()
+        return ", ".join(self._status(family) if family in self._families else "" for family in Family)
 
     def next_expiration(self) -> float | None:
         """Seconds until the first timer is due; None if none runs."""
@@ -233,37 +330,81 @@ class Allocator:
         """Release what is due; what it was."""
         expired = []
         for ip, token in self._expirations.pop_due():
-            expired.append(Allocation(ip, self._pool, self._owners.get(ip, ""), token))
-            self.release(ip, self._pool)
+            found = self._ranges_of(ip)
+            pool = found[0] if found is not None else self._pool
+            expired.append(Allocation(ip, pool, self._owners.get(ip, ""), token))
+            self.release(ip, pool)
         return expired
 
-    def _next(self, addresses: AddressRanges, owner: str) -> Allocation:
+    def in_use(self) -> dict[tuple[str, Family], int]:
+        """How many addresses of each pool are taken, of ranges that are handed out from."""
+        return {(pool, family): each.in_use for pool, family, each in self._all()}
+
+    def has_free(self, pool: str, family: Family) -> bool:
+        """Whether a pool has an address to hand out."""
+        found = self._pools.get(pool, {}).get(family)
+        return found is not None and found.free > 0
+
+    def spare(self, pool: str, family: Family, needed: int) -> list[IPNetwork]:
+        """Unused ranges of a pool without which as many addresses as needed are free."""
+        found = self._pools.get(pool, {}).get(family)
+        return found.spare(needed) if found is not None else []
+
+    def _next(self, pool: str, family: Family, owner: str) -> Allocation:
+        addresses = self._pools.get(pool, {}).get(family)
+        if addresses is None or not addresses.networks:
+            text = f'unable to allocate from pool "{pool}" (family {family}): {NOT_YET}'
+            raise self._unavailable(text, pool, family, owner)
         while True:
             try:
                 ip = addresses.take_next()
             except RangeFull:
-                raise IpamError(NEXT_FAILED, "range is full") from None
+                text = "all pod CIDR ranges are exhausted" if self._several else "range is full"
+                raise self._unavailable(text, pool, family, owner) from None
+            if ip in self._owners:
+                continue  # by a range of another pool: taken here too, it is met only once
             if (excluded_for := self._excluded.get(ip)) is None:
-                self._own(ip, owner)
-                self.allocated[Family.of(ip)] += 1
-                return Allocation(ip, self._pool, owner)
-            self._own(ip, f"{excluded_for} (excluded)")  # and stays taken, so it is met only once
+                self._own(ip, owner, pool)
+                self.allocated[family] += 1
+                return Allocation(ip, pool, owner)
+            self._own(ip, f"{excluded_for} (excluded)", pool)  # and stays taken, so it is met only once
 
-    def _own(self, ip: IPAddress, owner: str) -> None:
+    def _own(self, ip: IPAddress, owner: str, pool: str) -> None:
+        text = text_of(ip)
         self._owners[ip] = owner
-        self._shown[Family.of(ip)][text_of(ip)] = owner
+        self._keys[ip] = key = text if pool == self._pool else f"{pool}/{text}"
+        self._shown[Family.of(ip)][key] = owner
 
-    def _known(self) -> dict[Family, AddressRanges]:
-        if not self._ranges:
+    def _ranges_of(self, ip: IPAddress) -> tuple[str, AddressRanges] | None:
+        """The pool and the ranges that have an address; of several those where it is taken."""
+        self._started()
+        family = Family.of(ip)
+        found = [(pool, each) for pool, of, each in self._all() if of is family and each.covers(ip)]
+        return next((one for one in found if ip in one[1]), found[0] if found else None)
+
+    def _all(self) -> list[tuple[str, Family, AddressRanges]]:
+        return [
+            (pool, family, each) for pool, ranges in self._pools.items() for family, each in ranges.items()
+        ]
+
+    def _started(self) -> None:
+        if not self._families:
             raise NotStartedError(
                 "Ipam was used before the hook 'find the range of pod addresses' ran: depend on Ipam"
             )
-        return self._ranges
+
+    def _status(self, family: Family) -> str:
+        if self._several:
+            return f"{family.text}: {len(self._pools)} IPAM pool(s) available"
+        addresses = self._pools[self._pool][family]
+        taken, capacity = len(addresses), addresses.capacity
+        networks = ", ".join(map(str, addresses.networks))
+        return f"{family.text}: {taken}/{capacity} allocated from {networks}"
 
 
-def _status(family: Family, addresses: AddressRanges | None) -> str:
-    if addresses is None:
-        return ""
-    taken, capacity = len(addresses), addresses.capacity
-    networks = ", ".join(map(str, addresses.networks))
-    return f"{family.text}: {taken}/{capacity} allocated from {networks}"
+def _of(family: Family, networks: Iterable[IPNetwork]) -> list[IPNetwork]:
+    return [network for network in networks if Family.of(network) is family]
+
+
+def _secondary(row: PodRange) -> PodRange:
+    return row if row.state == "retired" else PodRange(row.network, "secondary", row.pool)

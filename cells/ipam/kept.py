@@ -1,12 +1,13 @@
 """The ranges in use, kept over a restart of the agent.
 
 For:    Ipam, and whoever would wait for what Kubernetes assigns. Needs: nothing.
-Gives:  KeptRanges, kept_ranges(), keep_ranges().
+Gives:  KeptRanges, kept_ranges(), keep_ranges(), kept_pools(), keep_pools().
 A range that follows the node's address would leave its pods behind when that address changes. The file is in
 the state directory, and so lives as long as the pods do: until the node starts anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from lifecycle import HiveError, Logger
 from lifecycle.settings import read_regular
 
 FILE: Final = "pod-ranges.json"
+POOLS_FILE: Final = "pod-pools.json"
 
 
 class KeptRanges(NamedTuple):
@@ -55,7 +57,28 @@ def keep_ranges(state_dir: Path, ranges: KeptRanges) -> None:
     """Write them, whole or not at all. Raises HiveError."""
     path = state_dir / FILE
     ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
-    kept = _File(ipv4, ipv6, tuple(sorted(ranges.assigned)))
+    _write(path, _File(ipv4, ipv6, tuple(sorted(ranges.assigned))))
+
+
+def kept_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:
+    """The ranges by pool that keep_pools wrote; nothing if there is no file, or none that can be used."""
+    path = state_dir / POOLS_FILE
+    try:
+        kept = msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
+        return {pool: tuple(map(ip_network, texts)) for pool, texts in kept.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("ranges of earlier pools are not known", path=str(path), error=str(error))
+        return {}
+
+
+def keep_pools(state_dir: Path, pools: Mapping[str, Sequence[IPNetwork]]) -> None:
+    """Write them, whole or not at all. Raises HiveError."""
+    _write(state_dir / POOLS_FILE, {pool: [str(one) for one in networks] for pool, networks in pools.items()})
+
+
+def _write(path: Path, kept: object) -> None:
     fresh = path.with_suffix(".new")
     try:
         fresh.write_bytes(msgspec.json.encode(kept))

@@ -1,25 +1,32 @@
 """The allocator of this node: finds its ranges at start, releases what expires.
 
 For:    cni_server, api, endpoint, endpoint_restore, router. Needs: IpamSettings, AgentConfig, Table[Device],
-        Clock; AssignedPodCIDRs.
+        Clock; AssignedPodCIDRs, or AssignedPools and PodPools.
 Gives:  Ipam.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from ipaddress import IPv4Network
+from typing import Final
 
 import anyio
 
 from cells.config import AgentConfig
 from cells.ipam.addresses import Family, IPAddress, IPNetwork
-from cells.ipam.allocator import Allocator
-from cells.ipam.assigned import AssignedPodCIDRs
+from cells.ipam.allocator import NEXT_FAILED, Allocator, IpamError, IpamLaterError
+from cells.ipam.assigned import AssignedPodCIDRs, AssignedPools, PodPools
+from cells.ipam.demand import PoolRequest
 from cells.ipam.expiration import Clock
 from cells.ipam.kept import KeptRanges, keep_ranges, kept_ranges
+from cells.ipam.pools import NodePools
 from cells.ipam.ranges import PodRange
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.node.devices import Device
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, UsageError
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, UsageError, minutes
+
+AGAIN: Final = minutes(1)
+"""How often it is looked whether addresses that nobody waits for any more are still asked for."""
 
 
 class Ipam(Allocator):
@@ -35,13 +42,18 @@ class Ipam(Allocator):
         devices: Table[Device],
         clock: Clock,
         table: Table[PodRange],
+        requests: Table[PoolRequest],
         assigned: AssignedPodCIDRs | None = None,
+        pools: AssignedPools | None = None,
+        pods: PodPools | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
+        health: Health,
         log: Logger,
     ) -> None:
-        super().__init__(settings.ipam_default_ip_pool, clock)
+        several = settings.ipam == "multi-pool"
+        super().__init__(settings.ipam_default_ip_pool, clock, several=several)
         self.mode = settings.ipam
         """Who decides which addresses are this node's, under Cilium's names."""
         self._settings = settings
@@ -53,8 +65,18 @@ class Ipam(Allocator):
         self._first = table.initializer("ranges of this node's pods")
         self._log = log
         self._armed: anyio.Event | None = None
-        lifecycle.append(Hook("find the range of pod addresses", self._start))
+        self._node_pools: NodePools | None = None
         jobs.one_shot("release expired addresses", self._expire)
+        if several:
+            child = health.child("pools")
+            self._node_pools = NodePools(self, settings, agent, pools, pods, requests, clock, child, log)
+            lifecycle.append(Hook("wait for pools", self._start_pools, start_timeout=math.inf))
+            jobs.timer("ask for addresses", self._ask, AGAIN)
+            if pools is not None:
+                jobs.observe("follow pools", pools.changes, self._look_at_pools)
+            return
+        requests.initializer("this node asks of no pools").done()
+        lifecycle.append(Hook("find the range of pod addresses", self._start))
         if assigned is not None:
             jobs.observe("follow ranges", assigned.changes, self._look)
 
@@ -64,6 +86,47 @@ class Ipam(Allocator):
         if self._armed is not None:
             self._armed.set()
         return token
+
+    def forget_retired(self) -> None:
+        """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
+        super().forget_retired()
+        if self._node_pools is not None:
+            self._node_pools.claimed()
+
+    async def _start_pools(self) -> None:
+        for family in Family:
+            if self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and ipam=multi-pool: pods get none of it")
+        if self._node_pools is not None:
+            self._ranges_changed()
+            self._first.done()
+            await self._node_pools.start()
+
+    async def _ask(self) -> None:
+        await self._look_at_pools(None)
+
+    async def _look_at_pools(self, _: object) -> None:
+        if self._node_pools is not None:
+            self._node_pools.look()
+
+    def _pool_for(self, owner: str, family: Family) -> str:
+        return self._node_pools.pool_for(owner, family) if self._node_pools is not None else self._pool
+
+    def _unavailable(self, text: str, pool: str, family: Family, owner: str) -> IpamError:
+        if self._node_pools is None:
+            return super()._unavailable(text, pool, family, owner)
+        if refused := self._node_pools.wanted(pool, family, owner):
+            return IpamError(NEXT_FAILED, f"{text}: {refused}")
+        return IpamLaterError(text, self._node_pools.grown)
+
+    def _own(self, ip: IPAddress, owner: str, pool: str) -> None:
+        super()._own(ip, owner, pool)
+        if self._node_pools is not None:
+            self._node_pools.met(pool, Family.of(ip), owner)
+
+    def _use_changed(self) -> None:
+        if self._node_pools is not None:
+            self._node_pools.use_changed()
 
     async def _start(self) -> None:
         enabled = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
@@ -128,6 +191,8 @@ class Ipam(Allocator):
     def _ranges_changed(self) -> None:
         with self._table.txn() as txn:
             txn.replace_all(self.pod_ranges())
+        if self._node_pools is not None and self._families:
+            self._node_pools.keep()
 
     def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
         """Fill in what is missing from the node's own addresses, as far as they tell."""

@@ -22,6 +22,8 @@ class PodRange(msgspec.Struct, frozen=True):
     state: State
     """``primary``: the first that was given; ``retired``: taken back while addresses of it are in use, and
     none is handed out any more."""
+    pool: str = ""
+    """The pool it is of."""
 
     @property
     def family(self) -> Family:
@@ -47,9 +49,9 @@ class AddressRanges:
         self._count = 0
 
     @property
-    def network(self) -> IPNetwork:
-        """The primary one."""
-        return self._active[0].network
+    def network(self) -> IPNetwork | None:
+        """The primary one; None when there is none to hand out from."""
+        return self._active[0].network if self._active else None
 
     @property
     def networks(self) -> tuple[IPNetwork, ...]:
@@ -61,24 +63,46 @@ class AddressRanges:
         """How many addresses Cilium says there are to hand out."""
         return sum(each.capacity for each in self._active)
 
-    def rows(self) -> Iterator[PodRange]:
-        """All of them."""
-        for number, each in enumerate(self._active):
-            yield PodRange(each.network, "secondary" if number else "primary")
-        for each in self._retired:
-            yield PodRange(each.network, "retired")
+    @property
+    def in_use(self) -> int:
+        """How many addresses are taken of those that are handed out."""
+        return sum(map(len, self._active))
 
-    def follow(self, networks: Sequence[IPNetwork]) -> bool:
+    @property
+    def free(self) -> int:
+        """How many addresses are left to hand out."""
+        return sum(each.size - len(each) for each in self._active)
+
+    def rows(self, pool: str) -> Iterator[PodRange]:
+        """All of them, as ranges of a pool."""
+        for number, each in enumerate(self._active):
+            yield PodRange(each.network, "secondary" if number else "primary", pool)
+        for each in self._retired:
+            yield PodRange(each.network, "retired", pool)
+
+    def spare(self, needed: int) -> list[IPNetwork]:
+        """Unused networks without which as many addresses as needed are free; the last ones first."""
+        free, found = self.free, []
+        for each in reversed(self._active):
+            if not len(each) and free - each.size >= needed:
+                free -= each.size
+                found.append(each.network)
+        return found
+
+    def follow(self, networks: Sequence[IPNetwork], *, keep: bool = False) -> bool:
         """Hand out from these from now on; whether anything changed.
 
-        What is no more among them is retired while addresses of it are in use, and comes back as it was.
+        What is no more among them is retired while addresses of it are in use, or whatever is (``keep``),
+        and comes back as it was.
         """
-        if networks == list(self.networks) or not networks:
+        if networks == list(self.networks):
             return False
         before = {each.network: each for each in self._all()}
         taken = [ip for each in self._all() for ip in each]
         self._active = [before.get(network) or self._make(network) for network in networks]
-        self._retired = [each for network, each in before.items() if network not in networks and len(each)]
+        self._retired = [
+            each for network, each in before.items() if network not in networks and (keep or len(each))
+        ]
         for each in self._active:
             for ip in taken:
                 if each.covers(ip):

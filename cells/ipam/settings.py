@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 from typing import Final
 
+from msgspec import field
+
 from cells.ipam.addresses import Family, IPNetwork
 from cells.node.devices import Device
 from lifecycle import Settings
 
-MODES: Final = ("cluster-pool", "kubernetes")
+MODES: Final = ("cluster-pool", "kubernetes", "multi-pool")
+AHEAD: Final = 8
+"""Addresses of the default pool that are held ready."""
 _OTHER_MODES: Final = {
-    "multi-pool",
     "delegated-plugin",
     "crd",
     "eni",
@@ -30,8 +33,9 @@ class IpamSettings(Settings, frozen=True):
     """Settings of the ipam cell."""
 
     ipam: str = "cluster-pool"
-    """Who decides which addresses are this node's: cluster-pool, by its CiliumNode; kubernetes, by its Node.
-    Where nobody tells, and with a range that is set, it is ipv4-range and ipv6-range."""
+    """Who decides which addresses are this node's: cluster-pool, by its CiliumNode; kubernetes, by its Node;
+    multi-pool, by its CiliumNode, from the pools that pods choose. Where nobody tells, and with a range that
+    is set, it is ipv4-range and ipv6-range, but not in multi-pool."""
 
     ipv4_range: str = "auto"
     """Network of this node's pods; auto: the one in use, at first 10.X.0.0/16 with X the last byte of the
@@ -45,19 +49,40 @@ class IpamSettings(Settings, frozen=True):
     """A /64 in which ipv6-range=auto chooses: its next 32 bits are the IPv4 network's address."""
 
     ipam_default_ip_pool: str = "default"
-    """Name of the pool that addresses come from."""
+    """Name of the pool that addresses come from, if a pod chooses no other one in multi-pool."""
+
+    ipam_multi_pool_pre_allocation: dict[str, str] = field(default_factory=dict)
+    """How many free addresses of a pool are held ready in multi-pool, as POOL=COUNT; the start waits for
+    them. Without any it is 8 of the default pool."""
 
     def validate(self) -> None:
         """Refuse modes that are not there and ranges that are none."""
         if self.ipam in _OTHER_MODES:
-            raise ValueError(f"ipam={self.ipam} is not supported yet: use {' or '.join(MODES)}")
+            raise ValueError(
+                f"ipam={self.ipam} is not supported yet: expected {', '.join(MODES[:-1])} or {MODES[-1]}"
+            )
         if self.ipam not in MODES:
-            raise ValueError(f"ipam={self.ipam}: unknown IPAM backend, expected {' or '.join(MODES)}")
+            raise ValueError(
+                f"ipam={self.ipam}: unknown IPAM backend, expected {', '.join(MODES[:-1])} or {MODES[-1]}"
+            )
         if not self.ipam_default_ip_pool:
             raise ValueError("ipam-default-ip-pool is empty: expected a name")
+        self.pre_allocation()
         for family in Family:
             self.explicit_range(family)
         self.cluster_alloc_network()
+
+    def pre_allocation(self) -> dict[str, int]:
+        """How many addresses of each pool are held ready; raises ValueError."""
+        found = {}
+        for pool, text in self.ipam_multi_pool_pre_allocation.items():
+            if not (text.isascii() and text.isdigit()):
+                raise ValueError(
+                    f'ipam-multi-pool-pre-allocation: invalid value for pool "{pool}": {text}:'
+                    " expected a number"
+                )
+            found[pool] = int(text)
+        return found or {self.ipam_default_ip_pool: AHEAD}
 
     def explicit_range(self, family: Family) -> IPNetwork | None:
         """The range as configured, None for auto; raises ValueError. Host bits are ignored, as in Cilium."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from cells.cluster.identity import ClusterAllocator, NodeAllocator
 from cells.datapath import TUNNEL_LINK, Datapath
-from cells.ipam import Family
+from cells.ipam import Family, IpamSettings
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.direct_routes import DirectRouteSettings
@@ -70,6 +70,7 @@ class Tunnel:
         route_mtu: RouteMtu,
         sysctls: Sysctls,
         direct: DirectRouteSettings | None,
+        ipam: IpamSettings | None,
         allocator: ClusterAllocator | None,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -78,6 +79,7 @@ class Tunnel:
     ) -> None:
         self.settings = settings
         self._direct = direct is not None and direct.auto_direct_node_routes
+        self._pooled = ipam is not None and ipam.ipam == "multi-pool"
         self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
         self._devices = devices
         self._mtu = mtu
@@ -114,6 +116,11 @@ class Tunnel:
             raise UsageError(
                 "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
                 " set it to false, or routing-mode=native"
+            )
+        if self.settings.tunnelled and self._pooled:
+            raise UsageError(
+                "routing-mode=tunnel: Cannot specify IPAM mode multi-pool in tunnel mode;"
+                " set routing-mode=native, or another ipam"
             )
         if self.settings.tunnelled and not self._has_ipv4():
             raise HiveError(

@@ -21,7 +21,7 @@ from cells.cluster.nodes.publish import CiliumNodePublisher
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
-from cells.ipam import AssignedPodCIDRs, Family, IpamSettings
+from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings
 from cells.kubernetes import CiliumNode, Node
 from cells.node.addresses import InternalIP
 from lifecycle import (
@@ -120,11 +120,16 @@ def keep() -> None:
     """The nodes are known whether or not anybody asks."""
 
 
+def assigned_pools(information: NodeInformation) -> AssignedPools:
+    """What this node's CiliumNode says of pools."""
+    return information
+
+
 cell = module(
     "nodes",
     "The nodes of the cluster",
     config(NodeSettings),
-    provide(node_table, internal_ips, assigned, LocalNode),
+    provide(node_table, internal_ips, assigned, assigned_pools, LocalNode),
     provide_private(reader, CiliumNodePublisher, LocalNodeStore, NodeAnnotations, NodeInformation),
     invoke(keep),
 )

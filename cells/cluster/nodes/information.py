@@ -14,11 +14,11 @@ from typing import Final
 
 import anyio
 
-from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node
+from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cidr, parse_cilium_node
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import DECIDED_IN_CILIUM_NODES, NodeReader
 from cells.config import AgentConfig
-from cells.ipam import Family, IpamSettings, IPNetwork, kept_ranges
+from cells.ipam import Family, IpamSettings, IPNetwork, PoolState, kept_ranges
 from cells.kubernetes import CiliumNode, KubernetesAPI, KubernetesSettings, Node
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
 
@@ -57,6 +57,7 @@ class NodeInformation:
         self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
         self._kind = "CiliumNode" if self._by_cilium else "Node"
         self._table: ReadTable[CiliumNode] | ReadTable[Node] = cilium_nodes if self._by_cilium else nodes
+        self._cilium_nodes = cilium_nodes
         self._health = health.child("node-information")
         self._log = log
         self._told: set[Fault] = set()
@@ -66,6 +67,23 @@ class NodeInformation:
         """The ranges this node has been given, of families that are on; the primary one first."""
         parsed = self._parse(self._table.get(self._own))
         return {family: tuple(parsed.cidrs[family]) for family in self._enabled if parsed.cidrs[family]}
+
+    def pools(self) -> PoolState | None:
+        """What this node's CiliumNode says of pools; None without one."""
+        row = self._cilium_nodes.get(self._own)
+        if row is None:
+            return None
+        told = row.spec.ipam.pools
+        requested = {
+            one.pool: {Family.IPV4: one.needed.ipv4, Family.IPV6: one.needed.ipv6}
+            for one in told.requested or ()
+        }
+        allocated = {one.pool: tuple(map(parse_cidr, one.cidrs or ())) for one in told.allocated or ()}
+        return PoolState(
+            requested,
+            {pool: tuple(cidr for cidr in cidrs if cidr is not None) for pool, cidrs in allocated.items()},
+            row.status.ipam.operator_status.error,
+        )
 
     async def changes(self) -> AsyncIterator[object]:
         """Comes back whenever this node's object has changed."""
@@ -84,7 +102,8 @@ class NodeInformation:
         return [family for family, enabled in on.items() if enabled]
 
     def required(self) -> list[Family]:
-        """The families whose range must be told; one that is set is known already.
+        """The families whose range must be told; one that is set is known already. Pools are Ipam's
+        to wait for.
 
         Raises UsageError where nothing could tell it.
         """
@@ -97,6 +116,12 @@ class NodeInformation:
             for family in self._enabled
             if asked[family] or (self._decided_elsewhere() and self._ipam.explicit_range(family) is None)
         ]
+        if self._pooled:
+            if not (self._manifests or self._api.enabled):
+                raise UsageError(
+                    "ipam=multi-pool: nothing tells of this node's pools; set manifests-dir or k8s-api-server"
+                )
+            return []
         if found and not (self._manifests or self._api.enabled):
             why = "ipam=kubernetes" if self._ipam.ipam == "kubernetes" else f"k8s-require-{found[0]}-pod-cidr"
             raise UsageError(
@@ -109,6 +134,10 @@ class NodeInformation:
         """Whether somebody gives this node its range: Kubernetes, or the operator behind an API server."""
         return self._ipam.ipam == "kubernetes" or (self._by_cilium and self._api.enabled)
 
+    @property
+    def _pooled(self) -> bool:
+        return self._ipam.ipam == "multi-pool"
+
     async def _wait(self) -> None:
         required = self.required()
         if not (self._manifests or self._api.enabled):
@@ -116,7 +145,7 @@ class NodeInformation:
         restored = kept_ranges(self._agent.state_dir, self._log)
         if missing := [family for family in required if family not in restored.assigned]:
             await self._until_told(missing)
-        elif any(
+        elif self._pooled or any(
             self._ipam.explicit_range(family) is None and family not in restored.primary
             for family in self._enabled
         ):

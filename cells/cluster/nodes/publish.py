@@ -2,15 +2,18 @@
 
 Reconciler: this node's row and its Node object in, the CiliumNode out: made, kept, made again when deleted.
         The table ``ciliumnode`` is what it should say, also where there is no API server.
-Needs:  NodeSettings, LocalNodeStore, NodeAddresses, KubernetesAPI, Table[Node], Table[CiliumNode].
+        In IPAM mode multi-pool it asks for addresses of pools and gives ranges back, as Ipam's table says.
+Needs:  NodeSettings, LocalNodeStore, NodeAddresses, KubernetesAPI, Table[Node], Table[CiliumNode],
+        Table[PoolRequest] and Table[PodRange].
 Gives:  CiliumNodePublisher.
 Source: Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResource.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -18,11 +21,11 @@ import msgspec
 
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import parse_ip
+from cells.cluster.nodes.parse import parse_cidr, parse_ip
 from cells.cluster.nodes.settings import NodeSettings
 from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
-from cells.ipam import Family, IPAddress, IpamSettings
+from cells.ipam import Family, IPAddress, IpamSettings, PodRange, PoolRequest
 from cells.kubernetes import CILIUM_NODES, CiliumNode, ForgottenObject, KubernetesAPI, Node
 from cells.node.addresses import NodeAddress, NodeAddresses
 from lifecycle import Jobs, Logger, ReadTable, Table, Tables, minutes
@@ -65,7 +68,9 @@ def _pair(addresses: tuple[IPAddress, ...]) -> Body:
     return {str(Family.of(ip)): str(ip) for ip in addresses}
 
 
-def merged(live: Body, want: Body, families: set[Family]) -> Body | None:
+def merged(
+    live: Body, want: Body, families: set[Family], requests: Collection[PoolRequest] | None = None
+) -> Body | None:
     """The object with what the agent decides put in; None when it says so already.
 
     What others write stays: the operator's ranges and pools, labels and annotations of other people. The
@@ -83,6 +88,8 @@ def merged(live: Body, want: Body, families: set[Family]) -> Body | None:
     spec["addresses"] = want["spec"]["addresses"] + _kept_routers(spec, want["spec"]["addresses"], families)
     if "ipam" in want["spec"]:
         spec["ipam"] = (spec.get("ipam") or {}) | want["spec"]["ipam"]
+    if requests is not None:
+        found = with_pools(found, requests)
     return None if found == live else found
 
 
@@ -97,6 +104,60 @@ def _kept_routers(spec: Mapping[str, Any], ours: list[Body], families: set[Famil
 
 def _ip(address: Mapping[str, Any]) -> IPAddress | None:
     return parse_ip(str(address.get("ip", "")))
+
+
+def asked(requests: Iterable[PoolRequest]) -> list[Body]:
+    """``spec.ipam.pools.requested``."""
+    counts = [(one.pool, {"ipv4-addrs": one.ipv4, "ipv6-addrs": one.ipv6}) for one in requests]
+    return [
+        {"pool": pool, "needed": {key: count for key, count in needed.items() if count}}
+        for pool, needed in sorted(counts, key=lambda one: one[0])
+        if any(needed.values())
+    ]
+
+
+def with_pools(body: Body, requests: Collection[PoolRequest]) -> Body:
+    """A CiliumNode that asks for these addresses, without the ranges that are given back."""
+    found = deepcopy(body)
+    ipam = found["spec"]["ipam"] = dict(found["spec"].get("ipam") or {})
+    pools = ipam["pools"] = dict(ipam.get("pools") or {})
+    wanted = asked(requests)
+    if _counts(pools.get("requested") or ()) != _counts(wanted):
+        pools["requested"] = wanted
+    released = {(one.pool, network) for one in requests for network in one.released}
+    left = [
+        {
+            **one,
+            "cidrs": [
+                text for text in one.get("cidrs") or () if (one["pool"], parse_cidr(text)) not in released
+            ],
+        }
+        for one in pools.get("allocated") or ()
+    ]
+    if released:
+        pools["allocated"] = [one for one in left if one["cidrs"]]
+    return found
+
+
+def with_ranges(body: Body, ranges: Iterable[PodRange], requests: Collection[PoolRequest]) -> Body:
+    """A CiliumNode that is made: it holds the ranges whose addresses this node's pods have."""
+    released = {(one.pool, network) for one in requests for network in one.released}
+    by_pool: dict[str, list[str]] = {}
+    for row in sorted(ranges, key=lambda row: (row.pool, row.network.version, str(row.network))):
+        if (row.pool, row.network) not in released:
+            by_pool.setdefault(row.pool, []).append(str(row.network))
+    found = deepcopy(body)
+    found["spec"]["ipam"] = {"pools": {"requested": asked(requests)}}
+    if by_pool:
+        found["spec"]["ipam"]["pools"]["allocated"] = [
+            {"pool": pool, "cidrs": cidrs} for pool, cidrs in by_pool.items()
+        ]
+    return found
+
+
+def _counts(requested: Iterable[Body]) -> dict[str, tuple[int, int]]:
+    needed = {one["pool"]: one.get("needed") or {} for one in requested}
+    return {pool: (one.get("ipv4-addrs") or 0, one.get("ipv6-addrs") or 0) for pool, one in needed.items()}
 
 
 class CiliumNodePublisher:
@@ -115,6 +176,8 @@ class CiliumNodePublisher:
         nodes: Table[Node],
         cilium_nodes: Table[CiliumNode],
         forgotten: Table[ForgottenObject],
+        requests: Table[PoolRequest] | None,
+        ranges: Table[PodRange],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -127,6 +190,9 @@ class CiliumNodePublisher:
         self._reader = reader
         self._api = api
         self._nodes = nodes
+        self._requests = requests if self._mode == "multi-pool" else None
+        self._ranges = ranges
+        self._rate = settings.ipam_cilium_node_update_rate
         self._log = log
         told: ReadTable[CiliumNode] = store.table.map(self._told, name="ciliumnode")
         tables.add(told)
@@ -140,6 +206,8 @@ class CiliumNodePublisher:
         jobs.observe("publish the Node object", own_node.changes, self._look)
         jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
         jobs.observe("lost objects", forgotten.changes, self._look)
+        if self._requests is not None:
+            jobs.observe("publish requests of pools", self._requests.changes, self._ask)
 
     def _told(self, local: ClusterNode) -> CiliumNode:
         return msgspec.convert(wanted(local, None, self._mode), CiliumNode)
@@ -150,6 +218,11 @@ class CiliumNodePublisher:
 
     async def _look(self, _: object) -> None:
         self._timer.trigger()
+
+    async def _ask(self, _: object) -> None:
+        """Write what is asked of pools, and look again after a while: requests come with every few pods."""
+        self._timer.trigger()
+        await anyio.sleep(self._rate)
 
     def _local(self) -> ClusterNode:
         """This node's row; before its router is there, what is known of it."""
@@ -175,5 +248,11 @@ class CiliumNodePublisher:
         want = wanted(self._local(), self._nodes.get(self._own), self._mode)
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         families = {family for family, enabled in on.items() if enabled}
-        if await self._api.keep(CILIUM_NODES, want, lambda live: merged(live, want, families)):
+        made, change = want, partial(merged, want=want, families=families)
+        if self._requests is not None:
+            await self._requests.wait_initialized()
+            requests = self._requests.all()
+            made = with_ranges(want, self._ranges.all(), requests)
+            change = partial(merged, want=want, families=families, requests=requests)
+        if await self._api.keep(CILIUM_NODES, made, change):
             self._log.info("CiliumNode written", node=self._agent.node_name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from lifecycle import Settings, refuse
+from lifecycle import Duration, Settings, refuse, seconds
 
 
 class NodeSettings(Settings, frozen=True):
@@ -26,6 +26,9 @@ class NodeSettings(Settings, frozen=True):
 
     auto_create_cilium_node_resource: bool = True
     """Write this node's CiliumNode, where there is an API server."""
+
+    ipam_cilium_node_update_rate: Duration = seconds(15)
+    """How long it takes at least between two requests for addresses of pools, in ipam=multi-pool."""
 
     exclude_node_label_patterns: tuple[str, ...] = ()
     """Regular expressions; labels of nodes whose keys match one are left out."""

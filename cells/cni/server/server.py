@@ -50,7 +50,7 @@ _ADDRESS_SECONDS = 30.0
 """How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""
 _INTERNAL = "internal error in the agent: its log tells more"
 
-Finish = Callable[[], Awaitable[None]]
+Finish = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class CniServer:
         except PoolEmpty:
             attempt.before_retry = self._pool.ready
         except AddressesLeaving as leaving:
-            attempt.before_retry, attempt.full = self._attacher.address_freed, leaving.error
+            attempt.before_retry, attempt.full = leaving.wait, leaving.error
         except NameTaken:
             attempt.before_retry = partial(self._attacher.clear_the_way, call, side)
         except CniError as error:

@@ -196,7 +196,10 @@ class Router:
         """Lead to all ranges; the primary one is the one that is told, the router's address stays."""
         if self._made is not None:
             now = self._ipam.ranges
-            self._made = {family: Addressing(each.ip, now[family]) for family, each in self._made.items()}
+            self._made = {
+                family: Addressing(each.ip, now.get(family, each.alloc_range))
+                for family, each in self._made.items()
+            }
             self._objects.wake()
 
     async def _hints(self) -> AsyncIterator[None]:

@@ -53,8 +53,8 @@ def touched() -> list[Path]:
             "--enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true",
         ),
         (
-            "--ipam=multi-pool",
-            "--ipam=multi-pool is not supported yet: use cluster-pool or kubernetes",
+            "--ipam=eni",
+            "--ipam=eni is not supported yet: expected cluster-pool, kubernetes or multi-pool",
         ),
         (
             "--ipv4-range=lots",

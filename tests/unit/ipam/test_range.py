@@ -95,7 +95,8 @@ async def test_no_address_and_no_range_is_one_clear_line(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"ipam": "multi-pool"}, "ipam=multi-pool is not supported yet: use cluster-pool"),
+        ({"ipam": "eni"}, "ipam=eni is not supported yet: expected cluster-pool"),
+        ({"ipam-multi-pool-pre-allocation": "a=x"}, 'invalid value for pool "a": x: expected a number'),
         ({"ipam": "hostscope"}, "ipam=hostscope: unknown IPAM backend, expected cluster-pool"),
         ({"ipv4-range": "10.0.0.0"}, "ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16"),
         ({"ipv4-range": "fd00::/64"}, "ipv4-range=fd00::/64: expected auto or a network"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import anyio
 import pytest
 
 from cells.cluster.nodes import ClusterNode
-from cells.ipam import AssignedPodCIDRs
-from lifecycle import Hive, ReadTable
+from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, PodRange, PoolRequest
+from lifecycle import Hive, ReadTable, Table
 from lifecycle.testing import eventually
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
 from tests.unit.nodes.test_wait import agent, named, ranges
@@ -101,6 +102,60 @@ async def test_annotations_of_the_node_object_follow_where_they_are_asked_for(tm
             await eventually(
                 lambda: (there.get("Node", "n1") or {})["metadata"].get("annotations", {}) == expected
             )
+
+
+async def test_pools_are_asked_for_and_ranges_given_back_without_touching_what_others_wrote(
+    tmp_path: Path,
+) -> None:
+    async with cluster("ciliumnodes") as there:
+        there.put(NODE)
+        values = {"ipam": "multi-pool", "ipam_cilium_node_update_rate": "10ms"}
+        async with against(there, tmp_path, **values).started() as hive:
+            requests, ranges = hive.get(Table[PoolRequest]), hive.get(Table[PodRange])
+
+            def pools() -> Any:
+                return written(there).get("spec", {}).get("ipam", {}).get("pools")
+
+            def ask(*rows: PoolRequest) -> None:
+                with requests.txn() as txn:
+                    txn.replace_all(rows)
+
+            red, old = ip_network("10.9.0.0/28"), ip_network("10.1.0.0/24")
+            with ranges.txn() as txn:
+                txn.replace_all([PodRange(old, "primary", "default"), PodRange(red, "retired", "red")])
+            ask(PoolRequest("default", 16), PoolRequest("red", 1, 2))
+            await eventually(lambda: pools() is not None)
+            there.delete("CiliumNode", "n1")  # what is made anew holds what pods have
+            first = {
+                "requested": [
+                    {"pool": "default", "needed": {"ipv4-addrs": 16}},
+                    {"pool": "red", "needed": {"ipv4-addrs": 1, "ipv6-addrs": 2}},
+                ],
+                "allocated": [
+                    {"pool": "default", "cidrs": ["10.1.0.0/24"]},
+                    {"pool": "red", "cidrs": ["10.9.0.0/28"]},
+                ],
+            }
+            await eventually(lambda: pools() == first)
+            mine = written(there)
+            mine["spec"]["ipam"]["pools"]["allocated"][0]["cidrs"].append("10.2.0.0/24")
+            there.put(mine)
+            ask(PoolRequest("default", 8, released=(old,)), PoolRequest("red", released=(red,)))
+            await eventually(
+                lambda: (
+                    pools()
+                    == {
+                        "requested": [{"pool": "default", "needed": {"ipv4-addrs": 8}}],
+                        "allocated": [{"pool": "default", "cidrs": ["10.2.0.0/24"]}],
+                    }
+                )
+            )
+            state = hive.get(AssignedPools)
+            await eventually(lambda: (found := state.pools()) is not None and "red" not in found.allocated)
+            found = state.pools()
+            assert found is not None
+            assert found.allocated == {"default": (ip_network("10.2.0.0/24"),)}
+            assert found.requested == {"default": {Family.IPV4: 8, Family.IPV6: 0}}
 
 
 async def test_no_ciliumnode_is_written_where_somebody_else_makes_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cells import kubernetes
 from cells.cluster import nodes
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import AssignedPodCIDRs, Family, IpamSettings, PodRange
+from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings, PodRange, PoolRequest
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.addresses.choice import Origin
 from cells.node.router import Addressing, Router
@@ -56,9 +56,11 @@ def agent(folder: Path | None, **settings: object) -> Hive:
 
     pods: Table[PodRange] = Table("pod-ranges", key=lambda row: row.network)
     with pods.txn() as writing:
-        writing.put(PodRange(ip_network("10.1.0.0/24"), "primary"))
+        writing.put(PodRange(ip_network("10.1.0.0/24"), "primary", "default"))
 
-    def needed(_: AssignedPodCIDRs, __: ReadTable[ClusterNode]) -> None: ...
+    requests: Table[PoolRequest] = Table("pod-pool-requests", key=lambda row: row.pool)
+
+    def needed(_: AssignedPodCIDRs, __: ReadTable[ClusterNode], ___: AssignedPools) -> None: ...
 
     given = {"manifests-dir": str(folder)} if folder is not None else {}
     return Hive(
@@ -68,6 +70,7 @@ def agent(folder: Path | None, **settings: object) -> Hive:
         supply(known),
         supply(own, type=Table[NodeAddress]),
         supply(pods, type=Table[PodRange]),
+        supply(requests, type=Table[PoolRequest]),
         replace(NodeAddresses, fake(NodeAddresses, all=lambda: {row.family: row.ip for row in own.all()})),
         replace(Router, fake(Router, addressing=lambda: routers)),
         invoke(needed),

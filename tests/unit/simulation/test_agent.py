@@ -22,7 +22,7 @@ from cells.maps import LxcValue
 from cells.node.devices import Device
 from cells.node.host_ip_sync.sync import HostEntries, wanted
 from cells.observe.controllers import Controllers, Rules
-from lifecycle import Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
+from lifecycle import Health, Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
 from lifecycle.testing import Simulation, explore
 from tests.unit.host_ip_sync.test_sync import FakeMaps
 from tests.unit.ipcache.fakes import IpcacheOver
@@ -226,7 +226,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
         with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
             config = SimpleNamespace(ipv4=True, ipv6=False, state_dir=Path(folder))
 
-            def ipam(lifecycle: Lifecycle, jobs: Jobs, log: Logger) -> Ipam:
+            def ipam(lifecycle: Lifecycle, jobs: Jobs, health: Health, log: Logger) -> Ipam:
                 settings = IpamSettings(ipv4_range="10.0.1.0/28")
                 devices: Table[Device] = Table("devices", key=lambda device: device.ifindex)
                 return Ipam(
@@ -235,8 +235,10 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                     devices,
                     LoopClock(),
                     Table("pod-ranges", key=lambda row: row.network),
+                    Table("pod-pool-requests", key=lambda row: row.pool),
                     lifecycle=lifecycle,
                     jobs=jobs,
+                    health=health,
                     log=log,
                 )
 

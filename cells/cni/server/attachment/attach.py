@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -28,7 +28,7 @@ from cells.cni.server.protocol.errors import TRY_AGAIN, CniError, Explained, ker
 from cells.cni.server.protocol.request import Call, Pod, check_add, pod_of
 from cells.cni.server.protocol.result import Attached, result_json
 from cells.endpoint import Endpoint, EndpointRequest, NewEndpoint
-from cells.ipam import IPAddress, IpamError
+from cells.ipam import IPAddress, IpamError, IpamLaterError
 from cells.node.netlink import CreatedLink, NetlinkError, VethPair
 from lifecycle import HiveError, Logger
 
@@ -45,12 +45,14 @@ class NameTaken(Exception):  # noqa: N818  # not a failure: clear_the_way() and 
     """A name is taken, in the pod or on the node."""
 
 
-class AddressesLeaving(Exception):  # noqa: N818  # not a failure: address_freed() and try again
-    """No address is free, but some will be in a moment; ``error`` is what to say when that takes too long."""
+class AddressesLeaving(Exception):  # noqa: N818  # not a failure: wait() and try again
+    """No address is free, but some may be in a moment; ``error`` is what to say when that takes too long."""
 
-    def __init__(self, error: CniError) -> None:
+    def __init__(self, error: CniError, wait: Callable[[], Awaitable[object]]) -> None:
         super().__init__(str(error))
         self.error = error
+        self.wait = wait
+        """Comes back when it is worth another try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,9 @@ class Attacher:
         except IpamError as error:
             refused = CniError(f"unable to allocate IP via local cilium agent: {error.text}")
             if self._teardown.under_way:
-                raise AddressesLeaving(refused) from error
+                raise AddressesLeaving(refused, self._teardown.freed) from error
+            if isinstance(error, IpamLaterError):
+                raise AddressesLeaving(refused, error.wait) from error
             raise refused from error
         addresses = tuple(PodAddress(each.ip, each.pool) for each in taken)
         undo.push("addresses", partial(self._teardown.release, *addresses))
@@ -269,10 +273,6 @@ class Attacher:
             netns_cookie=cookie,
         )
         return begun(self._endpoints, request, undo)
-
-    async def address_freed(self) -> None:
-        """Wait until a pod on its way out has given its addresses back."""
-        await self._teardown.freed()
 
     async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.

@@ -1,0 +1,215 @@
+"""The pools of this node in IPAM mode multi-pool: what it has of them, asks for, and gives back.
+
+For:    Ipam. Needs: Allocator, AssignedPools, PodPools, the table of requests. Gives: NodePools.
+Source: Cilium 1.17, pkg/ipam/multipool.go. The operator only adds ranges, this node alone gives back: what it
+        gives back it never uses again before its CiliumNode has been seen without it. While nobody tells of
+        the CiliumNode, a restarted agent goes on with the ranges it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from cells.config import AgentConfig
+from cells.ipam.addresses import Family, IPNetwork
+from cells.ipam.allocator import Allocator
+from cells.ipam.assigned import AssignedPools, PodPools, PoolState
+from cells.ipam.demand import Demand, Key, PoolRequest
+from cells.ipam.expiration import Clock
+from cells.ipam.kept import keep_pools, kept_pools
+from cells.ipam.settings import IpamSettings
+from lifecycle import Health, Logger, Table, UsageError
+
+FIRST: Final = "the node itself"
+"""Who waits for an address of the default pool before the router does."""
+
+
+class NodePools:
+    """Keeps an allocator's pools as the CiliumNode says, and the requests as the allocator is used."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        settings: IpamSettings,
+        agent: AgentConfig,
+        assigned: AssignedPools | None,
+        pods: PodPools | None,
+        requests: Table[PoolRequest],
+        clock: Clock,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._allocator = allocator
+        self._assigned = assigned
+        self._pods = pods
+        self._requests = requests
+        self._first = requests.initializer("what this node asks of pools")
+        self._health = health
+        self._log = log
+        self._state_dir: Path = agent.state_dir
+        on = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
+        self._families = [family for family, enabled in on.items() if enabled]
+        self._default = settings.ipam_default_ip_pool
+        self._ahead = settings.pre_allocation()
+        self._demand = Demand(self._ahead, clock)
+        self._leaving: set[tuple[str, IPNetwork]] = set()
+        """Ranges that are being given back."""
+        self._claimed = False
+        """Whether restored endpoints have claimed their addresses."""
+        self._following = False
+        self._kept: Mapping[str, tuple[IPNetwork, ...]] = {}
+        self._grown = anyio.Event()
+
+    async def start(self) -> None:
+        """Wait until every pool that addresses are held ready of has one. Raises UsageError."""
+        if self._assigned is None:
+            raise UsageError("ipam=multi-pool: nothing tells of this node's pools")
+        self._kept = kept_pools(self._state_dir, self._log)
+        self._allocator.use_pools(self._families, self._kept)
+        self._following = True
+        state = self._assigned.pools()
+        self._look(PoolState({}, self._kept) if state is None else state)
+        for family in self._families:
+            if not self._ahead.get(self._default):
+                self._demand.wanted(self._default, family, FIRST)
+        self.use_changed()
+        self._first.done()
+        if missing := self._missing():
+            self._tell(missing)
+            async for _ in self._assigned.changes():
+                self.look()
+                if not (missing := self._missing()):
+                    break
+                self._tell(missing)
+        for family in self._families:
+            self._demand.met(self._default, family, FIRST)
+        self._health.ok("every pool has addresses")
+        shown = {pool: list(map(str, networks)) for pool, networks in self._networks().items()}
+        self._log.info("pools of pod addresses", pools=shown)
+
+    def look(self) -> None:
+        """Go on with the pools as they are told now; an object that is gone says nothing of them."""
+        if self._assigned is not None and self._following:
+            self._look(self._assigned.pools())
+            self.use_changed()
+
+    def claimed(self) -> None:
+        """Restored endpoints have their addresses: what is not in use may be given back from now on."""
+        self._claimed = True
+        self._demand.floor = {}
+        self.look()
+
+    def use_changed(self) -> None:
+        """Ask for as many addresses as are needed now."""
+        if not self._following:
+            return
+        needed = self._demand.needed(self._allocator.in_use(), self._families)
+        if self._claimed:
+            self._give_back(needed)
+        rows = _rows(needed, self._leaving)
+        if rows != {row.pool: row for row in self._requests.all()}:
+            with self._requests.txn() as txn:
+                txn.replace_all(rows.values())
+
+    def pool_for(self, owner: str, family: Family) -> str:
+        """The pool that somebody gets an address of. Raises IpamError."""
+        found = self._pods.pool_of(owner, family) if self._pods is not None else ""
+        return found or self._default
+
+    def wanted(self, pool: str, family: Family, owner: str) -> str:
+        """Somebody could not have an address: ask for it; what the operator says of the pool."""
+        self._demand.wanted(pool, family, owner)
+        state = self._assigned.pools() if self._assigned is not None else None
+        lines = state.problem.splitlines() if state is not None else []
+        return next((line for line in lines if f'"{pool}"' in line and str(family) in line), "")
+
+    def met(self, pool: str, family: Family, owner: str) -> None:
+        """Somebody has an address."""
+        self._demand.met(pool, family, owner)
+
+    async def grown(self) -> None:
+        """Wait until ranges have come."""
+        await self._grown.wait()
+
+    def keep(self) -> None:
+        """Keep the ranges for the next run of the agent."""
+        networks = self._networks()
+        if networks != self._kept:
+            self._kept = networks
+            keep_pools(self._state_dir, networks)
+
+    def _look(self, state: PoolState | None) -> None:
+        if state is None:
+            return
+        if not self._claimed:
+            self._demand.floor = {
+                (pool, family): count
+                for pool, counts in state.requested.items()
+                for family, count in counts.items()
+            }
+        told = {(pool, network) for pool, networks in state.allocated.items() for network in networks}
+        self._leaving &= told
+        use = {
+            pool: [network for network in networks if (pool, network) not in self._leaving]
+            for pool, networks in state.allocated.items()
+        }
+        if self._allocator.follow_pools(use, forget=self._claimed):
+            shown = {pool: list(map(str, networks)) for pool, networks in use.items()}
+            self._log.info("ranges of pods have changed", pools=shown)
+            self._grown.set()
+            self._grown = anyio.Event()
+
+    def _give_back(self, needed: Mapping[Key, int]) -> None:
+        """Stop using ranges that are not needed; they are given back once that is written."""
+        use: dict[str, list[IPNetwork]] = {}
+        spare: set[tuple[str, IPNetwork]] = set()
+        for pool, family in self._allocator.in_use():
+            for network in self._allocator.spare(pool, family, needed.get((pool, family), 0)):
+                spare.add((pool, network))
+        if not spare:
+            return
+        self._leaving |= spare
+        for row in self._allocator.pod_ranges():
+            if row.state != "retired" and (row.pool, row.network) not in spare:
+                use.setdefault(row.pool, []).append(row.network)
+        self._allocator.follow_pools(use, forget=True)
+
+    def _missing(self) -> list[Key]:
+        """Pools and families that the start waits for."""
+        pools = {pool for pool, ahead in self._ahead.items() if ahead} | {self._default}
+        return [
+            (pool, family)
+            for pool in sorted(pools)
+            for family in self._families
+            if not self._allocator.has_free(pool, family)
+        ]
+
+    def _tell(self, missing: list[Key]) -> None:
+        text = ", ".join(f"{pool} ({family})" for pool, family in missing)
+        state = self._assigned.pools() if self._assigned is not None else None
+        problem = state.problem if state is not None else ""
+        self._health.degraded(f"waiting for ranges of pools: {text}" + (f": {problem}" if problem else ""))
+        self._log.info("Waiting for IP pools to become available", pools=text, operator=problem)
+
+    def _networks(self) -> dict[str, tuple[IPNetwork, ...]]:
+        found: dict[str, tuple[IPNetwork, ...]] = {}
+        for row in self._allocator.pod_ranges():
+            found[row.pool] = (*found.get(row.pool, ()), row.network)
+        return found
+
+
+def _rows(needed: Mapping[Key, int], leaving: set[tuple[str, IPNetwork]]) -> dict[str, PoolRequest]:
+    pools = sorted({pool for pool, _ in needed} | {pool for pool, _ in leaving})
+    return {
+        pool: PoolRequest(
+            pool,
+            needed.get((pool, Family.IPV4), 0),
+            needed.get((pool, Family.IPV6), 0),
+            tuple(sorted((network for of, network in leaving if of == pool), key=str)),
+        )
+        for pool in pools
+    }
