@@ -1,6 +1,6 @@
 """How many addresses a node asks of each pool: those in use, those that pods wait for, and some ahead.
 
-For:    NodePools. Needs: Clock. Gives: Demand, PoolRequest, ahead_of().
+For:    NodePools. Needs: Clock. Gives: Demand, PoolRequest, with_ahead().
 Source: Cilium 1.17, pkg/ipam/multipool.go: neededIPCeil, pendingAllocationsPerPool.
 """
 

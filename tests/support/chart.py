@@ -45,6 +45,7 @@ OPEN: Final = (
     "operator.prometheus.serviceMonitor.annotations",
     "operator.podSecurityContext",
     "operator.securityContext",
+    "ipam.operator.autoCreateCiliumPodIPPools",
     "operator.resources",
     "operator.annotations",
     "operator.podAnnotations",

@@ -141,8 +141,8 @@ capabilities:
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
-{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "delegated-plugin")) -}}
-{{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool or kubernetes" .Values.ipam.mode) -}}
+{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
+{{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes or multi-pool" .Values.ipam.mode) -}}
 {{- end -}}
 {{- if ne .Values.identityAllocationMode "crd" -}}
 {{- fail (printf "identityAllocationMode=%s: not served here yet: expected crd" .Values.identityAllocationMode) -}}

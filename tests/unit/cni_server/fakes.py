@@ -15,7 +15,7 @@ import anyio.lowlevel
 from cells.cluster.identity import Identity
 from cells.cni.server.attachment.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
-from cells.ipam import Allocation, Family, IPAddress, IpamError
+from cells.ipam import Allocation, Family, IPAddress, IpamError, IpamLaterError
 from cells.maps import PoolEmpty
 from cells.node.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
 from lifecycle import HiveError
@@ -72,6 +72,7 @@ class FakeNode:
     """How many addresses the range has; None: enough."""
     may_reap: anyio.Event | None = None
     may_forget: anyio.Event | None = None
+    grown: anyio.Event | None = None
     may_refill: anyio.Event | None = None
     may_identify: anyio.Event | None = None
     """Identities have to be waited for until it is set."""
@@ -156,6 +157,8 @@ class FakeNode:
         self, owner: str, pool: str = "", family: Family | None = None
     ) -> tuple[Allocation, ...]:
         if self._step("allocate") or len(self.addresses) == self.room:
+            if self.grown is not None:
+                raise IpamLaterError("range is full", self.grown.wait)
             raise IpamError(502, "range is full")
         self.owners.append(owner)
         number = self._number()

@@ -55,6 +55,21 @@ async def test_with_nobody_leaving_it_fails_at_once(served: Harness) -> None:
     assert (reply.code, reply.json["msg"]) == (1, FULL)
 
 
+async def test_a_pod_waits_for_its_pool_to_grow_and_no_longer_than_that_may_take(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.node.room, served.node.grown = 0, anyio.Event()
+    client = await served.begin("ADD", "new", pod="pod-of-new")
+    await anyio.wait_all_tasks_blocked()
+    served.node.room = 1
+    served.node.grown.set()
+    assert (await client.reply()).code == 0
+    served.node.grown = anyio.Event()
+    monkeypatch.setattr("cells.cni.server.server._ADDRESS_SECONDS", 0.02)
+    reply = await served.call("ADD", "newer", pod="pod-of-newer")
+    assert (reply.code, reply.json["msg"]) == (1, FULL)
+
+
 async def test_a_name_that_the_kernel_would_take_for_a_pattern_is_refused(served: Harness) -> None:
     reply = await served.call("ADD", "new", pod="pod-of-new", CNI_IFNAME="eth%d")
     assert (reply.code, reply.json["code"], reply.json["msg"]) == (1, 4, "interface name contains %")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lifecycle.testing import eventually
+from tests.support import chart
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
@@ -139,3 +140,32 @@ def everything() -> list[dict[str, Any]]:
             "spec": {"type": "LoadBalancer", "ports": [port]},
         },
     ]
+
+
+async def test_the_rights_of_multi_pool_suffice_where_that_is_the_mode(tmp_path: Path) -> None:
+    server = ApiServer({ADMIN_TOKEN: User("admin", ("system:masters",)), TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    rendered = chart.render({"ipam": {"mode": "multi-pool"}})
+    texts = [text for name, text in rendered.items() if name.endswith("rbac-operator.yaml")]
+    for one in yaml.safe_load_all("\n---\n".join(texts)):
+        server.add(one)
+    operators = Operators(server, tmp_path)
+    values = {
+        "ipam": "multi-pool",
+        "auto-create-cilium-pod-ip-pools": "p=ipv4-cidrs:10.0.0.0/28;ipv4-mask-size:28",
+    }
+
+    def says(name: str) -> dict[str, Any]:
+        found = server.store.get(Resource("cilium.io", "ciliumnodes"), ("", name)) or {}
+        return {**found.get("spec", {}).get("ipam", {}).get("pools", {}), **found.get("status", {})}
+
+    async with server.serving(), operators.running(values, token=TOKEN):
+        for name in ("a", "b"):
+            pools = {"requested": [{"pool": "p", "needed": {"ipv4-addrs": 3}}]}
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": "u"}
+            kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumNode"}
+            meta = {"name": name, "ownerReferences": [owner]}
+            server.add({**kind, "metadata": meta, "spec": {"ipam": {"pools": pools}}})
+            await eventually(lambda: says("a").get("allocated"), 10)
+        assert says("a")["allocated"] == [{"pool": "p", "cidrs": ["10.0.0.0/28"]}]
+        await eventually(lambda: "pool empty" in says("b")["ipam"]["operator-status"]["error"], 10)
