@@ -6,14 +6,15 @@ groups or services are made again when those change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from cells.policy.compute.filters import Filter, filters_of
 from cells.policy.compute.selector_policy import RuleOrigin
-from cells.policy.labels import ALL, LabelSet, Prefix
+from cells.policy.labels import ALL, FQDNSelector, LabelSet, Prefix
 from cells.policy.labels.selector import IndexKey
 from cells.policy.rules import PolicyError, PolicyOptions, Rule, Source, World, translate
 from cells.policy.rules.rule import Direction, PeerRule
@@ -48,6 +49,8 @@ class Repository:
         self._rules: dict[Source, list[Rule]] = {}
         self._by_key: dict[IndexKey | None, dict[Source, None]] = {}
         self._order: dict[Source, int] = {}
+        self._names: Counter[FQDNSelector] = Counter()
+        """How many entries of rules have each selector of names."""
         self.revision = FIRST_REVISION
 
     @property
@@ -64,6 +67,11 @@ class Repository:
     def options(self) -> PolicyOptions:
         """The options that the rules are translated with."""
         return self._world.options
+
+    @property
+    def name_selectors(self) -> Iterable[FQDNSelector]:
+        """The selectors of names that rules have."""
+        return self._names.keys()
 
     def apply(self, object_: Mapping[str, Any]) -> Changed:
         """Put an object in force in place of the one of its name.
@@ -96,6 +104,9 @@ class Repository:
         for rule in rules:
             for key in rule.subject.index_keys() or (None,):
                 self._by_key.setdefault(key, {})[source] = None
+        came, went = Counter(_names(rules)), Counter(_names(held))
+        if came != went:
+            self._names = self._names + came - went
         self.revision += 1
         return Changed(self.revision, (*held, *rules))
 
@@ -178,6 +189,12 @@ class Repository:
         if not always and not any(rule.default_deny(direction) for rule in speaking):
             speaking.append(_allow_all(direction))
         return Resolved(enforced=True, filters=tuple(filters_of(speaking, direction, options).values()))
+
+
+def _names(rules: Iterable[Rule]) -> Iterator[FQDNSelector]:
+    for rule in rules:
+        for entry in rule.egress:
+            yield from (peer for peer in entry.peers or () if isinstance(peer, FQDNSelector))
 
 
 def _allow_all(direction: Direction) -> Rule:

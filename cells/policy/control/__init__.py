@@ -16,7 +16,9 @@ from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
+from cells.policy.control.edges import DNSProxyPort
 from cells.policy.control.named_ports import PodPorts
+from cells.policy.control.names import NamedAddresses
 from cells.policy.control.services import ClusterServices
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
@@ -29,8 +31,11 @@ from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
+    "DNSProxyPort",
     "Direction",
+    "NamedAddresses",
     "PolicyObject",
+    "PolicyRuleSettings",
     "PolicyView",
     "PolicyWatch",
     "PortUse",
@@ -42,9 +47,14 @@ __all__ = [
 
 
 def policy_options(
-    agent: AgentConfig, policy: PolicySettings, kubernetes: KubernetesSettings
+    agent: AgentConfig,
+    policy: PolicySettings,
+    kubernetes: KubernetesSettings,
+    rules: PolicyRuleSettings,
+    proxy: DNSProxyPort | None,
 ) -> PolicyOptions:
-    """What the agent's settings mean for rules. What needs a proxy is refused by name: there is none yet."""
+    """What the agent's settings mean for rules. Of proxies there is that of DNS."""
+    names = proxy is not None and rules.enable_l7_proxy
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
         policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
     )
@@ -55,8 +65,9 @@ def policy_options(
         enable_policy=policy.enable_policy.value,
         enforces_init=kubernetes.has_source,
         allow_localhost="always" if localhost else "policy",
-        enable_l7_proxy=False,
-        learns_names=False,
+        enable_l7_proxy=names,
+        learns_names=names,
+        serves_requests=False,
         authenticates=False,
     )
 
@@ -94,7 +105,7 @@ cell = module(
     provide(
         policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
     ),
-    provide(PolicyCounts, known_rules, rule_metrics),
+    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics),
     provide_private(cluster_services, PodPorts),
     invoke(PolicyWatch, ConditionWriter),
 )

@@ -28,11 +28,15 @@ from cells.policy.compute import (
     map_entry,
     map_key,
 )
+from cells.policy.control.edges import DNSProxyPort
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions, Services, Source, World
 from lifecycle import HiveError
+
+DNS_EGRESS = "cilium-dns-egress"
+"""The name of the DNS proxy's redirects."""
 
 Entries = Mapping[MapKey, PolicyEntry]
 
@@ -50,16 +54,18 @@ class RulePolicy:
         options: PolicyOptions,
         services: Services | None = None,
         ports: PodPorts | None = None,
+        proxy: DNSProxyPort | None = None,
     ) -> None:
         self._node = node
         self._groups: dict[str, tuple[Prefix, ...]] = {}
         self._services = services
         self._ports = ports
+        self._proxy = proxy
         self._pods: dict[int, PodKey] = {}
         """Whose the endpoints are."""
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
-        self._computed = ComputedPolicies(self._repository, self._cache, _no_proxy)
+        self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
         self._entries: dict[PolicyKey, Entries] = {}
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
@@ -236,6 +242,12 @@ class RulePolicy:
             for (direction, key), entry in self._computed.entries(endpoint_id).items()
         }
 
+    def _redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
+        """The DNS proxy; rules that need another one are refused before they come here."""
+        del filter_
+        port = self._proxy.port if self._proxy is not None and policy.parser == "dns" else 0
+        return Redirect(port, port, DNS_EGRESS) if port else None
+
     def _row(self, endpoint_id: int) -> EndpointPolicy:
         key = self._computed.key(endpoint_id)
         enforced = self._computed.enforced(endpoint_id)
@@ -246,9 +258,3 @@ class RulePolicy:
             egress_enforced=enforced.get("egress", False),
             entries=self._entries[key] if key is not None else {},
         )
-
-
-def _no_proxy(filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
-    """There is no proxy yet: rules that need one are refused before they come here."""
-    del filter_, policy
-    return None

@@ -18,5 +18,8 @@ class PolicyRuleSettings(Settings, frozen=True):
     enable_cilium_clusterwide_network_policy: bool = True
     """Whether CiliumClusterwideNetworkPolicies count."""
 
+    enable_l7_proxy: bool = True
+    """Whether the DNS proxy serves toFQDNs and rules for names; without it they are refused."""
+
     validate_network_policy: bool = True
     """Whether status.conditions of Cilium's policies say at the API server if they are valid."""

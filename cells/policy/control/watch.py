@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from cells.cluster.endpoints import RemoteEndpoint
-from cells.cluster.identity import Identities, Identity
+from cells.cluster.identity import Identities, Identity, Scope, scope_of
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.kubernetes import (
     CILIUM_CIDR_GROUPS,
@@ -38,6 +38,8 @@ from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.followed import Followed
 from cells.policy.control.named_ports import NONE, ClusterPorts, of_pod, of_remote
+from cells.policy.control.names import NamedAddresses
+from cells.policy.control.realize import realize
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from cells.policy.labels import Prefix, prefix_labels
@@ -67,6 +69,7 @@ class PolicyWatch:
         options: PolicyOptions,
         settings: PolicyRuleSettings,
         counts: PolicyCounts,
+        names: NamedAddresses,
         *,
         jobs: Jobs,
         log: Logger,
@@ -78,8 +81,12 @@ class PolicyWatch:
         self._statuses = statuses
         self._dual_stack = options.dual_stack
         self._counts = counts
+        self._names = names
+        self._claimed = ipcache.table.initializer("policies")
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}
+        self._left: set[int] | None = None
+        """Numbers that a former agent left in the ipcache."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
         followed: list[Followed[Any]] = [Followed(identities.table)]
@@ -98,6 +105,7 @@ class PolicyWatch:
             followed.append(Followed(resources.table(kind)))
             jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
         self._followed = tuple(followed)
+        jobs.one_shot("first", self._first)
 
     @property
     def missing(self) -> str:
@@ -108,6 +116,13 @@ class PolicyWatch:
         """Return once all rules and identities that there were at the start have been taken in."""
         for one in self._followed:
             await one.known()
+
+    async def _first(self) -> None:
+        """What a former agent left in the ipcache may go once all prefixes that rules name are claimed."""
+        await self.known()
+        self._claimed.done()
+        for number in self._left or ():
+            self._identities.unhold(number)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)
@@ -180,6 +195,7 @@ class PolicyWatch:
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
         """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""
+        self._hold_former()
         wanted = self._policy.prefixes
         gone = [prefix for prefix in self._prefixes if prefix not in wanted]
         self._ipcache.withdraw(RESOURCE, gone)
@@ -187,7 +203,11 @@ class PolicyWatch:
         new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._prefixes]
         for prefix in new:
             labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
+            left = self._ipcache.leftovers.get(prefix)
+            former = left.identity if left is not None and scope_of(left.identity) is Scope.LOCAL else 0
+            self._prefixes[prefix] = await self._identities.acquire(
+                tuple(sorted(map(str, labels))), former
+            )
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
         await self._realize(rows, "policy rules changed")
         self._ipcache.upsert(
@@ -201,20 +221,20 @@ class PolicyWatch:
                 for prefix in new
             )
         )
+        self._names.follow_rules(new, gone)
         for identity in released:
             self._identities.release(identity.id)
 
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
-        """Have the maps follow, and wait until they have, or a map says why it cannot."""
-        latest = {row.endpoint_id: row for row in rows}
-        if not latest:
-            return
-        self._policies.change(latest.values(), reason)
-        await self._policies.apply()
-        for endpoint_id, row in latest.items():
-            seen = self._policies.realized.get(endpoint_id)
-            while seen is not None and not seen.error and seen.revision < row.revision:
-                seen = await self._policies.realized.wait_changed(endpoint_id, seen)
+        await realize(self._policies, rows, reason)
+
+    def _hold_former(self) -> None:
+        """Nobody else gets the number of an identity of this node's own by which packets are still judged."""
+        if self._left is None:
+            rows = self._ipcache.leftovers.values()
+            self._left = {row.identity for row in rows if scope_of(row.identity) is Scope.LOCAL}
+            for number in self._left:
+                self._identities.hold(number)
 
     def _accepted(self, source: PolicySource) -> None:
         self._put(

@@ -4,7 +4,14 @@ Pure values; no cell.
 Gives: LabelSet, Requirement, Selector, FQDNSelector, cidr_label, except_prefixes, dns_pattern.
 """
 
-from cells.policy.labels.cidr import Prefix, cidr_label, cidr_of_label, except_prefixes, world_label
+from cells.policy.labels.cidr import (
+    Prefix,
+    PrefixSet,
+    cidr_label,
+    cidr_of_label,
+    except_prefixes,
+    world_label,
+)
 from cells.policy.labels.fqdn import FQDNSelector, canonical_name, dns_pattern
 from cells.policy.labels.label import LabelSet
 from cells.policy.labels.selector import ALL, NONE, PeerSelector, Requirement, Selector, SelectorError
@@ -18,6 +25,7 @@ __all__ = [
     "LabelSet",
     "PeerSelector",
     "Prefix",
+    "PrefixSet",
     "Requirement",
     "Selector",
     "SelectorError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 Prefix = IPv4Network | IPv6Network
 
@@ -72,6 +72,29 @@ def _contains(outer: Prefix, inner: Prefix) -> bool:
         and outer.prefixlen <= inner.prefixlen
         and int(outer.network_address) == int(inner.network_address) & int(outer.netmask)
     )
+
+
+class PrefixSet:
+    """Prefixes, asked for the nearest one around an address. Immutable; the whole of a family is left out."""
+
+    def __init__(self, prefixes: Iterable[Prefix] = ()) -> None:
+        self._by_length: dict[tuple[int, int], dict[int, Prefix]] = {}
+        for prefix in prefixes:
+            if prefix.prefixlen:
+                of_length = self._by_length.setdefault((prefix.version, -prefix.prefixlen), {})
+                of_length[int(prefix.network_address)] = prefix
+        self._lengths = sorted(self._by_length)
+
+    def nearest(self, address: IPv4Address | IPv6Address) -> Prefix | None:
+        """The longest of the prefixes that has the address."""
+        number, bits = int(address), address.max_prefixlen
+        for version, length in self._lengths:
+            if version == address.version:
+                hidden = bits + length
+                found = self._by_length[version, length].get(number >> hidden << hidden)
+                if found is not None:
+                    return found
+        return None
 
 
 def contains(outer: Prefix, inner: Prefix) -> bool:

@@ -23,6 +23,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     enable_node_selector_labels: bool = False
     learns_names: bool = True
     """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
+    serves_requests: bool = True
+    """Whether a proxy reads requests: rules of HTTP, Kafka and others, server names, TLS, listeners."""
     authenticates: bool = True
     """Whether peers can be asked to authenticate."""
 

@@ -27,7 +27,8 @@ from cells.policy.rules.schema import (
     RuleSpec,
 )
 
-NO_NAMES = "toFQDNs selects what a DNS proxy has seen, and this agent has none yet: use toCIDR, or toEntities"
+NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
+NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
 NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
 NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
 
@@ -55,6 +56,10 @@ def sanitise(spec: RuleSpec, options: PolicyOptions, *, cluster_wide: bool) -> N
 
 def _served(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
     """Refuse by name what this agent cannot do."""
+    if options.enable_l7_proxy and not options.serves_requests:
+        for index, port in enumerate(rule.to_ports or ()):
+            with at(f"toPorts[{index}]"):
+                _no_requests(port)
     if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
         with at("toFQDNs"):
             raise PolicyError(NO_NAMES)
@@ -65,6 +70,23 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
     ):
         with at("authentication"):
             raise PolicyError(NO_AUTH)
+
+
+def _no_requests(port: PortRule) -> None:
+    """Refuse what only a proxy that reads requests could do."""
+    asked = {
+        "listener": port.listener,
+        "serverNames": port.server_names,
+        "terminatingTLS": port.terminating_tls,
+        "originatingTLS": port.originating_tls,
+    }
+    if port.rules is not None:
+        rules = port.rules
+        asked |= {f"rules.{name}": getattr(rules, name) for name in ("http", "kafka", "l7proto", "l7")}
+    for name, value in asked.items():
+        if value:
+            with at(name):
+                raise PolicyError(NO_REQUESTS.format(name.removeprefix("rules.")))
 
 
 def check_selector(selector: LabelSelector) -> None:

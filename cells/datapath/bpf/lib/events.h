@@ -31,6 +31,7 @@ struct {
 /* Where a trace event is from: its subtype. */
 enum trace_point {
 	TRACE_TO_POD = 0,
+	TRACE_TO_PROXY = 1,
 	TRACE_TO_STACK = 3,
 	TRACE_TO_OVERLAY = 4,
 	TRACE_FROM_POD = 5,
@@ -191,13 +192,14 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 /* How a traced packet came to be: what conntrack said of it, and its family. */
 #define TRACED(status, family) ((status) | (family) << 8)
 
-VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int refused, __u32 how)
+/* `verdict`: 0, the port of the proxy that takes the packet, or less than 0 the reason to drop it. */
+VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int verdict, __u32 how)
 {
 	if (!flow)
 		return 0;
 	struct verdict_event event = {
 		.remote_identity = direction == EGRESS ? flow->destination_identity : flow->source_identity,
-		.verdict = -refused,
+		.verdict = verdict,
 		.port = bpf_ntohs(flow->policy_port),
 		.protocol = flow->protocol,
 		.direction = direction,

@@ -14,6 +14,7 @@
 #include "pod/icmp6.h"
 #include "pod/links.h"
 #include "pod/neighbours.h"
+#include "proxy/redirect.h"
 
 static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
 {
@@ -21,6 +22,14 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))
 		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
+	return TC_ACT_OK;
+}
+
+static __always_inline int to_proxy(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
+{
+	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_PROXY, 0, TRACED(status, family));
 	return TC_ACT_OK;
 }
 
@@ -163,7 +172,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	__u32 now = ct_now();
 	__be32 node = 0;
 	int verdict;
-	bool to_pod;
+	bool to_pod, proxied;
 	__u64 tag;
 
 	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
@@ -207,6 +216,9 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	verdict = egress_check(skb, flow, status, &use, now, family);
 	if (verdict)
 		return DROP(EGRESS, verdict);
+	proxied = flow->proxy_port;
+	if (unlikely(proxied) && proxy_takes(skb, flow, family))
+		return to_proxy(skb, flow, status, family);
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	received = status;
@@ -215,8 +227,10 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		if (verdict)
 			return DROP(INGRESS, verdict);
 	}
-	/* Of replies only what is one to both sides: nobody's policy counts those. */
-	if (status == CT_ESTABLISHED ? !flow->loopback : status == CT_REPLY && received == CT_REPLY && !flow->translated)
+	/* Of replies only what is one to both sides: nobody's policy counts those. Not while a proxy is away: it is to
+	 * have the flow as soon as it is back.
+	 */
+	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied : status == CT_REPLY && received == CT_REPLY && !flow->translated)
 		verdict_remember(entry, tag, to_pod ? local->ifindex : tunnel ? tunnel->ifindex : 0, flow);
 	if (tunnel)
 		return pod_sends_tunnelled(skb, flow, node, status, family);

@@ -68,9 +68,12 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 	return chosen;
 }
 
-/* What policy said: the reason to drop or 0, and how the entry matched that said so. */
+/* What policy said: the reason to drop or 0, how the entry matched that said so, and the port of the proxy that is to
+ * take the packet.
+ */
 #define REFUSED(answer) ((answer) & 0xff)
-#define MATCH_OF(answer) ((answer) >> 8)
+#define MATCH_OF(answer) ((answer) >> 8 & 0xff)
+#define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))
 
 /* Ask the policy of the flow's endpoint on this side. Counts the entry's use. */
 VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use)
@@ -97,11 +100,13 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	if (entry->bits & POLICY_DENY)
 		return DROP_POLICY_DENY | match << 8;
 	/* Nobody has authenticated: that is for a later version. */
-	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8;
+	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 | (__u32)entry->proxy_port << 16;
 }
 
-/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Tells of what is new. */
-static __always_inline int policy_check(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Tells of what is new, and notes in
+ * `flow` the proxy that is to take it.
+ */
+static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 					bool new, const struct use *use, __u8 family)
 {
 	int answer = policy_ask(flow, direction, use), refused = REFUSED(answer);
@@ -111,7 +116,8 @@ static __always_inline int policy_check(struct __sk_buff *skb, const struct flow
 		tell_verdict(skb, flow, direction, 0, how | AUDITED);
 		return 0;
 	}
+	flow->proxy_port = refused ? 0 : PROXY_OF(answer);
 	if (unlikely(refused || new))
-		tell_verdict(skb, flow, direction, refused, how);
+		tell_verdict(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port), how);
 	return refused;
 }

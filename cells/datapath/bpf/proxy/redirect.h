@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Hands a pod's packet to a proxy of this node: to its socket, which takes it in the place of whom it is for.
+ *
+ * The host's stack must take the packet for its own: a routing rule by the mark sees to that, and the proxy's socket
+ * is transparent. While no proxy listens there is no socket, and the packet goes where it was sent.
+ */
+#pragma once
+
+#include "lib/mark.h"
+#include "lib/packet.h"
+
+#define LOOPBACK bpf_htonl(0x7f000001)
+
+static __always_inline __u32 proxy_tuple_size(const struct bpf_sock_tuple *tuple, __u32 family)
+{
+	return family == FAMILY_IPV4 ? sizeof(tuple->ipv4) : sizeof(tuple->ipv6);
+}
+
+/* Whom the packet is from and for: what a connection that the proxy has accepted is known by. */
+static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
+{
+	if (family == FAMILY_IPV4) {
+		tuple->ipv4.saddr = flow->saddr.words[0];
+		tuple->ipv4.daddr = flow->daddr.words[0];
+		tuple->ipv4.sport = flow->sport;
+		tuple->ipv4.dport = flow->dport;
+		return;
+	}
+	for (int i = 0; i < 4; i++) {
+		tuple->ipv6.saddr[i] = flow->saddr.words[i];
+		tuple->ipv6.daddr[i] = flow->daddr.words[i];
+	}
+	tuple->ipv6.sport = flow->sport;
+	tuple->ipv6.dport = flow->dport;
+}
+
+/* Where the proxy listens: the loopback address, which nobody outside reaches. */
+static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, __be16 port, __u32 family)
+{
+	if (family == FAMILY_IPV4) {
+		tuple->ipv4.daddr = LOOPBACK;
+		tuple->ipv4.dport = port;
+		return;
+	}
+	tuple->ipv6.daddr[3] = bpf_htonl(1);
+	tuple->ipv6.dport = port;
+}
+
+/* A connection that the proxy has accepted, or is accepting; not one that has ended, nor who else listens there. */
+static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
+{
+	return socket->state != BPF_TCP_LISTEN && socket->state != BPF_TCP_TIME_WAIT;
+}
+
+/* Whether the packet is the socket of the proxy's on `flow->proxy_port` now. */
+VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	struct bpf_sock_tuple tuple = {}, listener = {};
+	struct bpf_sock *socket = NULL;
+	int refused = -1;
+
+	if (!flow)
+		return false;
+	proxy_fill_listener(&listener, flow->proxy_port, family);
+	if (flow->protocol == IPPROTO_UDP) {
+		socket = bpf_sk_lookup_udp(skb, &listener, proxy_tuple_size(&listener, family), BPF_F_CURRENT_NETNS, 0);
+	} else if (flow->protocol == IPPROTO_TCP) {
+		proxy_fill_flow(&tuple, flow, family);
+		socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
+		if (socket && !proxy_goes_on(socket)) {
+			bpf_sk_release(socket);
+			socket = NULL;
+		}
+		if (!socket)
+			socket = bpf_skc_lookup_tcp(skb, &listener, proxy_tuple_size(&listener, family),
+						    BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!socket)
+		return false;
+	refused = bpf_sk_assign(skb, socket, 0);
+	bpf_sk_release(socket);
+	return !refused;
+}
+
+/* Whether the proxy takes the packet. Then the stack is to have it. */
+static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	if (!proxy_assign(skb, flow, family))
+		return false;
+	mark_write(skb, MARK_TO_PROXY | (__u32)flow->proxy_port << 16);
+	return true;
+}

@@ -1,0 +1,184 @@
+"""The addresses that names have, as far as rules speak of the names: each with an identity.
+
+Controller: names and addresses that DNS answered in; EndpointPolicies and claims of addresses out.
+Needs:  Identities, RulePolicy, EndpointPolicies, Ipcache.
+Gives:  NamedAddresses.
+Why:    ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the ipcache
+        gives it to packets, and whoever asked gets the answer after both.
+Source: Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import anyio
+
+from cells.cluster.identity import Identities, Identity, Scope, scope_of
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
+from cells.ipam import IPAddress
+from cells.policy.control.computer import RulePolicy
+from cells.policy.control.realize import realize
+from cells.policy.labels import FQDNSelector, LabelSet, Prefix, PrefixSet, address_labels
+from cells.policy.maps import EndpointPolicies
+from cells.policy.rules import PolicyOptions
+from lifecycle import Jobs, Logger
+
+RESOURCE: Final = "policy//names"
+"""Whose the claims of addresses are in the ipcache."""
+
+
+class NamedAddresses:
+    """Which addresses names have now, and the identities of those that rules speak of.
+
+    What is learnt is counted: it is to be forgotten as often. All but settled() is synchronous.
+    """
+
+    def __init__(
+        self,
+        identities: Identities,
+        policy: RulePolicy,
+        policies: EndpointPolicies,
+        ipcache: Ipcache,
+        options: PolicyOptions,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._identities = identities
+        self._policy = policy
+        self._policies = policies
+        self._ipcache = ipcache
+        self._dual_stack = options.dual_stack
+        self._log = log
+        self._names: dict[IPAddress, dict[str, int]] = {}
+        """How often each name was learnt for an address."""
+        self._selectors: frozenset[FQDNSelector] = frozenset()
+        self._matching: dict[str, tuple[FQDNSelector, ...]] = {}
+        """What selects a name, for names seen since the selectors last changed."""
+        self._prefixes = PrefixSet()
+        self._claimed: dict[IPAddress, tuple[LabelSet, Identity]] = {}
+        self._stale: dict[IPAddress, None] = {}
+        """Addresses that may need another identity, or none."""
+        self._news = anyio.Event()
+        self._settle_soon = jobs.timer("settle", self._settle, math.inf).trigger
+
+    @property
+    def selectors(self) -> Collection[FQDNSelector]:
+        """The selectors of names in force."""
+        return self._selectors
+
+    def learn(self, name: str, addresses: Iterable[IPAddress]) -> bool:
+        """DNS says that a name, in canonical form, has these addresses; whether all is ready for them."""
+        ready = True
+        for address in addresses:
+            names = self._names.setdefault(address, {})
+            known = name in names
+            names[name] = names.get(name, 0) + 1
+            if not known and self._selecting(name):
+                self._stale[address] = None
+            ready &= address not in self._stale
+        if not ready:
+            self._settle_soon()
+        return ready
+
+    def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
+        """The name does not have these addresses any more, as far as whoever learnt it is concerned."""
+        for address in addresses:
+            names = self._names.get(address, {})
+            names[name] = names.get(name, 0) - 1
+            if names[name] <= 0:
+                del names[name]
+                if address in self._claimed:
+                    self._stale[address] = None
+            if not names:
+                self._names.pop(address, None)
+        if self._stale:
+            self._settle_soon()
+
+    async def settled(self, addresses: Collection[IPAddress]) -> None:
+        """Return once these have their identities, in the policy maps and in the ipcache."""
+        while any(address in self._stale for address in addresses):
+            await self._news.wait()
+
+    def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:
+        """The rules in force have changed; for them these prefixes were claimed just now, and withdrawn.
+
+        An address that a rule names as a prefix, too, keeps the identity that has the labels of both.
+        """
+        selectors = frozenset(self._policy.repository.name_selectors)
+        if selectors == self._selectors and not claimed and not withdrawn:
+            return
+        if selectors != self._selectors:
+            self._selectors = selectors
+            self._matching.clear()
+        if claimed or withdrawn:
+            self._prefixes = PrefixSet(self._policy.prefixes)
+        again = [prefix.network_address for prefix in claimed if prefix.num_addresses == 1]
+        self._ipcache.upsert(
+            *(self._claim(one, self._claimed[one][1].id) for one in again if one in self._claimed)
+        )
+        for address in self._names.keys() | self._claimed.keys():
+            if self._wanted(address) != (self._claimed[address][0] if address in self._claimed else None):
+                self._stale[address] = None
+        if self._stale:
+            self._settle_soon()
+
+    def _selecting(self, name: str) -> tuple[FQDNSelector, ...]:
+        found = self._matching.get(name)
+        if found is None:
+            found = tuple(one for one in self._selectors if one.matches_name(name))
+            self._matching[name] = found
+        return found
+
+    def _wanted(self, address: IPAddress) -> LabelSet | None:
+        """The labels the address should have by the names it has; None where no rule speaks of those."""
+        selecting = {one for name in self._names.get(address, ()) for one in self._selecting(name)}
+        if not selecting:
+            return None
+        around = self._prefixes.nearest(address)
+        return address_labels(
+            prefix_of(address), selecting, () if around is None else (around,), dual_stack=self._dual_stack
+        )
+
+    async def _settle(self) -> None:
+        """Give stale addresses their identities. Raises OSError, PolicyMapError, to be called again."""
+        while self._stale:
+            wanted = {address: self._wanted(address) for address in self._stale}
+            given: dict[IPAddress, tuple[LabelSet, Identity]] = {}
+            try:
+                for address, labels in wanted.items():
+                    if labels is not None:
+                        given[address] = labels, await self._acquire(address, labels)
+                rows = self._policy.know(identity for _, identity in given.values())
+                await realize(self._policies, rows, "addresses of names changed")
+                self._ipcache.upsert(*(self._claim(one, identity.id) for one, (_, identity) in given.items()))
+            except BaseException:
+                for _, identity in given.values():
+                    self._identities.release(identity.id)
+                raise
+            gone = [one for one, labels in wanted.items() if labels is None and one in self._claimed]
+            former = [self._claimed.pop(one)[1] for one in (*gone, *given) if one in self._claimed]
+            self._claimed |= given
+            self._ipcache.withdraw(RESOURCE, map(prefix_of, gone))
+            for identity in former:
+                self._identities.release(identity.id)
+            for address, labels in wanted.items():
+                if self._wanted(address) == labels:
+                    self._stale.pop(address, None)
+            news, self._news = self._news, anyio.Event()
+            news.set()
+
+    async def _acquire(self, address: IPAddress, labels: LabelSet) -> Identity:
+        """Its identity; after a restart the one that packets to the address are judged by until now."""
+        left = self._ipcache.leftovers.get(prefix_of(address))
+        former = left.identity if left is not None and scope_of(left.identity) is Scope.LOCAL else 0
+        return await self._identities.acquire(tuple(sorted(map(str, labels))), former)
+
+    @staticmethod
+    def _claim(address: IPAddress, identity: int) -> IpcacheEntry:
+        return IpcacheEntry(
+            prefix=prefix_of(address), identity=identity, source=Source.GENERATED, resource=RESOURCE
+        )

@@ -1,0 +1,82 @@
+"""What the DNS proxy does.
+
+Gives: DNSProxySettings.
+Source: Cilium 1.17, tofqdns-* and dnsproxy-*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from cells.proxy.dns.wire import NXDOMAIN, REFUSED
+from lifecycle import Duration, Settings, refuse, seconds
+
+
+class Reject(StrEnum):
+    """How the proxy says that a name may not be asked for."""
+
+    REFUSED = "refused"
+    NAME_ERROR = "nameError"
+
+
+REJECT_CODES: Final = {Reject.REFUSED: REFUSED, Reject.NAME_ERROR: NXDOMAIN}
+
+
+class DNSProxySettings(Settings, frozen=True):
+    """The DNS proxy, and how long what it has seen counts."""
+
+    tofqdns_proxy_port: int = 0
+    """Port of the loopback address that the DNS proxy listens on; 0 takes a free one, and keeps it."""
+
+    tofqdns_min_ttl: int = 0
+    """Least seconds for which an answer counts, whatever its TTL."""
+
+    tofqdns_endpoint_max_ip_per_hostname: int = 1000
+    """Most addresses of a name that count for an endpoint; those that end first go first."""
+
+    tofqdns_max_deferred_connection_deletes: int = 10000
+    """Most addresses an endpoint may keep after their TTL because it has connections to them."""
+
+    tofqdns_idle_connection_grace_period: Duration = seconds(0)
+    """How long an address without connections is kept after its TTL."""
+
+    tofqdns_dns_reject_response_code: Reject = Reject.REFUSED
+    """Answer to a query that policy does not allow: refused, or nameError."""
+
+    tofqdns_enable_dns_compression: bool = True
+    """Whether pods get answers with compressed names; else every name is written out."""
+
+    tofqdns_pre_cache: Path | None = None
+    """File of answers (as of fqdn cache list -o json) that count from the start, until their TTL ends."""
+
+    tofqdns_proxy_response_max_delay: Duration = seconds(0.1)
+    """How long an answer waits at most for its addresses to be allowed in policy maps and ipcache."""
+
+    dnsproxy_concurrency_limit: int = 0
+    """Most queries served at a time; 0 is no limit."""
+
+    dnsproxy_concurrency_processing_grace_period: Duration = seconds(0)
+    """How long a query waits where the limit is reached; 0 refuses it at once."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if not 0 <= self.tofqdns_proxy_port <= 65535:
+            yield f"tofqdns-proxy-port={self.tofqdns_proxy_port}: expected 0 to 65535"
+        for name, least in (
+            ("tofqdns_min_ttl", 0),
+            ("tofqdns_endpoint_max_ip_per_hostname", 1),
+            ("tofqdns_max_deferred_connection_deletes", 0),
+            ("tofqdns_idle_connection_grace_period", 0),
+            ("tofqdns_proxy_response_max_delay", 0),
+            ("dnsproxy_concurrency_limit", 0),
+            ("dnsproxy_concurrency_processing_grace_period", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                yield f"{name.replace('_', '-')}={value}: expected {least} or more"

@@ -1,0 +1,207 @@
+"""DNS messages, as far as a proxy reads them.
+
+Pure.
+Gives:  Query, Answer, read_query(), read_answer(), refusal(), WireError.
+Source: RFC 1035, section 4; RFC 9267 on what decoders get wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, NamedTuple
+
+from cells.ipam import IPAddress
+
+NOERROR, SERVFAIL, NXDOMAIN, REFUSED = 0, 2, 3, 5
+A, CNAME, AAAA, OPT = 1, 5, 28, 41
+INTERNET: Final = 1
+
+_HEADER = struct.Struct(">HHHHHH")
+_QUESTION = struct.Struct(">HH")
+_RECORD = struct.Struct(">HHIH")
+_RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
+_POINTER: Final = 0xC0
+_LONGEST_NAME: Final = 255
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
+
+
+class WireError(ValueError):
+    """Raised for bytes that are no DNS message, or none that a resolver sends; the text says why."""
+
+
+class Query(NamedTuple):
+    """A question: one name, lower case, ending in a dot, and the type asked for."""
+
+    id: int
+    name: str
+    type: int
+    end: int
+    """Where the question ends in the message."""
+
+
+class Answer(NamedTuple):
+    """What a server says of a question."""
+
+    id: int
+    name: str
+    type: int
+    code: int
+    """RCODE."""
+    addresses: tuple[IPAddress, ...]
+    """Of all A and AAAA records of the answer, whatever name of a chain they belong to."""
+    ttl: int
+    """The least of them all, aliases too, in seconds; 0 without records."""
+
+
+def read_query(data: bytes) -> Query:
+    """The question of a standard query. Raises WireError for anything else."""
+    number, flags, questions = _header(data)
+    if flags & _RESPONSE or flags & _OPCODE:
+        raise WireError("not a standard query")
+    if questions != 1:
+        raise WireError(f"{questions} questions, expected 1")
+    return _question(data, number)
+
+
+def read_answer(data: bytes) -> Answer:
+    """The answer of a server. Raises WireError."""
+    number, flags, questions = _header(data)
+    if not flags & _RESPONSE:
+        raise WireError("not an answer")
+    if questions != 1:
+        raise WireError(f"{questions} questions, expected 1")
+    question = _question(data, number)
+    records = int.from_bytes(data[6:8], "big")
+    addresses, ttl = _records(data, question.end, records)
+    return Answer(number, question.name, question.type, flags & 0xF, addresses, ttl)
+
+
+def refusal(query: bytes, end: int, code: int) -> bytes:
+    """The answer to a query whose question ends at ``end`` that says no more than ``code``."""
+    number, flags, _ = _header(query)
+    answered = _RESPONSE | flags & (_OPCODE | _RECURSION) | _AVAILABLE | code
+    return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]
+
+
+def udp_size(query: bytes, end: int) -> int:
+    """How many bytes of an answer by UDP the sender of a query takes: what EDNS says, or 512 (RFC 6891)."""
+    if query[6:10] != bytes(4) or query[10:12] == bytes(2) or query[end : end + 3] != b"\0\0\x29":
+        return 512
+    return max(512, int.from_bytes(query[end + 3 : end + 5], "big"))
+
+
+def truncated(answer: bytes, end: int) -> bytes:
+    """An answer without records that says that there are some: its question ends at ``end``."""
+    number, flags, _ = _header(answer)
+    return _HEADER.pack(number, flags | _TRUNCATED, 1, 0, 0, 0) + answer[12:end]
+
+
+def _header(data: bytes) -> tuple[int, int, int]:
+    if len(data) < _HEADER.size:
+        raise WireError(f"{len(data)} bytes are no header")
+    number, flags, questions, *_ = _HEADER.unpack_from(data)
+    return number, flags, questions
+
+
+def _question(data: bytes, number: int) -> Query:
+    name, at = read_name(data, _HEADER.size)
+    if at + _QUESTION.size > len(data):
+        raise WireError("the question is cut off")
+    kind, class_ = _QUESTION.unpack_from(data, at)
+    if class_ != INTERNET:
+        raise WireError(f"class {class_}, expected the Internet's")
+    return Query(number, name, kind, at + _QUESTION.size)
+
+
+def read_name(data: bytes, at: int) -> tuple[str, int]:
+    """The name at an offset, lower case, ending in a dot; and where it ends. Raises WireError.
+
+    A compressed one leads only backwards, so that none goes on for ever.
+    """
+    labels: list[bytes] = []
+    end, least, length = 0, at, 1
+    try:
+        while size := data[at]:
+            if size >= _POINTER:
+                end = end or at + 2
+                at = (size & 0x3F) << 8 | data[at + 1]
+                if at >= least:
+                    raise WireError("a name points forward")
+                least = at
+            elif size > 63:
+                raise WireError("a label of an unknown kind")
+            else:
+                label = data[at + 1 : at + 1 + size]
+                length += size + 1
+                if len(label) < size or length > _LONGEST_NAME:
+                    raise WireError("a name is too long, or cut off")
+                labels.append(label)
+                at += size + 1
+    except IndexError:
+        raise WireError("a name is cut off") from None
+    return _text(tuple(labels)), end or at + 1
+
+
+@lru_cache(maxsize=8192)
+def _text(labels: tuple[bytes, ...]) -> str:
+    """As people write it; other octets than those of host names as ``\\DDD`` (RFC 1035, section 5.1)."""
+    return ".".join(map(_label, labels)) + "."
+
+
+def _label(label: bytes) -> str:
+    lower = label.lower()
+    if _PLAIN.issuperset(lower):
+        return lower.decode()
+    return "".join(chr(one) if one in _PLAIN else f"\\{one:03}" for one in lower)
+
+
+def skip_name(data: bytes, at: int) -> int:
+    """Where the name at an offset ends."""
+    try:
+        while size := data[at]:
+            if size >= _POINTER:
+                return at + 2
+            at += size + 1
+    except IndexError:
+        raise WireError("a name is cut off") from None
+    return at + 1
+
+
+def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], int]:
+    found: list[IPAddress] = []
+    least: int | None = None
+    for _ in range(count):
+        at = skip_name(data, at)
+        if at + _RECORD.size > len(data):
+            raise WireError("a record is cut off")
+        kind, class_, ttl, size = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        value = data[at : at + size]
+        at += size
+        if at > len(data):
+            raise WireError("a record is cut off")
+        if class_ != INTERNET or kind not in (A, AAAA, CNAME):
+            continue
+        ttl = 0 if ttl >> 31 else ttl  # RFC 2181, section 8
+        least = ttl if least is None else min(least, ttl)
+        if kind == A:
+            if size != 4:
+                raise WireError(f"an A record of {size} bytes")
+            found.append(_address4(value))
+        elif kind == AAAA:
+            if size != 16:
+                raise WireError(f"an AAAA record of {size} bytes")
+            found.append(_address6(value))
+    return tuple(dict.fromkeys(found)), least or 0
+
+
+@lru_cache(maxsize=65536)
+def _address4(packed: bytes) -> IPv4Address:
+    return IPv4Address(packed)
+
+
+@lru_cache(maxsize=65536)
+def _address6(packed: bytes) -> IPv6Address:
+    return IPv6Address(packed)
