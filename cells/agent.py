@@ -45,6 +45,7 @@ from cells.observe import bootstrap, controllers, events, health, metrics, monit
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
+from cells.proxy import dns as dns_proxy
 from cells.services import control as services
 from cells.services import health_checks, outside, sockets
 from cells.services import settings as service_settings
@@ -91,6 +92,7 @@ agent = module(
     policy_maps.cell,
     policy_control.cell,
     service_settings.cell,
+    dns_proxy.cell,
     services.cell,
     sockets.cell,
     outside.cell,

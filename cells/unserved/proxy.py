@@ -1,4 +1,4 @@
-"""Proxies of layer 7 and DNS: options that are not served yet.
+"""Proxies of layer 7: options that are not served yet.
 
 Needs: nothing.   Gives: UnservedProxy.
 Who builds one takes it away from here: it is then a setting of the cell that serves it.
@@ -8,10 +8,7 @@ from cells.unserved.refusal import UnservedSettings
 
 
 class UnservedProxy(UnservedSettings, frozen=True):
-    """Proxies of layer 7 and DNS."""
-
-    enable_l7_proxy: bool = False
-    """No proxy is started yet."""
+    """Proxies of layer 7."""
 
     enable_envoy_config: bool = False
     """No Envoy is configured yet."""

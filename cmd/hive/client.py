@@ -43,9 +43,11 @@ def ask(
     timeout: float = TIMEOUT,
     missing: str = "",
     body: object = None,
+    method: str = "GET",
 ) -> Any:
-    """GET `path` and return the decoded JSON; `timeout` in seconds. A `body` is sent as JSON, as Cilium's
-    clients send their filters.
+    """GET `path` and return the decoded JSON, None for an empty answer; `timeout` in seconds.
+
+    A `body` is sent as JSON, as Cilium's clients send their filters.
 
     Raises click.ClickException with one line: agent down, permission denied, an error answer; `missing` is
     the line for a 404, if there is one for it.
@@ -53,10 +55,10 @@ def ask(
     connection = _UnixConnection(agent_socket, timeout)
     try:
         if body is None:
-            connection.request("GET", path, headers=headers or {})
+            connection.request(method, path, headers=headers or {})
         else:
             kind = {"Content-Type": "application/json"}
-            connection.request("GET", path, json.dumps(body), kind | (headers or {}))
+            connection.request(method, path, json.dumps(body), kind | (headers or {}))
         answer = connection.getresponse()
         content = answer.read()
     except OSError as error:
@@ -70,9 +72,9 @@ def ask(
     if answer.status != http.client.OK:
         raise click.ClickException(_refusal(path, answer, content, missing))
     try:
-        return json.loads(content)
+        return json.loads(content) if content else None
     except ValueError as error:
-        raise click.ClickException(f"the agent's answer to GET {path} is not JSON: {error}") from error
+        raise click.ClickException(f"the agent's answer to {method} {path} is not JSON: {error}") from error
 
 
 def follow(

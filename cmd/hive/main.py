@@ -29,6 +29,7 @@ COMMANDS = {
     "completion": ("hive.completion", "Print what makes a shell complete this command."),
     "debug": ("hive.agent.debug", "Collect what a maintainer asks for."),
     "endpoint": ("hive.endpoint.command", "Look at the endpoints of the running agent."),
+    "fqdn": ("hive.policy.fqdn", "Look at names that pods ask for, and at those that policies speak of."),
     "identity": ("hive.policy.identity", "Look at security identities."),
     "ip": ("hive.policy.ip", "Look at whose identity packets from an address have."),
     "inspect": ("hive.inspect.command", "Show what the agent is made of, without starting it."),

@@ -108,13 +108,6 @@ class CgroupDumpMetadata(Model, frozen=True, omit_defaults=False):
     pod_metadatas: list[CgroupPod] = field(default_factory=list)
 
 
-class NameManager(Model, frozen=True, omit_defaults=False, rename=None):
-    """The names that policies speak of."""
-
-    poll_names: list[str] = field(default_factory=list, name="DNSPollNames")
-    selectors: list[dict[str, str]] = field(default_factory=list, name="FQDNPolicySelectors")
-
-
 class DebugInfo(Model, frozen=True, omit_defaults=False):
     """Everything a maintainer asks for at first."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cells.api.models.node import NameManager
 from cells.api.models.services import Service
 from cells.api.openapi.described import Described, bare, error, ok, path, query
 
@@ -19,8 +18,6 @@ NO_BGP = (error(501, "BGP is off."),)
 SERVICE = path("id", "A service.", kind=int, example=1)
 RECORDER = path("id", "A recorder.", kind=int, example=1)
 MISSING = (bare(404, "There is none."),)
-PATTERN = query("matchpattern", "Only of names like this one.")
-CACHED = (PATTERN, query("cidr", "Only of addresses inside."), query("source", "Only from there."))
 ROUTER = query("router_asn", "Only of this router.", kind=int)
 
 
@@ -46,22 +43,6 @@ OPERATIONS = (
         (SERVICE,),
     ),
     _empty("/v1/lrp", "All local redirect policies"),
-    Described("GET", "/v1/fqdn/cache", "Names that pods looked up", (ok("None.", NONE),), CACHED),
-    Described(
-        "GET",
-        "/v1/fqdn/cache/{id}",
-        "Names that an endpoint looked up",
-        (ok("None.", NONE),),
-        (path("id", "An endpoint.", example="1"), *CACHED),
-    ),
-    Described(
-        "DELETE",
-        "/v1/fqdn/cache",
-        "Forget names that pods looked up",
-        (error(400, "There is no cache."),),
-        (PATTERN,),
-    ),
-    Described("GET", "/v1/fqdn/names", "Names that policies speak of", (ok("None.", NameManager),)),
     Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
     Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
     Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),

@@ -7,12 +7,16 @@ sweep is for what others changed, what the kernel refused, and what a former age
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
 
-from cells.cluster.ipcache.entry import IpcacheEntry, claimed, withdrawn
+from cells.cluster.ipcache.entry import IpcacheEntry, claimed, prefix_of, withdrawn
 from cells.cluster.ipcache.rows import IpcacheRows
-from cells.ipam import IPNetwork
+from cells.ipam import IPAddress, IPNetwork
 from cells.maps import IpcacheValue
 from lifecycle import Table
+
+SEEN: Final = 4096
+"""Addresses whose identities are remembered."""
 
 
 class Ipcache:
@@ -33,11 +37,28 @@ class Ipcache:
         """The claims that count, by prefix."""
         self._rows = rows
         self._refused = refused
+        self._seen: dict[IPAddress, int] = {}
+        """What addresses were asked for since the table last changed."""
+        self._seen_at = -1
 
     @property
     def leftovers(self) -> Mapping[IPNetwork, IpcacheValue]:
         """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
         return self._rows.leftovers
+
+    def identity_at(self, address: IPAddress) -> int:
+        """The identity that packets to or from an address are judged by; 0 if no prefix has it.
+
+        Raises OSError, NotStartedError.
+        """
+        if self._seen_at != self.table.revision or len(self._seen) >= SEEN:
+            self._seen.clear()
+            self._seen_at = self.table.revision
+        found = self._seen.get(address)
+        if found is None:
+            row = self._rows.lookup(prefix_of(address))
+            found = self._seen[address] = 0 if row is None else row.identity
+        return found
 
     def upsert(self, *claims: IpcacheEntry) -> None:
         """Make these claims, each instead of what its resource claimed of the prefix before.

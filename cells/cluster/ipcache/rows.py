@@ -78,6 +78,10 @@ class IpcacheRows:
         last = left.get(prefix) if known is None else known.value
         return last == wanted and self._kernel.lookup(prefix) == wanted
 
+    def lookup(self, prefix: IPNetwork) -> IpcacheValue | None:
+        """What the datapath finds for the prefix. Raises OSError."""
+        return self._kernel.lookup(prefix)
+
     def write(self, values: Mapping[IPNetwork, IpcacheValue | None]) -> None:
         """Write rows, or remove those whose value is None. Tries all; raises the first OSError."""
         if values and (failures := self._set_each(values)):

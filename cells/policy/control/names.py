@@ -3,8 +3,8 @@
 Controller: names and addresses that DNS answered in; EndpointPolicies and claims of addresses out.
 Needs:  Identities, RulePolicy, EndpointPolicies, Ipcache.
 Gives:  NamedAddresses.
-Why:    ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the ipcache
-        gives it to packets, and whoever asked gets the answer after both.
+Why:    ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the
+        ipcache gives it to packets, and whoever asked gets the answer after both.
 Source: Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 """
 
@@ -70,19 +70,20 @@ class NamedAddresses:
         """The selectors of names in force."""
         return self._selectors
 
-    def learn(self, name: str, addresses: Iterable[IPAddress]) -> bool:
-        """DNS says that a name, in canonical form, has these addresses; whether all is ready for them."""
-        ready = True
+    def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
+        """DNS says that a name, in canonical form, has these addresses."""
         for address in addresses:
             names = self._names.setdefault(address, {})
             known = name in names
             names[name] = names.get(name, 0) + 1
             if not known and self._selecting(name):
                 self._stale[address] = None
-            ready &= address not in self._stale
-        if not ready:
+        if self._stale:
             self._settle_soon()
-        return ready
+
+    def stale(self, addresses: Iterable[IPAddress]) -> bool:
+        """Whether one of them has still to get its identity, or another one."""
+        return bool(self._stale) and any(address in self._stale for address in addresses)
 
     def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
         """The name does not have these addresses any more, as far as whoever learnt it is concerned."""
@@ -100,7 +101,7 @@ class NamedAddresses:
 
     async def settled(self, addresses: Collection[IPAddress]) -> None:
         """Return once these have their identities, in the policy maps and in the ipcache."""
-        while any(address in self._stale for address in addresses):
+        while self.stale(addresses):
             await self._news.wait()
 
     def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:

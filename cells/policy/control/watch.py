@@ -205,9 +205,7 @@ class PolicyWatch:
             labels = prefix_labels(prefix, dual_stack=self._dual_stack)
             left = self._ipcache.leftovers.get(prefix)
             former = left.identity if left is not None and scope_of(left.identity) is Scope.LOCAL else 0
-            self._prefixes[prefix] = await self._identities.acquire(
-                tuple(sorted(map(str, labels))), former
-            )
+            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))), former)
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
         await self._realize(rows, "policy rules changed")
         self._ipcache.upsert(

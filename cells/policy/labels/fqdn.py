@@ -54,6 +54,13 @@ class FQDNSelector(NamedTuple):
         """An FQDN selector never selects everything: only what DNS has answered."""
         return False
 
+    @property
+    def expression(self) -> str:
+        """The regular expression of the names that are meant."""
+        if self.match_name:
+            return f"^{canonical_name(self.match_name).replace('.', '[.]')}$"
+        return dns_pattern(self.match_pattern).pattern
+
     def matches_name(self, name: str) -> bool:
         """Whether a name in canonical form is meant."""
         if self.match_name:

@@ -85,6 +85,58 @@ def refusal(query: bytes, end: int, code: int) -> bytes:
     return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]
 
 
+def written_out(data: bytes) -> bytes:
+    """The message with no name compressed. Raises WireError."""
+    parts = [data[:12]]
+    at = 12
+    questions, *counts = struct.unpack_from(">HHHH", data, 4)
+    for _ in range(questions):
+        name, at = _whole_name(data, at)
+        parts += name, data[at : at + 4]
+        at += 4
+    for _ in range(sum(counts)):
+        name, at = _whole_name(data, at)
+        if at + _RECORD.size > len(data):
+            raise WireError("a record is cut off")
+        kind, class_, ttl, size = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        value = _whole_value(data, at, kind, size)
+        parts += name, _RECORD.pack(kind, class_, ttl, len(value)), value
+        at += size
+    if at > len(data):
+        raise WireError("a record is cut off")
+    return b"".join(parts)
+
+
+_NAMES_IN: Final = {2: (0, 1), 5: (0, 1), 6: (0, 2), 12: (0, 1), 15: (2, 1), 33: (6, 1)}
+"""Types whose values have names: how many bytes are before them, and how many they are."""
+
+
+def _whole_value(data: bytes, at: int, kind: int, size: int) -> bytes:
+    if kind not in _NAMES_IN:
+        return data[at : at + size]
+    before, names = _NAMES_IN[kind]
+    value, here = data[at : at + before], at + before
+    for _ in range(names):
+        name, here = _whole_name(data, here)
+        value += name
+    return value + data[here : at + size]
+
+
+def _whole_name(data: bytes, at: int) -> tuple[bytes, int]:
+    """A name as the wire has it uncompressed, and where it ends. Raises WireError."""
+    end = skip_name(data, at)
+    read_name(data, at)  # that it ends, and is no longer than names are
+    name = b""
+    while size := data[at]:
+        if size >= _POINTER:
+            at = (size & 0x3F) << 8 | data[at + 1]
+        else:
+            name += data[at : at + 1 + size]
+            at += size + 1
+    return name + b"\0", end
+
+
 def udp_size(query: bytes, end: int) -> int:
     """How many bytes of an answer by UDP the sender of a query takes: what EDNS says, or 512 (RFC 6891)."""
     if query[6:10] != bytes(4) or query[10:12] == bytes(2) or query[end : end + 3] != b"\0\0\x29":

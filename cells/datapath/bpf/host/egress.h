@@ -24,6 +24,11 @@ static __always_inline void learn_sender(struct __sk_buff *skb, struct flow *flo
 		flow->through_stack = true;
 		return;
 	}
+	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node, for one of its pods */
+		mark_write(skb, 0);
+		flow->source_identity = marked_identity(mark);
+		return;
+	}
 	flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
 	if (likely(!mark))
 		return;

@@ -1,0 +1,136 @@
+"""The operations on names: what DNS has answered endpoints, and which names rules speak of.
+
+Needs: NameStore and NamedAddresses where there is a DNS proxy, Endpoints.   Gives: NameOperations, part.
+Source: Cilium 1.17, /fqdn/cache, /fqdn/names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from typing import Final
+
+from cells.api.models.policy import DNSLookup, FQDNSelectorEntry, NameManager
+from cells.api.operations.endpoints.mapping import rfc3339
+from cells.api.part import ApiPart, Route
+from cells.api.wire import answer, empty
+from cells.endpoint import Endpoints
+from cells.ipam import IPNetwork
+from cells.policy.control import NamedAddresses
+from cells.policy.labels import dns_pattern
+from cells.proxy.dns import NameStore
+from lifecycle import Member
+from lifecycle.http import Refusal, Request, Response
+
+LOOKUP, CONNECTION = "lookup", "connection"
+_PATTERN: Final = re.compile(r"[-a-zA-Z0-9_.*]*")
+
+
+class NameOperations:
+    """The handlers."""
+
+    def __init__(self, endpoints: Endpoints, store: NameStore, names: NamedAddresses) -> None:
+        self._endpoints = endpoints
+        self._store = store
+        self._names = names
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/fqdn/cache", self.get_cache, texts=frozenset({400})),
+            Route(
+                "GET",
+                "/v1/fqdn/cache/{id}",
+                self.get_endpoint_cache,
+                texts=frozenset({400}),
+                bare=frozenset({404}),
+            ),
+            Route("DELETE", "/v1/fqdn/cache", self.delete_cache, texts=frozenset({400})),
+            Route("GET", "/v1/fqdn/names", self.get_names),
+        ]
+
+    async def get_cache(self, request: Request) -> Response:
+        """GET /fqdn/cache: what DNS has answered, and what is connected to after its TTL."""
+        return answer(200, [one for number in sorted(self._store.of) for one in self._found(number, request)])
+
+    async def get_endpoint_cache(self, request: Request) -> Response:
+        """GET /fqdn/cache/{id}: the same of one endpoint; an unknown one is a 404."""
+        endpoint = self._endpoints.lookup(request.match_info["id"])
+        if endpoint is None:
+            return empty(404)
+        return answer(200, list(self._found(endpoint.id, request)))
+
+    async def delete_cache(self, request: Request) -> Response:
+        """DELETE /fqdn/cache: forget names; they are learnt anew when pods ask for them."""
+        self._store.forget(_matching(request.query.get("matchpattern", "")))
+        return empty(200)
+
+    async def get_names(self, request: Request) -> Response:
+        """GET /fqdn/names: the selectors of names in force."""
+        del request
+        entries = [
+            FQDNSelectorEntry(
+                selector_string=f"MatchName: {one.match_name}, MatchPattern: {one.match_pattern}",
+                regex_string=one.expression,
+            )
+            for one in sorted(self._names.selectors)
+        ]
+        return answer(200, NameManager(selectors=entries))
+
+    def _found(self, endpoint_id: int, request: Request) -> Iterator[DNSLookup]:
+        matches = _matching(request.query.get("matchpattern", ""))
+        inside = _network(request.query.get("cidr", ""))
+        source = request.query.get("source", "")
+        for one in self._all(endpoint_id):
+            ips = [ip for ip in one.ips if inside is None or ip_network(ip).subnet_of(inside)]  # type: ignore[arg-type]
+            if ips and matches(one.fqdn) and source in ("", one.source):
+                one.ips[:] = ips
+                yield one
+
+    def _all(self, endpoint_id: int) -> Iterator[DNSLookup]:
+        names = self._store.of.get(endpoint_id)
+        if names is None:
+            return
+        for lookup in names.lookups():
+            yield DNSLookup(
+                fqdn=lookup.name,
+                ips=sorted(map(str, lookup.addresses)),
+                ttl=lookup.ttl,
+                lookup_time=rfc3339(lookup.at),
+                expiration_time=rfc3339(lookup.expires),
+                endpoint_id=endpoint_id,
+                source=LOOKUP,
+            )
+        for address, zombie in names.zombies.items():
+            for name in sorted(zombie.names):
+                yield DNSLookup(
+                    fqdn=name,
+                    ips=[str(address)],
+                    ttl=0,
+                    lookup_time=rfc3339(zombie.since),
+                    expiration_time=rfc3339(zombie.since),
+                    endpoint_id=endpoint_id,
+                    source=CONNECTION,
+                )
+
+
+def _matching(pattern: str) -> Callable[[str], bool]:
+    """Whether a name is meant. Raises Refusal 400 for what is no pattern."""
+    if not pattern:
+        return lambda _name: True
+    if _PATTERN.fullmatch(pattern) is None:
+        raise Refusal(400, f"error parsing regexp: {pattern!r} is no pattern of names")
+    return lambda name: dns_pattern(pattern).fullmatch(name) is not None
+
+
+def _network(cidr: str) -> IPNetwork | None:
+    try:
+        return ip_network(cidr, strict=False) if cidr else None
+    except ValueError as error:
+        raise Refusal(400, f"invalid CIDR address: {cidr}") from error
+
+
+def names_part(operations: NameOperations) -> Member[ApiPart]:
+    """The operations as a part of the API."""
+    return ApiPart("names", operations.routes())

@@ -1,0 +1,71 @@
+"""The DNS proxy: which names pods may ask for, and which addresses names have.
+
+Needs:  AgentConfig, Maps, Datapath, Table[Endpoint], RulePolicy, NamedAddresses, Ipcache, KnownRules.
+Gives:  DNSProxyPort, NameStore, DNSProxy.
+Why:    rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
+        alone: queries of pods that such rules select pass through here.
+"""
+
+from collections.abc import Iterable
+
+from cells.config import AgentConfig
+from cells.maps import Maps
+from cells.observe import metrics
+from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
+from cells.proxy.dns.exchange import Counts
+from cells.proxy.dns.journal import Journal
+from cells.proxy.dns.kernel import KernelConnections
+from cells.proxy.dns.port import ProxyPort
+from cells.proxy.dns.proxy import DNSProxy
+from cells.proxy.dns.routes import ProxyRoutes
+from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.store import Connections, NameStore
+from lifecycle import Member, config, invoke, module, provide, provide_private
+
+__all__ = ["Connections", "DNSProxy", "DNSProxyPort", "DNSProxySettings", "NameStore", "ProxyPort", "cell"]
+
+
+def dns_proxy_port(port: ProxyPort) -> DNSProxyPort:
+    """Where pods' queries are redirected to."""
+    return port
+
+
+def connections(maps: Maps) -> Connections:
+    """This node's."""
+    return KernelConnections(maps)
+
+
+def journal(agent: AgentConfig) -> Journal:
+    """In the state directory."""
+    return Journal(agent.state_dir)
+
+
+def dns_metrics(
+    counts: Counts,
+    store: NameStore,
+    names: NamedAddresses,
+    policy: RulePolicy,
+    settings: DNSProxySettings,
+) -> Member[metrics.Collector]:
+    """Names and queries as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.proxy.dns.metrics import families
+
+        return families(counts, store, names, policy, limited=settings.dnsproxy_concurrency_limit > 0)
+
+    return metrics.Collector("dns-proxy", collect)
+
+
+def run(_: DNSProxy) -> None:
+    """The proxy is part of the agent though nobody waits for it."""
+
+
+cell = module(
+    "dns-proxy",
+    "Names that pods ask for",
+    config(DNSProxySettings),
+    provide(ProxyPort, dns_proxy_port, NameStore, DNSProxy, Counts, connections, dns_metrics),
+    provide_private(journal, ProxyRoutes),
+    invoke(run),
+)

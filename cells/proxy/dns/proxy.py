@@ -1,0 +1,433 @@
+"""The DNS proxy: takes pods' queries, asks their servers where policy allows, and releases the answers.
+
+Needs:  ProxyPort, Judge, NameStore, NamedAddresses, KnownRules, DNSProxySettings.   Gives: DNSProxy.
+Why:    what a name stands for is known only by asking; so whoever asks gets the answer once its addresses are
+        in the policy maps and in the ipcache.
+Source: Cilium 1.17, the transparent DNS proxy.
+
+While nothing listens the datapath sends queries straight to their servers: DNS goes on without an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from ipaddress import ip_address
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from cells.cluster.ipcache import Ipcache
+from cells.endpoint import Endpoint
+from cells.policy.control import NamedAddresses, PolicyRuleSettings, RulePolicy
+from cells.policy.maps import KnownRules
+from cells.proxy.dns.exchange import TCP, UDP, Asking, Counts, Exchange
+from cells.proxy.dns.judge import Judge, Verdict
+from cells.proxy.dns.port import ProxyPort
+from cells.proxy.dns.routes import ProxyRoutes
+from cells.proxy.dns.rules import NameRules
+from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
+from cells.proxy.dns.sockets import (
+    UDPAnswers,
+    original_destination,
+    tcp_listener,
+    udp_listener,
+    upstream,
+)
+from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.wire import (
+    NOERROR,
+    SERVFAIL,
+    Answer,
+    Query,
+    WireError,
+    read_answer,
+    read_query,
+    refusal,
+    truncated,
+    udp_size,
+    written_out,
+)
+from lifecycle import Jobs, Logger, Table
+
+AT_ONCE: Final = 32
+"""Datagrams read before others get their turn: about 3 ms."""
+LARGEST: Final = 65535
+PATIENCE: Final = 10.0
+"""Seconds after which nobody waits for an answer any more."""
+RULES_PATIENCE: Final = 5.0
+"""Seconds a query waits for the rules to be known after a restart; then its pod asks again."""
+CONNECTIONS: Final = 1024
+"""By TCP at a time; further ones wait to be accepted."""
+
+
+class DNSProxy:
+    """Serves from the time its job runs until the agent stops."""
+
+    def __init__(
+        self,
+        settings: DNSProxySettings,
+        switches: PolicyRuleSettings,
+        port: ProxyPort,
+        endpoints: Table[Endpoint],
+        ipcache: Ipcache,
+        policy: RulePolicy,
+        store: NameStore,
+        names: NamedAddresses,
+        rules: KnownRules,
+        counts: Counts,
+        routes: ProxyRoutes,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._port = port
+        self._judge = Judge(endpoints, ipcache, NameRules(policy), store)
+        self._store = store
+        self._names = names
+        self._rules = rules
+        self._counts = counts
+        self._routes = routes
+        self._log = log
+        self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
+        self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
+        self._limit = settings.dnsproxy_concurrency_limit
+        self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
+        self._answers: dict[int, UDPAnswers] = {}
+        self._waiting: dict[Exchange, None] = {}
+        """Exchanges by UDP whose server has not answered."""
+        self._serving = 0
+        self._fewer = anyio.Event()
+        if switches.enable_l7_proxy:
+            jobs.one_shot("serve", self._serve)
+
+    async def _serve(self) -> None:
+        """Until it is cancelled. Raises OSError, to be called again."""
+        await self._routes.there()  # else the stack would send on what it is to hand to the sockets
+        loop = asyncio.get_running_loop()
+        open_sockets: list[socket.socket] = []
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._free = anyio.Semaphore(CONNECTIONS)
+                for family in self._port.families:
+                    self._answers[4 if family == socket.AF_INET else 6] = UDPAnswers(family)
+                for family in self._port.families:
+                    open_sockets.append(udp_listener(family, self._port.port))
+                    loop.add_reader(open_sockets[-1], self._datagrams, open_sockets[-1])
+                    open_sockets.append(tcp_listener(family, self._port.port))
+                    self._tasks.start_soon(self._accept, open_sockets[-1])
+                self._log.info("the DNS proxy serves", port=self._port.port)
+                await anyio.sleep_forever()
+        finally:
+            for one in open_sockets:
+                loop.remove_reader(one)
+                one.close()
+            for exchange in list(self._waiting):
+                self._end(exchange)
+            for answers in self._answers.values():
+                answers.close()
+            self._answers.clear()
+
+    # By UDP: without a task for a query, unless it has to wait
+
+    def _datagrams(self, listener: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                data, ancillary, _, sender = listener.recvmsg(LARGEST, 256)
+            except (BlockingIOError, InterruptedError):
+                return
+            server = original_destination(ancillary)
+            if server is not None:
+                self._received(Asking(data, (ip_address(sender[0]), sender[1]), server, UDP))
+
+    def _received(self, asking: Asking) -> None:
+        began = time.perf_counter()
+        self._counts.l7["received"] += 1
+        if self._limit and self._serving >= self._limit:
+            if self._patience:
+                self._tasks.start_soon(self._later, asking)
+            else:
+                self._reject(asking)
+            return
+        found = self._judged(asking)
+        if found is None:
+            return
+        verdict, query, endpoint = found
+        if verdict is Verdict.WAIT:
+            self._tasks.start_soon(self._once_known, asking)
+        elif verdict is Verdict.REFUSE:
+            self._send(asking, refusal(asking.data, query.end, self._refused))
+        else:
+            self._forward(Exchange(asking, query, endpoint, began))
+
+    def _judged(self, asking: Asking) -> tuple[Verdict, Query, Endpoint] | None:
+        """What becomes of a query; None: nothing, as it is none, or nobody's."""
+        try:
+            query = read_query(asking.data)
+        except WireError as error:
+            self._counts.l7["parse_errors"] += 1
+            self._log.debug("what a pod asks is no DNS query", pod=str(asking.client[0]), error=str(error))
+            return None
+        endpoint = self._judge.endpoint(asking)
+        if endpoint is None:
+            return None
+        try:
+            verdict = self._judge.verdict(endpoint, asking, query.name)
+        except OSError as error:
+            self._log.warning("a DNS query could not be judged", name=query.name, error=str(error))
+            return None
+        if verdict is not Verdict.WAIT:
+            self._counts.l7["denied" if verdict is Verdict.REFUSE else "forwarded"] += 1
+        return verdict, query, endpoint
+
+    def _reject(self, asking: Asking) -> None:
+        """Too many are being served."""
+        self._counts.rejected += 1
+        try:
+            self._send(asking, refusal(asking.data, read_query(asking.data).end, SERVFAIL))
+        except WireError:
+            self._counts.l7["parse_errors"] += 1
+
+    async def _later(self, asking: Asking) -> None:
+        with anyio.move_on_after(self._patience):
+            while self._serving >= self._limit:
+                await self._fewer.wait()
+        if self._serving >= self._limit:
+            self._reject(asking)
+        else:
+            self._counts.l7["received"] -= 1  # once is enough
+            self._received(asking)
+
+    async def _once_known(self, asking: Asking) -> None:
+        with anyio.move_on_after(RULES_PATIENCE):
+            await self._rules.known()
+            self._counts.l7["received"] -= 1
+            self._received(asking)
+
+    def _forward(self, exchange: Exchange) -> None:
+        server = exchange.asking.server
+        self._serving += 1
+        self._waiting[exchange] = None
+        try:
+            exchange.socket = upstream(server, exchange.endpoint.identity, socket.SOCK_DGRAM)
+            exchange.socket.connect((str(server[0]), server[1]))
+            exchange.socket.send(exchange.asking.data)
+        except OSError as error:
+            self._fail(exchange, error)
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_reader(exchange.socket, self._replied, exchange)
+        exchange.timeout = loop.call_later(PATIENCE, self._end, exchange)
+
+    def _replied(self, exchange: Exchange) -> None:
+        if exchange not in self._waiting or exchange.socket is None:
+            return
+        try:
+            data = exchange.socket.recv(LARGEST)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail(exchange, error)
+            return
+        try:
+            answer = read_answer(data)
+        except WireError as error:
+            self._fail(exchange, error)
+            return
+        if not _answers(answer, exchange.query):
+            return  # another query's, or a guess: the server's own is still to come
+        exchange.replied = time.perf_counter()
+        self._end(exchange)
+        if self._learn(exchange, answer):
+            self._release(exchange, data)
+        else:
+            self._tasks.start_soon(self._release_when_ready, exchange, answer, data)
+
+    def _learn(self, exchange: Exchange, answer: Answer) -> bool:
+        """Whether the answer may be released at once."""
+        if answer.code != NOERROR or not answer.addresses:
+            return True
+        try:
+            return self._store.learn(exchange.endpoint, answer)
+        except OSError as error:
+            self._log.warning("a name is not noted for the next agent", name=answer.name, error=str(error))
+            return not self._names.stale(answer.addresses)
+
+    async def _release_when_ready(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
+        await self._ready(answer)
+        self._release(exchange, data)
+
+    async def _ready(self, answer: Answer) -> None:
+        """Wait until the addresses are allowed, but not for ever."""
+        with anyio.move_on_after(self._most_delay) as waiting:
+            await self._names.settled(answer.addresses)
+        if waiting.cancelled_caught:
+            self._counts.update_timeouts += 1
+            self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
+
+    def _release(self, exchange: Exchange, data: bytes) -> None:
+        exchange.count(self._counts)
+        try:
+            self._send(exchange.asking, self._written(exchange, data))
+        except WireError as error:
+            self._log.debug("an answer could not be written", error=str(error))
+
+    def _written(self, exchange: Exchange, data: bytes) -> bytes:
+        """The answer in the form that pods get it."""
+        if self._settings.tofqdns_enable_dns_compression:
+            return data
+        whole = written_out(data)
+        asking, end = exchange.asking, exchange.query.end
+        too_long = asking.protocol == UDP and len(whole) > udp_size(asking.data, end)
+        return truncated(whole, end) if too_long else whole
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """The server does not answer, or not with what could be read."""
+        self._end(exchange)
+        exchange.count(self._counts, "upstream")
+        asking = exchange.asking
+        self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
+        self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
+
+    def _end(self, exchange: Exchange) -> None:
+        """Nothing more is expected from the server."""
+        if exchange not in self._waiting:
+            return
+        del self._waiting[exchange]
+        if exchange.socket is not None:
+            asyncio.get_running_loop().remove_reader(exchange.socket)
+            exchange.socket.close()
+        if exchange.timeout is not None:
+            exchange.timeout.cancel()
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self._serving -= 1
+        if self._limit:
+            fewer, self._fewer = self._fewer, anyio.Event()
+            fewer.set()
+
+    def _send(self, asking: Asking, data: bytes) -> None:
+        answers = self._answers.get(asking.client[0].version)
+        try:
+            if answers is not None:
+                answers.send(data, asking.server, asking.client)
+        except OSError as error:  # a pod that is gone; or it asks again
+            self._log.debug("an answer could not be sent", pod=str(asking.client[0]), error=str(error))
+
+    # By TCP: a task for a connection, one query after another
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._free.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except BaseException:
+                self._free.release()
+                raise
+            self._tasks.start_soon(self._converse, connection)
+
+    async def _converse(self, connection: socket.socket) -> None:
+        try:
+            client, server = connection.getpeername(), connection.getsockname()
+            ends = (ip_address(client[0]), client[1]), (ip_address(server[0]), server[1])
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except OSError:
+            connection.close()
+            self._free.release()
+            return
+        try:
+            try:
+                while (data := await _message(reader)) is not None:
+                    self._counts.l7["received"] += 1
+                    answer = await self._asked_by_tcp(Asking(data, *ends, TCP))
+                    if answer is None:
+                        return
+                    writer.write(len(answer).to_bytes(2, "big") + answer)
+                    await writer.drain()
+            finally:
+                writer.close()
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            self._log.debug("a connection to the DNS proxy ended", error=str(error))
+        finally:
+            self._free.release()
+
+    async def _asked_by_tcp(self, asking: Asking) -> bytes | None:
+        began = time.perf_counter()
+        found = self._judged(asking)
+        if found is not None and found[0] is Verdict.WAIT:
+            with anyio.move_on_after(RULES_PATIENCE):
+                await self._rules.known()
+            found = self._judged(asking)
+        if found is None or found[0] is Verdict.WAIT:
+            return None
+        verdict, query, endpoint = found
+        if verdict is Verdict.REFUSE:
+            return refusal(asking.data, query.end, self._refused)
+        exchange = Exchange(asking, query, endpoint, began)
+        self._serving += 1
+        try:
+            with anyio.fail_after(PATIENCE):
+                data = await _ask_by_tcp(exchange)
+            answer = _answer_to(query, data)
+        except (OSError, EOFError, TimeoutError, WireError) as error:
+            exchange.count(self._counts, "upstream")
+            self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
+            return refusal(asking.data, query.end, SERVFAIL)
+        finally:
+            self._one_less()
+        exchange.replied = time.perf_counter()
+        if not self._learn(exchange, answer):
+            await self._ready(answer)
+        exchange.count(self._counts)
+        try:
+            return self._written(exchange, data)
+        except WireError:
+            return refusal(asking.data, query.end, SERVFAIL)
+
+
+def _answer_to(query: Query, data: bytes) -> Answer:
+    """What a server says of a query. Raises WireError, also for an answer to another question."""
+    answer = read_answer(data)
+    if not _answers(answer, query):
+        raise WireError("the answer is to another question")
+    return answer
+
+
+def _answers(answer: Answer, query: Query) -> bool:
+    return (answer.id, answer.name, answer.type) == (query.id, query.name, query.type)
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message of a connection (RFC 1035, 4.2.2); None once there is none for a while."""
+    with anyio.move_on_after(PATIENCE):
+        try:
+            size = int.from_bytes(await reader.readexactly(2), "big")
+        except asyncio.IncompleteReadError:
+            return None
+        return await reader.readexactly(size)
+    return None
+
+
+async def _ask_by_tcp(exchange: Exchange) -> bytes:
+    server = exchange.asking.server
+    made = upstream(server, exchange.endpoint.identity, socket.SOCK_STREAM)
+    try:
+        await asyncio.get_running_loop().sock_connect(made, (str(server[0]), server[1]))
+        reader, writer = await asyncio.open_connection(sock=made)
+    except BaseException:
+        made.close()
+        raise
+    try:
+        data = exchange.asking.data
+        writer.write(len(data).to_bytes(2, "big") + data)
+        answer = await _message(reader)
+        if answer is None:
+            raise EOFError("the server ended the connection")
+        return answer
+    finally:
+        writer.close()

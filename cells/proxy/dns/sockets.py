@@ -1,0 +1,167 @@
+"""The sockets of a transparent proxy.
+
+Gives:  udp_listener(), tcp_listener(), original_destination(), UDPAnswers, upstream().
+Source: ip(7) IP_TRANSPARENT, IP_ORIGDSTADDR, IP_PKTINFO; ipv6(7); raw(7); RFC 768.
+
+Packets come to the listeners' sockets by the datapath (bpf_sk_assign), addressed to the server the pod meant.
+Answers by UDP leave as that server's through a raw socket: a socket bound to the server's address and port
+would take what is sent to a server on this node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+from cells.ipam import IPAddress
+
+_IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
+_IP_RECVORIGDSTADDR, _IPV6_RECVORIGDSTADDR = 20, 74
+_IP_PKTINFO = 8
+_SO_ATTACH_FILTER, _SO_MARK = 26, 36
+_IPV6_CHECKSUM: Final = 7
+_PKTINFO4 = struct.Struct("=I4s4s")
+_PKTINFO6 = struct.Struct("=16sI")
+_UDP = struct.Struct(">HHHH")
+_LARGEST: Final = 65535 - 8 - 40
+BUFFER: Final = 4 << 20
+"""Bytes of queries that wait while the agent is busy, or starts."""
+EGRESS_PROXY: Final = 0x0B00
+"""The mark of what a proxy sends for a pod; the pod's identity is in it, too."""
+
+Address = tuple[IPAddress, int]
+"""Address and port."""
+
+
+def udp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
+    """Takes queries by UDP on the loopback address. Raises OSError."""
+    listener = _listener(family, socket.SOCK_DGRAM)
+    try:
+        if family == socket.AF_INET:
+            listener.setsockopt(socket.IPPROTO_IP, _IP_RECVORIGDSTADDR, 1)
+        else:
+            listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVORIGDSTADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+        listener.bind((loopback(family), port))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
+    """Takes connections on the loopback address. Raises OSError."""
+    listener = _listener(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((loopback(family), port))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def loopback(family: socket.AddressFamily) -> str:
+    """The address that only this node reaches."""
+    return "127.0.0.1" if family == socket.AF_INET else "::1"
+
+
+def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.socket:
+    made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        _make_transparent(made)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _make_transparent(made: socket.socket) -> None:
+    if made.family == socket.AF_INET:
+        made.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
+    else:
+        made.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
+
+
+def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
+    """Whom a datagram was for, by its control messages."""
+    for level, kind, data in ancillary:
+        if level == socket.IPPROTO_IP and kind == _IP_RECVORIGDSTADDR:
+            return IPv4Address(data[4:8]), int.from_bytes(data[2:4], "big")
+        if level == socket.IPPROTO_IPV6 and kind == _IPV6_RECVORIGDSTADDR:
+            return IPv6Address(data[8:24]), int.from_bytes(data[2:4], "big")
+    return None
+
+
+class UDPAnswers:
+    """Sends datagrams as if from any address and port. Open until it is closed."""
+
+    def __init__(self, family: socket.AddressFamily) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        self._socket = socket.socket(family, kind, socket.IPPROTO_UDP)
+        try:
+            _take_nothing(self._socket)
+            _make_transparent(self._socket)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            if family == socket.AF_INET6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, 6)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, data: bytes, source: Address, to: Address) -> None:
+        """Send one. Raises OSError; BlockingIOError where the device is busy."""
+        address, port = source
+        size = len(data) + _UDP.size
+        if len(data) > _LARGEST:
+            raise OSError(90, "Message too long")
+        if address.version == 4:
+            header = _UDP.pack(port, to[1], size, 0)
+            checked = _checksum(address.packed + to[0].packed + struct.pack(">HH", 17, size) + header + data)
+            header = header[:6] + checked.to_bytes(2, "big")
+            info = socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO4.pack(0, address.packed, bytes(4))
+        else:
+            header = _UDP.pack(port, to[1], size, 0)
+            info = socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(address.packed, 0)
+        self._socket.sendmsg([header, data], [info], 0, (str(to[0]), 0))
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._socket.close()
+
+
+def _checksum(data: bytes) -> int:
+    """RFC 1071, of UDP: never 0, which would say that there is none."""
+    if len(data) % 2:
+        data += b"\0"
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF or 0xFFFF
+
+
+def _take_nothing(made: socket.socket) -> None:
+    """A raw socket would get a copy of every datagram for this node: have the kernel drop them."""
+    code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
+    program = struct.pack("@HP", 1, ctypes.addressof(code))
+    made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def upstream(server: Address, identity: int, kind: socket.SocketKind) -> socket.socket:
+    """A socket to ask a server by for a pod with this identity, not connected yet. Raises OSError."""
+    family = socket.AF_INET if server[0].version == 4 else socket.AF_INET6
+    made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if not identity >> 24:
+            mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16
+            made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
+    except BaseException:
+        made.close()
+        raise
+    return made

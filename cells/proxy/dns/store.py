@@ -1,0 +1,265 @@
+"""What DNS has answered this node's endpoints: kept over restarts, let go of when it has ended.
+
+Controller: answers in; NamedAddresses and the journal out.
+Needs:  DNSProxySettings, Table[Endpoint], NamedAddresses, KnownRules, Ipcache, Connections, Journal.
+Gives:  NameStore, Connections.
+Source: Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from ipaddress import ip_address
+from typing import Final, Protocol
+
+import msgspec
+from anyio import to_thread
+
+from cells.cluster.ipcache import Ipcache
+from cells.endpoint import Endpoint
+from cells.endpoint.restore import ExposedEndpoints
+from cells.ipam import IPAddress
+from cells.policy.control import NamedAddresses
+from cells.policy.labels import canonical_name
+from cells.policy.maps import KnownRules
+from cells.proxy.dns.cache import EndpointNames, Lookup, Pair, Zombie
+from cells.proxy.dns.journal import Asked, Changed, Journal, Record, Seen
+from cells.proxy.dns.rules import NameFilter
+from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.wire import Answer
+from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes
+
+GC: Final = minutes(1)
+OTHERS: Final = 0
+"""The endpoint of names from the file of tofqdns-pre-cache."""
+LATER: Final = 2.0
+"""Seconds by which an end that is known may be told late to the journal."""
+
+Server = tuple[str, int, int]
+"""Address, protocol and port."""
+
+
+class Connections(Protocol):
+    """The kernel's conntrack, as far as this cell asks it."""
+
+    async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
+        """The connections that go on to these addresses: from whom, to which. Raises OSError."""
+        ...
+
+
+class PreCached(msgspec.Struct, rename={"lookup_time": "lookup-time"}):
+    """A row of ``fqdn cache list -o json``."""
+
+    fqdn: str
+    ips: list[str]
+    ttl: int = 0
+    lookup_time: str = ""
+
+
+@after(ExposedEndpoints)
+class NameStore:
+    """The names of endpoints. What it is told it passes on to NamedAddresses, each pair once an endpoint."""
+
+    def __init__(
+        self,
+        settings: DNSProxySettings,
+        endpoints: Table[Endpoint],
+        names: NamedAddresses,
+        rules: KnownRules,
+        ipcache: Ipcache,
+        connections: Connections,
+        journal: Journal,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._grace = float(settings.tofqdns_idle_connection_grace_period)
+        self._endpoints = endpoints
+        self._names = names
+        self._rules = rules
+        self._claimed = ipcache.table.initializer("addresses of names")
+        self._connections = connections
+        self._journal = journal
+        self._log = log
+        self.of: dict[int, EndpointNames] = {}
+        """The names of each endpoint that has any."""
+        self._asked: dict[int, dict[Server, NameFilter]] = {}
+        self._noted: dict[tuple[int, str], float] = {}
+        """Until when each name counts, as the journal has it."""
+        self.deleted = 0
+        """How many pairs of names and addresses were let go of."""
+        self.clock: Callable[[], float] = time.time
+        lifecycle.append(Hook("read names", self._read, self._leave))
+        jobs.one_shot("restore", self._restored)
+        jobs.timer("garbage-collector", self.collect, GC)
+        jobs.observe("endpoints", endpoints.changes, self._follow)
+
+    # What is learnt
+
+    def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
+        """An answer to an endpoint; whether all is ready for its addresses. Raises OSError."""
+        now = self.clock()
+        ttl = max(answer.ttl, self._settings.tofqdns_min_ttl)
+        lookup = Lookup(answer.name, answer.addresses, ttl, now, now + ttl)
+        news = self._learn(endpoint.id, lookup)
+        noted = self._noted.get((endpoint.id, answer.name), 0.0)
+        if news or lookup.expires - noted > LATER:
+            self._noted[endpoint.id, answer.name] = lookup.expires
+            self._journal.append(_seen(endpoint, lookup))
+        return not self._names.stale(answer.addresses)
+
+    def _learn(self, endpoint_id: int, lookup: Lookup) -> bool:
+        """Whether there was something new in it."""
+        of = self.of.get(endpoint_id)
+        if of is None:
+            settings = self._settings
+            of = self.of[endpoint_id] = EndpointNames(
+                settings.tofqdns_endpoint_max_ip_per_hostname,
+                settings.tofqdns_max_deferred_connection_deletes,
+            )
+        came, went = of.learn(lookup)
+        if came:
+            self._names.learn(lookup.name, [address for _, address in came])
+        self._let_go(went)
+        return bool(came or went)
+
+    def _let_go(self, pairs: Iterable[Pair]) -> None:
+        for name, address in pairs:
+            self.deleted += 1
+            self._names.forget(name, [address])
+
+    # Which servers were asked
+
+    def asked(self, endpoint: Endpoint, server: Server, may: NameFilter) -> None:
+        """The endpoint asks this server, and may do so for these names. Raises OSError."""
+        known = self._asked.setdefault(endpoint.id, {})
+        if known.get(server) != may:
+            known[server] = may
+            self._journal.append(_asked(endpoint, server, may))
+
+    def rules_changed(self, endpoint_id: int) -> None:
+        """What the endpoint might ask of servers so far means nothing any more. Raises OSError."""
+        if self._asked.pop(endpoint_id, None):
+            self._journal.append(Changed(endpoint_id))
+
+    def might_ask(self, endpoint_id: int, server: Server) -> NameFilter | None:
+        """What the endpoint might ask this server for last; None if it never did."""
+        return self._asked.get(endpoint_id, {}).get(server)
+
+    # What is let go of
+
+    async def collect(self) -> None:
+        """Let go of what has ended and is not connected to. Raises OSError."""
+        for of in self.of.values():
+            self._let_go(of.expire(self.clock()))
+        waiting = {address for of in self.of.values() for address in of.zombies}
+        if waiting:
+            alive = await self._connections.alive(waiting)
+            for endpoint_id, of in self.of.items():
+                own = self._addresses(endpoint_id)
+                connected = {to for who, to in alive if own is None or who in own}
+                self._let_go(of.collect(connected, self.clock(), self._grace))
+        self._journal.rewrite(list(self._records()))
+        self._noted = {key: at for key, at in self._noted.items() if at > self.clock()}
+
+    def _addresses(self, endpoint_id: int) -> Collection[IPAddress] | None:
+        endpoint = self._endpoints.get(endpoint_id)
+        return None if endpoint is None else endpoint.addresses
+
+    def forget(self, matches: Callable[[str], bool]) -> None:
+        """Let go of the names that match, connected or not; they are learnt anew. Raises OSError."""
+        for of in self.of.values():
+            self._let_go(of.forget([name for name in of.all_names() if matches(name)]))
+        self._noted.clear()
+        self._journal.rewrite(list(self._records()))
+
+    async def _follow(self, changes: Iterable[Change[Endpoint]]) -> None:
+        for change in changes:
+            endpoint_id = int(str(change.key))
+            if change.deleted and endpoint_id in self.of:
+                self._let_go(list(self.of.pop(endpoint_id).pairs()))
+            if change.deleted:
+                self._asked.pop(endpoint_id, None)
+
+    # Over restarts
+
+    async def _read(self) -> None:
+        """Take in what a former agent knew of the endpoints that are still here."""
+        for record in await to_thread.run_sync(lambda: list(self._journal.read())):
+            self._take(record)
+        if self._settings.tofqdns_pre_cache is not None:
+            self._pre_cache()
+        self._journal.rewrite(list(self._records()))
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Changed):
+            self._asked.pop(record.endpoint, None)
+            return
+        endpoint = self._endpoints.get(record.endpoint)
+        if endpoint is None or endpoint.attachment_id != record.attachment:
+            return
+        if isinstance(record, Asked):
+            server = record.server, record.protocol, record.port
+            may = NameFilter(frozenset(record.names), record.patterns)
+            self._asked.setdefault(record.endpoint, {})[server] = may
+            return
+        addresses = tuple(map(ip_address, record.addresses))
+        lookup = Lookup(record.name, addresses, record.ttl, record.at, record.expires)
+        self._learn(record.endpoint, lookup)
+        if record.zombie:
+            self._let_go(self.of[record.endpoint].expire(record.expires))
+
+    def _pre_cache(self) -> None:
+        path = self._settings.tofqdns_pre_cache
+        assert path is not None  # noqa: S101  # whoever calls has looked
+        try:
+            rows = msgspec.json.decode(path.read_bytes(), type=list[PreCached])
+            for row in rows:
+                now = self.clock()
+                addresses = tuple(map(ip_address, row.ips))
+                self._learn(OTHERS, Lookup(canonical_name(row.fqdn), addresses, row.ttl, now, now + row.ttl))
+        except (OSError, ValueError) as error:
+            self._log.error("tofqdns-pre-cache is not read", path=str(path), error=str(error))
+
+    async def _restored(self) -> None:
+        """What a former agent left in the ipcache may go once the addresses of names have their claims."""
+        await self._rules.known()
+        await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
+        self._claimed.done()
+
+    async def _leave(self) -> None:
+        self._journal.rewrite(list(self._records()))
+
+    def _records(self) -> Iterator[Record]:
+        for endpoint_id, of in self.of.items():
+            endpoint = self._endpoints.get(endpoint_id)
+            if endpoint is None:
+                continue
+            for lookup in of.lookups():
+                yield _seen(endpoint, lookup)
+            for address, zombie in of.zombies.items():
+                yield from (_zombie(endpoint, name, address, zombie) for name in sorted(zombie.names))
+        for endpoint_id, servers in self._asked.items():
+            endpoint = self._endpoints.get(endpoint_id)
+            if endpoint is not None:
+                yield from (_asked(endpoint, server, may) for server, may in servers.items())
+
+
+def _asked(endpoint: Endpoint, server: Server, may: NameFilter) -> Asked:
+    names = tuple(sorted(may.names))
+    return Asked(endpoint.id, endpoint.attachment_id, *server, names, may.patterns)
+
+
+def _seen(endpoint: Endpoint, lookup: Lookup) -> Seen:
+    addresses = tuple(map(str, lookup.addresses))
+    return Seen(
+        endpoint.id, endpoint.attachment_id, lookup.name, addresses, lookup.ttl, lookup.at, lookup.expires
+    )
+
+
+def _zombie(endpoint: Endpoint, name: str, address: IPAddress, zombie: Zombie) -> Seen:
+    at = zombie.since
+    return Seen(endpoint.id, endpoint.attachment_id, name, (str(address),), 0, at, at, zombie=True)

@@ -1,0 +1,87 @@
+"""``hive fqdn``: names that pods have asked for, and those that policies speak of.
+
+Needs: the agent's /v1/fqdn/cache and /v1/fqdn/names.   Gives: command.
+Source of the columns: cilium-dbg fqdn cache list.
+"""
+
+from pathlib import Path
+from urllib.parse import urlencode
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, output_option, table
+
+PATTERN = "Only names like PATTERN, such as *.example.org."
+
+
+@click.group()
+def command() -> None:
+    """Look at names that pods have asked DNS for, and at those that policies speak of."""
+
+
+@command.group()
+def cache() -> None:
+    """What DNS has answered pods."""
+
+
+@cache.command("list")
+@click.option("-e", "--endpoint", default="", help="Only of one endpoint.")
+@click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
+@click.option("-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only from there.")
+@click.option("-c", "--cidr", default="", help="Only addresses inside CIDR.")
+@socket_option
+@timeout_option
+@output_option
+def list_names(
+    endpoint: str,
+    matchpattern: str,
+    source: str | None,
+    cidr: str,
+    agent_socket: Path,
+    timeout: float,
+    output: str,
+) -> None:
+    """List names and their addresses; source connection: the TTL is over, and the pod is still connected."""
+    asked = {"matchpattern": matchpattern, "source": source or "", "cidr": cidr}
+    query = urlencode({name: value for name, value in asked.items() if value})
+    path = f"/v1/fqdn/cache/{endpoint}" if endpoint else "/v1/fqdn/cache"
+    missing = f"there is no endpoint {endpoint}"
+    found = ask(f"{path}?{query}" if query else path, agent_socket, timeout=timeout, missing=missing)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [("ENDPOINT", "SOURCE", "FQDN", "TTL", "EXPIRATION TIME", "IPS")]
+    for one in found:
+        number, ttl = str(one["endpoint-id"]), str(one["ttl"])
+        rows.append((number, one["source"], one["fqdn"], ttl, one["expiration-time"], ",".join(one["ips"])))
+    click.echo("\n".join(table(rows)))
+
+
+@cache.command()
+@click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@socket_option
+@timeout_option
+def clean(matchpattern: str, force: bool, agent_socket: Path, timeout: float) -> None:
+    """Forget names: connections to their addresses are cut until pods ask for them again."""
+    if not force:
+        click.confirm("Connections that toFQDNs allows are cut until pods ask again. Go on?", abort=True)
+    query = f"?{urlencode({'matchpattern': matchpattern})}" if matchpattern else ""
+    ask(f"/v1/fqdn/cache{query}", agent_socket, timeout=timeout, method="DELETE")
+    click.echo("FQDN proxy cache cleared")
+
+
+@command.command()
+@socket_option
+@timeout_option
+@output_option
+def names(agent_socket: Path, timeout: float, output: str) -> None:
+    """List the names that policies speak of."""
+    found = ask("/v1/fqdn/names", agent_socket, timeout=timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    rows = [("SELECTOR", "EXPRESSION")]
+    rows += [(one["selectorString"], one["regexString"]) for one in found["FQDNPolicySelectors"]]
+    click.echo("\n".join(table(rows)))

@@ -1,0 +1,98 @@
+"""A real DNS server, and lookups of a resolver that asks once.
+
+Needs: Debian's dnsmasq-base.   Gives: dnsmasq, lookup, Looked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import pytest
+
+from hive.lab.namespaces import Namespaces
+
+TYPES = {4: 1, 6: 28}
+
+
+@contextmanager
+def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
+    """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it."""
+    program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
+    if not shutil.which(program):
+        pytest.skip("dnsmasq is not there: install Debian's dnsmasq-base")
+    quiet = [
+        "--no-resolv",
+        "--no-hosts",
+        "--no-daemon",
+        "--conf-file=/dev/null",
+        "--pid-file=",
+        "--user=root",
+    ]
+    answers = [f"--address=/{record}" for record in records]
+    command = [program, *quiet, "--port=53", f"--local-ttl={ttl}", *answers]
+    with where.popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a lookup gave."""
+
+    code: int
+    addresses: tuple[str, ...]
+    seconds: float
+
+
+def query(name: str, version: int = 4, number: int = 7) -> bytes:
+    """A question for a name's addresses."""
+    labels = b"".join(bytes([len(one)]) + one.encode() for one in name.rstrip(".").split("."))
+    return (
+        struct.pack(">HHHHHH", number, 0x0100, 1, 0, 0, 0)
+        + labels
+        + struct.pack(">BHH", 0, TYPES[version], 1)
+    )
+
+
+def lookup(server: str, name: str, patience: float = 2.0, *, tcp: bool = False, version: int = 4) -> Looked:
+    """Ask once. Raises TimeoutError, OSError."""
+    asked = query(name, version)
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    began = time.perf_counter()
+    with socket.socket(family, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as client:
+        client.settimeout(patience)
+        client.connect((server, 53))
+        if tcp:
+            client.sendall(len(asked).to_bytes(2, "big") + asked)
+            size = int.from_bytes(client.recv(2), "big")
+            data = b""
+            while len(data) < size:
+                data += client.recv(size - len(data))
+        else:
+            client.send(asked)
+            data = client.recv(65535)
+    took = time.perf_counter() - began
+    return Looked(data[3] & 0xF, tuple(_addresses(data, len(asked))), took)
+
+
+def _addresses(data: bytes, at: int) -> Iterator[str]:
+    for _ in range(int.from_bytes(data[6:8], "big")):
+        while data[at] and data[at] < 0xC0:
+            at += data[at] + 1
+        at += 2 if data[at] else 1
+        kind, _, _, size = struct.unpack_from(">HHIH", data, at)
+        at += 10
+        if kind in TYPES.values():
+            yield str(ip_address(data[at : at + size]))
+        at += size
