@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from cells.config import AgentConfig
 from cells.maps import Maps
-from cells.observe import metrics
+from cells.observe.metrics import Collector, Family
 from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
 from cells.proxy.dns.exchange import Counts
 from cells.proxy.dns.journal import Journal
@@ -46,15 +46,15 @@ def dns_metrics(
     names: NamedAddresses,
     policy: RulePolicy,
     settings: DNSProxySettings,
-) -> Member[metrics.Collector]:
+) -> Member[Collector]:
     """Names and queries as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[Family]:
         from cells.proxy.dns.metrics import families
 
         return families(counts, store, names, policy, limited=settings.dnsproxy_concurrency_limit > 0)
 
-    return metrics.Collector("dns-proxy", collect)
+    return Collector("dns-proxy", collect)
 
 
 def run(_: DNSProxy) -> None:

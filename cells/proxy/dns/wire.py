@@ -87,6 +87,7 @@ def refusal(query: bytes, end: int, code: int) -> bytes:
 
 def written_out(data: bytes) -> bytes:
     """The message with no name compressed. Raises WireError."""
+    _header(data)
     parts = [data[:12]]
     at = 12
     questions, *counts = struct.unpack_from(">HHHH", data, 4)

@@ -65,13 +65,14 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
 
     swap(mounted, "..3", values)
     eventually(lambda: hive("config", "diff", socket).returncode == 0)
-    swap(mounted, "..4", values | {"enable-l7-proxy": "true"})
+    swap(mounted, "..4", values | {"enable-envoy-config": "true"})
     eventually(lambda: "would not start again" in hive("config", "diff", socket).stderr)
     assert terminated(node, pid) == 0
 
     assert hive("build-config", f"--dest={config_dir}", f"--source=directory:{mounted}").returncode == 0
     ended = run_agent(node, f"--config-dir={config_dir}")
-    line = f"hive: {config_dir}/enable-l7-proxy: 'true': not supported yet, expected false, or leave it unset"
+    refused = f"{config_dir}/enable-envoy-config: 'true'"
+    line = f"hive: {refused}: not supported yet, expected false, or leave it unset"
     assert (ended.code, ended.line) == (2, line)
 
 

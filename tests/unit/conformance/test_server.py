@@ -260,7 +260,7 @@ class Replay:
                 node.kernel.drop_fault = OSError(5, "map is gone") if status == 206 else None
             case "GET", ["endpoint", name, *_] if CONTAINER in name:
                 gone(node, CONTAINER) if status == 404 else present(node, CONTAINER)
-            case "GET", ["endpoint", *_] if response.get("body") != []:
+            case "GET", ["endpoint", *_] | ["fqdn", "cache", _] if response.get("body") != []:
                 present(node, "abc", number=1234)
             case "GET", ["healthz" | "debuginfo"]:
                 present(node, "abc", number=1234)

@@ -17,7 +17,7 @@ class StubAgent:
     socket: Path
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     changes: list[tuple[str, object]] = field(default_factory=list)
-    """Path and body of each PATCH; it is done."""
+    """Path and body of each PATCH or DELETE; it is done."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -43,6 +43,12 @@ def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> It
         def do_PATCH(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             agent.changes.append((self.path, json.loads(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_DELETE(self) -> None:
+            agent.changes.append((self.path, None))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()

@@ -26,7 +26,22 @@ PREFIXES = [
 ROW = {"key": "10.0.1.7:0", "value": "id=1", "desired-action": "sync", "last-error": ""}
 MAPS = {"maps": [{"path": "/x/cilium_lxc", "cache": [ROW]}, {"path": "/x/cilium_ct4_global"}]}
 CHANGE = {"timestamp": "2026-01-01T00:00:00Z", "action": "update", "last-error": "E2BIG", **ROW}
+LOOKUP = {
+    "fqdn": "web.example.org.",
+    "ips": ["192.0.2.1", "192.0.2.2"],
+    "ttl": 30,
+    "lookup-time": "2026-01-01T00:00:00Z",
+    "expiration-time": "2026-01-01T00:00:30Z",
+    "endpoint-id": 1234,
+    "source": "lookup",
+}
+SELECTOR = {"selectorString": "MatchName: a, MatchPattern: ", "regexString": "^a[.]$"}
+LOOKED = ["ENDPOINT SOURCE FQDN TTL EXPIRATION TIME IPS"]
+LOOKED += ["1234 lookup web.example.org. 30 2026-01-01T00:00:30Z 192.0.2.1,192.0.2.2"]
 ANSWERS = {
+    "/v1/fqdn/cache": (200, [LOOKUP]),
+    "/v1/fqdn/cache/1234?matchpattern=%2A.example.org&source=lookup": (200, [LOOKUP]),
+    "/v1/fqdn/names": (200, {"DNSPollNames": [], "FQDNPolicySelectors": [SELECTOR]}),
     "/v1/identity": (200, IDENTITIES),
     "/v1/identity/endpoints": (200, [{"identity": IDENTITIES[0], "refCount": 2}]),
     "/v1/identity/256": (200, IDENTITIES[0]),
@@ -45,6 +60,10 @@ ANSWERS = {
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
+        ("fqdn cache list", LOOKED),
+        ("fqdn cache list -e 1234 -p *.example.org -s lookup", LOOKED),
+        ("fqdn cache clean -f -p web.example.org", ["FQDN proxy cache cleared"]),
+        ("fqdn names", ["SELECTOR EXPRESSION", "MatchName: a, MatchPattern: ^a[.]$"]),
         ("identity list", ["ID LABELS", "1 reserved:host", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list k8s:app=web", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list --endpoints", ["ID ENDPOINTS LABELS", "256 2 k8s:app=web", "k8s:tier=front"]),

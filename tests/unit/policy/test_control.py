@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from cells.kubernetes import Resources
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
-from cells.policy.control import PolicyObject, RulePolicy
+from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, RulePolicy
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool
 from lifecycle import Hive, Lifecycle, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
@@ -45,6 +46,13 @@ spec:
 """
 
 
+@dataclass
+class FixedPort:
+    """DNSProxyPort."""
+
+    port: int
+
+
 class Room:
     """One endpoint, the cart, in a node whose objects are a folder's files."""
 
@@ -54,6 +62,7 @@ class Room:
         self.policies = hive.get(EndpointPolicies)
         self.policy = hive.get(RulePolicy)
         self.resources = hive.get(Resources)
+        self.names = hive.get(NamedAddresses)
         self.objects = hive.get(Table[PolicyObject])
         self.remote = hive.get(Table[RemoteEndpoint])
         self.policies.regenerate = self._regenerate
@@ -80,9 +89,12 @@ class Room:
 
 
 @asynccontextmanager
-async def room(folder: Path | str, settings: Mapping[str, object] | None = None) -> AsyncIterator[Room]:
-    maps, kernel = FakeMaps(), FakeIpcacheMap()
-    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+async def room(
+    folder: Path | str, settings: Mapping[str, object] | None = None, *, ipv6: bool = False, proxy: int = 0
+) -> AsyncIterator[Room]:
+    """``proxy`` is the port of a DNS proxy, 0 where there is none."""
+    maps, kernel = FakeMaps(room=64 if proxy else 9), FakeIpcacheMap()
+    known = AgentConfig(AgentSettings(enable_ipv6=ipv6), Lifecycle("test"), structlog.get_logger())
 
     def needed(
         _: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy, _____: Resources
@@ -92,7 +104,11 @@ async def room(folder: Path | str, settings: Mapping[str, object] | None = None)
         return Table("remote-endpoints", key=lambda one: one.key)
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell)
-    known_otherwise = (supply(known), provide(remote_endpoints))
+
+    def proxy_port() -> DNSProxyPort:
+        return FixedPort(proxy)
+
+    known_otherwise = (supply(known), provide(remote_endpoints), *([provide(proxy_port)] if proxy else []))
     fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
     hive = Hive(
         *cells,

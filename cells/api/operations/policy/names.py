@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from ipaddress import ip_network
-from typing import Final
+from ipaddress import ip_address, ip_network
+from typing import Final, NamedTuple
 
 from cells.api.models.policy import DNSLookup, FQDNSelectorEntry, NameManager
 from cells.api.operations.endpoints.mapping import rfc3339
@@ -27,10 +27,25 @@ LOOKUP, CONNECTION = "lookup", "connection"
 _PATTERN: Final = re.compile(r"[-a-zA-Z0-9_.*]*")
 
 
+class _Wanted(NamedTuple):
+    """Which of all that is known is asked for."""
+
+    matches: Callable[[str], bool]
+    inside: IPNetwork | None
+    source: str
+
+    @classmethod
+    def of(cls, request: Request) -> _Wanted:
+        """Raises Refusal 400 for what cannot be understood."""
+        query = request.query
+        pattern, cidr = query.get("matchpattern", ""), query.get("cidr", "")
+        return cls(_matching(pattern), _network(cidr), query.get("source", ""))
+
+
 class NameOperations:
     """The handlers."""
 
-    def __init__(self, endpoints: Endpoints, store: NameStore, names: NamedAddresses) -> None:
+    def __init__(self, endpoints: Endpoints, store: NameStore | None, names: NamedAddresses | None) -> None:
         self._endpoints = endpoints
         self._store = store
         self._names = names
@@ -52,18 +67,22 @@ class NameOperations:
 
     async def get_cache(self, request: Request) -> Response:
         """GET /fqdn/cache: what DNS has answered, and what is connected to after its TTL."""
-        return answer(200, [one for number in sorted(self._store.of) for one in self._found(number, request)])
+        numbers = sorted(self._store.of) if self._store is not None else ()
+        wanted = _Wanted.of(request)
+        return answer(200, [one for number in numbers for one in self._found(number, wanted)])
 
     async def get_endpoint_cache(self, request: Request) -> Response:
         """GET /fqdn/cache/{id}: the same of one endpoint; an unknown one is a 404."""
         endpoint = self._endpoints.lookup(request.match_info["id"])
         if endpoint is None:
             return empty(404)
-        return answer(200, list(self._found(endpoint.id, request)))
+        return answer(200, list(self._found(endpoint.id, _Wanted.of(request))))
 
     async def delete_cache(self, request: Request) -> Response:
         """DELETE /fqdn/cache: forget names; they are learnt anew when pods ask for them."""
-        self._store.forget(_matching(request.query.get("matchpattern", "")))
+        matches = _matching(request.query.get("matchpattern", ""))
+        if self._store is not None:
+            self._store.forget(matches)
         return empty(200)
 
     async def get_names(self, request: Request) -> Response:
@@ -74,22 +93,19 @@ class NameOperations:
                 selector_string=f"MatchName: {one.match_name}, MatchPattern: {one.match_pattern}",
                 regex_string=one.expression,
             )
-            for one in sorted(self._names.selectors)
+            for one in sorted(self._names.selectors if self._names is not None else ())
         ]
         return answer(200, NameManager(selectors=entries))
 
-    def _found(self, endpoint_id: int, request: Request) -> Iterator[DNSLookup]:
-        matches = _matching(request.query.get("matchpattern", ""))
-        inside = _network(request.query.get("cidr", ""))
-        source = request.query.get("source", "")
+    def _found(self, endpoint_id: int, wanted: _Wanted) -> Iterator[DNSLookup]:
         for one in self._all(endpoint_id):
-            ips = [ip for ip in one.ips if inside is None or ip_network(ip).subnet_of(inside)]  # type: ignore[arg-type]
-            if ips and matches(one.fqdn) and source in ("", one.source):
+            ips = [ip for ip in one.ips if wanted.inside is None or ip_address(ip) in wanted.inside]
+            if ips and wanted.matches(one.fqdn) and wanted.source in ("", one.source):
                 one.ips[:] = ips
                 yield one
 
     def _all(self, endpoint_id: int) -> Iterator[DNSLookup]:
-        names = self._store.of.get(endpoint_id)
+        names = self._store.of.get(endpoint_id) if self._store is not None else None
         if names is None:
             return
         for lookup in names.lookups():
@@ -120,7 +136,7 @@ def _matching(pattern: str) -> Callable[[str], bool]:
     if not pattern:
         return lambda _name: True
     if _PATTERN.fullmatch(pattern) is None:
-        raise Refusal(400, f"error parsing regexp: {pattern!r} is no pattern of names")
+        raise Refusal(400, "error parsing regexp")
     return lambda name: dns_pattern(pattern).fullmatch(name) is not None
 
 

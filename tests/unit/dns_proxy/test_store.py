@@ -1,0 +1,178 @@
+"""Names of endpoints over restarts, while connected, and as the API shows them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from cells.endpoint import Endpoint
+from cells.ipam import IPAddress
+from cells.proxy.dns.journal import FILE, Journal
+from cells.proxy.dns.rules import NameFilter
+from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.wire import Answer
+from lifecycle import Lifecycle, Table
+from tests.unit.ciliumendpoint.test_objects import endpoint
+
+pytestmark = pytest.mark.anyio
+
+WEB = "web.example.org."
+ONE, TWO = ip_address("192.0.2.1"), ip_address("192.0.2.2")
+POD = endpoint(7)
+SERVER = "10.0.0.53", 17, 53
+MAY = NameFilter(frozenset({WEB}), ("*.example.com",))
+
+
+@dataclass
+class Names:
+    """NamedAddresses, as far as a store needs it."""
+
+    pairs: dict[tuple[str, IPAddress], int] = field(default_factory=dict)
+
+    def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
+        for address in addresses:
+            self.pairs[name, address] = self.pairs.get((name, address), 0) + 1
+
+    def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
+        for address in addresses:
+            self.pairs[name, address] -= 1
+            if not self.pairs[name, address]:
+                del self.pairs[name, address]
+
+    def stale(self, addresses: Iterable[IPAddress]) -> bool:
+        del addresses
+        return False
+
+    async def settled(self, addresses: Collection[IPAddress]) -> None:
+        del addresses
+
+
+@dataclass
+class Kernel:
+    """Connections."""
+
+    connected: set[tuple[IPAddress, IPAddress]] = field(default_factory=set)
+
+    async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
+        return {pair for pair in self.connected if pair[1] in addresses}
+
+
+class Idle:
+    """Jobs that nobody runs."""
+
+    def one_shot(self, *_: object) -> None: ...
+
+    timer = observe = one_shot
+
+
+class Shop:
+    """A store in a directory, with one endpoint."""
+
+    def __init__(self, directory: Path, settings: DNSProxySettings | None = None) -> None:
+        self.names, self.kernel, self.now = Names(), Kernel(), 1000.0
+        endpoints: Table[Endpoint] = Table("endpoints", key=lambda one: one.id)
+        with endpoints.txn() as rows:
+            rows.put(POD)
+        self.lifecycle = Lifecycle("test")
+        fakes = cast("Any", self.names), cast("Any", None), cast("Any", Claims()), self.kernel
+        self.store = NameStore(
+            settings or DNSProxySettings(),
+            endpoints,
+            *fakes,
+            Journal(directory),
+            lifecycle=self.lifecycle,
+            jobs=cast("Any", Idle()),
+            log=structlog.get_logger(),
+        )
+        self.store.clock = lambda: self.now
+
+    def learn(self, *addresses: IPAddress, name: str = WEB, ttl: int = 60) -> None:
+        assert self.store.learn(POD, Answer(1, name, 1, 0, addresses, ttl))
+
+
+class Claims:
+    """Ipcache, whose table may be announced to."""
+
+    def __init__(self) -> None:
+        self.table: Table[Endpoint] = Table("ipcache", key=lambda one: one.id)
+
+
+@asynccontextmanager
+async def shop(directory: Path, settings: DNSProxySettings | None = None) -> AsyncIterator[Shop]:
+    """Opened as an agent does; left as one that is killed does, with no word to the file."""
+    found = Shop(directory, settings)
+    await found.lifecycle.specs[0].context().__aenter__()
+    yield found
+
+
+async def test_what_is_known_outlives_a_killed_agent(tmp_path: Path) -> None:
+    async with shop(tmp_path) as first:
+        first.learn(ONE)
+        first.learn(TWO)
+        first.store.asked(POD, SERVER, MAY)
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"type":"seen","endpo')
+    async with shop(tmp_path) as second:
+        assert second.names.pairs == {(WEB, ONE): 1, (WEB, TWO): 1}
+        assert second.store.might_ask(POD.id, SERVER) == MAY
+        second.store.rules_changed(POD.id)
+    async with shop(tmp_path) as third:
+        assert third.store.might_ask(POD.id, SERVER) is None
+        third.store.forget(lambda name: name == WEB)
+    async with shop(tmp_path) as fourth:
+        assert not fourth.names.pairs
+
+
+async def test_another_pod_with_the_same_number_has_none_of_it(tmp_path: Path) -> None:
+    async with shop(tmp_path) as first:
+        first.learn(ONE)
+    text = (tmp_path / FILE).read_text().replace(POD.attachment_id, "other:eth0")
+    (tmp_path / FILE).write_text(text)
+    async with shop(tmp_path) as second:
+        assert not second.names.pairs
+
+
+async def test_an_address_goes_after_its_ttl_and_its_last_connection(tmp_path: Path) -> None:
+    async with shop(tmp_path, DNSProxySettings(tofqdns_min_ttl=30)) as place:
+        place.learn(ONE, TWO, ttl=5)
+        place.now += 20
+        await place.store.collect()
+        assert not place.store.of[POD.id].zombies, "the least TTL counts"
+        assert POD.ipv4 is not None
+        place.kernel.connected.add((POD.ipv4, ONE))
+        place.now += 20
+        await place.store.collect()
+        await place.store.collect()
+        assert place.names.pairs == {(WEB, ONE): 1}
+    async with shop(tmp_path) as later:
+        assert set(later.store.of[POD.id].zombies) == {ONE}
+        later.now = place.now
+        await later.store.collect()
+        await later.store.collect()
+        assert not later.names.pairs
+        assert later.store.deleted == 1
+
+
+async def test_names_of_a_file_count_from_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "names.json"
+    file.write_text('[{"fqdn": "Web.example.org", "ips": ["192.0.2.1"], "ttl": 60, "endpoint-id": 4}]')
+    async with shop(tmp_path, DNSProxySettings(tofqdns_pre_cache=file)) as place:
+        assert place.names.pairs == {(WEB, ONE): 1}
+    file.write_text("{")
+    async with shop(tmp_path, DNSProxySettings(tofqdns_pre_cache=file)) as place:
+        assert not place.names.pairs
+
+
+@pytest.mark.parametrize(("name", "value"), [("tofqdns_proxy_port", 70000), ("tofqdns_min_ttl", -1)])
+def test_settings_that_cannot_be_are_refused(name: str, value: int) -> None:
+    settings = DNSProxySettings(**{name: value})  # type: ignore[arg-type]  # one of them at a time
+    with pytest.raises(ValueError, match=name.replace("_", "-")):
+        settings.validate()
