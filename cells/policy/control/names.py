@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-from cells.cluster.identity import Identities, Identity, Scope, scope_of
+from cells.cluster.identity import Identities, Identity
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
 from cells.ipam import IPAddress
 from cells.policy.control.computer import RulePolicy
@@ -152,7 +152,8 @@ class NamedAddresses:
             try:
                 for address, labels in wanted.items():
                     if labels is not None:
-                        given[address] = labels, await self._acquire(address, labels)
+                        found = await self._identities.acquire(tuple(sorted(map(str, labels))))
+                        given[address] = labels, found
                 rows = self._policy.know(identity for _, identity in given.values())
                 await realize(self._policies, rows, "addresses of names changed")
                 self._ipcache.upsert(*(self._claim(one, identity.id) for one, (_, identity) in given.items()))
@@ -171,12 +172,6 @@ class NamedAddresses:
                     self._stale.pop(address, None)
             news, self._news = self._news, anyio.Event()
             news.set()
-
-    async def _acquire(self, address: IPAddress, labels: LabelSet) -> Identity:
-        """Its identity; after a restart the one that packets to the address are judged by until now."""
-        left = self._ipcache.leftovers.get(prefix_of(address))
-        former = left.identity if left is not None and scope_of(left.identity) is Scope.LOCAL else 0
-        return await self._identities.acquire(tuple(sorted(map(str, labels))), former)
 
     @staticmethod
     def _claim(address: IPAddress, identity: int) -> IpcacheEntry:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from cells.cluster.endpoints import RemoteEndpoint
-from cells.cluster.identity import Identities, Identity, Scope, scope_of
+from cells.cluster.identity import Identities, Identity
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.kubernetes import (
     CILIUM_CIDR_GROUPS,
@@ -85,8 +85,6 @@ class PolicyWatch:
         self._claimed = ipcache.table.initializer("policies")
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}
-        self._left: set[int] | None = None
-        """Numbers that a former agent left in the ipcache."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
         followed: list[Followed[Any]] = [Followed(identities.table)]
@@ -121,8 +119,6 @@ class PolicyWatch:
         """What a former agent left in the ipcache may go once all prefixes that rules name are claimed."""
         await self.known()
         self._claimed.done()
-        for number in self._left or ():
-            self._identities.unhold(number)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)
@@ -195,7 +191,6 @@ class PolicyWatch:
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
         """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""
-        self._hold_former()
         wanted = self._policy.prefixes
         gone = [prefix for prefix in self._prefixes if prefix not in wanted]
         self._ipcache.withdraw(RESOURCE, gone)
@@ -203,9 +198,7 @@ class PolicyWatch:
         new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._prefixes]
         for prefix in new:
             labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-            left = self._ipcache.leftovers.get(prefix)
-            former = left.identity if left is not None and scope_of(left.identity) is Scope.LOCAL else 0
-            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))), former)
+            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
         await self._realize(rows, "policy rules changed")
         self._ipcache.upsert(
@@ -225,14 +218,6 @@ class PolicyWatch:
 
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)
-
-    def _hold_former(self) -> None:
-        """Nobody else gets the number of an identity of this node's own by which packets are still judged."""
-        if self._left is None:
-            rows = self._ipcache.leftovers.values()
-            self._left = {row.identity for row in rows if scope_of(row.identity) is Scope.LOCAL}
-            for number in self._left:
-                self._identities.hold(number)
 
     def _accepted(self, source: PolicySource) -> None:
         self._put(
