@@ -42,7 +42,7 @@ OPERATIONS = (
         "/v1/fqdn/cache/{id}",
         "Names that an endpoint looked up",
         (LOOKUPS, NO_PATTERN, bare(404, "There is no such endpoint.")),
-        (path("id", "An endpoint.", example="1"), *CACHED),
+        (path("id", "An endpoint.", example="cni-attachment-id:9f86d081884c:eth0"), *CACHED),
     ),
     Described(
         "DELETE",

@@ -17,6 +17,7 @@ from cells.policy.control.computer import RulePolicy
 from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.edges import DNSProxyPort
+from cells.policy.control.name_rules import NameFilter, NameRules, name_matches
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.control.names import NamedAddresses
 from cells.policy.control.services import ClusterServices
@@ -25,6 +26,7 @@ from cells.policy.control.status import PolicyObject, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import Reason
+from cells.policy.labels import canonical_name
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PROTOCOLS, Direction, PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
@@ -33,6 +35,8 @@ __all__ = [
     "PROTOCOLS",
     "DNSProxyPort",
     "Direction",
+    "NameFilter",
+    "NameRules",
     "NamedAddresses",
     "PolicyObject",
     "PolicyRuleSettings",
@@ -42,7 +46,9 @@ __all__ = [
     "Reason",
     "RulePolicy",
     "SelectorUse",
+    "canonical_name",
     "cell",
+    "name_matches",
 ]
 
 

@@ -24,7 +24,7 @@ from cells.policy.control.realize import realize
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix, PrefixSet, address_labels
 from cells.policy.maps import EndpointPolicies
 from cells.policy.rules import PolicyOptions
-from lifecycle import Jobs, Logger
+from lifecycle import Jobs
 
 RESOURCE: Final = "policy//names"
 """Whose the claims of addresses are in the ipcache."""
@@ -45,14 +45,12 @@ class NamedAddresses:
         options: PolicyOptions,
         *,
         jobs: Jobs,
-        log: Logger,
     ) -> None:
         self._identities = identities
         self._policy = policy
         self._policies = policies
         self._ipcache = ipcache
         self._dual_stack = options.dual_stack
-        self._log = log
         self._names: dict[IPAddress, dict[str, int]] = {}
         """How often each name was learnt for an address."""
         self._selectors: frozenset[FQDNSelector] = frozenset()

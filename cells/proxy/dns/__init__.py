@@ -57,15 +57,11 @@ def dns_metrics(
     return Collector("dns-proxy", collect)
 
 
-def run(_: DNSProxy) -> None:
-    """The proxy is part of the agent though nobody waits for it."""
-
-
 cell = module(
     "dns-proxy",
     "Names that pods ask for",
     config(DNSProxySettings),
     provide(ProxyPort, dns_proxy_port, NameStore, DNSProxy, Counts, connections, dns_metrics),
     provide_private(journal, ProxyRoutes),
-    invoke(run),
+    invoke(DNSProxy),
 )

@@ -12,8 +12,8 @@ from cells.cluster.identity import WORLD
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.ipam import text_of
+from cells.policy.control import NameRules
 from cells.proxy.dns.exchange import Asking
-from cells.proxy.dns.rules import NameRules
 from cells.proxy.dns.store import NameStore
 from lifecycle import Table
 

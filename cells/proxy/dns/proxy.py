@@ -21,13 +21,12 @@ import anyio.abc
 
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
-from cells.policy.control import NamedAddresses, PolicyRuleSettings, RulePolicy
+from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
 from cells.proxy.dns.exchange import TCP, UDP, Asking, Counts, Exchange
 from cells.proxy.dns.judge import Judge, Verdict
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.routes import ProxyRoutes
-from cells.proxy.dns.rules import NameRules
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
     UDPAnswers,

@@ -20,12 +20,10 @@ from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import IPAddress
-from cells.policy.control import NamedAddresses
-from cells.policy.labels import canonical_name
+from cells.policy.control import NamedAddresses, NameFilter, canonical_name
 from cells.policy.maps import KnownRules
 from cells.proxy.dns.cache import EndpointNames, Lookup, Pair, Zombie
 from cells.proxy.dns.journal import Asked, Changed, Journal, Record, Seen
-from cells.proxy.dns.rules import NameFilter
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.wire import Answer
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes

@@ -14,8 +14,8 @@ import structlog
 
 from cells.endpoint import Endpoint
 from cells.ipam import IPAddress
+from cells.policy.control import NameFilter
 from cells.proxy.dns.journal import FILE, Journal
-from cells.proxy.dns.rules import NameFilter
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import NameStore
 from cells.proxy.dns.wire import Answer

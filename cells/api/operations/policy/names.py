@@ -17,8 +17,7 @@ from cells.api.part import ApiPart, Route
 from cells.api.wire import answer, empty
 from cells.endpoint import Endpoints
 from cells.ipam import IPNetwork
-from cells.policy.control import NamedAddresses
-from cells.policy.labels import dns_pattern
+from cells.policy.control import NamedAddresses, name_matches
 from cells.proxy.dns import NameStore
 from lifecycle import Member
 from lifecycle.http import Refusal, Request, Response
@@ -137,7 +136,7 @@ def _matching(pattern: str) -> Callable[[str], bool]:
         return lambda _name: True
     if _PATTERN.fullmatch(pattern) is None:
         raise Refusal(400, "error parsing regexp")
-    return lambda name: dns_pattern(pattern).fullmatch(name) is not None
+    return lambda name: name_matches(pattern, name)
 
 
 def _network(cidr: str) -> IPNetwork | None:

@@ -1,6 +1,6 @@
 """Which names an endpoint may ask a server for.
 
-Needs:  RulePolicy.   Gives: NameRules, NameFilter.
+Needs:  RulePolicy.   Gives: NameRules, NameFilter, name_matches().
 Source: Cilium 1.17, DNS rules of policies by port and peer.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.policy.compute import DirectionPolicy, SelectorPolicy
-from cells.policy.control import RulePolicy
+from cells.policy.control.computer import RulePolicy
 from cells.policy.labels import ALL, canonical_name, dns_pattern
 
 
@@ -24,7 +24,7 @@ class NameFilter(msgspec.Struct, frozen=True):
 
     def allows(self, name: str) -> bool:
         """Whether a name in canonical form is among them."""
-        return name in self.names or any(dns_pattern(one).fullmatch(name) for one in self.patterns)
+        return name in self.names or any(name_matches(one, name) for one in self.patterns)
 
 
 EVERYTHING: Final = NameFilter(patterns=("*",))
@@ -75,6 +75,11 @@ class NameRules:
             if (peer == ALL or peer in selecting) and not how.deny
         ]
         return _merged(said) if said else NameFilter()
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Whether a name in canonical form is meant by a pattern of rules; raises re.error for what is none."""
+    return dns_pattern(pattern).fullmatch(name) is not None
 
 
 def _merged(said: Iterable[SelectorPolicy]) -> NameFilter:
