@@ -114,8 +114,6 @@ _DIFFERENCES: Final = (
         _for_a_pod_by_its_own_address,
     ),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
-    ("layer 7 proxy: not built", _to_proxy),
-    ("NodePort: not built", _answers_who_asked_a_frontend),
     ("a packet is a proxy's only while one listens, which no run of a single program shows", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("a packet that is shorter than its header says is invalid", _longer_than_it_is),
