@@ -40,6 +40,7 @@ COMMANDS = {
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
     "node": ("hive.agent.node", "Look at the nodes of the cluster."),
+    "service": ("hive.services.command", "Look at services and who serves them."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
     "operator": ("hive.operator.command", "Run the cluster's operator, or ask one how it is."),
     "policy": ("hive.policy.command", "See what network policies do, and what is wrong in them."),

@@ -12,6 +12,7 @@ import click
 from cells.maps import BpfError, Map, MapType, open_map
 from hive.maps.bpf_rows import Row, describe
 from hive.output import document, fitted, output_option, terminal_width
+from hive.services.maps import command as lb_command
 
 GLOBALS = Path("tc", "globals")
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
@@ -28,6 +29,9 @@ root_option = click.option(
 @click.group()
 def command() -> None:
     """Look at the maps in the kernel: what the datapath forwards by, whether an agent runs or not."""
+
+
+command.add_command(lb_command, "lb")
 
 
 @command.command("list")

@@ -42,6 +42,24 @@ ANSWERS = {
     "/v1/fqdn/cache": (200, [LOOKUP]),
     "/v1/fqdn/cache/1234?matchpattern=%2A.example.org&source=lookup": (200, [LOOKUP]),
     "/v1/fqdn/names": (200, {"DNSPollNames": [], "FQDNPolicySelectors": [SELECTOR]}),
+SERVICE = {
+    "id": 2,
+    "frontend-address": {"ip": "10.96.0.10", "port": 53, "protocol": "UDP", "scope": "external"},
+    "backend-addresses": [
+        {"ip": "10.0.1.20", "port": 53, "state": "active", "preferred": True},
+        {"ip": "10.0.2.21", "port": 53, "state": "terminating"},
+    ],
+    "flags": {"type": "ClusterIP", "name": "dns", "namespace": "kube-system", "intTrafficPolicy": "Local"},
+}
+INSIDE = SERVICE | {"id": 3, "frontend-address": {"ip": "fd00::1", "port": 80, "scope": "internal"}}
+SERVICES = [{"spec": INSIDE | {"backend-addresses": [], "flags": {"type": "NodePort"}}}, {"spec": SERVICE}]
+SHOWN_SERVICE = [
+    "2 10.96.0.10:53/UDP ClusterIP (int Local) kube-system/dns 10.0.1.20:53 (active, preferred)",
+    "10.0.2.21:53 (terminating)",
+]
+ANSWERS = {
+    "/v1/service": (200, SERVICES),
+    "/v1/service/2": (200, SERVICES[1]),
     "/v1/identity": (200, IDENTITIES),
     "/v1/identity/endpoints": (200, [{"identity": IDENTITIES[0], "refCount": 2}]),
     "/v1/identity/256": (200, IDENTITIES[0]),
@@ -64,6 +82,12 @@ ANSWERS = {
         ("fqdn cache list -e 1234 -p *.example.org -s lookup", LOOKED),
         ("fqdn cache clean -f -p web.example.org", ["FQDN proxy cache cleared"]),
         ("fqdn names", ["SELECTOR EXPRESSION", "MatchName: a, MatchPattern: ^a[.]$"]),
+        (
+            "service list",
+            ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE, "3 [fd00::1]:80/ANY/i NodePort"],
+        ),
+        ("service list dns UDP", ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE]),
+        ("service get 2", ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE]),
         ("identity list", ["ID LABELS", "1 reserved:host", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list k8s:app=web", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list --endpoints", ["ID ENDPOINTS LABELS", "256 2 k8s:app=web", "k8s:tier=front"]),

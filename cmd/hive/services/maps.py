@@ -1,0 +1,210 @@
+"""``hive bpf lb``: services as the maps have them, whether an agent runs or not.
+
+Needs: root; the pins below the bpffs.   Gives: command.
+Source: cilium-dbg bpf lb list; loadbalancer maps of Cilium 1.17.
+"""
+
+import errno
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from cells.maps import BpfError, open_map
+from cells.services.model import PROTOCOLS, ServiceFlag
+from hive.output import document, output_option, table
+
+GLOBALS = Path("tc", "globals")
+_PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
+_TYPES = (
+    (ServiceFlag.EXTERNAL_IP, "ExternalIPs"),
+    (ServiceFlag.NODE_PORT, "NodePort"),
+    (ServiceFlag.LOAD_BALANCER, "LoadBalancer"),
+    (ServiceFlag.HOST_PORT, "HostPort"),
+    (ServiceFlag.LOCAL_REDIRECT, "LocalRedirect"),
+)
+_WORDS = (
+    (ServiceFlag.EXT_LOCAL_SCOPE, "Local"),
+    (ServiceFlag.INT_LOCAL_SCOPE, "InternalLocal"),
+    (ServiceFlag.TWO_SCOPES, "two-scopes"),
+    (ServiceFlag.AFFINITY, "sessionAffinity"),
+    (ServiceFlag.SOURCE_RANGE, "check source-range"),
+    (ServiceFlag.NAT_46X64, "46x64"),
+    (ServiceFlag.L7_LOAD_BALANCER, "l7-load-balancer"),
+    (ServiceFlag.LOOPBACK, "loopback"),
+)
+_SERVICE, _SLOT_KEY = struct.Struct("<IH2sHH"), struct.Struct("<HBB")
+
+Rows = list[dict[str, object]]
+
+
+class Slot(NamedTuple):
+    """An entry of a map of services: slot 0 is the service itself."""
+
+    address: str
+    slot: int
+    backend: int
+    backends: int
+    number: int
+    flags: ServiceFlag
+    quarantined: int
+
+
+@click.group()
+def command() -> None:
+    """Look at services in the kernel's maps."""
+
+
+@command.command("list")
+@click.option("--frontends", "what", flag_value="frontends", help="Slots as they are, with numbers.")
+@click.option("--backends", "what", flag_value="backends", help="Backends by number, with their state.")
+@click.option("--revnat", "what", flag_value="revnat", help="Whose address answers get, by number.")
+@click.option("--source-ranges", "what", flag_value="source-ranges", help="Clients a service is for.")
+@click.option(
+    "--bpf-root",
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
+    default=Path("/sys/fs/bpf"),
+    show_default=True,
+    help="Where bpffs is mounted.",
+)
+@output_option
+def list_entries(what: str | None, bpf_root: Path, output: str) -> None:
+    """List services with their backends; slot 0 says how each is served."""
+    maps = {name: _entries(bpf_root / GLOBALS / name) for name in _names(what)}
+    rows = _VIEWS[what or "services"](maps)
+    if (text := document(rows, output)) is not None:
+        click.echo(text)
+        return
+    lines = [tuple(rows[0])] if rows else []
+    for line in table([*lines, *(tuple(str(value) for value in row.values()) for row in rows)]):
+        click.echo(line)
+
+
+def _names(what: str | None) -> list[str]:
+    kinds = {
+        "backends": ("backends_v3",),
+        "revnat": ("reverse_nat",),
+        "source-ranges": ("source_range",),
+    }.get(what or "", ("services_v2", "backends_v3"))
+    return [f"cilium_lb{version}_{kind}" for kind in kinds for version in (4, 6)]
+
+
+def _entries(path: Path) -> Mapping[bytes, bytes]:
+    """Of a map that is not there: none, as Cilium's tool takes it. Raises click.ClickException."""
+    try:
+        with open_map(path) as opened:
+            return dict(opened.items())
+    except BpfError as error:
+        if error.errno == errno.ENOENT:
+            return {}
+        raise click.ClickException(f"{error}; is this run as root?") from error
+
+
+def _slots(maps: Mapping[str, Mapping[bytes, bytes]]) -> Iterator[Slot]:
+    for version, length in ((4, 4), (6, 16)):
+        found = []
+        for key, value in maps[f"cilium_lb{version}_services_v2"].items():
+            slot, protocol, scope = _SLOT_KEY.unpack_from(key, length + 2)
+            backend, count, number, flags, quarantined = _SERVICE.unpack(value)
+            address = _address(key, length, protocol) + ("/i" if scope else "")
+            place = (key[:length], key[length : length + 2], protocol, scope, slot)
+            one = Slot(
+                *(address, slot, backend, count, int.from_bytes(number, "big")),
+                *(ServiceFlag(flags), quarantined),
+            )
+            found.append((place, one))
+        yield from (one for _, one in sorted(found, key=lambda pair: pair[0]))
+
+
+def _backends(maps: Mapping[str, Mapping[bytes, bytes]]) -> dict[int, tuple[str, int]]:
+    """Address and state by number."""
+    found = {}
+    for version, length in ((4, 4), (6, 16)):
+        for key, value in maps[f"cilium_lb{version}_backends_v3"].items():
+            address = _address(value, length, value[length + 2])
+            found[int.from_bytes(key, "little")] = (address, value[length + 3])
+    return dict(sorted(found.items()))
+
+
+def _address(data: bytes, length: int, protocol: int) -> str:
+    ip, port = ip_address(data[:length]), int.from_bytes(data[length : length + 2], "big")
+    text = f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
+    return text if not protocol else f"{text}/{_PROTOCOLS.get(protocol, protocol)}"
+
+
+def flags_text(flags: ServiceFlag) -> str:
+    """How a service is served, in Cilium's words."""
+    words = [next((name for flag, name in _TYPES if flag in flags), "ClusterIP")]
+    words += [word for flag, word in _WORDS[:4] if flag in flags]
+    words += [] if ServiceFlag.ROUTABLE in flags else ["non-routable"]
+    words += [word for flag, word in _WORDS[4:] if flag in flags]
+    return ", ".join(words)
+
+
+def _services(maps: Mapping[str, Mapping[bytes, bytes]]) -> Rows:
+    backends = _backends(maps)
+    rows: Rows = []
+    for one in _slots(maps):
+        if one.slot:
+            address, _ = backends.get(one.backend, (f"backend {one.backend} is missing", 0))
+            flags = "quarantined" if ServiceFlag.QUARANTINED in one.flags else ""
+        else:
+            address, flags = f"{one.backends} backends", flags_text(one.flags)
+        rows.append(
+            {"SERVICE": one.address, "SLOT": one.slot, "BACKEND": address, "ID": one.number, "FLAGS": flags}
+        )
+    return rows
+
+
+def _frontends(maps: Mapping[str, Mapping[bytes, bytes]]) -> Rows:
+    return [
+        {
+            "SERVICE": one.address,
+            "SLOT": one.slot,
+            "BACKEND ID": one.backend,
+            "COUNT": one.backends,
+            "QUARANTINED": one.quarantined,
+            "ID": one.number,
+            "FLAGS": f"{int(one.flags):#06x}",
+        }
+        for one in _slots(maps)
+    ]
+
+
+def _backend_rows(maps: Mapping[str, Mapping[bytes, bytes]]) -> Rows:
+    states = ("active", "terminating", "quarantined", "maintenance")
+    return [
+        {"ID": number, "BACKEND": address, "STATE": states[state] if state < len(states) else state}
+        for number, (address, state) in _backends(maps).items()
+    ]
+
+
+def _reverse(maps: Mapping[str, Mapping[bytes, bytes]]) -> Rows:
+    found = [
+        (int.from_bytes(key, "big"), _address(value, length, 0))
+        for version, length in ((4, 4), (6, 16))
+        for key, value in maps[f"cilium_lb{version}_reverse_nat"].items()
+    ]
+    return [{"ID": number, "SERVICE": address} for number, address in sorted(found)]
+
+
+def _ranges(maps: Mapping[str, Mapping[bytes, bytes]]) -> Rows:
+    found = []
+    for version in (4, 6):
+        for key in maps[f"cilium_lb{version}_source_range"]:
+            bits = int.from_bytes(key[:4], "little") - 32
+            network = ip_network((ip_address(key[8:]), bits), strict=False)
+            found.append((int.from_bytes(key[4:6], "big"), str(network)))
+    return [{"ID": number, "CLIENTS": network} for number, network in sorted(found)]
+
+
+_VIEWS: Mapping[str, Callable[[Mapping[str, Mapping[bytes, bytes]]], Rows]] = {
+    "services": _services,
+    "frontends": _frontends,
+    "backends": _backend_rows,
+    "revnat": _reverse,
+    "source-ranges": _ranges,
+}
