@@ -38,10 +38,6 @@ LOOKUP = {
 SELECTOR = {"selectorString": "MatchName: a, MatchPattern: ", "regexString": "^a[.]$"}
 LOOKED = ["ENDPOINT SOURCE FQDN TTL EXPIRATION TIME IPS"]
 LOOKED += ["1234 lookup web.example.org. 30 2026-01-01T00:00:30Z 192.0.2.1,192.0.2.2"]
-ANSWERS = {
-    "/v1/fqdn/cache": (200, [LOOKUP]),
-    "/v1/fqdn/cache/1234?matchpattern=%2A.example.org&source=lookup": (200, [LOOKUP]),
-    "/v1/fqdn/names": (200, {"DNSPollNames": [], "FQDNPolicySelectors": [SELECTOR]}),
 SERVICE = {
     "id": 2,
     "frontend-address": {"ip": "10.96.0.10", "port": 53, "protocol": "UDP", "scope": "external"},
@@ -58,6 +54,9 @@ SHOWN_SERVICE = [
     "10.0.2.21:53 (terminating)",
 ]
 ANSWERS = {
+    "/v1/fqdn/cache": (200, [LOOKUP]),
+    "/v1/fqdn/cache/1234?matchpattern=%2A.example.org&source=lookup": (200, [LOOKUP]),
+    "/v1/fqdn/names": (200, {"DNSPollNames": [], "FQDNPolicySelectors": [SELECTOR]}),
     "/v1/service": (200, SERVICES),
     "/v1/service/2": (200, SERVICES[1]),
     "/v1/identity": (200, IDENTITIES),
