@@ -60,7 +60,7 @@ class KVStoreAllocator:
         self._log = log
         self._made: dict[Labels, int] = {}
         """Numbers that were made or found here, and which the watch has yet to bring."""
-        self._written: dict[str, bytes] = {}
+        self._written: dict[str, str] = {}
         """Keys that say that this node uses what was taken here."""
         self._kept: set[int] = set()
         """Numbers from before a restart, taken over before the keys were known."""
@@ -131,7 +131,7 @@ class KVStoreAllocator:
         """Whether the number was taken here, and the watch has yet to bring it."""
         return number in self._made.values()
 
-    def written(self) -> dict[str, bytes]:
+    def written(self) -> dict[str, str]:
         """Keys of this node that were written here; one that nobody came to use is to be deleted."""
         written, self._written = self._written, {}
         return written
@@ -198,7 +198,7 @@ class KVStoreAllocator:
     def _took(self, labels: Labels, number: int, key: str) -> None:
         if str(number) not in self._shared.table:  # the watch may be faster than the answer
             self._made[labels] = number
-        self._written[key] = str(number).encode()
+        self._written[key] = str(number)
 
     def _free(self, former: int) -> Iterator[int]:
         """Numbers to try: the former one, then some at random, that other nodes may not try as well."""

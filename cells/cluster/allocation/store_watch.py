@@ -106,7 +106,5 @@ def _keys(used: Iterable[Identity], addresses: Iterable[NodeAddress]) -> dict[st
     own = sorted((row.ip for row in addresses), key=lambda ip: ip.version)
     if not own:
         return {}
-    wanted = [
-        OwnKey(value_key(row.labels, str(own[0])), str(row.id).encode()) for row in used if not row.superseded
-    ]
+    wanted = [OwnKey(value_key(row.labels, str(own[0])), str(row.id)) for row in used if not row.superseded]
     return {row.key: row for row in wanted}

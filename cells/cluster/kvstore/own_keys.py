@@ -22,10 +22,10 @@ class OwnKey(msgspec.Struct, frozen=True, gc=False):
     """A row: a key that the store is to have, and its value."""
 
     key: str
-    value: bytes
+    value: str
 
 
-def nothing() -> dict[str, bytes]:
+def nothing() -> dict[str, str]:
     """No key is left of a former agent."""
     return {}
 
@@ -34,13 +34,13 @@ class OwnKeys:
     """The store as a reconciler's target. A key under a lease of a former agent is written again."""
 
     def __init__(
-        self, store: KVStore, wanted: ReadTable[OwnKey], left: Callable[[], Mapping[str, bytes]] = nothing
+        self, store: KVStore, wanted: ReadTable[OwnKey], left: Callable[[], Mapping[str, str]] = nothing
     ) -> None:
         """``left`` gives keys that say to be this node's, whoever wrote them, with their values."""
         self._store = store
         self._wanted = wanted
         self._left = left
-        self._known: dict[str, bytes] = {}
+        self._known: dict[str, str] = {}
         """What was written, or left: as long as the store has nothing else, it is this node's to delete."""
 
     async def dump(self) -> Mapping[str, OwnKey]:
@@ -50,10 +50,13 @@ class OwnKeys:
         found: dict[str, OwnKey] = {}
         for batch in batches(map(get, keys)):
             for kv in (await self._store.client.txn(*batch)).found:
-                if kv is not None and kv.lease in self._store.leases:
-                    found[kv.key] = OwnKey(kv.key, kv.value)
-                elif kv is not None and self._known.get(kv.key) == kv.value:
-                    found[kv.key] = OwnKey(kv.key, b"")  # as it is, but it ends with a lease of before
+                if kv is None:
+                    continue
+                value = kv.value.decode(errors="replace")
+                if kv.lease in self._store.leases:
+                    found[kv.key] = OwnKey(kv.key, value)
+                elif self._known.get(kv.key) == value:
+                    found[kv.key] = OwnKey(kv.key, "")  # as it is, but it ends with a lease of before
         return found
 
     async def put(self, batch: Mapping[str, OwnKey]) -> None:
@@ -64,7 +67,7 @@ class OwnKeys:
             by_lease.setdefault(await leases.lease_for(row.key), []).append(row)
         for lease, rows in by_lease.items():
             try:
-                for some in batches(put(row.key, row.value, lease) for row in rows):
+                for some in batches(put(row.key, row.value.encode(), lease) for row in rows):
                     await self._store.client.txn(*some)
             except LeaseLostError:
                 leases.lost(lease)
@@ -75,7 +78,7 @@ class OwnKeys:
         """Delete them, as far as they are still this node's. Raises StoreError."""
         for key in batch:
             if (value := self._known.get(key)) is not None:
-                await self._store.client.txn(delete(key), when=[Compare(key, "value", value)])
+                await self._store.client.txn(delete(key), when=[Compare(key, "value", value.encode())])
                 del self._known[key]
             self._store.leases.release(key)
 
@@ -86,7 +89,7 @@ def keep_keys(
     *,
     jobs: Jobs,
     tables: Tables,
-    left: Callable[[], Mapping[str, bytes]] = nothing,
+    left: Callable[[], Mapping[str, str]] = nothing,
     after: Iterable[ReadTable[Any]] = (),
 ) -> Reconciler[str, OwnKey]:
     """Have the store hold these keys. None is deleted before all that is wanted, and ``after``, is known."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, ip_address, ip_network
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from cells.cluster.ipcache import IpcacheEntry, Source
 from cells.cluster.kvstore import IPS, OwnKey
@@ -36,7 +37,7 @@ class Pair(msgspec.Struct, frozen=True, rename="pascal"):
     metadata: str = ""
     namespace: str = msgspec.field(name="K8sNamespace", default="")
     pod_name: str = msgspec.field(name="K8sPodName", default="")
-    named_ports: list[NamedPort] | None = None
+    named_ports: list[NamedPort] | UnsetType | None = UNSET
 
 
 class SharedAddress(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +49,7 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
     identity: int
     node: str
     """The address of its node; empty if that is not said."""
-    value: bytes
+    value: str
     """The whole, as it was read."""
     encrypt_key: int = 0
     namespace: str = ""
@@ -91,11 +92,11 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
         prefix=prefix,
         identity=told.id,
         node=told.host_ip or "",
-        value=value,
+        value=value.decode(),
         encrypt_key=told.key & 0xFF,
         namespace=told.namespace,
         pod=told.pod_name,
-        ports=tuple(told.named_ports or ()),
+        ports=tuple(told.named_ports) if told.named_ports else (),
     )
 
 
@@ -112,9 +113,9 @@ def address_keys(
             metadata=f"cilium-global:default:{node}:{endpoint.id}",
             namespace=endpoint.pod_namespace,
             pod_name=endpoint.pod_name,
-            named_ports=list(ports) or None,
+            named_ports=list(ports) or UNSET,
         )
-        yield OwnKey(f"{IPS}{ip}", _ENCODE.encode(pair))
+        yield OwnKey(f"{IPS}{ip}", _ENCODE.encode(pair).decode())
 
 
 def _tunnel_endpoint(node: str) -> IPv4Address:

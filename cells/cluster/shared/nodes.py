@@ -79,7 +79,7 @@ _DECODE = msgspec.json.Decoder(WireNode)
 
 def node_key(node: ClusterNode) -> OwnKey:
     """This node's key."""
-    return OwnKey(f"{NODES}{node.full_name}", _ENCODE.encode(_wire(node)))
+    return OwnKey(f"{NODES}{node.full_name}", _ENCODE.encode(_wire(node)).decode())
 
 
 def _wire(node: ClusterNode) -> WireNode:

@@ -111,7 +111,7 @@ class SharedKeys:
         ports.sort(key=lambda port: (port.name, port.port))
         return list(address_keys(endpoint, node.name, host, ports, node.encryption_key))
 
-    def _left(self) -> dict[str, bytes]:
+    def _left(self) -> dict[str, str]:
         """Keys that say that this node has them: a former agent's of pods that are gone."""
         node = self._own
         own = {str(each.ip) for each in node.addresses} if node is not None else set()

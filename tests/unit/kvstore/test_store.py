@@ -31,6 +31,10 @@ class Row(OwnKey, frozen=True):
     """A key less its prefix, and its value."""
 
 
+def read(key: str, value: bytes) -> Row:
+    return Row(key, value.decode())
+
+
 class Followed:
     """Keys of ``their/`` as a table, and a table whose rows become keys of ``our/``."""
 
@@ -40,11 +44,11 @@ class Followed:
         self.ours: Table[OwnKey] = Table("ours", key=lambda row: row.key)
         self._first = self.ours.initializer()
         self._first.done()
-        jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, Row, scope="their", grace=0.3))
+        jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=0.3))
         self.kept = keep_keys(store, self.ours, jobs=jobs, tables=tables)
 
     def told(self) -> dict[str, str]:
-        return {row.key: row.value.decode() for row in self.theirs.all()}
+        return {row.key: row.value for row in self.theirs.all()}
 
     def tell(self, *rows: OwnKey) -> None:
         with self.ours.txn() as txn:
@@ -105,7 +109,7 @@ async def test_what_a_store_that_began_anew_misses_stays_for_a_while(etcd: Etcd)
         etcd.put(f"their/{name}", "1")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
-        found.tell(OwnKey("our/x", b"1"))
+        found.tell(OwnKey("our/x", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         etcd.kill()
         etcd.empty()
@@ -118,18 +122,18 @@ async def test_what_a_store_that_began_anew_misses_stays_for_a_while(etcd: Etcd)
 
 async def test_keys_are_told_kept_and_taken_back(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
-        found.tell(OwnKey("our/x", b"1"), OwnKey("our/y", b"1"))
+        found.tell(OwnKey("our/x", "1"), OwnKey("our/y", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
         etcd.delete("our/x")
         etcd.put("our/y", "somebody's")
         await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
-        found.tell(OwnKey("our/x", b"2"))
+        found.tell(OwnKey("our/x", "2"))
         await until(lambda: etcd.all("our/") == {"our/x": "2"})
 
 
 async def test_a_lost_lease_is_made_up_for(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
-        found.tell(OwnKey("our/x", b"1"))
+        found.tell(OwnKey("our/x", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         lease = etcd.lease_of("our/x")
         assert lease
@@ -140,10 +144,10 @@ async def test_a_lost_lease_is_made_up_for(etcd: Etcd) -> None:
 
 async def test_a_key_that_is_another_nodes_by_now_is_left_alone(etcd: Etcd) -> None:
     async with following(etcd) as found:
-        found.tell(OwnKey("our/x", b"here"))
+        found.tell(OwnKey("our/x", "here"))
         await until(lambda: etcd.all("our/") == {"our/x": "here"})
         etcd.put("our/x", "there")
-        found.tell(OwnKey("our/y", b"here"))
+        found.tell(OwnKey("our/y", "here"))
         await until(lambda: etcd.all("our/").get("our/y") == "here")
         await found.kept.wait_realised("our/x")
         assert etcd.all("our/") == {"our/x": "there", "our/y": "here"}
@@ -155,7 +159,7 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         await until(lambda: "refused" in found.store.state().message)
         assert found.store.state().state == "Failure"
         assert not found.theirs.initialized, "nothing may be taken for gone"
-        found.tell(OwnKey("our/x", b"1"))
+        found.tell(OwnKey("our/x", "1"))
         etcd.start()
         etcd.put("their/a", "1")
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
@@ -194,7 +198,7 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
         told |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
         config.write_text(json.dumps(told))
         async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
-            found.tell(OwnKey("their/x", b"1"))
+            found.tell(OwnKey("their/x", "1"))
             await until(lambda: found.told() == {"x": "1"})
     finally:
         etcd.kill()

@@ -67,7 +67,7 @@ def test_a_node_is_read_as_it_was_written() -> None:
     key = node_key(node)
     assert key.key == "cilium/state/nodes/v1/default/n1"
     assert json.loads(key.value)["IPv4AllocCIDR"] == {"IP": "10.1.0.0", "Mask": "////AA=="}
-    assert read_node("default/n1", key.value) == node
+    assert read_node("default/n1", key.value.encode()) == node
 
 
 def test_what_is_no_node_is_none() -> None:
