@@ -81,7 +81,7 @@ from cells.maps.records.nat import (
     DeviceConfig,
     NatEntry,
 )
-from cells.maps.records.nodeport import NODEPORT_ON, NodePortConfig
+from cells.maps.records.nodeport import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP, NODEPORT_ON, NodePortConfig
 from cells.maps.records.sock import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,
@@ -126,6 +126,8 @@ __all__ = [
     "METRIC_EGRESS",
     "METRIC_INGRESS",
     "METRIC_SERVICE",
+    "NODEPORT_DSR_OTHER",
+    "NODEPORT_DSR_TCP",
     "NODEPORT_ON",
     "NODE_AUDITS_POLICY",
     "NODE_EVENTS",

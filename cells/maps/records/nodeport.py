@@ -13,6 +13,10 @@ from cells.maps.records.abi import Layout
 
 NODEPORT_ON: Final = 1
 """Clients outside are served."""
+NODEPORT_DSR_TCP: Final = 2
+"""Backends on other nodes answer them directly, in TCP."""
+NODEPORT_DSR_OTHER: Final = 4
+"""The same in other protocols."""
 
 _config = Layout("nodeport_config", ipv4="4s", flags="I", ipv6="16s", reserved="8x")
 NEIGHBOUR: Final = Layout("nodeport_neighbour", mac="6s", pad="2x").size

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
-from cells.maps import NODEPORT_ON, Maps, NodePortConfig
+from cells.maps import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP, NODEPORT_ON, Maps, NodePortConfig
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.devices import Device, DeviceSettings
 from cells.node.sysctl import Sysctls
@@ -24,6 +24,7 @@ from cells.services.outside.addresses import (
 )
 from cells.services.outside.ports import reserved_ports
 from cells.services.settings import ServiceSettings
+from cells.tunnel import TunnelSettings
 from lifecycle import (
     Derived,
     Hook,
@@ -86,6 +87,7 @@ class NodePorts:
         agent: AgentConfig,
         datapath: DatapathSettings,
         selection: DeviceSettings,
+        tunnel: TunnelSettings,
         facts: NodePortMap,
         sysctls: Sysctls,
         devices: Table[Device],
@@ -102,6 +104,7 @@ class NodePorts:
         self._selection = Selection(
             settings.nodeport_addresses, settings.direct_routing_device, bool(selection.devices)
         )
+        self._tunnelled = tunnel.tunnelled
         self._sysctls = sysctls
         self._devices = devices
         self._own = own
@@ -132,7 +135,7 @@ class NodePorts:
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
         row = NodePortConfig(
-            NODEPORT_ON,
+            NODEPORT_ON | _DIRECT[self._settings.bpf_lb_mode],
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
             ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
         )
@@ -142,6 +145,11 @@ class NodePorts:
         settings = self._settings
         if not settings.outside:
             return
+        if self._tunnelled and settings.bpf_lb_mode != "snat":
+            raise UsageError(
+                f"bpf-lb-mode={settings.bpf_lb_mode}: packets in a tunnel cannot tell a backend of the service;"
+                " set it to snat, or routing-mode=native"
+            )
         device = settings.direct_routing_device
         if device and all(each.name != device for each in self._devices.all()):
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
@@ -164,6 +172,7 @@ class NodePorts:
 
 
 _ONLY: Final = "node"
+_DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER}
 
 
 class _FactsTarget:

@@ -54,7 +54,12 @@ class ServiceSettings(Settings, frozen=True):
     """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
 
     bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], Formerly("node-port-mode")] = "snat"
-    """How a backend on another node is reached: with this node's address; others are not served yet."""
+    """How a backend on another node is reached: with this node's address, or so that it answers the client
+    itself (dsr), in TCP only (hybrid)."""
+
+    bpf_lb_dsr_dispatch: Literal["opt", "ipip", "geneve"] = "opt"
+    """How that backend's node is told which service was asked: in an option of the IP header; no other way is
+    served yet."""
 
     bpf_lb_algorithm: Annotated[Literal["random", "maglev"], Formerly("node-port-algorithm")] = "random"
     """How a backend is chosen for clients outside; maglev is not served yet."""
@@ -69,8 +74,9 @@ class ServiceSettings(Settings, frozen=True):
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
-        if self.bpf_lb_mode != "snat":
-            yield f"bpf-lb-mode={self.bpf_lb_mode}: not supported yet, expected snat, or leave it unset"
+        if self.bpf_lb_dsr_dispatch != "opt":
+            asked = self.bpf_lb_dsr_dispatch
+            yield f"bpf-lb-dsr-dispatch={asked}: not supported yet, expected opt, or leave it unset"
         if self.bpf_lb_algorithm != "random":
             yield (
                 f"bpf-lb-algorithm={self.bpf_lb_algorithm}: not supported yet, expected random, or leave it"

@@ -20,6 +20,7 @@ from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    NODEPORT_DSR_TCP,
     NODEPORT_ON,
     DeviceConfig,
     EndpointConfig,
@@ -164,8 +165,9 @@ class Node:
         )
         self._maps["hive_node"].update(bytes(4), row.pack())
         serves = NODEPORT_ON * ("ENABLE_NODEPORT" in recording.switches)
+        serves |= NODEPORT_DSR_TCP * ("ENABLE_DSR" in recording.switches)
         direct = IPv4Address(constants.get("IPV4_DIRECT_ROUTING", 0))
-        direct6 = IPv6Address(constants.get("IPV6_DIRECT_ROUTING", "::"))
+        direct6 = ipv6_told(constants.get("IPV6_DIRECT_ROUTING", "::"))
         self._maps["hive_nodeport"].update(bytes(4), NodePortConfig(serves, direct, direct6).pack())
         on = "TUNNEL_MODE" in recording.switches | constants.keys()
         tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
@@ -186,7 +188,9 @@ class Node:
             IPv6Address(constants.get("IPV6_MASQUERADE", "::")),
             flags=sum(flag for flag, holds in on.items() if holds),
         )
-        self._maps["hive_devices"].update(struct.pack("<I", 1), row.pack())
+        others = {route(recording).ifindex} - {constants.get("NATIVE_DEV_IFINDEX")}
+        for ifindex in {1} | others:
+            self._maps["hive_devices"].update(struct.pack("<I", ifindex), row.pack())
         if step:
             pod = LxcValue(7, 7, bytes(6), bytes(6), 1000)
             source = IPv4Address(recording.packet[26:30])
@@ -248,6 +252,12 @@ def settings(recording: Recording) -> DatapathSettings:
         service_no_backend_response="reject" if answers else "drop",
         enable_sctp="ENABLE_SCTP" in recording.switches,
     )
+
+
+def ipv6_told(text: str) -> IPv6Address:
+    """The recorder wrote some by their first six bytes, as it writes MACs."""
+    cut = text.count(":") == 5 and "::" not in text
+    return IPv6Address(mac(text).ljust(16, b"\0")) if cut else IPv6Address(text)
 
 
 def route(recording: Recording) -> Route:

@@ -20,6 +20,7 @@ Json = Any
 OK, SHOT, REDIRECT = 0, 2, 7
 FIRST_DROP_REASON: Final = 130
 
+IPV6: Final = b"\x86\xdd"
 LIFETIME_AT, LAST_TX_AT, LAST_RX_AT = 32, 48, 52
 """Where a conntrack entry has its times."""
 
@@ -82,10 +83,16 @@ class Recording:
         return self._complete(bytes.fromhex(self.data["result"]["packet"]))
 
     def _complete(self, packet: bytes) -> bytes:
-        """With the length that packets of a step of a program lack; their checksums count changes alone."""
-        if self.hook != "snat-step":
-            return packet
-        return packet[:16] + (len(packet) - 14).to_bytes(2, "big") + packet[18:]
+        """With the length that it has: of a step of a program it is missing, some IPv6 packets say more.
+
+        No checksum counts it but that of IPv4, and of that only changes were recorded.
+        """
+        length = len(packet) - 14
+        if self.hook == "snat-step":
+            return packet[:16] + length.to_bytes(2, "big") + packet[18:]
+        if packet[12:14] == IPV6 and int.from_bytes(packet[18:20], "big") > length - 40:
+            return packet[:18] + (length - 40).to_bytes(2, "big") + packet[20:]
+        return packet
 
     @cached_property
     def tunnel_keys(self) -> list[Json]:

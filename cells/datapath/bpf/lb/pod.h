@@ -138,16 +138,12 @@ static __always_inline bool lb_frontend_of(__be16 index, struct address *address
 	return true;
 }
 
-/* Have a backend's answer come from the service. `loopback`: the backend is the client. 0, or the reason to drop. */
-static __always_inline int lb_answer(struct __sk_buff *skb, struct flow *flow, __be16 index, bool loopback,
-				     __u8 family)
+/* Have an answer come from there: 0, or the reason to drop. `loopback`: the backend is the client. */
+static __always_inline int lb_answer_from(struct __sk_buff *skb, struct flow *flow, const struct address *service,
+					  __be16 port, bool loopback, __u8 family)
 {
-	struct address service;
-	__be16 port;
 	int refused;
 
-	if (!lb_frontend_of(index, &service, &port, family))
-		return 0;
 	flow->translated = true;
 	if (family == FAMILY_IPV4 && loopback) {
 		refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &flow->saddr, family);
@@ -155,12 +151,24 @@ static __always_inline int lb_answer(struct __sk_buff *skb, struct flow *flow, _
 			return refused;
 		flow->daddr = flow->saddr;
 	}
-	refused = translate_address(skb, flow, SOURCE, &flow->saddr, &service, family);
+	refused = translate_address(skb, flow, SOURCE, &flow->saddr, service, family);
 	if (!refused)
 		refused = translate_port(skb, flow, SOURCE, flow->sport, port);
-	flow->saddr = service;
+	flow->saddr = *service;
 	flow->sport = port;
 	return refused;
+}
+
+/* Have a backend's answer come from the service. */
+static __always_inline int lb_answer(struct __sk_buff *skb, struct flow *flow, __be16 index, bool loopback,
+				     __u8 family)
+{
+	struct address service;
+	__be16 port;
+
+	if (!lb_frontend_of(index, &service, &port, family))
+		return 0;
+	return lb_answer_from(skb, flow, &service, port, loopback, family);
 }
 
 VERIFIED_ALONE lb4_answer(struct __sk_buff *skb, struct flow *flow, __u32 index, __u32 loopback)

@@ -61,6 +61,7 @@ struct flow {
 	bool translated;   /* it was addressed to a service, or answers what was */
 	bool loopback;	   /* from a pod to a service that it serves itself */
 	bool node_port;	   /* from outside to a service: answers leave as its own */
+	bool dsr;	   /* the same, by way of another node, whose answers do not go there */
 	bool local_only;   /* no other node may serve it */
 	__be16 proxy_port;  /* who takes it instead of whom it is for, as its policy says; 0: nobody */
 	__be16 rev_nat_index; /* of the service it was addressed to */

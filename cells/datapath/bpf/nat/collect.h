@@ -10,7 +10,7 @@
 #define NAT_YOUNG 1000000000ULL /* one that has just been made is left to the next walk */
 
 /* Whether conntrack knows the flow that an entry of packets on their way out translates. */
-static __always_inline bool nat4_alive(const struct ct4_key *out)
+static __always_inline bool nat4_flow_alive(const struct ct4_key *out)
 {
 	struct ct4_key key __attribute__((aligned(8))) = *out;
 	const struct ct_entry *entry;
@@ -24,7 +24,7 @@ static __always_inline bool nat4_alive(const struct ct4_key *out)
 	return entry && !has_ended(entry);
 }
 
-static __always_inline bool nat6_alive(const struct ct6_key *out)
+static __always_inline bool nat6_flow_alive(const struct ct6_key *out)
 {
 	struct ct6_key key __attribute__((aligned(8))) = *out;
 	const struct ct_entry *entry;
@@ -36,6 +36,29 @@ static __always_inline bool nat6_alive(const struct ct6_key *out)
 	else
 		entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key);
 	return entry && !has_ended(entry);
+}
+
+/* Whether it does, or knows the flow that such packets answer: as those of a backend that answers a client by itself. */
+static __always_inline bool nat4_alive(const struct ct4_key *out)
+{
+	struct ct4_key answered __attribute__((aligned(8))) = *out;
+
+	answered.saddr = out->daddr;
+	answered.daddr = out->saddr;
+	answered.tail.dport = out->tail.sport;
+	answered.tail.sport = out->tail.dport;
+	return nat4_flow_alive(out) || nat4_flow_alive(&answered);
+}
+
+static __always_inline bool nat6_alive(const struct ct6_key *out)
+{
+	struct ct6_key answered __attribute__((aligned(8))) = *out;
+
+	answered.saddr = out->daddr;
+	answered.daddr = out->saddr;
+	answered.tail.dport = out->tail.sport;
+	answered.tail.sport = out->tail.dport;
+	return nat6_flow_alive(out) || nat6_flow_alive(&answered);
 }
 
 /* The key of the answers becomes that of the packets on their way out. */

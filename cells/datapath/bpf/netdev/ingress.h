@@ -12,8 +12,30 @@
 #include "netdev/maps.h"
 #include "nodeport/answer.h"
 #include "nodeport/conntrack.h"
+#include "nodeport/dsr.h"
 #include "nodeport/error.h"
 #include "nodeport/forward.h"
+
+/* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
+static __always_inline int device_brings(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
+					 __u32 now, __u8 family)
+{
+	const struct address_info *local;
+	int done;
+
+	if (likely(!dsr_serves(own, flow)))
+		return UNDECIDED;
+	local = address_lookup(&flow->daddr, family);
+	if (!local)
+		return UNDECIDED;
+	done = family == FAMILY_IPV4 ? dsr4_note(skb, flow, now) : dsr6_note(skb, flow, now);
+	if (done < 0)
+		return DROP(INGRESS, -done);
+	if (!done)
+		return UNDECIDED;
+	return family == FAMILY_IPV4 ? nodeport4_deliver(skb, flow, local, now)
+				     : nodeport6_deliver(skb, flow, local, now);
+}
 
 /* What is for a service, and errors on their way to a backend of one: the verdict, or UNDECIDED. */
 static __always_inline int device_serves(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
@@ -32,8 +54,12 @@ static __always_inline int device_serves(struct __sk_buff *skb, struct flow *flo
 	if (unlikely(answers_into_tunnel(flow)))
 		return UNDECIDED;
 	verdict = family == FAMILY_IPV4 ? lb4_outside(skb, flow, now) : lb6_outside(skb, flow, now);
+	if (!verdict)
+		return device_brings(skb, flow, own, now, family);
 	if (verdict != LB_TRANSLATED)
-		return verdict ? verdict : UNDECIDED;
+		return verdict;
+	if (dsr_serves(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
+		return family == FAMILY_IPV4 ? dsr4_forward(skb, flow) : dsr6_forward(skb, flow);
 	refused = family == FAMILY_IPV4 ? nodeport4_note(skb, flow, now) : nodeport6_note(skb, flow, now);
 	return refused ? DROP(INGRESS, refused) : nodeport_go_on(skb, flow, own, now, family);
 }

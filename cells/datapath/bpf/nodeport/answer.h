@@ -9,15 +9,22 @@
 #include "lib/fib.h"
 #include "lib/mark.h"
 #include "netdev/maps.h"
+#include "nodeport/dsr.h"
 #include "nodeport/maps.h"
 #include "nodeport/send.h"
 
-/* The entry of the client's flow that the packet answers, which notes it; NULL: nobody outside has asked. */
-static __always_inline struct ct_entry *nodeport_answered(struct flow *flow, __u32 now, __u8 family)
+/* What the packet has to come from, which answers the flow of `entry`; false if that is gone. */
+static __always_inline bool nodeport_service(const struct flow *flow, const struct ct_entry *entry,
+					     struct nat_entry *service, __u8 family)
 {
-	struct ct_entry *entry = ct_find(flow, INGRESS, true, now, family);
+	if (entry->dsr_internal)
+		return dsr_service(flow, service, family);
+	return lb_frontend_of(entry->rev_nat_index, &service->address, &service->port, family);
+}
 
-	return entry && entry->node_port ? entry : NULL;
+static __always_inline bool asked_outside(const struct ct_entry *entry)
+{
+	return entry->node_port || entry->dsr_internal;
 }
 
 #define NODEPORT_TRANSLATED 1
@@ -27,6 +34,7 @@ static __always_inline struct ct_entry *nodeport_answered(struct flow *flow, __u
  */
 static __always_inline int nodeport_answer(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
 {
+	struct nat_entry service = {};
 	const struct ct_entry *entry;
 	int refused;
 
@@ -34,11 +42,15 @@ static __always_inline int nodeport_answer(struct __sk_buff *skb, struct flow *f
 		refused = lb_error(skb, flow, family);
 		return refused ? -refused : flow->translated;
 	}
-	entry = nodeport_answered(flow, now, family);
-	if (!entry)
+	entry = ct_find(flow, INGRESS, true, now, family);
+	if (!entry || !asked_outside(entry))
 		return 0;
-	refused = lb_answer(skb, flow, entry->rev_nat_index, false, family);
-	return refused ? -refused : NODEPORT_TRANSLATED;
+	if (nodeport_service(flow, entry, &service, family)) {
+		refused = lb_answer_from(skb, flow, &service.address, service.port, false, family);
+		if (refused)
+			return -refused;
+	}
+	return NODEPORT_TRANSLATED;
 }
 
 VERIFIED_ALONE nodeport4_answer(struct __sk_buff *skb, struct flow *flow, __u32 now)
@@ -69,16 +81,15 @@ static __always_inline int nodeport_returns(struct __sk_buff *skb, struct flow *
 /* The verdict on an answer that routes for its new source, the service, take to another device than this one: it is
  * translated there. UNDECIDED if it is right here, or if routes say nothing.
  */
-static __always_inline int nodeport_elsewhere(struct __sk_buff *skb, const struct flow *flow, __be16 index,
-					      __u8 family)
+static __always_inline int nodeport_elsewhere(struct __sk_buff *skb, const struct flow *flow,
+					      const struct ct_entry *entry, __u8 family)
 {
+	struct nat_entry service = {};
 	struct bpf_fib_lookup fib;
 	struct ethernet *eth;
-	struct address service;
-	__be16 port;
 
-	if (!lb_frontend_of(index, &service, &port, family) ||
-	    fib_ask(skb, &fib, &service, &flow->daddr, family) != BPF_FIB_LKUP_RET_SUCCESS ||
+	if (!nodeport_service(flow, entry, &service, family) ||
+	    fib_ask(skb, &fib, &service.address, &flow->daddr, family) != BPF_FIB_LKUP_RET_SUCCESS ||
 	    fib.ifindex == skb->ifindex || !bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return UNDECIDED;
 	eth = packet_eth(skb);
@@ -99,9 +110,9 @@ static __always_inline int nodeport_leaves(struct __sk_buff *skb, struct flow *f
 
 	if (!flow->related) {
 		entry = ct_entry_of(flow, INGRESS, true, family);
-		if (likely(!entry || !entry->node_port))
+		if (likely(!entry || !asked_outside(entry)))
 			return UNDECIDED;
-		verdict = nodeport_elsewhere(skb, flow, entry->rev_nat_index, family);
+		verdict = nodeport_elsewhere(skb, flow, entry, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}

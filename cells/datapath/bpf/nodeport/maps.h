@@ -14,6 +14,8 @@ struct nodeport_config {
 };
 
 #define NODEPORT_ON 1
+#define NODEPORT_DSR_TCP 2   /* backends on other nodes answer the client themselves: in TCP */
+#define NODEPORT_DSR_OTHER 4 /* in other protocols */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

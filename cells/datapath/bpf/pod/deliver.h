@@ -51,9 +51,11 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);
 	/* The answers go the way the last packet came. */
-	if (unlikely(entry->through_stack != flow->through_stack || entry->node_port != flow->node_port)) {
+	if (unlikely(entry->through_stack != flow->through_stack || entry->node_port != flow->node_port ||
+		     entry->dsr_internal != flow->dsr)) {
 		entry->through_stack = flow->through_stack;
 		entry->node_port = flow->node_port;
+		entry->dsr_internal = flow->dsr;
 		entry->verdict = 0;
 	}
 	return 0;

@@ -192,7 +192,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
-	if (status == CT_REPLY && unlikely(entry->node_port)) {
+	if (status == CT_REPLY && unlikely(entry->node_port || entry->dsr_internal)) {
 		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Direct server return: a backend on another node answers the client itself. So its node has to know the service that
+ * was asked; the first packet of a connection, and every one of protocols without connections, tells in an option of
+ * its header (RFC 791, RFC 8200), in Cilium's form.
+ */
+#pragma once
+
+#include "ct/conntrack.h"
+#include "lib/fib.h"
+#include "nat/maps.h"
+#include "nodeport/conntrack.h"
+#include "nodeport/maps.h"
+
+#define DSR4_OPTION 0x9a08 /* type and length */
+#define DSR6_OPTION 0x1b14 /* the same of an IPv6 destination option */
+
+/* Numbers in the opposite of the network's order. */
+struct dsr4_option {
+	__be16 kind;
+	__u16 port;
+	__u32 address;
+};
+
+/* A destination options header with that one option. */
+struct dsr6_header {
+	__u8 next;
+	__u8 length; /* in 8 bytes, the first not counted */
+	__be16 kind;
+	struct address address;
+	__be16 port;
+	__u16 pad;
+};
+
+_Static_assert(sizeof(struct dsr4_option) == 8, "option");
+_Static_assert(sizeof(struct dsr6_header) == 24, "destination options header");
+
+#define DSR_ROOM (BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET)
+
+/* Whether connections of the protocol are answered directly. */
+static __always_inline bool dsr_serves(const struct nodeport_config *own, const struct flow *flow)
+{
+	return own->flags & (flow->protocol == IPPROTO_TCP ? NODEPORT_DSR_TCP : NODEPORT_DSR_OTHER);
+}
+
+static __always_inline int dsr4_tell(struct __sk_buff *skb, const struct address *service, __be16 port)
+{
+	const struct dsr4_option option = {
+		.kind = bpf_htons(DSR4_OPTION),
+		.port = bpf_ntohs(port),
+		.address = bpf_ntohl(service->words[0]),
+	};
+	const __u32 size = sizeof(option);
+	__be32 before, after;
+	struct iphdr *ip = packet_ipv4(skb);
+	__s64 sum;
+
+	if (!ip || ip->ihl + size / 4 > 15)
+		return DROP_INVALID;
+	before = *(__be32 *)ip;
+	ip->ihl += size / 4;
+	ip->tot_len = bpf_htons(bpf_ntohs(ip->tot_len) + size);
+	after = *(__be32 *)ip;
+	sum = bpf_csum_diff(&before, sizeof(before), &after, sizeof(after), 0);
+	sum = bpf_csum_diff(NULL, 0, (void *)&option, sizeof(option), sum);
+	if (bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_NET, DSR_ROOM) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(*ip), &option, sizeof(option), 0) ||
+	    bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), 0, sum, 0))
+		return DROP_WRITE_ERROR;
+	return 0;
+}
+
+static __always_inline int dsr6_tell(struct __sk_buff *skb, const struct address *service, __be16 port)
+{
+	struct dsr6_header header = {
+		.length = sizeof(header) / 8 - 1,
+		.kind = bpf_htons(DSR6_OPTION),
+		.address = *service,
+		.port = port,
+	};
+	struct ipv6hdr *ip = packet_ipv6(skb);
+
+	if (!ip)
+		return DROP_INVALID;
+	header.next = ip->nexthdr;
+	ip->nexthdr = IPPROTO_DSTOPTS;
+	ip->payload_len = bpf_htons(bpf_ntohs(ip->payload_len) + sizeof(header));
+	if (bpf_skb_adjust_room(skb, sizeof(header), BPF_ADJ_ROOM_NET, DSR_ROOM) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(*ip), &header, sizeof(header), 0))
+		return DROP_WRITE_ERROR;
+	return 0;
+}
+
+/* Send the client's packet on to a backend elsewhere, which answers the client; the verdict. */
+static __always_inline int dsr_forward(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	struct address service;
+	int refused = 0;
+	__be16 port;
+
+	if (flow->protocol != IPPROTO_TCP || flow->tcp_flags & TCP_SYN) {
+		if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
+			return DROP(EGRESS, DROP_NO_SERVICE);
+		refused = family == FAMILY_IPV4 ? dsr4_tell(skb, &service, port) : dsr6_tell(skb, &service, port);
+	}
+	return refused ? DROP(EGRESS, refused) : fib_send(skb, flow, EGRESS, family);
+}
+
+VERIFIED_ALONE dsr4_forward(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? dsr_forward(skb, flow, FAMILY_IPV4) : DROP(EGRESS, DROP_INVALID);
+}
+
+VERIFIED_ALONE dsr6_forward(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? dsr_forward(skb, flow, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
+}
+
+/* The service that the packet's header tells of; false if it tells of none. */
+static __always_inline bool dsr4_told(struct __sk_buff *skb, struct address *service, __be16 *port)
+{
+	const struct iphdr *ip = packet_ipv4(skb);
+	struct dsr4_option option;
+
+	if (!ip || ip->ihl < (sizeof(*ip) + sizeof(option)) / 4 ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
+	    option.kind != bpf_htons(DSR4_OPTION))
+		return false;
+	*service = (struct address){ .words = { bpf_htonl(option.address) } };
+	*port = bpf_htons(option.port);
+	return true;
+}
+
+static __always_inline bool dsr6_told(struct __sk_buff *skb, struct address *service, __be16 *port)
+{
+	const struct ipv6hdr *ip = packet_ipv6(skb);
+	struct dsr6_header header;
+
+	if (!ip || ip->nexthdr != IPPROTO_DSTOPTS ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(*ip), &header, sizeof(header)) ||
+	    header.kind != bpf_htons(DSR6_OPTION))
+		return false;
+	*service = header.address;
+	*port = header.port;
+	return true;
+}
+
+/* What the answers of the flow come from: its translation, as of packets on their way out. */
+static __always_inline bool dsr_service(const struct flow *answer, struct nat_entry *service, __u8 family)
+{
+	union nat_key key;
+
+	nat_key_write(&key, &answer->saddr, answer->sport, &answer->daddr, answer->dport, answer->protocol,
+		      NAT_KEY_OUT, family);
+	return nat_lookup(&key, service, family);
+}
+
+#define DSR_KNOWN 1
+
+/* Note what another node has passed on for a backend here: DSR_KNOWN, 0 if it is none of these, or minus the reason to
+ * drop.
+ */
+static __always_inline int dsr_note(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+{
+	bool tcp = flow->protocol == IPPROTO_TCP, told;
+	struct nat_entry service = {};
+	struct ct_entry *known;
+	union nat_key key;
+
+	told = family == FAMILY_IPV4 ? dsr4_told(skb, &service.address, &service.port)
+				     : dsr6_told(skb, &service.address, &service.port);
+	flow->dsr = ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->dsr_internal;
+	if (flow->dsr || !told) {
+		if (!told || !tcp || !(flow->tcp_flags & TCP_SYN))
+			return flow->dsr ? DSR_KNOWN : 0;
+	}
+	const struct ct_entry entry = {
+		.source_identity = world_identity(family),
+		.dsr_internal = true,
+		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
+		.tx_flags_seen = tcp ? TCP_SYN : 0,
+		.last_tx_report = now,
+	};
+
+	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_OUT,
+		      family);
+	if (nat_insert(&key, &service, BPF_ANY, family))
+		return -DROP_NAT_NO_MAPPING;
+	flow->dsr = true;
+	flow->report = CT_CAPTURE;
+	return nodeport_insert(flow, &entry, family) ? -DROP_CT_CREATE_FAILED : DSR_KNOWN;
+}
+
+VERIFIED_ALONE dsr4_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? dsr_note(skb, flow, now, FAMILY_IPV4) : 0;
+}
+
+VERIFIED_ALONE dsr6_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+{
+	return flow ? dsr_note(skb, flow, now, FAMILY_IPV6) : 0;
+}

@@ -1,0 +1,137 @@
+"""Clients outside: who may ask, what errors reach whom, and backends elsewhere that answer them directly."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+import pytest
+from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
+from scapy.packet import Packet
+
+from cells.maps import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
+from cells.services.balancer.entries import source_range_key
+from cells.services.model import ServiceFlag
+from tests.kernel.datapath.packets import from_pod
+from tests.kernel.datapath.world import INGRESS, OK, REDIRECT, SHOT, A
+from tests.kernel.datapath_nodeport.world import (
+    CLIENT,
+    DIRECT,
+    ELSEWHERE,
+    HOP,
+    NODE_PORT,
+    SERVICE,
+    NodePortWorld,
+    segment,
+)
+from tests.kernel.datapath_services.services import TARGET, Backend
+from tests.kernel.datapath_services.test_pod_service import ends, intact
+
+pytestmark = pytest.mark.kernel
+
+IS_CLUSTER_IP, SOURCE_RANGE, INVALID = 174, 177, 134
+HERE = {4: A.ip, 6: A.ip6}
+FLAGS = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
+ROUTER = {4: "198.51.100.254", 6: "2001:db8::fe"}
+SPORT = 33333
+
+
+def serve(world: NodePortWorld, version: int, backend: str, flags: ServiceFlag = FLAGS) -> None:
+    world.services.serve(SERVICE[version], [Backend(1, backend)], port=NODE_PORT, flags=flags)
+
+
+def asked(version: int, flags: str = "S", kind: str = "tcp") -> Packet:
+    return segment(kind, CLIENT[version], SERVICE[version], SPORT, NODE_PORT, flags)
+
+
+def test_what_nobody_outside_may_ask_is_dropped(world: NodePortWorld) -> None:
+    serve(world, 4, A.ip, ServiceFlag(0))
+    outcome = world.client_sends(asked(4))
+    assert (outcome.action, outcome.dropped) == (SHOT, (IS_CLUSTER_IP, INGRESS))
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("deny", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+def test_only_clients_of_the_source_ranges_are_served(
+    world: NodePortWorld, version: int, *, deny: bool, listed: bool
+) -> None:
+    serve(
+        *(world, version, HERE[version]),
+        FLAGS | ServiceFlag.SOURCE_RANGE | (ServiceFlag.QUARANTINED if deny else ServiceFlag(0)),
+    )
+    network = ip_network(CLIENT[version] if listed else ROUTER[version])
+    where = source_range_key(1, network)
+    world.maps[where.map].update(where.key, b"\0")
+    outcome = world.client_sends(asked(version))
+    assert outcome.dropped == (None if listed != deny else (SOURCE_RANGE, INGRESS))
+
+
+def test_a_host_port_is_served_by_this_node_alone(world: NodePortWorld) -> None:
+    serve(world, 4, ELSEWHERE[4].format(9), ServiceFlag.ROUTABLE | ServiceFlag.HOST_PORT)
+    assert world.client_sends(asked(4)).dropped == (INVALID, INGRESS)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_backend_hears_which_of_its_packets_did_not_fit(world: NodePortWorld, version: int) -> None:
+    """A router on the way knows the service; the backend itself, and who asks it."""
+    far = ELSEWHERE[version].format(9)
+    for backend, to in ((HERE[version], HERE[version]), (far, far)):
+        world.reset()
+        serve(world, version, backend)
+        sent = world.client_sends(asked(version)).packet
+        _, port, _, _ = ends(sent)
+        about = bytes(segment("tcp", SERVICE[version], CLIENT[version], NODE_PORT, SPORT, "A"))
+        if version == 4:
+            error = IP(src=ROUTER[4], dst=SERVICE[4]) / ICMP(type=3, code=4, nexthopmtu=1200) / about
+        else:
+            error = IPv6(src=ROUTER[6], dst=SERVICE[6]) / ICMPv6PacketTooBig(mtu=1200) / about
+        outcome = world.client_sends(error)
+        assert outcome.action == REDIRECT
+        head = outcome.packet[IP if version == 4 else IPv6]
+        quoted = (IP if version == 4 else IPv6)(bytes(head.payload)[8:])
+        assert head.dst == to
+        assert (quoted.src, quoted.payload.sport) == (to, TARGET)
+        client = (CLIENT[version], SPORT) if backend == HERE[version] else (DIRECT[version], port)
+        assert (quoted.dst, quoted.payload.dport) == client
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, version: int, kind: str) -> None:
+    world.serve_outside(NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    backend = ELSEWHERE[version].format(9)
+    serve(world, version, backend)
+    passed_on = world.client_sends(asked(version, kind=kind))
+    assert (passed_on.action, passed_on.packet.dst) == (REDIRECT, HOP)
+    # The same packet at the node that has the pod, which knows nothing of the service.
+    world.reset()
+    world.serve_outside(NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    head = passed_on.packet[IP if version == 4 else IPv6]
+    assert (head.src, head.dst) == (CLIENT[version], backend)
+    world.maps["cilium_lxc"].update(*world.row_of(A, backend))
+    told = world.device_gets(passed_on.packet)
+    assert (told.action, told.packet.dst) == (REDIRECT, A.mac)
+    if kind == "tcp":  # later packets of a connection do not tell
+        later = segment(kind, CLIENT[version], backend, SPORT, TARGET, "A")
+        assert world.comes_back(later).packet.dst == A.mac
+    pod = world.moved(A, backend)
+    answer = segment(kind, backend, CLIENT[version], TARGET, SPORT, "SA")
+    outcome = world.pod_sends(pod, from_pod(pod) / answer)
+    assert (outcome.action, outcome.packet.dst) == (REDIRECT, HOP)
+    assert ends(outcome.packet) == (SERVICE[version], NODE_PORT, CLIENT[version], SPORT)
+    assert intact(outcome.packet)
+
+
+def test_in_hybrid_mode_datagrams_come_back_by_this_node(world: NodePortWorld) -> None:
+    world.serve_outside(NODEPORT_DSR_TCP)
+    serve(world, 4, ELSEWHERE[4].format(9))
+    assert ends(world.client_sends(asked(4, kind="udp")).packet)[0] == DIRECT[4]
+    assert world.client_sends(asked(4)).packet[IP].src == CLIENT[4]
+
+
+def test_packets_for_nobody_are_the_stacks(world: NodePortWorld) -> None:
+    for flags in 0, NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER:
+        world.serve_outside(flags)
+        outcome = world.client_sends(asked(4))
+        assert (outcome.action, outcome.counted) == (OK, {})

@@ -1,0 +1,79 @@
+"""Two pods on a node that serves clients outside, and a way to every address.
+
+Needs: root, clang.   Gives: NodePortWorld, and the addresses of a client and of backends elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from cells.datapath import DatapathSettings
+from cells.maps import NODEPORT_ON, DeviceConfig, LxcKey, NodePortConfig
+from tests.kernel.datapath.packets import tcp, udp
+from tests.kernel.datapath.world import IFINDEX, NODE, NODE6, Outcome, Pod, World, raw
+from tests.kernel.datapath_overlay.recorder import Recorder, Route, recorded_object
+from tests.kernel.datapath_services.services import Services
+
+CLIENT = {4: "198.51.100.1", 6: "2001:db8::1"}
+SERVICE = {4: "192.168.7.7", 6: "fd00:7::7"}
+ELSEWHERE = {4: "10.2.0.{}", 6: "fd00:10:2::{}"}
+DIRECT = {4: NODE, 6: NODE6}
+NODE_PORT = 30080
+CLIENT_MAC, OWN_MAC, HOP = "0a:00:00:00:00:08", "0a:00:00:00:00:09", "0a:00:00:00:00:0a"
+SETTINGS = DatapathSettings(enable_sctp=True)
+ROUTE = Route(0, IFINDEX, raw(OWN_MAC), raw(HOP))
+
+
+class NodePortWorld(World):
+    """The world, with clients outside."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        super().__init__(SETTINGS, recorded_object(), self.recorder.map)
+        self.services = Services(self.maps)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.recorder.map.close()
+
+    def reset(self) -> None:
+        """As new, clients outside served with this node's address."""
+        super().reset()
+        self.services = Services(self.maps)
+        self.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(raw(OWN_MAC)).pack())
+        self.serve_outside()
+        self.recorder.nothing(ROUTE)
+
+    def serve_outside(self, flags: int = 0) -> None:
+        """``flags``: which backends elsewhere answer clients themselves."""
+        facts = NodePortConfig(NODEPORT_ON | flags, IPv4Address(NODE), IPv6Address(NODE6))
+        self.maps["hive_nodeport"].update(bytes(4), facts.pack())
+
+    @staticmethod
+    def moved(pod: Pod, ip: str) -> Pod:
+        """The pod, with another address."""
+        return replace(pod, ip6=ip) if ":" in ip else replace(pod, ip=ip)
+
+    def row_of(self, pod: Pod, ip: str) -> tuple[bytes, bytes]:
+        """Key and value of cilium_lxc, for an address of the pod."""
+        return LxcKey(ip_address(ip)).pack(), pod.address().pack()
+
+    def client_sends(self, packet: Packet) -> Outcome:
+        """A packet from outside comes in by the device."""
+        return self.device_gets(Ether(src=CLIENT_MAC, dst=OWN_MAC) / packet)
+
+    def comes_back(self, packet: Packet) -> Outcome:
+        """The same, of another node."""
+        return self.device_gets(Ether(src=HOP, dst=OWN_MAC) / packet)
+
+
+def segment(kind: str, source: str, destination: str, sport: int, dport: int, flags: str = "S") -> Packet:
+    """A packet of either protocol."""
+    if kind == "tcp":
+        return tcp(source, destination, flags, sport=sport, dport=dport)
+    return udp(source, destination, sport=sport, dport=dport)
