@@ -145,9 +145,9 @@ class NodePorts:
         settings = self._settings
         if not settings.outside:
             return
-        if self._tunnelled and settings.bpf_lb_mode != "snat":
+        if self._tunnelled and (mode := settings.bpf_lb_mode) != "snat":
             raise UsageError(
-                f"bpf-lb-mode={settings.bpf_lb_mode}: packets in a tunnel cannot tell a backend of the service;"
+                f"bpf-lb-mode={mode}: packets in a tunnel cannot tell which service was asked;"
                 " set it to snat, or routing-mode=native"
             )
         device = settings.direct_routing_device

@@ -11,7 +11,7 @@ What is not compared, because ours differs on purpose:
 * the entry of the pod that gets the packet: its policy is asked in the sender's program;
 * the mark of a packet that is delivered on the node: no program reads it any more;
 * the checksum of an ICMP error whose quote is translated: theirs is not changed by a port, ours is;
-* the hop that a packet takes to an IPv6 backend that answers directly: Cilium does not count it, RFC 8200 does;
+* the hop to an IPv6 backend that answers directly: Cilium does not count it, RFC 8200 does;
 * the port that a translated flow gets, and what of the packet follows from it: it is random.
 """
 
