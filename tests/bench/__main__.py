@@ -22,6 +22,7 @@ from tests.bench import (
     incremental,
     lag,
     losses,
+    names,
     node_ranges,
     packets,
     podadd,
@@ -56,6 +57,7 @@ PARTS: dict[str, Measure] = {
     "incremental": incremental.measure,
     "node-ranges": node_ranges.measure,
     "policies": policies.measure,
+    "names": names.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
