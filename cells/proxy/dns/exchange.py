@@ -6,8 +6,6 @@ Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import time
 from collections import Counter, defaultdict
 from typing import NamedTuple
@@ -15,6 +13,7 @@ from typing import NamedTuple
 from cells.endpoint import Endpoint
 from cells.observe.metrics import Histogram
 from cells.proxy.dns.sockets import Address
+from cells.proxy.dns.upstream import Line
 from cells.proxy.dns.wire import Query
 
 TCP, UDP = 6, 17
@@ -43,9 +42,9 @@ class Counts:
 
 
 class Exchange:
-    """A query that was let through to its server; owns the socket to it."""
+    """A query that was let through to its server."""
 
-    __slots__ = ("asking", "began", "checked", "endpoint", "query", "replied", "socket", "timeout")
+    __slots__ = ("asking", "began", "checked", "endpoint", "line", "query", "replied")
 
     def __init__(self, asking: Asking, query: Query, endpoint: Endpoint, began: float) -> None:
         self.asking = asking
@@ -54,8 +53,8 @@ class Exchange:
         self.began = began
         self.checked = time.perf_counter()
         self.replied = 0.0
-        self.socket: socket.socket | None = None
-        self.timeout: asyncio.TimerHandle | None = None
+        self.line: Line | None = None
+        """By which the server is asked, by UDP."""
 
     def count(self, counts: Counts, error: str = "") -> None:
         """The answer is on its way: note the times."""

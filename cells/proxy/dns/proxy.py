@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Final
 
@@ -21,6 +22,7 @@ import anyio.abc
 
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
+from cells.ipam import IPAddress
 from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
 from cells.proxy.dns.exchange import TCP, UDP, Asking, Counts, Exchange
@@ -36,6 +38,7 @@ from cells.proxy.dns.sockets import (
     upstream,
 )
 from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.upstream import Upstream
 from cells.proxy.dns.wire import (
     NOERROR,
     SERVFAIL,
@@ -109,7 +112,9 @@ class DNSProxy:
         loop = asyncio.get_running_loop()
         open_sockets: list[socket.socket] = []
         try:
+            self._upstream = Upstream(loop)
             async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self._give_up)
                 self._free = anyio.Semaphore(CONNECTIONS)
                 for family in self._port.families:
                     self._answers[4 if family == socket.AF_INET else 6] = UDPAnswers(family)
@@ -126,6 +131,7 @@ class DNSProxy:
                 one.close()
             for exchange in list(self._waiting):
                 self._end(exchange)
+            self._upstream.close()
             for answers in self._answers.values():
                 answers.close()
             self._answers.clear()
@@ -140,7 +146,7 @@ class DNSProxy:
                 return
             server = original_destination(ancillary)
             if server is not None:
-                self._received(Asking(data, (ip_address(sender[0]), sender[1]), server, UDP))
+                self._received(Asking(data, (_address(sender[0]), sender[1]), server, UDP))
 
     def _received(self, asking: Asking) -> None:
         began = time.perf_counter()
@@ -210,40 +216,32 @@ class DNSProxy:
         server = exchange.asking.server
         self._serving += 1
         self._waiting[exchange] = None
+        data, identity = exchange.asking.data, exchange.endpoint.identity
         try:
-            exchange.socket = upstream(server, exchange.endpoint.identity, socket.SOCK_DGRAM)
-            exchange.socket.connect((str(server[0]), server[1]))
-            exchange.socket.send(exchange.asking.data)
+            exchange.line = self._upstream.ask(server, identity, data, partial(self._replied, exchange))
         except OSError as error:
             self._fail(exchange, error)
-            return
-        loop = asyncio.get_running_loop()
-        loop.add_reader(exchange.socket, self._replied, exchange)
-        exchange.timeout = loop.call_later(PATIENCE, self._end, exchange)
 
-    def _replied(self, exchange: Exchange) -> None:
-        if exchange not in self._waiting or exchange.socket is None:
-            return
-        try:
-            data = exchange.socket.recv(LARGEST)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._fail(exchange, error)
-            return
+    def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
+        """What came from the server; whether it was the answer."""
+        if isinstance(data, OSError):
+            self._fail(exchange, data)
+            return True
         try:
             answer = read_answer(data)
         except WireError as error:
             self._fail(exchange, error)
-            return
+            return True
         if not _answers(answer, exchange.query):
-            return  # another query's, or a guess: the server's own is still to come
+            return False  # another query's, or a guess: the server's own is still to come
         exchange.replied = time.perf_counter()
+        exchange.line = None
         self._end(exchange)
         if self._learn(exchange, answer):
             self._release(exchange, data)
         else:
             self._tasks.start_soon(self._release_when_ready, exchange, answer, data)
+        return True
 
     def _learn(self, exchange: Exchange, answer: Answer) -> bool:
         """Whether the answer may be released at once."""
@@ -296,12 +294,17 @@ class DNSProxy:
         if exchange not in self._waiting:
             return
         del self._waiting[exchange]
-        if exchange.socket is not None:
-            asyncio.get_running_loop().remove_reader(exchange.socket)
-            exchange.socket.close()
-        if exchange.timeout is not None:
-            exchange.timeout.cancel()
+        if exchange.line is not None:
+            self._upstream.give_up(exchange.line)
         self._one_less()
+
+    async def _give_up(self) -> None:
+        """Servers that say nothing are not waited for for ever."""
+        while True:
+            await anyio.sleep(1.0)
+            since = time.perf_counter() - PATIENCE
+            for exchange in [one for one in self._waiting if one.began < since]:
+                self._end(exchange)
 
     def _one_less(self) -> None:
         self._serving -= 1
@@ -387,6 +390,11 @@ class DNSProxy:
             return self._written(exchange, data)
         except WireError:
             return refusal(asking.data, query.end, SERVFAIL)
+
+
+@lru_cache(maxsize=4096)
+def _address(text: str) -> IPAddress:
+    return ip_address(text)
 
 
 def _answer_to(query: Query, data: bytes) -> Answer:

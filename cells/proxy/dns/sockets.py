@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
@@ -93,10 +94,20 @@ def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | N
     """Whom a datagram was for, by its control messages."""
     for level, kind, data in ancillary:
         if level == socket.IPPROTO_IP and kind == _IP_RECVORIGDSTADDR:
-            return IPv4Address(data[4:8]), int.from_bytes(data[2:4], "big")
+            return _address4(data[4:8]), int.from_bytes(data[2:4], "big")
         if level == socket.IPPROTO_IPV6 and kind == _IPV6_RECVORIGDSTADDR:
-            return IPv6Address(data[8:24]), int.from_bytes(data[2:4], "big")
+            return _address6(data[8:24]), int.from_bytes(data[2:4], "big")
     return None
+
+
+@lru_cache(maxsize=4096)
+def _address4(packed: bytes) -> IPv4Address:
+    return IPv4Address(packed)
+
+
+@lru_cache(maxsize=4096)
+def _address6(packed: bytes) -> IPv6Address:
+    return IPv6Address(packed)
 
 
 class UDPAnswers:

@@ -1,0 +1,78 @@
+"""Sockets to DNS servers: used again, not for too long, and never for two queries at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+import pytest
+
+from cells.proxy.dns.sockets import Address
+from cells.proxy.dns.upstream import USES, Upstream
+from tests.support.namespaces import need_root
+
+pytestmark = pytest.mark.anyio
+HERE = ip_address("127.0.0.1")
+
+
+class Asked:
+    """What came back for one query."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes | OSError] = []
+        self.came = asyncio.Event()
+
+    def __call__(self, said: bytes | OSError) -> bool:
+        if said == b"a guess":
+            return False
+        self.said.append(said)
+        self.came.set()
+        return True
+
+
+@contextmanager
+def opened() -> Iterator[tuple[Upstream, socket.socket, Address]]:
+    need_root()  # the mark
+    upstream = Upstream(asyncio.get_running_loop())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        try:
+            yield upstream, server, (HERE, server.getsockname()[1])
+        finally:
+            upstream.close()
+
+
+async def test_a_socket_serves_one_query_after_another_but_not_for_ever() -> None:
+    ports = []
+    with opened() as (upstream, server, address):
+        for _ in range(USES + 1):
+            asked = Asked()
+            upstream.ask(address, 0, b"question", asked)
+            _, client = server.recvfrom(512)
+            ports.append(client[1])
+            server.sendto(b"a guess", client)
+            server.sendto(b"answer", client)
+            async with asyncio.timeout(5):
+                await asked.came.wait()
+            assert asked.said == [b"answer"]
+        assert len(set(ports[:USES])) == 1
+        assert ports[USES] != ports[0]
+        first, second = Asked(), Asked()
+        upstream.ask(address, 0, b"1", first)
+        upstream.ask(address, 0, b"2", second)
+        assert server.recvfrom(512)[1] != server.recvfrom(512)[1], "each has its own while it waits"
+
+
+async def test_a_server_that_is_away_is_told_and_asked_anew_by_another_socket() -> None:
+    with opened() as (upstream, server, address):
+        server.close()
+        for _ in range(2):
+            asked = Asked()
+            upstream.ask(address, 0, b"question", asked)
+            async with asyncio.timeout(5):
+                await asked.came.wait()
+            (error,) = asked.said
+            assert isinstance(error, ConnectionRefusedError)
