@@ -1,7 +1,7 @@
 """Asking servers by UDP: sockets that are used again, one query at a time each.
 
 For:    DNSProxy. Needs: the running event loop. Gives: Upstream.
-Why:    making a socket, connecting and watching it, and closing it takes longer than the rest of a query. Each
+Why:    making, connecting, watching and closing a socket takes longer than the rest of a query. Each one
         serves few queries and short pauses only: whoever guesses at answers must find its port anew
         (RFC 5452).
 """
