@@ -236,6 +236,8 @@ class Identities:
         """Who has it on this node, and for what labels, may have changed."""
         if number in CLUSTER:
             known = self.table.get(number) if self._references[number] else None
+            if self.used.get(number) is known:
+                return
             with self.used.txn() as rows:
                 if known is None:
                     rows.delete(number)

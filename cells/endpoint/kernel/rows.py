@@ -88,9 +88,7 @@ class KernelMaps:
 
     def put_lxc(self, endpoint: Endpoint) -> None:
         """Claim its addresses."""
-        value = lxc_value(endpoint)
-        for address in endpoint.addresses:
-            self._local.put_endpoint(address, value)
+        self._local.put_endpoint(endpoint.addresses, lxc_value(endpoint))
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         """Withdraw what is still this endpoint's."""

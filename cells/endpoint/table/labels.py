@@ -5,6 +5,7 @@ Source: Cilium 1.17, PUT /endpoint and the labels of pods.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from cells.cluster.identity import (
@@ -36,16 +37,28 @@ def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> 
 
     Raises EndpointError 400.
     """
-    namespace = Label("k8s", "io.kubernetes.pod.namespace", request.pod_namespace)
-    own = [namespace, Label("k8s", "io.cilium.k8s.policy.cluster", cluster)] if request.pod_namespace else []
     if not request.labels:
-        return EndpointLabels(texts(own)) if own else INIT
+        return _namespace_labels(request.pod_namespace, cluster) if request.pod_namespace else INIT
+    own = _of_namespace(request.pod_namespace, cluster) if request.pod_namespace else []
     given = _given(request)
     identity, info = keep.split(given.values())
     if not identity:
         raise EndpointError(400, "no valid labels provided")
     keys = {label.key for label in own}
     return EndpointLabels(texts([*(label for label in identity if label.key not in keys), *own]), texts(info))
+
+
+@lru_cache(maxsize=1024)
+def _namespace_labels(namespace: str, cluster: str) -> EndpointLabels:
+    return EndpointLabels(texts(_of_namespace(namespace, cluster)))
+
+
+def _of_namespace(namespace: str, cluster: str) -> list[Label]:
+    """What every pod of the namespace has."""
+    return [
+        Label("k8s", "io.kubernetes.pod.namespace", namespace),
+        Label("k8s", "io.cilium.k8s.policy.cluster", cluster),
+    ]
 
 
 def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:

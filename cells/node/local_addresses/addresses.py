@@ -8,6 +8,8 @@ sweep is for what others changed, what the kernel refused, and what a former age
 
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import structs
+
 from cells.ipam import IPAddress
 from cells.maps import LxcValue
 from cells.node.local_addresses.rows import LocalAddress, LxcRows
@@ -40,10 +42,17 @@ class LocalAddresses:
         """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
-    def put_endpoint(self, ip: IPAddress, value: LxcValue) -> None:
-        """The endpoint of this value has the address. Raises OSError: then the claim is as it was."""
-        known = self.table.get(ip)
-        self._put(LocalAddress(ip, known is not None and known.host, value))
+    def put_endpoint(self, ips: Iterable[IPAddress], value: LxcValue) -> None:
+        """The endpoint of this value has the addresses. Raises OSError: then the claims are as they were."""
+        rows = []
+        for ip in ips:
+            known = self.table.get(ip)
+            row = LocalAddress(ip, known is not None and known.host, value.endpoint_id, value)
+            self._write(ip, row.value)
+            rows.append(row)
+        with self.table.txn() as table:
+            for row in rows:
+                table.put(row)
 
     def drop_endpoint(self, ip: IPAddress, endpoint_id: int) -> None:
         """The endpoint has the address no more; another endpoint that has it by now keeps it.
@@ -55,8 +64,8 @@ class LocalAddresses:
             left = self.leftovers.get(ip)
             if left is not None and left.endpoint_id == endpoint_id:
                 self._write(ip, None)
-        elif known.endpoint is not None and known.endpoint.endpoint_id == endpoint_id:
-            self._remove(LocalAddress(ip, known.host, None))
+        elif known.row is not None and known.endpoint == endpoint_id:
+            self._remove(LocalAddress(ip, known.host))
 
     def keep(self, ips: Iterable[IPAddress]) -> None:
         """The endpoints that have these addresses in the map keep them, as a former agent wrote it.
@@ -67,22 +76,19 @@ class LocalAddresses:
             for ip in ips:
                 left = self.leftovers.get(ip)
                 if left is not None and not left.is_host:
-                    table.put(LocalAddress(ip, False, left))
+                    table.put(LocalAddress(ip, False, left.endpoint_id, left))
                     self._rows.leftovers.pop(ip)
 
     def put_host(self, ip: IPAddress) -> None:
         """The node itself has the address. Raises OSError: then the claim is as it was."""
         known = self.table.get(ip)
-        endpoint = known.endpoint if known is not None else self.leftovers.get(ip)
-        if endpoint is not None and endpoint.is_host:
-            endpoint = None
-        if endpoint is not None and not (known is not None and known.host):
-            self._log.warning(
-                "an address of this node belonged to an endpoint, which loses it",
-                ip=str(ip),
-                endpoint=endpoint.endpoint_id,
-            )
-        self._put(LocalAddress(ip, True, None if known is None else endpoint))
+        if (loses := self._endpoint_of(ip)) is not None:
+            text = "an address of this node belonged to an endpoint, which loses it"
+            self._log.warning(text, ip=str(ip), endpoint=loses)
+        row = LocalAddress(ip, True) if known is None else structs.replace(known, host=True)
+        self._write(ip, row.value)
+        with self.table.txn() as table:
+            table.put(row)
 
     def drop_host(self, ip: IPAddress) -> None:
         """The node has the address no more; an endpoint that claims it has it now.
@@ -91,16 +97,19 @@ class LocalAddresses:
         """
         known = self.table.get(ip)
         if known is not None and known.host:
-            self._remove(LocalAddress(ip, False, known.endpoint))
+            self._remove(structs.replace(known, host=False))
 
-    def _put(self, row: LocalAddress) -> None:
-        self._write(row.ip, row.value)
-        with self.table.txn() as table:
-            table.put(row)
+    def _endpoint_of(self, ip: IPAddress) -> int | None:
+        """The endpoint that gets the address's packets now."""
+        known = self.table.get(ip)
+        if known is not None:
+            return None if known.host or known.row is None else known.endpoint
+        left = self.leftovers.get(ip)
+        return None if left is None or left.is_host else left.endpoint_id
 
     def _remove(self, row: LocalAddress) -> None:
         """Leave what is left of the claims: ``row``, or nothing."""
-        claimed = row.host or row.endpoint is not None
+        claimed = row.host or row.row is not None
         try:
             self._write(row.ip, row.value if claimed else None)
         finally:

@@ -23,13 +23,15 @@ class LocalAddress(msgspec.Struct, frozen=True):
     ip: IPAddress
     host: bool
     """Whether the node itself has it; then no endpoint gets its packets."""
-    endpoint: LxcValue | None
-    """The endpoint that has it, or would have it if the node did not."""
+    endpoint: int = 0
+    """The number of the endpoint that has it, or would have it if the node did not; 0: none."""
+    row: LxcValue | None = None
+    """What that endpoint has in cilium_lxc."""
 
     @property
     def value(self) -> LxcValue:
         """What the address has in cilium_lxc."""
-        return HOST if self.host or self.endpoint is None else self.endpoint
+        return HOST if self.host or self.row is None else self.row
 
 
 class LxcMap(Protocol):
@@ -121,7 +123,7 @@ class LxcRows:
         row = self._table.get(ip)
         if row is not None and row.value == value:
             return row
-        return LocalAddress(ip, value.is_host, None if value.is_host else value)
+        return LocalAddress(ip, value.is_host, value.endpoint_id, None if value.is_host else value)
 
     def _each(self, values: Mapping[IPAddress, LxcValue | None]) -> None:
         with BatchFailures(OSError) as failures:

@@ -76,7 +76,7 @@ async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None
         assert local(opened) == {gateway: LxcValue(flags=1)}
         assert identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1}
         pod = LxcValue(ifindex=9, endpoint_id=7, identity=300)
-        hive.get(LocalAddresses).put_endpoint(IPv4Address("10.0.1.200"), pod)
+        hive.get(LocalAddresses).put_endpoint([IPv4Address("10.0.1.200")], pod)
         links.add_address(1, "lo", NODE)
         await eventually(lambda: f"{NODE}/32" in identities(opened))
         assert local(opened)[str(NODE)] == LxcValue(flags=1)

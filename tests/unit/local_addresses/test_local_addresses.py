@@ -19,18 +19,18 @@ SEVEN, EIGHT = (LxcValue(ifindex=number, endpoint_id=number, identity=300) for n
 async def test_a_new_address_is_written_at_once_and_voids_no_verdict() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     assert kernel.rows == {POD: SEVEN}
-    assert local.table.get(POD) == LocalAddress(POD, False, SEVEN)
+    assert local.table.get(POD) == LocalAddress(POD, False, 7, SEVEN)
     assert kernel.voided == 0
 
 
 async def test_what_is_right_is_not_written_again() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     local.put_host(OTHER)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     local.put_host(OTHER)
     await local.sweep()
     assert kernel.writes == [("update", "10.0.1.7"), ("update", "10.0.1.8")]
@@ -39,10 +39,10 @@ async def test_what_is_right_is_not_written_again() -> None:
 async def test_the_nodes_claim_counts_and_the_endpoints_comes_back_after_it() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     local.put_host(POD)
     assert kernel.rows == {POD: HOST}
-    local.put_endpoint(POD, EIGHT)
+    local.put_endpoint([POD], EIGHT)
     assert kernel.rows == {POD: HOST}
     local.drop_host(POD)
     assert kernel.rows == {POD: EIGHT}
@@ -52,7 +52,7 @@ async def test_the_nodes_claim_counts_and_the_endpoints_comes_back_after_it() ->
 async def test_an_endpoint_takes_away_only_what_is_its_own() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, EIGHT)
+    local.put_endpoint([POD], EIGHT)
     local.drop_endpoint(POD, 7)
     assert kernel.rows == {POD: EIGHT}
     local.put_host(POD)
@@ -93,7 +93,7 @@ async def test_an_endpoint_that_never_came_back_takes_its_row_away() -> None:
 async def test_rows_that_somebody_changes_are_put_right_and_counted() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     local.put_host(OTHER)
     await local.sweep()
     kernel.rows = {POD: HOST, IPv4Address("10.0.1.9"): SEVEN}
@@ -105,11 +105,11 @@ async def test_rows_that_somebody_changes_are_put_right_and_counted() -> None:
 async def test_a_refused_row_leaves_the_claim_as_it_was_and_a_refused_removal_is_made_up_for() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
-    local.put_endpoint(POD, SEVEN)
+    local.put_endpoint([POD], SEVEN)
     kernel.broken = True
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        local.put_endpoint(POD, EIGHT)
-    assert local.table.get(POD) == LocalAddress(POD, False, SEVEN)
+        local.put_endpoint([POD], EIGHT)
+    assert local.table.get(POD) == LocalAddress(POD, False, 7, SEVEN)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         local.drop_endpoint(POD, 7)
     kernel.broken = False
