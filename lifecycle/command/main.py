@@ -55,7 +55,8 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
         return _run(hive, command, rest, env, version)
     except SettingsError as error:
         for fault in error.faults:
-            _say(hive, fault.text)
+            late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
+            _say(hive, f"{fault.text}; a command comes first" if late else fault.text)
         return _USAGE
     except HiveError as error:
         _say(hive, str(error))
@@ -200,4 +201,4 @@ def _print(text: str) -> None:
 
 
 def _say(hive: Hive, text: str) -> None:
-    sys.stderr.write("".join(f"{hive.name}: {line}\n" for line in [text]))
+    sys.stderr.write(f"{hive.name}: {text}\n")

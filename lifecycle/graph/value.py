@@ -5,7 +5,7 @@ Gives:  Graph with tree(), dot(), mermaid(), json(), html(), only(); graph_of() 
         faulty_graph() of one that cannot be built, read_graph() reads it from JSON.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -97,13 +97,20 @@ class _Versioned(msgspec.Struct):
 
 
 def graph_of(
-    resolution: Resolution, build: "Build", hooks: "list[HookNode]", settings: list[Setting]
+    resolution: Resolution,
+    build: "Build",
+    hooks: "list[HookNode]",
+    settings: list[Setting],
+    unset: Collection[Constructor] = (),
 ) -> Graph:
-    """The graph of what was built: edges are read from the very providers that ran."""
+    """The graph of what was built: edges are read from the very providers that ran.
+
+    What is needed, and not built because settings are `unset`, counts as built.
+    """
     ids = _ids(resolution)
     hook_ids = _hook_ids(hooks, ids)
     edges = ((node, need, name) for node in resolution.nodes for name, need in build.arguments(node))
-    graph = _graph(resolution, ids, build.instances, edges, settings)
+    graph = _graph(resolution, ids, {*build.instances, *unset}, edges, settings)
     infos = tuple(
         HookInfo(
             hook_ids[hook],

@@ -167,7 +167,7 @@ class Hive:
         )
         own = {group for _, group in self._own_groups}
         settings = [one for one in self._loaded.settings if one.option.group in own]
-        graph = graph_of(self._resolution, build, hooks, settings)
+        graph = graph_of(self._resolution, build, hooks, settings, self._without_settings())
         for inner in self._holders():
             graph = grafted(graph, inner.graph())
         return graph

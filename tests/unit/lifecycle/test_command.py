@@ -162,8 +162,17 @@ def test_inspect_works_without_required_settings_and_shows_them_as_unset(
     assert "· set     1 setting, 1 required and unset\n" in told.out
     assert "· hook    beat\n" in told.out
     assert "hook    watch" not in told.out
+    assert "not needed" not in told.out
     assert told.err == "heart: unset, so that nothing is told of the hooks of what needs it: token\n"
     assert "hook    watch" in shown(capsys, "--token=x", hive=Hive(beat, login, name="heart"))
+    assert run_command(Hive(beat, login, name="heart"), ["inspect", "unused"], {}) == 0
+    assert capsys.readouterr().out == "Everything that is provided is needed.\n"
+
+
+def test_a_command_behind_settings_is_told_to_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(Hive(beat, name="heart"), ["--every=2s", "check"], {}) == 2
+    told = "heart: check: not expected here; settings are --name=value; a command comes first\n"
+    assert capsys.readouterr().err == told
 
 
 def test_inspect_draws_a_graph_with_faults_and_tells_them(capsys: pytest.CaptureFixture[str]) -> None:
