@@ -51,7 +51,8 @@ from lifecycle.injection.check import check
 from lifecycle.injection.constructors import Constructor, ModuleId, Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.injection.resolve import Resolution
-from lifecycle.jobs.jobs import Backoff, Jobs
+from lifecycle.jobs.job import Backoff
+from lifecycle.jobs.jobs import Jobs
 from lifecycle.jobs.metrics import JobMetrics
 from lifecycle.process.logs import Logger, logger_for
 from lifecycle.settings.options import Group, Option

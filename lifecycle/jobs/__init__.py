@@ -4,7 +4,8 @@ Needs:  health, Shutdown, logs.
 Gives:  Jobs, Timer, Observer, Backoff; JobMetrics, JobStats.
 """
 
-from lifecycle.jobs.jobs import Backoff, Jobs, Observer, Timer
+from lifecycle.jobs.job import Backoff
+from lifecycle.jobs.jobs import Jobs, Observer, Timer
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
 
 __all__ = [

@@ -1,15 +1,13 @@
 """Jobs: work in the background that may fail and is tried again.
 
 Needs:  Health of the module.
-Gives:  Jobs (injectable, module scoped), Timer, Backoff, Observer.
+Gives:  Jobs (injectable, module scoped), Timer, Observer.
 
 A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
 stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. One
 marked fatal ends the hive, and so does any that raises what is no Exception, sys.exit() among them.
 """
 
-import asyncio
-import contextlib
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
@@ -18,21 +16,19 @@ from typing import Any, Protocol, TypeVar, cast, overload
 
 import anyio
 import anyio.abc
-import msgspec
 
-from lifecycle.errors import BodyError, ExitRequestedError, HiveError, as_failure, thrown_away
 from lifecycle.health import Health
 from lifecycle.hints.places import Place, caller
 from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
-from lifecycle.hooks.events import Events, JobEvent, JobStep
+from lifecycle.hooks.events import Events
 from lifecycle.hooks.shutdown import Shutdown
-from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, Meter
+from lifecycle.jobs.job import Backoff, Job, Work, told
+from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
 from lifecycle.process.logs import Logger
 
-__all__ = ["Backoff", "Jobs", "Observer", "Timer"]
+__all__ = ["Jobs", "Observer", "Timer"]
 
 Item = TypeVar("Item")
-Work = Callable[[], Awaitable[object]]
 
 
 class Observer(Protocol):
@@ -40,26 +36,6 @@ class Observer(Protocol):
 
     async def run(self, health: Health, /) -> None:
         """Watch, until there is nothing more to watch. After an error it is run again."""
-
-
-class Backoff(msgspec.Struct, frozen=True):
-    """Pauses between tries, in seconds: growing, with a jitter of half, up to a maximum."""
-
-    first: float = 0.1
-    factor: float = 2.0
-    maximum: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for what is no growing pause."""
-        for name in ("first", "factor", "maximum"):
-            check_seconds(getattr(self, name), f"{name} of a Backoff", caller())
-        if self.factor < 1:
-            raise ValueError(f"factor of a Backoff at {caller()} is {self.factor}: expected 1 or more")
-
-    def pause(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
-        whole = min(self.maximum, self.first * self.factor ** min(failures - 1, 32))
-        return whole * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, guards no secret
 
 
 class Timer:
@@ -146,7 +122,7 @@ class Jobs:
             while error is not None:
                 if tries is not None and job.failures > tries:
                     job.health.degraded("failed for good", error)
-                    self._log.error("job failed for good", job=name, tries=job.failures, **_told(error))
+                    self._log.error("job failed for good", job=name, tries=job.failures, **told(error))
                     job.meter.over = True
                     if fatal:
                         self._shutdown.request(error)
@@ -294,10 +270,10 @@ class Jobs:
         self,
         kind: JobKind,
         name: str,
-        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        run: Callable[[Job], Coroutine[Any, Any, None]],
         backoff: Backoff | None,
         place: Place,
-    ) -> "Job":
+    ) -> Job:
         if backoff is not None and not isinstance(backoff, Backoff):
             raise TypeError(f"backoff of job {name!r} at {place} is {backoff!r}: expected a Backoff")
         if self._over:
@@ -328,144 +304,11 @@ class Jobs:
             self._group.start_soon(job.run, name=f"{self._owner}: {name}")
         return job
 
-    def _remove(self, job: "Job") -> None:
+    def _remove(self, job: Job) -> None:
         del self._known[job]
         self._metrics.forget(job.meter)
         if job.begun and self._metrics.live(self._module, job.name) is None:
             job.health.remove()
-
-
-class _EndOfHive(Exception):  # noqa: N818  # no fault of its own: it carries one out of the job's loop
-    """What the work raised, as the cause, is not to be contained."""
-
-
-class Job:
-    """One job: its tries, counted, and how it is."""
-
-    health: Health
-    """There once it has begun."""
-
-    def __init__(
-        self,
-        name: str,
-        run: Callable[["Job"], Coroutine[Any, Any, None]],
-        meter: Meter,
-        health: Health,
-        log: Logger,
-        backoff: Backoff,
-        forget: Callable[["Job"], None] | None,
-        *,
-        events: Events,
-        is_cancelled: Callable[[], bool],
-        end_hive: Callable[[Exception], None],
-    ) -> None:
-        self.name = name
-        self.meter = meter
-        self.backoff = backoff
-        self.failures = 0
-        """In a row."""
-        self.begun = False
-        self._run = run
-        self._parent = health
-        self._log = log
-        self._forget = forget
-        self._events = events
-        self._is_cancelled = is_cancelled
-        self._end_hive = end_hive
-        self._task: asyncio.Task[Any] | None = None
-
-    async def run(self) -> None:
-        """All its life."""
-        self.health, self.begun = self._parent.child(self.name), True
-        self._task = asyncio.current_task()
-        try:
-            await self._run(self)
-        except _EndOfHive as end:
-            failure = end.__cause__
-            assert isinstance(failure, Exception)  # noqa: S101  # as it was raised
-            self.meter.over = True
-            self._tell("ended the hive", self.failures, failure)
-            self.health.degraded("ended the hive", failure)
-            self._log.error("job ends the hive", job=self.name, **_told(failure))
-            self._end_hive(failure)
-
-    async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
-        """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
-        counted = self.meter.failures
-        try:
-            if metered:
-                with self.meter:
-                    await work()
-            else:
-                await work()
-        except BaseException as error:  # containing them is what a job is for
-            if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
-                raise
-            if thrown_away(self._task):
-                raise
-            failure = as_failure(error, f"job {self.name!r}")
-        else:
-            self.works()
-            return None
-        self.failures += 1
-        if self.meter.failures == counted:
-            self.meter.failed(failure)
-        if isinstance(failure, ExitRequestedError | BodyError):
-            raise _EndOfHive from failure
-        await self._absorb_cancellation()
-        return failure
-
-    async def _absorb_cancellation(self) -> None:
-        """What is left of a cancellation by someone else must not reach the other jobs."""
-        task = asyncio.current_task()
-        while task is not None and task.cancelling() and not self._is_cancelled():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            task.uncancel()
-
-    async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
-        """As attempt(). When it lasts, health is well again, and, to `forgive`, pauses begin small again."""
-
-        def lasts() -> None:
-            self.health.ok("running")
-            if forgive:
-                self.works()
-
-        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, lasts)
-        try:
-            return await self.attempt(work)
-        finally:
-            timer.cancel()
-
-    async def pause(self, error: Exception) -> None:
-        """Tell of the failure, and wait before the next try."""
-        self.report(error)
-        await anyio.sleep(self.backoff.pause(self.failures))
-
-    def _tell(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
-        self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
-
-    def works(self) -> None:
-        """It has done its work: forget failures before."""
-        if self.failures:
-            self._tell("recovered", self.failures)
-            self.failures = 0
-
-    def report(self, error: Exception) -> None:
-        """Tell of a failure that will be followed by another try."""
-        self._tell("failed", self.failures, error)
-        self.health.degraded("failed, will be tried again", error)
-        self._log.warning(
-            "job failed, will be tried again", job=self.name, failures=self.failures, **_told(error)
-        )
-
-    def done(self, message: str) -> None:
-        """It has ended, as it should."""
-        self._tell("ended")
-        self.health.stopped(message)
-        self.meter.over = True
-        if self._forget is not None:
-            self._forget(self)
 
 
 @asynccontextmanager
@@ -476,8 +319,3 @@ async def _closing(items: AsyncIterable[Item]) -> AsyncIterator[AsyncIterable[It
     finally:
         if isinstance(items, AsyncGenerator):
             await items.aclose()
-
-
-def _told(error: Exception) -> dict[str, Any]:
-    """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
-    return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 
 from lifecycle.health import Health
-from lifecycle.jobs.jobs import Backoff
+from lifecycle.jobs.job import Backoff
 from lifecycle.tables.changes import Changes
 from lifecycle.tables.rate_limit import RateLimit, TokenBucket
 from lifecycle.tables.read_table import ReadTable

@@ -21,7 +21,7 @@ from lifecycle import (
     provide,
 )
 from lifecycle.hooks.shutdown import Shutdown
-from lifecycle.jobs.jobs import Backoff
+from lifecycle.jobs.job import Backoff
 from lifecycle.process.logs import logger_for
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from lifecycle import Hive, Jobs, RateLimit, Reconciler, Table, invoke, module
-from lifecycle.jobs.jobs import Backoff
+from lifecycle.jobs.job import Backoff
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

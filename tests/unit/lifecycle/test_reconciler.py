@@ -22,7 +22,7 @@ from lifecycle import (
     invoke,
     module,
 )
-from lifecycle.jobs.jobs import Backoff
+from lifecycle.jobs.job import Backoff
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lifecycle import BatchError, HealthTree, Promise, RateLimit, Reconciler, Table
-from lifecycle.jobs.jobs import Backoff
+from lifecycle.jobs.job import Backoff
 from lifecycle.testing import VirtualClock
 
 T = TypeVar("T")

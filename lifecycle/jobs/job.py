@@ -1,0 +1,184 @@
+"""One job: its tries, what it says of them, and what of its failures goes further than itself.
+
+Needs:  Health of the module, a Meter.
+Gives:  Job, Backoff; told(), a failure for the log.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import anyio
+import msgspec
+
+from lifecycle.errors import BodyError, ExitRequestedError, HiveError, as_failure, thrown_away
+from lifecycle.health import Health
+from lifecycle.hints.places import caller
+from lifecycle.hooks.checks import check_seconds
+from lifecycle.hooks.events import Events, JobEvent, JobStep
+from lifecycle.jobs.metrics import Meter
+from lifecycle.process.logs import Logger
+
+__all__ = ["Backoff", "Job", "Work", "told"]
+
+Work = Callable[[], Awaitable[object]]
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Pauses between tries, in seconds: growing, with a jitter of half, up to a maximum."""
+
+    first: float = 0.1
+    factor: float = 2.0
+    maximum: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for what is no growing pause."""
+        for name in ("first", "factor", "maximum"):
+            check_seconds(getattr(self, name), f"{name} of a Backoff", caller())
+        if self.factor < 1:
+            raise ValueError(f"factor of a Backoff at {caller()} is {self.factor}: expected 1 or more")
+
+    def pause(self, failures: int) -> float:
+        """The pause after so many failures in a row."""
+        whole = min(self.maximum, self.first * self.factor ** min(failures - 1, 32))
+        return whole * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, guards no secret
+
+
+class _EndOfHive(Exception):  # noqa: N818  # no fault of its own: it carries one out of the job's loop
+    """What the work raised, as the cause, is not to be contained."""
+
+
+class Job:
+    """One job: its tries, counted, and how it is."""
+
+    health: Health
+    """There once it has begun."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[["Job"], Coroutine[Any, Any, None]],
+        meter: Meter,
+        health: Health,
+        log: Logger,
+        backoff: Backoff,
+        forget: Callable[["Job"], None] | None,
+        *,
+        events: Events,
+        is_cancelled: Callable[[], bool],
+        end_hive: Callable[[Exception], None],
+    ) -> None:
+        self.name = name
+        self.meter = meter
+        self.backoff = backoff
+        self.failures = 0
+        """In a row."""
+        self.begun = False
+        self._run = run
+        self._parent = health
+        self._log = log
+        self._forget = forget
+        self._events = events
+        self._is_cancelled = is_cancelled
+        self._end_hive = end_hive
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        """All its life."""
+        self.health, self.begun = self._parent.child(self.name), True
+        self._task = asyncio.current_task()
+        try:
+            await self._run(self)
+        except _EndOfHive as end:
+            failure = end.__cause__
+            assert isinstance(failure, Exception)  # noqa: S101  # as it was raised
+            self.meter.over = True
+            self._tell("ended the hive", self.failures, failure)
+            self.health.degraded("ended the hive", failure)
+            self._log.error("job ends the hive", job=self.name, **told(failure))
+            self._end_hive(failure)
+
+    async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
+        """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
+        counted = self.meter.failures
+        try:
+            if metered:
+                with self.meter:
+                    await work()
+            else:
+                await work()
+        except BaseException as error:  # containing them is what a job is for
+            if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
+                raise
+            if thrown_away(self._task):
+                raise
+            failure = as_failure(error, f"job {self.name!r}")
+        else:
+            self.works()
+            return None
+        self.failures += 1
+        if self.meter.failures == counted:
+            self.meter.failed(failure)
+        if isinstance(failure, ExitRequestedError | BodyError):
+            raise _EndOfHive from failure
+        await self._absorb_cancellation()
+        return failure
+
+    async def _absorb_cancellation(self) -> None:
+        """What is left of a cancellation by someone else must not reach the other jobs."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling() and not self._is_cancelled():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            task.uncancel()
+
+    async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
+        """As attempt(). When it lasts, health is well again, and, to `forgive`, pauses begin small again."""
+
+        def lasts() -> None:
+            self.health.ok("running")
+            if forgive:
+                self.works()
+
+        timer = asyncio.get_running_loop().call_later(self.backoff.maximum, lasts)
+        try:
+            return await self.attempt(work)
+        finally:
+            timer.cancel()
+
+    async def pause(self, error: Exception) -> None:
+        """Tell of the failure, and wait before the next try."""
+        self.report(error)
+        await anyio.sleep(self.backoff.pause(self.failures))
+
+    def _tell(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
+        self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
+
+    def works(self) -> None:
+        """It has done its work: forget failures before."""
+        if self.failures:
+            self._tell("recovered", self.failures)
+            self.failures = 0
+
+    def report(self, error: Exception) -> None:
+        """Tell of a failure that will be followed by another try."""
+        self._tell("failed", self.failures, error)
+        self.health.degraded("failed, will be tried again", error)
+        self._log.warning(
+            "job failed, will be tried again", job=self.name, failures=self.failures, **told(error)
+        )
+
+    def done(self, message: str) -> None:
+        """It has ended, as it should."""
+        self._tell("ended")
+        self.health.stopped(message)
+        self.meter.over = True
+        if self._forget is not None:
+            self._forget(self)
+
+
+def told(error: Exception) -> dict[str, Any]:
+    """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
+    return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}
