@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from lifecycle.errors import Fault, leaves
-from lifecycle.settings import layers, values
+from lifecycle.settings import files, layers, values
 from lifecycle.settings.durations import Duration
-from lifecycle.settings.layers import Findings, Given, Layer, Unknown
+from lifecycle.settings.given import Findings, Given, Layer, Unknown
 from lifecycle.settings.options import CONFIG_DIR, Group, Option, Settings, env_name
 
 __all__ = ["UNSET", "Loaded", "Setting", "Sources", "load"]
@@ -147,14 +147,14 @@ def _given(
     findings.config_dir = directory
     if source.file_flag and (file := _place(source.file_flag, flags, env, prefix)) is not None:
         findings.config_file = file
-        places.insert(0, layers.yaml_file(file, names, findings, flag=f"--{source.file_flag}"))
+        places.insert(0, files.yaml_file(file, names, findings, flag=f"--{source.file_flag}"))
         if directory is not None:
             findings.warnings.append(
                 f"--{source.file_flag} {file} and --{CONFIG_DIR} {directory} are both given: where both"
                 " have a setting, the file's value counts"
             )
     for path in reversed(config_dirs or ([] if directory is None else [directory])):
-        places[:0] = layers.directory(path, names, source.yaml_name, findings)
+        places[:0] = files.directory(path, names, source.yaml_name, findings)
     given: Layer = {}
     for layer in places:
         given |= layers.settled(layer, options, findings)

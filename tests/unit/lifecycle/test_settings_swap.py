@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle import Settings, Sources
-from lifecycle.settings import layers
+from lifecycle.settings import files
 from lifecycle.settings.sources import Loaded, load
 
 YAML = "all.yaml"
@@ -80,7 +80,7 @@ def swapping(directory: Path) -> Iterator[None]:
 def test_what_is_read_during_swaps_is_of_one_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_TRIES", 10_000)  # no kubelet swaps without a pause
+    monkeypatch.setattr(files, "_TRIES", 10_000)  # no kubelet swaps without a pause
     swap(tmp_path, 1)
     with swapping(tmp_path):
         seen = {numbers(tmp_path)}
@@ -111,13 +111,13 @@ def test_files_beside_a_mounted_config_map_count_too(tmp_path: Path) -> None:
 def test_a_directory_that_never_rests_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     swap(tmp_path, 1)
     generations = iter(range(2, 100))
-    real = layers.yaml_file
+    real = files.yaml_file
 
     def swapped_meanwhile(*args: object, **kwargs: object) -> object:
         swap(tmp_path, next(generations))
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(layers, "yaml_file", swapped_meanwhile)
+    monkeypatch.setattr(files, "yaml_file", swapped_meanwhile)
     assert [fault.text for fault in read(tmp_path).faults] == [
         f"config-dir {tmp_path}: it changed whenever it was read; leave it alone and start again"
     ]

@@ -1,0 +1,190 @@
+"""What files say of settings: a config-dir, with a file for each or one for all, and a YAML file by itself.
+
+Needs:  the options there are.
+Gives:  directory(), yaml_file(). Nothing is raised: what is wrong goes into Findings.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lifecycle.settings.given import Findings, Given, Layer, hides, quoted
+from lifecycle.settings.options import CONFIG_DIR, Option
+from lifecycle.settings.regular import read_regular
+from lifecycle.settings.secrets import HIDDEN
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+__all__ = ["directory", "yaml_file"]
+
+_TRIES = 10
+"""How often a config-dir is read that is swapped meanwhile; the kubelet swaps once a minute at most."""
+
+_DATA = "..data"
+
+
+def directory(
+    path: Path, names: Mapping[str, Option], yaml_name: str | None, findings: Findings
+) -> tuple[Layer, Layer]:
+    """What a config-dir says: in its YAML file, if it may have one, and in its files for one setting each.
+
+    A mounted ConfigMap is swapped as a whole, by a link named ``..data`` that all others lead through (see
+    Kubernetes, "Projected volumes"): what is read is of one generation. One that never rests is a fault.
+    """
+    for _ in range(_TRIES):
+        generation, seen = _generation(path), Findings(unknown=findings.unknown)
+        many: Layer = {}
+        if yaml_name is not None:
+            inside = path / generation  # a new key's own link comes after the swap
+            place = inside if (inside / yaml_name).exists() else path
+            many = yaml_file(path / yaml_name, names, seen, place=place)
+        found = _files(path, generation, names, seen, yaml_name)
+        if _generation(path) == generation:
+            findings.faults += seen.faults
+            findings.warnings += seen.warnings
+            return many, found
+    findings.fault(f"{CONFIG_DIR} {path}: it changed whenever it was read; leave it alone and start again")
+    return {}, {}
+
+
+def _generation(path: Path) -> str:
+    """What ``..data`` leads to; empty without such a link, where nothing is swapped as a whole."""
+    try:
+        return os.readlink(path / _DATA)  # noqa: PTH115  # its text is the generation
+    except OSError:
+        return ""
+
+
+def _files(
+    path: Path, generation: str, names: Mapping[str, Option], findings: Findings, yaml_name: str | None
+) -> Layer:
+    try:
+        entries = dict.fromkeys(os.listdir(path), path)  # noqa: PTH208  # names only: half the time of iterdir
+    except OSError as error:
+        text = (error.strerror or str(error)).lower()
+        findings.fault(f"{CONFIG_DIR} {path}: {text}; expected a directory")
+        return {}
+    if generation:
+        entries = _swapped(path, entries, names, unknown=findings.unknown != "ignore")
+    found: Layer = {}
+    for entry, place in sorted(entries.items()):
+        name, shown_path = entry.lower(), path / entry
+        if name not in names:
+            hidden = entry.startswith(".") or entry.endswith("~")  # a mounted ConfigMap's own, an editor's
+            if not hidden and entry != yaml_name and findings.unknown != "ignore" and shown_path.is_file():
+                findings.stranger(f"file {shown_path}", name, names)
+            continue
+        try:
+            text = read_regular(place / entry).decode().strip()
+        except IsADirectoryError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            findings.warnings.append(f"{shown_path}: cannot be read and is skipped: {_reason(error)}")
+            continue
+        shown = f"{shown_path}: {HIDDEN if hides(name, names[name]) else quoted(text)}"
+        found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
+    return found
+
+
+def _swapped(
+    path: Path, entries: Iterable[str], names: Mapping[str, Option], *, unknown: bool
+) -> dict[str, Path]:
+    """Where to read each entry: those that lead through ``..data`` there, as it has them now.
+
+    A key's own link comes after the swap that brings the key, and goes after the one that takes it away.
+    """
+    data = path / _DATA
+    try:
+        present = os.listdir(data)  # noqa: PTH208
+    except OSError:  # it is being removed: the next try finds its successor
+        present = []
+    found = dict.fromkeys(present, data)
+    for entry in entries:
+        if entry not in found and (entry.lower() in names or unknown) and not _leads_through(path / entry):
+            found[entry] = path
+    return found
+
+
+def _leads_through(path: Path) -> bool:
+    try:
+        return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
+    except FileNotFoundError:
+        return True  # gone by now: it was the link of a key that the swap has taken away
+    except OSError:
+        return False  # no link
+
+
+def yaml_file(
+    path: Path,
+    names: Mapping[str, Option],
+    findings: Findings,
+    *,
+    place: Path | None = None,
+    flag: str | None = None,
+) -> Layer:
+    """A file with a YAML mapping of settings, of which options know some; nothing when there is none.
+
+    It may be read in another place than users know it by. One that a flag names has to be there.
+    """
+    try:
+        text = read_regular((place or path.parent) / path.name).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        if flag:
+            findings.fault(f"{flag} {path}: {_reason(error).lower()}; expected a YAML file of settings")
+        elif not isinstance(error, FileNotFoundError | IsADirectoryError):
+            findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
+        return {}
+    found: Layer = {}
+    for key, value in _mapping(path, text, findings).items():
+        if (option := names.get(name := str(key).lower())) is None:
+            findings.stranger(f"{path}: {name}", name, names)
+            continue
+        shown = f"{path}: {name}: {HIDDEN if hides(name, option) else quoted(value)}"
+        if isinstance(value, list) and not all(isinstance(part, str) for part in value):
+            findings.fault(f"{shown}: expected a list of texts")
+            continue
+        found[name] = Given(value, name, f"file {path}", shown, unitless=True)
+    return found
+
+
+def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
+    """What the text of a YAML file of settings says; empty, with a fault, when it is none."""
+    import yaml  # few have such a file
+
+    try:
+        data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
+    except (yaml.YAMLError, RecursionError) as error:
+        where = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        findings.fault(f"{path}{where}: this is no YAML; expected a mapping of settings to values")
+        return {}
+    if (kind := _no_settings(data)) is not None:
+        if data:
+            findings.fault(f"{path}: {kind}expected a mapping of settings to values")
+        return {}
+    for name, line in _repeated(yaml.compose(text, yaml.BaseLoader)):
+        findings.fault(f"{path}, line {line}: {name} is there twice; expected each setting once")
+    given: Mapping[object, object] = data
+    return given
+
+
+def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:
+    """Each key that a YAML mapping holds once more, with its line; loading it would keep the last value."""
+    seen: set[str] = set()
+    for key, _ in mapping.value if mapping else ():
+        name = str(key.value).lower()
+        if name in seen:
+            yield name, key.start_mark.line + 1
+        seen.add(name)
+
+
+def _no_settings(data: object) -> str | None:
+    """What a file holds instead of settings, as the beginning of an error; None for a mapping."""
+    if not isinstance(data, dict):
+        return ""
+    return "this is a Kubernetes object; " if {"apiVersion", "kind"} <= data.keys() else None
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is no UTF-8 text"

@@ -1,0 +1,107 @@
+"""A value of a setting as some place gave it, and how it is told of.
+
+Needs:  the options there are.
+Gives:  Given, Layer, Findings; hides(), masked(), quoted(), and unknown(), a key that no option knows.
+
+Values of secrets are never part of what is told.
+"""
+
+import functools
+import reprlib
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from lifecycle.errors import Fault
+from lifecycle.settings.options import CONFIG_DIR, Option, env_name
+from lifecycle.settings.secrets import HIDDEN
+
+__all__ = ["Findings", "Given", "Layer", "Unknown", "hides", "masked", "nearest", "quoted", "unknown"]
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A value as some place gave it, not yet read."""
+
+    raw: object
+    """A text, the texts of a flag given several times, or in code any value."""
+    name: str
+    """As which it was given: an option has old names too, a secret the name of its file."""
+    place: str
+    """For origins."""
+    shown: str
+    """For errors: place and value as the user wrote them."""
+    unitless: bool = False
+    """Whether a bare whole number is a duration in nanoseconds, as Cilium reads files and variables."""
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+Unknown = Literal["warn", "refuse", "ignore"]
+"""What to do about a key that no option knows."""
+
+
+class Findings(msgspec.Struct):
+    """What is wrong, and what is only odd."""
+
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
+    unknown: Unknown = "ignore"
+
+    def fault(self, text: str) -> None:
+        """Note a mistake in the settings."""
+        self.faults.append(Fault("setting", text))
+
+    def stranger(self, shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> None:
+        """Note a key that no option knows; `shown` is its place, without the value, which might be secret."""
+        if self.unknown == "refuse":
+            self.fault(unknown(shown, name, names, prefix))
+        elif self.unknown == "warn":
+            self.warnings.append(f"{unknown(shown, name, names, prefix)}; it is ignored")
+
+
+_SHOWN = 200
+"""Characters of a value that an error shows."""
+
+_brief = reprlib.Repr()
+_brief.maxlevel, _brief.maxlist, _brief.maxdict = 2, 20, 20
+_brief.maxstring = _brief.maxother = _SHOWN
+
+Layer = dict[str, Given]
+"""What one place gave: by the name it was given as, or once settled() by option."""
+
+
+def hides(name: str, option: Option | None) -> bool:
+    """Whether what is given under that name must not be shown; the path of a secret's file may be."""
+    return option is not None and option.secret and name != option.file_name
+
+
+def masked(text: str, name: str, option: Option | None) -> str:
+    if hides(name, option):
+        return HIDDEN
+    return text if text.isprintable() and len(text) <= _SHOWN else quoted(text)
+
+
+def quoted(value: object) -> str:
+    """A value as Python writes it, or its beginning: a file may hold a megabyte, or lists of lists."""
+    if not isinstance(value, str):
+        return _brief.repr(value)
+    return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}... ({len(value)} characters)"
+
+
+def unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> str:
+    current = (known for known, option in names.items() if known not in option.formerly)
+    near = nearest(name.replace("_", "-"), tuple(current))
+    if near and prefix != "--" and prefix:
+        near = env_name(near, "")
+    hint = f"; did you mean {prefix}{near}?" if near else ""
+    return f"{shown}: no such setting{hint}"
+
+
+@functools.cache
+def nearest(name: str, names: tuple[str, ...]) -> str | None:
+    import difflib  # only mistakes need it
+
+    found = difflib.get_close_matches(name, (*names, CONFIG_DIR), 1)
+    return found[0] if found else None
