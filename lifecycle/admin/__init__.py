@@ -7,16 +7,12 @@ Cells contribute commands of their own as ``Member[Commands]``; lifecycle.testin
 """
 
 from lifecycle.admin.browse import Follower, TableChange, TableInfo, TableRow, changed, rows, tables_info
-from lifecycle.admin.cell import AdminSettings, admin, commands_cell
+from lifecycle.admin.cell import admin
 from lifecycle.admin.plain import plain
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
-from lifecycle.admin.server import END, FAILED, AdminSocket
-from lifecycle.admin.write_commands import write_commands
+from lifecycle.admin.server import AdminSocket
 
 __all__ = [
-    "END",
-    "FAILED",
-    "AdminSettings",
     "AdminSocket",
     "Arguments",
     "Command",
@@ -30,9 +26,7 @@ __all__ = [
     "TableRow",
     "admin",
     "changed",
-    "commands_cell",
     "plain",
     "rows",
     "tables_info",
-    "write_commands",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from lifecycle.admin import END, FAILED
+from lifecycle.admin.server import END, FAILED
 from lifecycle.errors import HiveError
 
 __all__ = ["shell"]

@@ -4,7 +4,7 @@ Needs:  a built hive, or the JSON of one.
 Gives:  Graph and its parts, Timeline, questions to both, views as text; the reference of settings.
 """
 
-from lifecycle.graph.diff import KINDS, Altered, diff
+from lifecycle.graph.diff import Altered, diff
 from lifecycle.graph.diff import Change as GraphChange
 from lifecycle.graph.parts import (
     ConstructorInfo,
@@ -15,15 +15,14 @@ from lifecycle.graph.parts import (
     ModuleInfo,
     SettingInfo,
 )
-from lifecycle.graph.query import find_module, find_type, unused, why
-from lifecycle.graph.reference import Section, json_schema, markdown, sections
+from lifecycle.graph.query import find_module, unused, why
+from lifecycle.graph.reference import json_schema, markdown, sections
 from lifecycle.graph.schema import graph_schema, timeline_schema
 from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
 from lifecycle.graph.value import Graph, read_graph
-from lifecycle.graph.views import Paint, differences, show
+from lifecycle.graph.views import differences, show
 
 __all__ = [
-    "KINDS",
     "Altered",
     "ConstructorInfo",
     "Edge",
@@ -33,8 +32,6 @@ __all__ = [
     "HookInfo",
     "InvokeInfo",
     "ModuleInfo",
-    "Paint",
-    "Section",
     "SettingInfo",
     "Span",
     "Timeline",
@@ -42,7 +39,6 @@ __all__ = [
     "diff",
     "differences",
     "find_module",
-    "find_type",
     "graph_schema",
     "held_by",
     "json_schema",

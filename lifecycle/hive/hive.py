@@ -5,21 +5,16 @@ Needs:  cells, settings.   Gives:  Hive.
 
 import asyncio
 import functools
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
 from lifecycle.errors import (
     BuildError,
-    Fault,
-    GraphError,
     HiveError,
     NotStartedError,
-    SettingsError,
     ShutdownRequestedError,
     StartError,
     StopError,
@@ -28,7 +23,8 @@ from lifecycle.errors import (
 from lifecycle.health import Health, HealthTree
 from lifecycle.hints.keys import Key, is_member, plain, type_name, wanted
 from lifecycle.hints.places import caller
-from lifecycle.hive.nesting import Findings, Holder, Nesting, plan_of
+from lifecycle.hive.composition import Composition
+from lifecycle.hive.nesting import Holder, Nesting
 from lifecycle.hive.switch import Modules, Site, find_scope
 from lifecycle.hive.view import HiveView
 from lifecycle.hive.wiring import Wiring
@@ -44,22 +40,20 @@ from lifecycle.hooks.supervisor import (
     DEFAULT_STOP_TIMEOUT,
     Supervisor,
 )
-from lifecycle.injection.assembly import assemble
 from lifecycle.injection.build import Build
 from lifecycle.injection.cells import Cell
-from lifecycle.injection.check import check
-from lifecycle.injection.constructors import Constructor, ModuleId, Scope
+from lifecycle.injection.constructors import Constructor, ModuleId
 from lifecycle.injection.profile import Profile
-from lifecycle.injection.resolve import Resolution
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs
 from lifecycle.jobs.metrics import JobMetrics
 from lifecycle.process.logs import Logger, logger_for
-from lifecycle.settings.options import Group, Option
-from lifecycle.settings.sources import Loaded, Setting, Sources, load
+from lifecycle.settings.sources import Sources
 from lifecycle.tables.registry import Tables
 
 if TYPE_CHECKING:
+    from dependency_injector.providers import Provider
+
     from lifecycle.graph.value import Graph
 
 __all__ = ["Hive"]
@@ -69,7 +63,7 @@ DEFAULT_SLOW_HOOK = 1.0
 T = TypeVar("T")
 
 
-class Hive:
+class Hive(Composition):
     """Cells that run together. A hive starts once.
 
     `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential`
@@ -102,11 +96,7 @@ class Hive:
         ):
             check_seconds(limit, f"{what} of {name}", place)
         check_seconds(slow_hook, f"slow_hook of {name}", place, zero=True)
-        self.name = name
-        self.env_prefix = (
-            f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_" if env_prefix is None else env_prefix
-        )
-        """What the names of environment variables begin with, unless the Sources say otherwise."""
+        super().__init__(name, cells, settings, env_prefix, place)
         self.profile = Profile()
         """How long every constructor and hook took."""
         self.health = HealthTree()
@@ -116,9 +106,6 @@ class Hive:
         self.tables = Tables(self._built)
         """Every table, by name."""
         self.log = logger_for(name, log)
-        self._cells = cells
-        self._root = Scope(name, name, None, place)
-        self._sources = settings
         self._base_log = log
         self._sequential = sequential
         self._limits = (start_timeout, stop_timeout)
@@ -136,17 +123,6 @@ class Hive:
         self._supervisor: Supervisor | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._body: anyio.CancelScope | None = None
-
-    def check(self) -> None:
-        """Raise GraphError with every fault, SettingsError when only settings are at fault."""
-        self._check()
-
-    def _check(self, *, unset: bool = False) -> None:
-        left_out = self._loaded.unset_faults if unset else ()
-        faults = [*self._faults, *(fault for fault in self._loaded.faults if fault not in left_out)]
-        if faults:
-            kind = GraphError if self._faults else SettingsError
-            raise kind(self.name, faults)
 
     def graph(self, *, faulty: bool = False) -> "Graph":
         """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
@@ -173,43 +149,6 @@ class Hive:
             graph = grafted(graph, inner.graph())
         return graph
 
-    def read_settings(self, argv: Sequence[str], env: Mapping[str, str], *, strict: bool = False) -> None:
-        """Take settings from these flags and variables too, beside the files that its own Sources name.
-
-        For whoever runs a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
-        when the settings have been read already, TypeError when they are values given in code.
-        """
-        if "_loaded" in self.__dict__:
-            raise RuntimeError(f"the settings of {self.name} have been read already")
-        if self._sources is not None and not isinstance(self._sources, Sources):
-            raise TypeError(f"the settings of {self.name} are given in code: give Sources, or none")
-        self._sources = (self._sources or Sources()).with_input(argv, env, "refuse" if strict else None)
-
-    @property
-    def sources(self) -> Sources | None:
-        """Where its settings come from; None when from nowhere, or given in code."""
-        return self._sources if isinstance(self._sources, Sources) else None
-
-    def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
-        """The options of every struct of settings, with id and title of its module. Raises GraphError."""
-        self.options()
-        return [(scope.id, scope.title, group.options) for scope, group in self._located_groups]
-
-    def options(self) -> list[Option]:
-        """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
-        if self._faults:
-            raise GraphError(self.name, self._faults)
-        return [option for group in self._groups for option in group.options]
-
-    def settings(self) -> list[Setting]:
-        """Every setting with its value and where that came from. Raises what check() raises."""
-        self.check()
-        return self._loaded.settings
-
-    def warnings(self) -> list[str]:
-        """What is odd about the settings; a start logs it."""
-        return self._loaded.warnings
-
     @overload
     def get(self, kind: type[T], module: str | None = None) -> T: ...
     @overload
@@ -228,8 +167,7 @@ class Hive:
         if (own := _OF_THE_HIVE.get(kind)) is not None:
             return getattr(self, own)
         asked = wanted(kind)
-        scope = None if module is None else find_scope(self._resolution.assembly.scopes, module, self.name)
-        found = self._resolution.held(asked.key, scope)
+        found = self._providing(asked.key, module)
         built = self._build.instances if "_build" in self.__dict__ else {}
         held = [node for node in found if node in built]
         if asked.collect is not None and built and (held or not found):
@@ -238,14 +176,35 @@ class Hive:
         if len(held) == 1:
             return built[held[0]]
         name = type_name(kind)
-        if len(held) > 1:
+        self._choose("get", name, held, found)
+        raise NotStartedError(self._why_unbuilt(name, found))
+
+    def provider(self, kind: object, module: str | None = None) -> "Provider[Any]":
+        """dependency-injector's provider of a type, for the library's own tooling; `module` is as for get().
+
+        What is constructed from then on gets what overrides it: in a hive that runs, modules that are enabled
+        again. Raises what check() raises, HiveError when nothing provides the type, or several do privately.
+        """
+        self.check()
+        found = self._providing(wanted(kind).key, module)
+        self._choose("provider", type_name(kind), found, found)
+        return self._build.providers[found[0]]
+
+    def _providing(self, key: Key, module: str | None) -> Sequence[Constructor]:
+        scope = None if module is None else find_scope(self._resolution.assembly.scopes, module, self.name)
+        return self._resolution.held(key, scope)
+
+    def _choose(
+        self, method: str, name: str, among: Sequence[Constructor], found: Sequence[Constructor]
+    ) -> None:
+        """Raise HiveError where there is none, or more than one to choose from."""
+        if len(among) > 1:
             raise HiveError(
-                f"{name} is provided privately by {' and by '.join(map(str, held))}: "
-                f"get() cannot choose; say of which module, as in get({name}, module={held[0].scope.id!r})"
+                f"{name} is provided privately by {' and by '.join(map(str, among))}: {method}() "
+                f"cannot choose; say of which module, as in {method}({name}, module={among[0].scope.id!r})"
             )
         if not found:
             raise HiveError(f"nothing in {self.name} provides {name}")
-        raise NotStartedError(self._why_unbuilt(name, found))
 
     def _why_unbuilt(self, name: str, found: Sequence[Constructor]) -> str:
         """Why none of the constructors that provide it has an instance."""
@@ -364,44 +323,8 @@ class Hive:
         on_asyncio(self.name)
         return await run(self)
 
-    @functools.cached_property
-    def _resolution(self) -> Resolution:
-        return Resolution(assemble(self._root, self._cells), _INJECTED)
-
-    @functools.cached_property
-    def _nested(self) -> list[Findings]:
-        """Of hives that may run inside this one, to be checked with it."""
-        nodes = [node for node in self._resolution.active if node.kind == "provide"]
-        plans = [(node, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
-        return [plan.findings(self._nesting(node)) for node, plan in plans]
-
     def _holders(self) -> list[Holder]:
         return [one for one in self._build.instances.values() if isinstance(one, Holder)]
-
-    @functools.cached_property
-    def _faults(self) -> list[Fault]:
-        return [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
-
-    @property
-    def _groups(self) -> list[Group]:
-        return [group for _, group in self._located_groups]
-
-    @property
-    def _located_groups(self) -> list[tuple[Scope, Group]]:
-        """Every struct of settings, those of inner hives too, with the module it stands in."""
-        return [*self._own_groups, *(group for inner in self._nested for group in inner.groups)]
-
-    @property
-    def _own_groups(self) -> list[tuple[Scope, Group]]:
-        nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
-        return [(node.scope, Group(node.call, node.prefix)) for node in nodes]  # type: ignore[arg-type]  # its struct
-
-    @functools.cached_property
-    def _loaded(self) -> Loaded:
-        return self._load()
-
-    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
-        return load(dict.fromkeys(self._groups), self._sources, config_dirs, self.env_prefix)
 
     @functools.cached_property
     def _build(self) -> Build:
@@ -418,21 +341,14 @@ class Hive:
                 raise
         return self._build
 
-    def _without_settings(self) -> set[Constructor]:
-        """What cannot be built because a struct of settings is not filled, with all that needs it."""
-        missing = {group for group in self._groups if group not in self._loaded.filled}
-        without: set[Constructor] = set()
-        for node in self._resolution.order() if missing else ():  # each after what it needs
-            empty = node.kind == "config" and Group(node.call, node.prefix) in missing  # type: ignore[arg-type]
-            if empty or any(need in without for need in node.needs.values()):
-                without.add(node)
-        return without
-
     def _built(self) -> list[object]:
         if "_build" not in self.__dict__:
             return []
         inside = (one for inner in self._holders() for one in inner.built())
         return [*self._build.instances.values(), *inside]
+
+    def _injectable(self) -> Collection[Key]:
+        return _INJECTED.keys()
 
     def _inject(self, key: Key, node: Constructor) -> object:
         return _INJECTED[key](self, node)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.admin import commands_cell, write_commands
+from lifecycle.admin.cell import commands_cell
 from lifecycle.admin.script import (
     Arguments,
     Command,
@@ -30,6 +30,7 @@ from lifecycle.admin.script import (
     help_command,
     parse,
 )
+from lifecycle.admin.write_commands import write_commands
 from lifecycle.errors import HiveError
 from lifecycle.hints import Member
 from lifecycle.hive.hive import Hive

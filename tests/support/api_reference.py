@@ -7,7 +7,7 @@ import ast
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +55,20 @@ def _entry(name: str, thing: object) -> str:
     if inspect.isfunction(thing):
         return _function(_definition(thing))
     if isinstance(thing, type) and thing.__module__.startswith("lifecycle"):
-        return _class(_definition(thing))
+        return _class(_definition(thing), [_definition(base) for base in _hidden_bases(thing)])
     return f"```python\n{name}: {type(thing).__name__}\n```\n"
+
+
+def _hidden_bases(kind: type) -> list[type]:
+    """Its bases that are exported nowhere: their members are told with it."""
+    exported = {
+        id(thing) for package in PACKAGES for thing in vars(importlib.import_module(package)).values()
+    }
+    return [
+        base
+        for base in kind.__mro__[1:]
+        if base.__module__.startswith("lifecycle") and id(base) not in exported
+    ]
 
 
 def _definition(thing: object) -> ast.stmt:
@@ -68,33 +80,38 @@ def _function(node: ast.stmt) -> str:
     return f"```python\n{_signature(node)}\n```\n\n{_paragraphs(ast.get_docstring(node) or '')}\n"
 
 
-def _class(node: ast.stmt) -> str:
+def _class(node: ast.stmt, hidden: Iterable[ast.stmt] = ()) -> str:
     assert isinstance(node, ast.ClassDef)
     bases = ", ".join(map(ast.unparse, node.bases))
     lines = [f"class {node.name}({bases})" if bases else f"class {node.name}"]
     made = [one for one in node.body if isinstance(one, Function) and one.name == "__init__"]
     lines += [textwrap.indent(_signature(one), "    ") for one in made]
     parts = ["```python\n" + "\n".join(lines) + "\n```\n", _paragraphs(ast.get_docstring(node) or "") + "\n"]
-    parts += [f"* {line}" for line in _members(node)]
+    told: dict[str, str] = {}
+    for one in (node, *hidden):
+        assert isinstance(one, ast.ClassDef)
+        for name, line in _members(one):
+            told.setdefault(name, line)
+    parts += [f"* {line}" for line in told.values()]
     return "\n".join(parts) + ("\n" if parts[-1].startswith("* ") else "")
 
 
-def _members(node: ast.ClassDef) -> Iterator[str]:
-    """Fields and methods, each with its docstring as one paragraph."""
+def _members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Fields and methods by name, each with its docstring as one paragraph."""
     for member, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
             if not member.target.id.startswith("_"):
-                yield _told(f"`{ast.unparse(member)}`", _text_after(after))
+                yield member.target.id, _told(f"`{ast.unparse(member)}`", _text_after(after))
         elif isinstance(member, Function) and not member.name.startswith("_"):
             marks = {ast.unparse(one) for one in member.decorator_list}
-            if "overload" in marks:
+            if "overload" in marks or ast.get_docstring(member) is None:
                 continue
             doc = " ".join((ast.get_docstring(member) or "").split())
             if marks & {"property", "functools.cached_property"}:
                 result = f": {ast.unparse(member.returns)}" if member.returns else ""
-                yield _told(f"`{member.name}{result}`", doc)
+                yield member.name, _told(f"`{member.name}{result}`", doc)
             else:
-                yield _told(f"`{_signature(member).removeprefix('def ')}`", doc)
+                yield member.name, _told(f"`{_signature(member).removeprefix('def ')}`", doc)
 
 
 def _told(head: str, doc: str) -> str:

@@ -6,13 +6,17 @@ import ast
 import functools
 import graphlib
 import importlib
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support import api_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"lifecycle": ROOT / "lifecycle", "cells": ROOT / "cells", "hive": ROOT / "cmd" / "hive"}
@@ -154,6 +158,40 @@ def test_only_what_the_framework_exports_is_used(case: tuple[str, Path]) -> None
         if name not in exported and not (module == "lifecycle" and name in PACKAGES):
             inside.append(f"{module}.{name}")
     assert inside == []
+
+
+def exports() -> dict[tuple[str, str], object]:
+    """What the packages of the framework that are for everybody export, by package and name."""
+    modules = {package: importlib.import_module(package) for package in api_reference.PACKAGES}
+    return {(package, name): getattr(one, name) for package, one in modules.items() for name in one.__all__}
+
+
+def annotated(thing: object) -> set[str]:
+    """The words in the hints and bases of a function or class of the framework: what it takes and gives."""
+    if not (inspect.isclass(thing) or inspect.isfunction(thing)) or "lifecycle" not in thing.__module__:
+        return set()
+    hints: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(thing)))):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            hints.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            hints.append(node.returns)
+        elif isinstance(node, ast.ClassDef):
+            hints += node.bases
+    return {word for hint in hints if hint for word in re.findall(r"\w+", ast.unparse(hint))}
+
+
+def test_what_the_framework_exports_is_for_somebody() -> None:
+    """A cell, a command or a page of the documentation names it, or what they name takes or gives it."""
+    named = (pair for room, path in MODULES if room != "lifecycle" for pair in facts(path).names)
+    words = {name for module, name in named if module.partition(".")[0] == "lifecycle"}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        words |= set(re.findall(r"\w+", page.read_text(encoding="utf-8")))
+    left = exports()
+    while fresh := {key: thing for key, thing in left.items() if key[1] in words}:
+        left = {key: thing for key, thing in left.items() if key not in fresh}
+        words = set[str]().union(*map(annotated, fresh.values()))
+    assert list(left) == []
 
 
 def test_no_module_of_the_framework_imports_itself_by_way_of_others() -> None:

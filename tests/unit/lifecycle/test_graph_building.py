@@ -291,3 +291,16 @@ def test_a_chain_of_thousands_builds_without_recursion() -> None:
     hive = Hive(*(provide(constructor(number)) for number in range(1500)), invoke(links[-1]))  # type: ignore[arg-type]
     graph = hive.graph()
     assert len(graph.edges) == 1500
+
+
+async def test_the_provider_of_a_type_is_the_one_that_builds_it() -> None:
+    hive = Hive(
+        provide(Wall), module("a", "A", provide_private(Counter)), module("b", "B", provide_private(Counter))
+    )
+    with pytest.raises(HiveError, match=r"provider\(\) cannot choose; say of which module"):
+        hive.provider(Counter)
+    with pytest.raises(HiveError, match="nothing in hive provides int"):
+        hive.provider(int)
+    hive = Hive(provide(Wall), invoke(Wall))
+    hive.build()
+    assert hive.provider(Wall)() is hive.get(Wall)

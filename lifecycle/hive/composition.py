@@ -1,0 +1,148 @@
+"""What a hive is made of, before anything is built: its graph and its settings, and what is wrong with them.
+
+Needs:  cells, settings.
+Gives:  Composition, the base of Hive.
+"""
+
+import functools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from lifecycle.errors import Fault, GraphError, SettingsError
+from lifecycle.hints.keys import Key
+from lifecycle.hints.places import Place
+from lifecycle.hive.nesting import Findings, Nesting, plan_of
+from lifecycle.injection.assembly import assemble
+from lifecycle.injection.cells import Cell
+from lifecycle.injection.check import check
+from lifecycle.injection.constructors import Constructor, Scope
+from lifecycle.injection.resolve import Resolution
+from lifecycle.settings.options import Group, Option
+from lifecycle.settings.sources import Loaded, Setting, Sources, load
+
+__all__ = ["Composition"]
+
+
+class Composition(ABC):
+    """Cells and settings, read when first asked for, and once."""
+
+    def __init__(
+        self,
+        name: str,
+        cells: Iterable[Cell],
+        settings: Sources | Mapping[str, object] | None,
+        env_prefix: str | None,
+        place: Place,
+    ) -> None:
+        self.name = name
+        self.env_prefix = (
+            f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_" if env_prefix is None else env_prefix
+        )
+        """What the names of environment variables begin with, unless the Sources say otherwise."""
+        self._cells = tuple(cells)
+        self._root = Scope(name, name, None, place)
+        self._sources = settings
+
+    def check(self) -> None:
+        """Raise GraphError with every fault, SettingsError when only settings are at fault."""
+        self._check()
+
+    def _check(self, *, unset: bool = False) -> None:
+        left_out = self._loaded.unset_faults if unset else ()
+        faults = [*self._faults, *(fault for fault in self._loaded.faults if fault not in left_out)]
+        if faults:
+            kind = GraphError if self._faults else SettingsError
+            raise kind(self.name, faults)
+
+    def read_settings(self, argv: Sequence[str], env: Mapping[str, str], *, strict: bool = False) -> None:
+        """Take settings from these flags and variables too, beside the files that its own Sources name.
+
+        For whoever runs a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
+        when the settings have been read already, TypeError when they are values given in code.
+        """
+        if "_loaded" in self.__dict__:
+            raise RuntimeError(f"the settings of {self.name} have been read already")
+        if self._sources is not None and not isinstance(self._sources, Sources):
+            raise TypeError(f"the settings of {self.name} are given in code: give Sources, or none")
+        self._sources = (self._sources or Sources()).with_input(argv, env, "refuse" if strict else None)
+
+    @property
+    def sources(self) -> Sources | None:
+        """Where its settings come from; None when from nowhere, or given in code."""
+        return self._sources if isinstance(self._sources, Sources) else None
+
+    def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
+        """The options of every struct of settings, with id and title of its module. Raises GraphError."""
+        self.options()
+        return [(scope.id, scope.title, group.options) for scope, group in self._located_groups]
+
+    def options(self) -> list[Option]:
+        """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
+        if self._faults:
+            raise GraphError(self.name, self._faults)
+        return [option for group in self._groups for option in group.options]
+
+    def settings(self) -> list[Setting]:
+        """Every setting with its value and where that came from. Raises what check() raises."""
+        self.check()
+        return self._loaded.settings
+
+    def warnings(self) -> list[str]:
+        """What is odd about the settings; a start logs it."""
+        return self._loaded.warnings
+
+    @abstractmethod
+    def _injectable(self) -> Collection[Key]:
+        """The types that a hive itself injects."""
+
+    @abstractmethod
+    def _nesting(self, node: Constructor) -> Nesting:
+        """Where a hive that this constructor makes would stand."""
+
+    @functools.cached_property
+    def _resolution(self) -> Resolution:
+        return Resolution(assemble(self._root, self._cells), self._injectable())
+
+    @functools.cached_property
+    def _nested(self) -> list[Findings]:
+        """Of hives that may run inside this one, to be checked with it."""
+        nodes = [node for node in self._resolution.active if node.kind == "provide"]
+        plans = [(node, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
+        return [plan.findings(self._nesting(node)) for node, plan in plans]
+
+    @functools.cached_property
+    def _faults(self) -> list[Fault]:
+        return [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [group for _, group in self._located_groups]
+
+    @property
+    def _located_groups(self) -> list[tuple[Scope, Group]]:
+        """Every struct of settings, those of inner hives too, with the module it stands in."""
+        return [*self._own_groups, *(group for inner in self._nested for group in inner.groups)]
+
+    @property
+    def _own_groups(self) -> list[tuple[Scope, Group]]:
+        nodes = (node for node in self._resolution.active if node.kind == "config" and not node.faults)
+        return [(node.scope, Group(node.call, node.prefix)) for node in nodes]  # type: ignore[arg-type]  # its struct
+
+    @functools.cached_property
+    def _loaded(self) -> Loaded:
+        return self._load()
+
+    def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
+        return load(dict.fromkeys(self._groups), self._sources, config_dirs, self.env_prefix)
+
+    def _without_settings(self) -> set[Constructor]:
+        """What cannot be built because a struct of settings is not filled, with all that needs it."""
+        missing = {group for group in self._groups if group not in self._loaded.filled}
+        without: set[Constructor] = set()
+        for node in self._resolution.order() if missing else ():  # each after what it needs
+            empty = node.kind == "config" and Group(node.call, node.prefix) in missing  # type: ignore[arg-type]
+            if empty or any(need in without for need in node.needs.values()):
+                without.add(node)
+        return without
