@@ -76,12 +76,23 @@ UNSET: Final = {
     "operator.prometheus.serviceMonitor.metricRelabelings": "array",
     "policyAuditMode": "boolean",
     "labels": "string",
+    "nodePort.range": "string",
+    "nodePort.addresses": "array",
+    "nodePort.directRoutingDevice": "string",
+    "loadBalancer.mode": "string",
+    "loadBalancer.algorithm": "string",
+    "loadBalancer.serviceTopology": "boolean",
     "socketLB.hostNamespaceOnly": "boolean",
     "socketLB.terminatePodConnections": "boolean",
     "cni.readCniConf": "string",
 }
 """The types of values that have no default."""
-ANYTHING: Final = ("k8sServicePort", "operator.setNodeTaints", "operator.podDisruptionBudget.maxUnavailable")
+ANYTHING: Final = (
+    "kubeProxyReplacement",
+    "k8sServicePort",
+    "operator.setNodeTaints",
+    "operator.podDisruptionBudget.maxUnavailable",
+)
 """Values of more than one type."""
 FILES: Final = {
     "configmap.yaml": ("configmap.yaml",),

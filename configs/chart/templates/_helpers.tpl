@@ -91,6 +91,40 @@ capabilities:
 {{- end }}
 {{- end }}
 
+{{/* The file that kvstore-opt names: where etcd is, and what it is trusted by. */}}
+{{- define "cilium.etcd" -}}
+---
+endpoints:
+{{- range .Values.etcd.endpoints }}
+  - {{ . }}
+{{- end }}
+{{- if .Values.etcd.ssl }}
+trusted-ca-file: '/var/lib/etcd-secrets/etcd-client-ca.crt'
+key-file: '/var/lib/etcd-secrets/etcd-client.key'
+cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
+{{- end }}
+{{- end }}
+
+{{/* Where a container finds it, and the volumes. */}}
+{{- define "cilium.etcdmounts" -}}
+{{- if .Values.etcd.enabled }}
+- {name: etcd-config-path, mountPath: /var/lib/etcd-config, readOnly: true}
+{{- if .Values.etcd.ssl }}
+- {name: etcd-secrets, mountPath: /var/lib/etcd-secrets, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- define "cilium.etcdvolumes" -}}
+{{- if .Values.etcd.enabled }}
+- name: etcd-config-path
+  configMap: {name: cilium-config, defaultMode: 256, items: [{key: etcd-config, path: etcd.config}]}
+{{- if .Values.etcd.ssl }}
+- name: etcd-secrets
+  secret: {secretName: cilium-etcd-secrets, defaultMode: 256, optional: true}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Every path of a value that is no map, or an empty one, a line each. */}}
 {{- define "cilium.paths" -}}
 {{- $at := .at -}}
@@ -144,8 +178,22 @@ capabilities:
 {{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes or multi-pool" .Values.ipam.mode) -}}
 {{- end -}}
-{{- if ne .Values.identityAllocationMode "crd" -}}
-{{- fail (printf "identityAllocationMode=%s: not served here yet: expected crd" .Values.identityAllocationMode) -}}
+{{- if and (eq .Values.identityAllocationMode "kvstore") (not .Values.etcd.enabled) -}}
+{{- fail "identityAllocationMode=kvstore: agents need a store to agree by: set etcd.enabled and etcd.endpoints" -}}
+{{- end -}}
+{{- $kpr := .Values.kubeProxyReplacement -}}
+{{- if not (or (kindIs "invalid" $kpr) (has (toString $kpr) (list "" "true" "false"))) -}}
+{{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}
+{{- end -}}
+{{- range .Files.Get "files/settings.yaml" | fromYamlArray -}}
+{{- if .only -}}
+{{- $text := include "cilium.text" (get (include "cilium.at" (dict "values" $values "path" .value) | fromJson) "value") -}}
+{{- $told := list -}}
+{{- range .only -}}{{- $told = append $told (include "cilium.text" .) -}}{{- end -}}
+{{- if not (has $text (concat $told (list "" "<nil>"))) -}}
+{{- fail (printf "%s=%s: not served here yet: expected %s, or leave it out" .value $text (join " or " $told)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and (kindIs "bool" .Values.bpf.masquerade) (not .Values.bpf.masquerade) (or .Values.enableIPv4Masquerade .Values.enableIPv6Masquerade) -}}
 {{- fail "bpf.masquerade=false: masquerading by iptables is not served here: leave it out, or set enableIPv4Masquerade=false and enableIPv6Masquerade=false" -}}
@@ -167,9 +215,7 @@ capabilities:
 {{- fail "The cluster name is invalid: cannot use default value with cluster.id != 0" -}}
 {{- end -}}
 {{- $id := int .Values.cluster.id -}}
-{{- if or (lt $id 0) (gt $id 255) -}}
-{{- fail (printf "cluster.id=%d: expected 0 to 255" $id) -}}
-{{- else if and (ge $id 128) (eq (.Values.cni.chainingMode | default "none") "aws-cni") -}}
+{{- if and (ge $id 128) (eq (.Values.cni.chainingMode | default "none") "aws-cni") -}}
 {{- fail "Cilium is currently affected by a bug that causes traffic matched by network policies to be incorrectly dropped when running in either ENI mode (both AWS and AlibabaCloud) or AWS VPC CNI chaining mode, if the cluster ID is 128-255 (and 384-511 when maxConnectedClusters=511). Please refer to https://github.com/cilium/cilium/issues/21330 for additional details." -}}
 {{- end -}}
 {{- if and (eq (toString .Values.operator.setNodeTaints) "true") (not .Values.operator.removeNodeTaints) -}}

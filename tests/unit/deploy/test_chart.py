@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import yaml
 
 from cells.agent import agent
 from cells.operator.process import LEADER, operator
+from lifecycle import Settings, Sources
 from lifecycle.graph import sections
+from lifecycle.settings.sources import load as load_settings
 from tests.support import chart
 from tests.support.counts import Count
 
@@ -29,6 +32,8 @@ DIFFERENT_KEYS = {
     "tunnel-protocol": "left out unless it is said: there is vxlan alone",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
 }
+OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
+"""Keys that containers read which come before the agent, or go after it."""
 RENDERED_HERE = {
     "bad-hubble-own-certs-missing": "Hubble is off here",
     "bad-null-hubble": "Hubble is off here",
@@ -48,6 +53,21 @@ def asked(name: str) -> dict[str, Any]:
     return given
 
 
+@cache
+def rendered(name: str) -> dict[str, dict[str, Any]] | str:
+    """What our chart makes of the set, or why it refuses."""
+    try:
+        return chart.objects(asked(name))
+    except chart.RenderError as error:
+        return str(error)
+
+
+@cache
+def structs() -> list[type[Settings]]:
+    """The settings of agent and operator."""
+    return [section.struct for section in sections(agent, operator, *LEADER)]
+
+
 def recorded_keys(name: str) -> dict[str, str] | None:
     """The ConfigMap that Cilium's chart renders, None for none."""
     default = load("default")["rendered"][CONFIG]["data"]
@@ -65,12 +85,10 @@ def recorded_keys(name: str) -> dict[str, str] | None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, count: Count) -> None:
-    given = asked(name)
     bad = name.startswith("bad-") and name not in RENDERED_HERE
-    try:
-        found = chart.objects(given)
-    except chart.RenderError as error:
-        text = str(error)
+    found = rendered(name)
+    if isinstance(found, str):
+        text = found
         if bad:
             message = load(name)["error"].get("message")
             told = message is not None and message in text
@@ -92,7 +110,7 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
     for key in known_keys() if ours is not None and theirs is not None else ():
         assert ours is not None
         assert theirs is not None
-        if str(ours.get(key)) == str(theirs.get(key)):
+        if str(ours.get(key) or "") == str(theirs.get(key) or ""):
             outcomes["equal"] += 1
         else:
             assert key in DIFFERENT_KEYS, (key, ours.get(key), theirs.get(key))
@@ -101,10 +119,17 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
     count("keys of the ConfigMap", outcomes)
 
 
+@cache
 def known_keys() -> set[str]:
     table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
     return {one["key"] for one in table} | {
         "cni-chaining-mode",
+        "enable-external-ips",
+        "enable-host-port",
+        "enable-node-port",
+        "kube-proxy-replacement",
+        "kvstore",
+        "kvstore-opt",
         "operator-api-serve-addr",
         "unmanaged-pod-watcher-interval",
         "set-cilium-node-taints",
@@ -119,15 +144,16 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
     options = {option.name for section in sections(agent, operator, *LEADER) for option in section.options}
-    init = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
-    assert known_keys() - options - init == set()
+    assert known_keys() - options - OF_INIT == set()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"hubble": {"enabled": True}}, "hubble.enabled: a value of Cilium's chart that is not served"),
-        ({"kubeProxyReplacement": "true"}, "kubeProxyReplacement: a value of Cilium's chart"),
+        ({"kubeProxyReplacement": "partial"}, "kubeProxyReplacement must be explicitly set to a valid value"),
+        ({"loadBalancer": {"mode": "dsr"}}, "loadBalancer.mode=dsr: not served here yet: expected snat"),
+        ({"identityAllocationMode": "kvstore"}, "identityAllocationMode=kvstore: agents need a store"),
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
         ({"routingMode": "bogus"}, "routingMode=bogus: not served here: expected native or tunnel"),
@@ -177,3 +203,13 @@ def test_agents_and_operator_can_be_left_out() -> None:
     assert CONFIG in chart.objects({"agent": False})
     assert "Deployment/cilium-operator" not in chart.objects({"operator": {"enabled": False}})
     assert chart.objects({"agent": False, "operator": {"enabled": False}}) == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agents_and_operator_take_what_is_rendered(name: str) -> None:
+    found = rendered(name)
+    if isinstance(found, str) or CONFIG not in found:
+        return
+    given = {key: text for key, text in found[CONFIG]["data"].items() if key in known_keys() - OF_INIT}
+    loaded = load_settings(structs(), Sources([f"--{key}={text}" for key, text in given.items()]))
+    assert [fault.text for fault in loaded.faults] == []
