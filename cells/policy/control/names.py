@@ -68,6 +68,10 @@ class NamedAddresses:
         """The selectors of names in force."""
         return self._selectors
 
+    def addresses(self, name: str) -> list[IPAddress]:
+        """The addresses that a name, in canonical form, has now."""
+        return [address for address, names in self._names.items() if name in names]
+
     def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
         """DNS says that a name, in canonical form, has these addresses."""
         for address in addresses:

@@ -84,7 +84,8 @@ def explain(
     """Say whether SRC may reach DST, which rule decides, and what would change it.
 
     SRC and DST are pods (NAMESPACE/NAME), addresses, or reserved identities (host, world, ...); of the agent
-    also identities by number. Exits 1 when the connection is denied.
+    also identities by number, and names that its pods have asked DNS for. Exits 1 when the connection is
+    denied.
     """
     cluster = _read(folder) if folder is not None else None
 

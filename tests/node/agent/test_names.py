@@ -25,6 +25,11 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
             assert place.look(tcp=tcp, version=6).addresses == ("2001:db8::80",)
             assert place.look("other.example.com", tcp=tcp).code == REFUSED
         assert place.reaches_web(), "at once: the answer came after the map entries"
+        told = ask(f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid))
+        assert told["allowed"]
+        assert told["directions"][0]["rules"] == ["spec.egress[1] of CiliumNetworkPolicy default/names"], (
+            "by which rule a name may be gone to"
+        )
         assert place.cached == {(f"{WEB}.", ip, "lookup") for ip in (OUTSIDE_ADDRESS, "2001:db8::80")}
         agent_process.crash(place.node)
         assert place.look().addresses == (OUTSIDE_ADDRESS,), "without an agent the server is asked directly"

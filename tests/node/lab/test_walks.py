@@ -15,7 +15,7 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
 
 
-@pytest.mark.parametrize("page", ["default-deny.md", "two-nodes.md"])
+@pytest.mark.parametrize("page", ["default-deny.md", "names.md", "two-nodes.md"])
 def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     need_root()
     path = ROOT / "docs" / page

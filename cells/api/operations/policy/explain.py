@@ -18,7 +18,15 @@ from cells.api.wire import answer
 from cells.cluster.identity import RESERVED_IDENTITIES, Identities
 from cells.cluster.ipcache import IpcacheEntry
 from cells.endpoint import Endpoint, Endpoints
-from cells.policy.control import PROTOCOLS, Direction, PolicyView, Reason
+from cells.ipam import IPAddress
+from cells.policy.control import (
+    PROTOCOLS,
+    Direction,
+    NamedAddresses,
+    PolicyView,
+    Reason,
+    canonical_name,
+)
 from lifecycle import Member, Table
 from lifecycle.http import Request, Response
 
@@ -55,11 +63,13 @@ class ExplainOperations:
         endpoints: Endpoints,
         identities: Identities,
         prefixes: Table[IpcacheEntry],
+        names: NamedAddresses | None,
     ) -> None:
         self._view = view
         self._endpoints = endpoints
         self._identities = identities
         self._prefixes = prefixes
+        self._names = names
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -144,7 +154,7 @@ class ExplainOperations:
         return tuple(RESERVED_IDENTITIES.get(identity, ()))
 
     def _peer(self, text: str) -> Peer:
-        """A pod (NAMESPACE/NAME), an address, a reserved identity by name, or an identity by number."""
+        """A pod (NAMESPACE/NAME), an address, a name of DNS, or an identity by name or number."""
         for number, labels in RESERVED_IDENTITIES.items():
             if f"reserved:{text}" in labels:
                 return Peer(text, number, None)
@@ -155,16 +165,32 @@ class ExplainOperations:
         try:
             address = ip_address(text)
         except ValueError:
-            return self._pod(text)
+            return self._named(text)
         for one in self._endpoints.all():
             if address in one.addresses:
                 return Peer(one.title, one.identity, one)
+        return Peer(text, self._identity(address), None)
+
+    def _identity(self, address: IPAddress) -> int:
         host = ip_network(address)
         for length in range(host.prefixlen, -1, -1):
             row = self._prefixes.get(host.supernet(new_prefix=length))
             if row is not None:
-                return Peer(text, row.identity, None)
-        raise _RefusedError(f"the identity of {text} is not known")
+                return int(row.identity)
+        raise _RefusedError(f"the identity of {address} is not known")
+
+    def _named(self, text: str) -> Peer:
+        """A pod, or what DNS said a name is; of several addresses the first."""
+        if "/" in text or "." not in text:
+            return self._pod(text)
+        addresses = self._names.addresses(canonical_name(text)) if self._names is not None else ()
+        if not addresses:
+            raise _RefusedError(
+                f"{text} is no pod and no name that pods of this node have asked DNS for;"
+                " until one has, it is as open as the world is: ask of world"
+            )
+        first = min(addresses, key=int)
+        return Peer(f"{text} ({first})", self._identity(first), None)
 
     def _pod(self, text: str) -> Peer:
         name = text if "/" in text else f"default/{text}"
