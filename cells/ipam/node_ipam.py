@@ -18,7 +18,7 @@ from cells.ipam.allocator import NEXT_FAILED, Allocator, IpamError, IpamLaterErr
 from cells.ipam.assigned import AssignedPodCIDRs, AssignedPools, PodPools
 from cells.ipam.demand import PoolRequest
 from cells.ipam.expiration import Clock
-from cells.ipam.kept import KeptRanges, keep_ranges, kept_ranges
+from cells.ipam.kept import KeptRanges, keep_ranges, kept_pools, kept_ranges
 from cells.ipam.pools import NodePools
 from cells.ipam.ranges import PodRange
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
@@ -157,6 +157,8 @@ class Ipam(Allocator):
         retired = [
             network for family, network in kept.items() if self._follows(family) and family in assigned
         ]
+        for networks in kept_pools(self._agent.state_dir, self._log).values():  # of mode multi-pool
+            retired += [network for network in networks if network not in retired]
         primary = list(used.values())
         self.use(*primary, *(each for each in others if each not in primary), retired=retired)
         self._first.done()

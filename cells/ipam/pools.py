@@ -20,7 +20,7 @@ from cells.ipam.allocator import Allocator
 from cells.ipam.assigned import AssignedPools, PodPools, PoolState
 from cells.ipam.demand import Demand, Key, PoolRequest
 from cells.ipam.expiration import Clock
-from cells.ipam.kept import keep_pools, kept_pools
+from cells.ipam.kept import keep_pools, kept_pools, kept_ranges
 from cells.ipam.settings import IpamSettings
 from lifecycle import Health, Logger, Table, UsageError
 
@@ -69,7 +69,8 @@ class NodePools:
         if self._assigned is None:
             raise UsageError("ipam=multi-pool: nothing tells of this node's pools")
         self._kept = kept_pools(self._state_dir, self._log)
-        self._allocator.use_pools(self._families, self._kept)
+        earlier = kept_ranges(self._state_dir, self._log).primary.values()  # of another mode of IPAM
+        self._allocator.use_pools(self._families, self._kept or {self._default: tuple(earlier)})
         self._following = True
         state = self._assigned.pools()
         self._look(PoolState({}, self._kept) if state is None else state)

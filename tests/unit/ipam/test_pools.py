@@ -30,6 +30,8 @@ from lifecycle import Hive, Table, invoke, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipam.clock import FakeClock
 from tests.unit.ipam.test_range import Node, devices
+from tests.unit.ipam.test_ranges import Given
+from tests.unit.ipam.test_ranges import hive as host_scope
 
 pytestmark = pytest.mark.anyio
 V4, V6 = Family.IPV4, Family.IPV6
@@ -284,6 +286,26 @@ async def test_restored_pods_have_their_addresses_though_the_object_tells_nothin
         assert ipam.allocate(ip_address("10.9.0.3"), "default/web [restored]", "default").pool == "red"
         ipam.forget_retired()
         assert states(one) == {"default 10.5.0.0/28": "primary", "red 10.9.0.0/28": "retired"}
+
+
+async def test_pods_of_another_mode_keep_their_addresses_and_nobody_else_gets_them(tmp_path: Path) -> None:
+    given = Given("10.0.0.0/29")
+    async with host_scope(tmp_path, given).started() as one:
+        (old,) = one.get(Ipam).allocate_next("default/old")
+    told = Told({"default": "10.0.0.0/28"})
+    async with hive(tmp_path, told).started() as one:
+        ipam = one.get(Ipam)
+        ipam.allocate(old.ip, "default/old [restored]", old.pool)
+        ipam.forget_retired()
+        others = {ipam.allocate_next(f"default/{number}")[0].ip for number in range(13)}
+        assert old.ip not in others
+        with pytest.raises(IpamLaterError):
+            ipam.allocate_next("default/14")
+    async with host_scope(tmp_path, Given("10.7.0.0/29")).started() as one:
+        ipam = one.get(Ipam)
+        for ip in (old.ip, *others):
+            ipam.allocate(ip, "default/old [restored]", "default")
+        assert ipam.allocate_next("default/new")[0].ip in ip_network("10.7.0.0/29")
 
 
 async def test_pools_that_overlap_hand_out_an_address_once(tmp_path: Path) -> None:
