@@ -16,6 +16,7 @@ from cells.kubernetes.client import (
     NotFoundError,
     connect,
 )
+from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.leases import LEASES, Election, Lease
 from cells.kubernetes.source.api_server import access_of
 from cells.kubernetes.source.reflector import Reflector
@@ -27,6 +28,7 @@ __all__ = [
     "Access",
     "AccessError",
     "ApiError",
+    "Bucket",
     "Client",
     "ConflictError",
     "Election",

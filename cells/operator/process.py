@@ -12,6 +12,7 @@ from cells.observe.metrics import Metrics
 from cells.operator import (
     api_server,
     crds,
+    endpoint_slices,
     gc,
     lb_ipam,
     leader,
@@ -33,6 +34,7 @@ LEADER: Final = (
     objects.cell,
     pod_cidrs.cell,
     multi_pool.cell,
+    endpoint_slices.cell,
     nodes.cell,
     gc.cell,
     lb_ipam.cell,

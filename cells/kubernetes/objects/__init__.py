@@ -17,6 +17,7 @@ from cells.kubernetes.objects.cilium_endpoint import (
     CiliumEndpointSlice,
     CiliumEndpointStatus,
     CiliumIdentity,
+    CoreEndpoint,
     NamedPort,
 )
 from cells.kubernetes.objects.cilium_node import (
@@ -124,6 +125,7 @@ __all__ = [
     "Column",
     "Condition",
     "ContainerPort",
+    "CoreEndpoint",
     "EndpointConditions",
     "EndpointSlice",
     "Key",

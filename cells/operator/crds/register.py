@@ -94,6 +94,7 @@ class CustomResources:
         log: Logger,
     ) -> None:
         self._settings = settings
+        self._endpoint_slices = options.enable_cilium_endpoint_slice
         self._server = server
         self._log = log
         if options.disable_endpoint_crd:
@@ -104,7 +105,7 @@ class CustomResources:
     def wanted(self) -> list[Definition]:
         """Every definition that shall be there."""
         return definitions(
-            endpoint_slices=False,
+            endpoint_slices=self._endpoint_slices,
             local_redirects=self._settings.enable_local_redirect_policy,
             egress_gateways=self._settings.enable_ipv4_egress_gateway,
         )

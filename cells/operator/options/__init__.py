@@ -16,7 +16,6 @@ __all__ = ["OperatorOptions", "cell"]
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
 """Modes of IPAM in which this operator has something to do, or rightly nothing."""
 UNSERVED: Final = (
-    "enable_cilium_endpoint_slice",
     "enable_bgp_control_plane",
     "enable_node_ipam",
     "enable_ingress_controller",
@@ -57,7 +56,7 @@ class OperatorOptions(Settings, frozen=True):
     """Without CiliumEndpoints; only with a kvstore, so it is put back to false, with a warning."""
 
     enable_cilium_endpoint_slice: bool = False
-    """CiliumEndpoints in batches: not supported yet."""
+    """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
 
     enable_bgp_control_plane: bool = False
     """BGP: not supported yet."""

@@ -21,8 +21,6 @@ EXCLUDED: Final = {
     "api_away_survived": AWAY,
     "api_endpoints": "compared in test_server",
     "bgp_cluster_config": "BGP is not built",
-    "ces_fcfs": "CiliumEndpointSlices are not built",
-    "ces_identity": "CiliumEndpointSlices are not built",
     "cnp_existing_at_start": NOT_CHECKED,
     "cnp_validation": NOT_CHECKED,
     "cnp_validation_off": NOT_CHECKED,

@@ -29,7 +29,6 @@ REFUSED_HERE = {
             "auto-create-cilium-pod-ip-pools": "default=foo:1",
         }
     ): "Cilium's runs and makes no pool",
-    '{"ces-slice-mode": "zzz", "enable-cilium-endpoint-slice": "true"}': "slices are not built",
 }
 RUNS_HERE = {'{"nonsense-flag": "1"}': "it is given as a file, where keys of others are left alone"}
 

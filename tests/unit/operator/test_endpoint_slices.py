@@ -1,0 +1,109 @@
+"""Endpoints in slices: each in one, none over the limit, none moved without need."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cells.kubernetes import (
+    CILIUM_ENDPOINT_SLICES,
+    CiliumEndpoint,
+    CiliumEndpointSlice,
+    CoreEndpoint,
+    Key,
+    Meta,
+)
+from cells.kubernetes.objects.cilium_endpoint import CiliumEndpointStatus, EndpointIdentity, Networking
+from cells.operator.endpoint_slices.settings import SliceSettings
+from cells.operator.endpoint_slices.slices import SliceRow, Slices, core_endpoint
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+
+MOST = 3
+SLICES = Resource("cilium.io", "ciliumendpointslices")
+
+
+def endpoint(name: str, identity: int = 7, namespace: str = "a", node: str = "n") -> CiliumEndpoint:
+    status = CiliumEndpointStatus(
+        identity=EndpointIdentity(identity) if identity else None, networking=Networking(node=node)
+    )
+    return CiliumEndpoint(Meta(name=name, namespace=namespace), status)
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from("pqrstuvw"), st.sampled_from("ab"), st.integers(-1, 3)), max_size=40
+)  # identity -1: deleted, 0: without one yet
+
+
+@settings(max_examples=80, deadline=None)
+@given(ACTIONS, st.booleans())
+def test_every_endpoint_is_in_one_slice_of_its_kind(
+    actions: list[tuple[str, str, int]], by_identity: bool
+) -> None:
+    slices, rows = Slices(MOST, by_identity=by_identity), dict[str, SliceRow]()
+    live: dict[Key, CiliumEndpoint] = {}
+    for name, namespace, identity in actions:
+        key = (namespace, name)
+        one = endpoint(name, identity, namespace) if identity >= 0 else None
+        if one is None:
+            live.pop(key, None)
+        else:
+            live[key] = one
+        before = {(row.namespace, each.name): at for at, row in rows.items() for each in row.endpoints}
+        for at, row in slices.update({key: one}).items():
+            if row is None:
+                rows.pop(at, None)
+            else:
+                rows[at] = row
+        found = [((row.namespace, each.name), at, each) for at, row in rows.items() for each in row.endpoints]
+        wanted = {key: core for key, one in live.items() if (core := core_endpoint(one)) is not None}
+        assert {key: each for key, _, each in found} == wanted
+        assert len(found) == len(wanted)
+        assert all(0 < len(row.endpoints) <= MOST for row in rows.values())
+        if by_identity:
+            assert all(len({each.id for each in row.endpoints}) == 1 for row in rows.values())
+        moved = {other for other, at, _ in found if before.get(other, at) != at}
+        assert moved <= {key}
+
+
+def test_slices_there_are_go_on_and_of_an_endpoint_that_two_hold_one_keeps_it() -> None:
+    def held(name: str, *names: str) -> CiliumEndpointSlice:
+        cores = tuple(CoreEndpoint(each, 7, Networking(node="n")) for each in names)
+        return CiliumEndpointSlice(Meta(name=name), cores, "a")
+
+    slices = Slices(MOST, by_identity=True)
+    slices.adopt([held("ces-1", "p", "q"), held("ces-2", "q", "gone"), held("ces-3", "gone-too")])
+    rows = slices.begin([endpoint("p"), endpoint("q"), endpoint("new")])
+    names = {name: [each.name for each in row.endpoints] for name, row in rows.items() if row is not None}
+    assert names == {"ces-1": ["p", "q", "new"]}
+
+
+def test_the_limit_of_the_most_nodes_that_there_are_counts() -> None:
+    text = '[{"nodes":100,"limit":50,"burst":60},{"nodes":0,"limit":5,"burst":10}]'
+    given = SliceSettings(ces_rate_limits=text)
+    assert [given.limit(nodes).limit for nodes in (0, 99, 100, 5000)] == [5, 5, 50, 50]
+    for wrong in ("[]", "x", '[{"nodes":0}]', '[{"nodes":0,"limit":0,"burst":1}]'):
+        with pytest.raises(ValueError, match="ces-rate-limits"):
+            SliceSettings(ces_rate_limits=wrong).validate()
+
+
+@pytest.mark.anyio
+async def test_a_slice_that_somebody_deletes_comes_back(server: ApiServer, operators: Operators) -> None:
+    values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
+
+    def held() -> list[str]:
+        found = server.store.of(SLICES).objects.values()
+        return [each["name"] for one in found for each in one["endpoints"]]
+
+    async with operators.running(values), operators.client() as client:
+        status = {"identity": {"id": 7}, "networking": {"addressing": [{"ipv4": "10.0.0.9"}], "node": "n"}}
+        kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
+        server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
+        await eventually(lambda: held() == ["p"], 10)
+        ((_, name),) = server.store.of(SLICES).objects
+        await client.delete(CILIUM_ENDPOINT_SLICES, name)
+        server.add({**kind, "metadata": {"name": "q", "namespace": "default"}, "status": status})
+        await eventually(lambda: sorted(held()) == ["p", "q"], 10)
