@@ -212,7 +212,7 @@ class Hive(Composition):
             return f"{name} was not built, {self.name} could not be: {self._build_failure}"
         if (module := next(filter(None, map(self.modules.why_down, found)), None)) is not None:
             return f"{name} is not there: module {module} is disabled"
-        if "_build" not in self.__dict__ or not self._build.instances:
+        if self._supervision is None and ("_build" not in self.__dict__ or not self._build.instances):
             return f"{name} does not exist yet: {self.name} has not started"
         return f"{name} was not built: nothing invoked needs it; add invoke({name})"
 

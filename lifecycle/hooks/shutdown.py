@@ -28,8 +28,10 @@ class Shutdown:
     def request(self, error: BaseException | None = None) -> None:
         """Ask for an ordered stop. With an error the run ends with its exit code, else with 0.
 
-        May be called from any thread, and by a signal handler.
+        May be called from any thread, and by a signal handler. Raises TypeError for an error that is none.
         """
+        if error is not None and not isinstance(error, BaseException):
+            raise TypeError(f"Shutdown.request({error!r}): expected an exception, or nothing")
         with self._lock:
             before, self.requested = self.requested, True
             if self.error is None:

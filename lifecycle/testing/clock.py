@@ -52,11 +52,16 @@ class VirtualClock:
         return self._nanoseconds / 1e9 + self._late
 
     def __enter__(self) -> Self:
-        self._loop = loop = asyncio.get_running_loop()
+        try:
+            self._loop = loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("VirtualClock needs asyncio's own event loop; none runs here") from None
         if not isinstance(loop, asyncio.BaseEventLoop):
             raise RuntimeError(  # noqa: TRY004  # no argument is at fault
                 f"VirtualClock needs asyncio's own event loop; this one is of {type(loop).__module__}"
             )
+        if "run_in_executor" in vars(loop):
+            raise RuntimeError("VirtualClock inside another: the loop's time is virtual already")
         self._nanoseconds = round(loop.time() * 1e9)
         call_soon_threadsafe, run_in_executor = loop.call_soon_threadsafe, loop.run_in_executor
 
@@ -87,7 +92,12 @@ class VirtualClock:
         setattr(AsyncIOBackend, _IN_THREAD, self._anyio)
 
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass, with all that falls due meanwhile, and what that sets off."""
+        """Let so much time pass, with all that falls due meanwhile, and what that sets off.
+
+        Raises ValueError for what is no time to pass: less than 0, infinity.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"advance({seconds}): expected seconds, 0 or more and finite")
         end = self._nanoseconds + round(seconds * 1e9)
         await self.settle()
         while (due := self._next()) is not None and self._is_due_by(due, end):

@@ -261,6 +261,11 @@ async def test_a_request_from_a_thread_is_noticed_at_once() -> None:
         await work()
 
 
+def test_a_request_with_what_is_no_error_is_refused_where_it_is_made() -> None:
+    with pytest.raises(TypeError, match=r"Shutdown.request\('why'\): expected an exception"):
+        Shutdown().request("why")  # type: ignore[arg-type]  # the mistake
+
+
 async def test_whoever_cancels_the_task_of_the_hooks_stops_them_in_order() -> None:
     daemon = Daemon()
 

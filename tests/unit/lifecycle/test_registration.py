@@ -423,6 +423,12 @@ async def test_get_after_a_failed_build_tells_of_it() -> None:
         hive.get(Reads)
 
 
+async def test_get_in_a_hive_that_has_started_never_says_that_it_has_not() -> None:
+    async with Hive(provide(Sundial)).started() as hive:
+        with pytest.raises(NotStartedError, match=r"Sundial was not built: nothing invoked needs it"):
+            hive.get(Sundial)
+
+
 async def test_what_a_disabled_module_held_is_told_by_its_name_and_a_failed_enable_is_degraded() -> None:
     fail = False
 

@@ -190,3 +190,28 @@ def test_another_event_loop_is_refused_in_one_line() -> None:
 
     with pytest.raises(RuntimeError, match="needs asyncio's own event loop; this one is of uvloop"):
         anyio.run(enter, backend_options={"use_uvloop": True})
+
+
+def test_where_no_loop_of_asyncio_runs_is_told() -> None:
+    async def enter() -> None:
+        VirtualClock().__enter__()
+
+    with pytest.raises(RuntimeError, match="needs asyncio's own event loop; none runs here"):
+        anyio.run(enter, backend="trio")
+    with pytest.raises(RuntimeError, match="none runs here"):
+        VirtualClock().__enter__()
+
+
+async def test_a_clock_inside_another_is_refused_and_the_outer_one_goes_on() -> None:
+    with VirtualClock() as clock:
+        with pytest.raises(RuntimeError, match="inside another"):
+            VirtualClock().__enter__()
+        before = clock.now
+        await clock.advance(1)
+        assert clock.now == before + 1
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+async def test_what_is_no_time_to_pass_is_refused(seconds: float) -> None:
+    with VirtualClock() as clock, pytest.raises(ValueError, match="expected seconds, 0 or more and finite"):
+        await clock.advance(seconds)
