@@ -78,7 +78,9 @@ def _places(clashing: Sequence[Constructor]) -> Iterator[str]:
     for node in clashing:
         cell = f", in the cell at {node.stands_at}" if is_one and node.stands_at else ""
         yield f"provided by {node}{' (private)' if node.private else ''}{cell}"
-    if is_one and len({node.stands_at for node in clashing}) == 1:
+    if len({node.prefix for node in clashing if node.kind == "config"}) > 1:
+        yield "do: give each module settings of its own: config_private(..., prefix=...)"
+    elif is_one and len({node.stands_at for node in clashing}) == 1:
         yield "do: have that cell only once in the hive"
     else:
         yield "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"

@@ -180,6 +180,14 @@ def test_two_instances_without_prefixes_are_refused_with_what_to_do() -> None:
     }
 
 
+def test_two_instances_whose_settings_all_can_see_are_told_to_keep_them_private() -> None:
+    cells = [module(name, "X", config(ResolverSettings, prefix=name)) for name in ("a", "b")]
+    with pytest.raises(
+        GraphError, match=r"do: give each module settings of its own: config_private\(\.\.\., "
+    ):
+        Hive(*cells).check()
+
+
 def test_a_private_struct_is_not_seen_outside_and_that_is_told() -> None:
     def asks(settings: ResolverSettings) -> None: ...
 
