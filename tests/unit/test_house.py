@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,15 +98,21 @@ def framework_imports() -> dict[str, set[str]]:
     return found
 
 
-def named(case: tuple[str, Path]) -> str:
-    return str(case[1].relative_to(ROOT))
+def against(rule: Callable[[str, Path], object], *rooms: str) -> dict[str, object]:
+    """What a rule has against modules of these rooms, or of all: a test for each would take twice as long."""
+    found = {
+        str(path.relative_to(ROOT)): rule(room, path) for room, path in MODULES if room in (rooms or ROOMS)
+    }
+    return {path: what for path, what in found.items() if what}
 
 
-@pytest.mark.parametrize("case", MODULES, ids=named)
-def test_imports_go_one_way(case: tuple[str, Path]) -> None:
-    room, path = case
-    above = {name.partition(".")[0] for name in facts(path).imported} & set(ROOMS) - {room}
-    assert above <= MAY_IMPORT[room]
+def test_imports_go_one_way() -> None:
+    def above(room: str, path: Path) -> set[str]:
+        return {name.partition(".")[0] for name in facts(path).imported} & ROOMS.keys() - {room} - MAY_IMPORT[
+            room
+        ]
+
+    assert against(above) == {}
 
 
 def cell_packages() -> set[str]:
@@ -137,27 +143,31 @@ def is_library(name: str, cell: str) -> bool:
     return same_family and init.is_file() and "__all__" in init.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("case", [case for case in MODULES if case[0] == "cells"], ids=named)
-def test_a_cell_uses_only_what_another_cell_exports(case: tuple[str, Path]) -> None:
-    _, path = case
-    own = cell_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    names = [name for name in facts(path).imported if name.startswith("cells.")]
-    inside = [
-        name for name in names if cell_of(name) != own and cell_of(name) != name and not is_library(name, own)
-    ]
-    assert inside == []
+def test_a_cell_uses_only_what_another_cell_exports() -> None:
+    def inside(_: str, path: Path) -> list[str]:
+        own = cell_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        names = [name for name in facts(path).imported if name.startswith("cells.")]
+        return [
+            name
+            for name in names
+            if cell_of(name) != own and cell_of(name) != name and not is_library(name, own)
+        ]
+
+    assert against(inside, "cells") == {}
 
 
-@pytest.mark.parametrize("case", [case for case in MODULES if case[0] != "lifecycle"], ids=named)
-def test_only_what_the_framework_exports_is_used(case: tuple[str, Path]) -> None:
-    inside = []
-    for module, name in facts(case[1]).names:
-        if module.partition(".")[0] != "lifecycle":
-            continue
-        exported = importlib.import_module(module).__all__ if module.count(".") < 2 else []
-        if name not in exported and not (module == "lifecycle" and name in PACKAGES):
-            inside.append(f"{module}.{name}")
-    assert inside == []
+def test_only_what_the_framework_exports_is_used() -> None:
+    def inside(_: str, path: Path) -> list[str]:
+        found = []
+        for module, name in facts(path).names:
+            if module.partition(".")[0] != "lifecycle":
+                continue
+            exported = importlib.import_module(module).__all__ if module.count(".") < 2 else []
+            if name not in exported and not (module == "lifecycle" and name in PACKAGES):
+                found.append(f"{module}.{name}")
+        return found
+
+    assert against(inside, "cells", "hive") == {}
 
 
 def exports() -> dict[tuple[str, str], object]:
@@ -216,12 +226,13 @@ def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
     assert len(names) <= 15
 
 
-@pytest.mark.parametrize("case", [case for case in MODULES if case[0] == "lifecycle"], ids=named)
-def test_the_framework_knows_nothing_of_networks(case: tuple[str, Path]) -> None:
-    _, path = case
-    outside = {name.partition(".")[0] for name in facts(path).imported} - sys.stdlib_module_names
-    http = {"h11"} if path.is_relative_to(ROOMS["lifecycle"] / "http") else set()
-    assert outside <= FRAMEWORK_LIBRARIES | {"lifecycle"} | http
+def test_the_framework_knows_nothing_of_networks() -> None:
+    def strange(_: str, path: Path) -> set[str]:
+        outside = {name.partition(".")[0] for name in facts(path).imported} - sys.stdlib_module_names
+        http = {"h11"} if path.is_relative_to(ROOMS["lifecycle"] / "http") else set()
+        return outside - FRAMEWORK_LIBRARIES - {"lifecycle"} - http
+
+    assert against(strange, "lifecycle") == {}
 
 
 HEADER = re.compile(
@@ -232,18 +243,18 @@ NO_CODE = re.compile(r"``.*?``|\(.*?\w.*?\)", re.DOTALL)
 OUTSIDE = {"OpenAPI", "ConfigMaps"}
 
 
-@pytest.mark.parametrize("case", MODULES, ids=named)
-def test_what_a_module_says_it_needs_and_gives_is_in_its_code(case: tuple[str, Path]) -> None:
-    _, path = case
-    said = " ".join(NO_CODE.sub("", part) for part in HEADER.findall(facts(path).header))
-    inside = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
-    words = frozenset[str]().union(*(facts(each).words for each in inside))
-    assert set(HEADER_NAME.findall(said)) - words - OUTSIDE == set()
+def test_what_a_module_says_it_needs_and_gives_is_in_its_code() -> None:
+    def made_up(_: str, path: Path) -> set[str]:
+        said = " ".join(NO_CODE.sub("", part) for part in HEADER.findall(facts(path).header))
+        inside = path.parent.rglob("*.py") if path.name == "__init__.py" else [path]
+        words = frozenset[str]().union(*(facts(each).words for each in inside))
+        return set(HEADER_NAME.findall(said)) - words - OUTSIDE
+
+    assert against(made_up) == {}
 
 
-@pytest.mark.parametrize("case", MODULES, ids=named)
-def test_a_module_says_what_it_is_for(case: tuple[str, Path]) -> None:
-    assert facts(case[1]).header
+def test_a_module_says_what_it_is_for() -> None:
+    assert against(lambda _, path: not facts(path).header) == {}
 
 
 def test_cmd_does_not_shadow_the_standard_library() -> None:
@@ -257,9 +268,12 @@ KEPT_UNREAD = {
 }
 
 
-@pytest.mark.parametrize("case", MODULES, ids=named)
-def test_nothing_is_kept_that_nobody_reads(case: tuple[str, Path]) -> None:
-    assert {name for name in facts(case[1]).unread if (named(case), name) not in KEPT_UNREAD} == set()
+def test_nothing_is_kept_that_nobody_reads() -> None:
+    def unread(_: str, path: Path) -> set[str]:
+        place = str(path.relative_to(ROOT))
+        return {name for name in facts(path).unread if (place, name) not in KEPT_UNREAD}
+
+    assert against(unread) == {}
 
 
 def test_no_constructor_of_the_agent_asks_for_what_it_does_not_use() -> None:
