@@ -1,5 +1,6 @@
 """Passes over real conntrack maps, large ones too."""
 
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 
 from cells import config, datapath, maps
 from cells.datapath import Collector
-from cells.maps import CtEntry, CtKey, Map, Maps
+from cells.maps import CtEntry, CtKey, Map, Maps, NatEntry, walk
 from cells.node import netlink
 from lifecycle import Hive, invoke
 from tests.support.namespaces import in_node
@@ -66,6 +67,19 @@ async def test_of_a_hundred_thousand_connections_those_go_that_have_ended(in_nod
         ]
         assert [one.max_entries for one in found[:4]] == [4 * MANY, 4096, 4 * MANY, 4096]
         assert sum(1 for _ in node.ct4_tcp.items()) == MANY // 2
+
+
+async def test_a_pass_over_translations_goes_in_slices_of_no_more_than_512(in_node: None) -> None:
+    async with running() as (node, collector):
+        await collector.collect()
+        ended, translations = NatEntry(PEER, 5).pack(), node.nat[0]
+        translations.update_batch([(CtKey(PEER, POD, 1, n, 6).pack(), ended) for n in range(10_000)])
+        reads = 0
+        with walk(collector._programs()["hive_nat_gc_v4"], translations.fd) as reader:
+            while os.read(reader, 16):
+                reads += 1
+        assert reads >= 10_000 // 512
+        assert len(list(translations.items())) < 100
 
 
 async def test_any_number_of_addresses_is_forgotten(in_node: None) -> None:

@@ -96,6 +96,7 @@ static __always_inline void nat6_outward(struct ct6_key *key, const struct nat6_
 		if (!found || !entry)                                                                              \
 			return walk_end(context);                                                                  \
 		key = *found;                                                                                      \
+		walk.slice++; /* counts twice: other maps are asked */                                             \
 		judged(is_over(&key, entry) && !bpf_map_delete_elem(&table, &key));                                \
 		return walk_end(context);                                                                          \
 	}
