@@ -36,10 +36,10 @@ class Machine:
     def lacks(self, name: str) -> None:
         (self.commands / name).unlink()
 
-    def install(self) -> tuple[int, str]:
+    def install(self, **environment: str) -> tuple[int, str]:
         done = subprocess.run(
             ["/bin/sh", ROOT / "configs/debian/install", self.packages],
-            env={"PATH": str(self.commands)},
+            env={"PATH": str(self.commands), **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -86,6 +86,17 @@ def test_an_old_python_is_named(machine: Machine) -> None:
     said = (
         "make: Python 3.9.2 is too old: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
     )
+    assert machine.install() == (1, said)
+
+
+def test_a_python_that_is_not_there_is_named(machine: Machine) -> None:
+    said = "make: PYTHON=python3.99: there is no such command: name a Python 3.11 or later, or nothing\n"
+    assert machine.install(PYTHON="python3.99") == (1, said)
+
+
+def test_a_python_that_does_not_run_is_named(machine: Machine) -> None:
+    machine.has("python3", "exit 127")
+    said = "make: python3 does not run: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
     assert machine.install() == (1, said)
 
 
