@@ -26,7 +26,7 @@ MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h
 FEATURE_SCTP: Final = 1
 FEATURE_UNREACHABLE: Final = 2
 
-_CONSTANTS = struct.Struct("<9I4sI2H16s32s")  # struct config of bpf/lib/config.h
+_CONSTANTS = struct.Struct("<9I4sI2HI16s32s")  # struct config of bpf/lib/config.h
 KERNEL_NAME = 15
 """What the kernel keeps of a program's name (BPF_OBJ_NAME_LEN)."""
 
@@ -48,6 +48,8 @@ class Constants:
     """FEATURE_* of bpf/lib/config.h."""
     nat_ports: tuple[int, int]
     """The first and the last that translated flows may get."""
+    maglev_size: int
+    """Numbers in a look-up table of backends."""
     build: str
     """Digest of the object, 12 hexadecimal digits."""
     tag: str
@@ -63,6 +65,7 @@ class Constants:
                 self.service_loopback.packed,
                 self.features,
                 *self.nat_ports,
+                self.maglev_size,
                 self.build.encode(),
                 self.tag.encode(),
             ),
@@ -76,10 +79,11 @@ class Constants:
         magic, generation, *rest = _CONSTANTS.unpack(data)
         if magic != MAGIC:
             return None
-        tcp, syn, other, closed, service_tcp, service_any, grace, loopback, features, low, high, *texts = rest
+        tcp, syn, other, closed, service_tcp, service_any, grace, loopback, *rest = rest
+        features, low, high, maglev_size, *texts = rest
         return cls(
             *(generation, tcp, syn, other, closed, service_tcp, service_any, grace),
-            *(IPv4Address(loopback), features, (low, high)),
+            *(IPv4Address(loopback), features, (low, high), maglev_size),
             build=texts[0].rstrip(b"\0").decode(),
             tag=texts[1].rstrip(b"\0").decode(),
         )
@@ -112,9 +116,12 @@ def load(
 ) -> tuple[LoadedObject, Constants]:
     """Load an object onto these maps; nothing uses it yet. The caller closes it. Raises LoadError."""
     loaded = LoadedObject(data, name)
+    tables = list(tables)
     try:
         compiled = compiled_constants(loaded)
-        constants = replace(compiled, generation=generation, build=build_of(data)).configured(settings)
+        size = maglev_size(tables) or compiled.maglev_size
+        told = replace(compiled, generation=generation, build=build_of(data), maglev_size=size)
+        constants = told.configured(settings)
         loaded.set_constants(SECTION, constants.pack())
         loaded.use_maps({table.spec.name: table.fd for table in tables})
         loaded.load()
@@ -123,6 +130,12 @@ def load(
         loaded.close()
         raise
     return loaded, constants
+
+
+def maglev_size(tables: Iterable[Map]) -> int:
+    """The numbers in each look-up table of these maps, 0 without any."""
+    inner = [table.spec.inner for table in tables if table.spec.name == "cilium_lb4_maglev"]
+    return sum(spec.value_size // 4 for spec in inner if spec is not None)
 
 
 def compiled_constants(loaded: LoadedObject) -> Constants:

@@ -65,7 +65,7 @@ def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
     with ExitStack() as open_maps:
         maps = {}
         for table in tables:
-            inner = policy if table.spec.type == MapType.ARRAY_OF_MAPS else None
+            inner = policy if table.spec.type == MapType.ARRAY_OF_MAPS else table.spec.inner
             small = replace(table.spec, max_entries=min(table.spec.max_entries, 64), inner=inner)
             maps[table.spec.name] = open_maps.enter_context(create_map(small))
         yield maps

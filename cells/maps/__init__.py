@@ -81,7 +81,13 @@ from cells.maps.records.nat import (
     DeviceConfig,
     NatEntry,
 )
-from cells.maps.records.nodeport import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP, NODEPORT_ON, NodePortConfig
+from cells.maps.records.nodeport import (
+    NODEPORT_DSR_OTHER,
+    NODEPORT_DSR_TCP,
+    NODEPORT_MAGLEV,
+    NODEPORT_ON,
+    NodePortConfig,
+)
 from cells.maps.records.sock import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,
@@ -128,6 +134,7 @@ __all__ = [
     "METRIC_SERVICE",
     "NODEPORT_DSR_OTHER",
     "NODEPORT_DSR_TCP",
+    "NODEPORT_MAGLEV",
     "NODEPORT_ON",
     "NODE_AUDITS_POLICY",
     "NODE_EVENTS",

@@ -6,15 +6,16 @@ Pinned maps keep forwarding while no agent runs, so a restart takes them over wi
 
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.maps.bpf.map import Map, MapSpec, create_map, open_map, possible_cpus
+from cells.maps.bpf.map import EXIST, Map, MapSpec, MapType, create_map, open_map, possible_cpus
 from cells.maps.bpf.map_log import MapLog
-from cells.maps.bpf.syscall import BpfError, pin, unpin_unfinished
+from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.migration import Former, formers, migrate
 from cells.maps.sizes import MapSettings, sizes
@@ -103,6 +104,10 @@ class Maps:
     """cilium_lb4_source_range: clients that a frontend serves, or not."""
     source_range6: Map
     """cilium_lb6_source_range: the same of IPv6."""
+    maglev4: Map
+    """cilium_lb4_maglev: reverse NAT index to a map of one entry, numbers of backends."""
+    maglev6: Map
+    """cilium_lb6_maglev: the same of IPv6."""
     nodeport: Map
     """hive_nodeport: index 0 to NodePortConfig."""
     nodeport_neighbours4: Map
@@ -232,6 +237,12 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
     path = directory / spec.name
     try:
         if (pinned := _open_pinned(path)) is not None:
+            if spec.same_as(pinned.spec) and not takes_inner(pinned, spec):
+                pinned.close()
+                table = create_map(spec)
+                replace_pin(table.fd, path)  # its maps are of another size: they are made anew
+                table.spec = spec
+                return table, True
             if spec.same_as(pinned.spec):
                 pinned.spec = spec  # which also tells what the kernel does not: the inner map
                 return pinned, False
@@ -249,6 +260,18 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
     except OSError as error:
         raise HiveError(f"{error}{_advice(error, spec.name)}") from error
     return table, True
+
+
+def takes_inner(outer: Map, spec: MapSpec) -> bool:
+    """Whether the wanted inner maps go into a map of maps: the kernel does not tell, but refuses others."""
+    if spec.inner is None or spec.type is not MapType.HASH_OF_MAPS:
+        return True
+    with create_map(spec.inner) as inner:
+        try:
+            outer.update(bytes(spec.key_size), struct.pack("<I", inner.fd), EXIST)
+        except BpfError as error:
+            return error.errno == errno.ENOENT  # nothing there to replace: number 0 is nobody's
+    return True
 
 
 def _open_pinned(path: Path) -> Map | None:

@@ -17,6 +17,9 @@ POLICY_HIGHEST: Final = 1 << 16
 ENDPOINT_IDS: Final = 4095
 """Endpoint ids are 1 to 4095: the indexes of hive_policies."""
 
+MAGLEV_SIZES: Final = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
+"""Of look-up tables: primes."""
+
 CT_TCP: Final = 524288
 CT_ANY: Final = 262144
 NAT: Final = 524288
@@ -57,6 +60,9 @@ class MapSettings(Settings, frozen=True):
     bpf_sock_rev_map_max: int | None = None
     """Entries of the map of sockets that talk to services (1024 to 16777216); unset: by the ratio."""
 
+    bpf_lb_maglev_table_size: int = 16381
+    """Numbers in each look-up table of Maglev, a prime of Cilium's; more than a hundred for each backend."""
+
     bpf_fragments_map_max: int = 8192
     """Entries of the map of datagrams in fragments, for each family (256 to 65536)."""
 
@@ -89,6 +95,9 @@ class MapSettings(Settings, frozen=True):
             yield f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
         if not 1 <= self.bpf_lb_map_max <= HIGHEST:
             yield f"bpf-lb-map-max={self.bpf_lb_map_max}: expected 1 to {HIGHEST} entries"
+        if self.bpf_lb_maglev_table_size not in MAGLEV_SIZES:
+            sizes_text = ", ".join(map(str, MAGLEV_SIZES))
+            yield f"bpf-lb-maglev-table-size={self.bpf_lb_maglev_table_size}: expected one of {sizes_text}"
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             yield f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}"
 
@@ -119,6 +128,7 @@ class MapSizes:
     nat: int = 4096
     fragments: int = 8192
     lb: int = 65536
+    maglev: int = 16381
     sock_rev: int = 65536
 
 
@@ -144,5 +154,6 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
         fragments=settings.bpf_fragments_map_max,
         lb=settings.bpf_lb_map_max,
+        maglev=settings.bpf_lb_maglev_table_size,
         sock_rev=size(settings.bpf_sock_rev_map_max, SOCK_REV, 65536),
     )

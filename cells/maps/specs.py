@@ -57,6 +57,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
     """
     hashed = 0 if preallocate else NO_PREALLOC
     of_policies = policy_spec(0, sizes.policy)
+    of_maglev = MapSpec("cilium_lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev, 1)
     flow, ports = CtEntry.SIZE, FragmentPorts.SIZE
     ipcache, metrics = (IpcacheKey.SIZE, IpcacheValue.SIZE), (MetricsKey.SIZE, MetricsValue.SIZE)
     endpoint = EndpointConfig.SIZE
@@ -99,6 +100,8 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
         "source_range4": MapSpec("cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb, NO_PREALLOC),
         "source_range6": MapSpec("cilium_lb6_source_range", MapType.LPM_TRIE, 24, 1, sizes.lb, NO_PREALLOC),
+        "maglev4": MapSpec("cilium_lb4_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb, NO_PREALLOC, of_maglev),
+        "maglev6": MapSpec("cilium_lb6_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb, NO_PREALLOC, of_maglev),
         "nodeport": MapSpec("hive_nodeport", MapType.ARRAY, 4, NodePortConfig.SIZE, 1),
         "nodeport_neighbours4": MapSpec("cilium_nodeport_neigh4", MapType.LRU_HASH, 4, NEIGHBOUR, sizes.nat),
         "nodeport_neighbours6": MapSpec("cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.nat),

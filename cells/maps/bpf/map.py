@@ -9,7 +9,7 @@ import errno
 import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -357,7 +357,9 @@ def create_map(spec: MapSpec) -> Map:
     if spec.inner is None:
         return _create(spec, 0)
     with _create(spec.inner, 0) as inner:  # only a pattern: the kernel copies what it needs from it
-        return _create(spec, inner.fd)
+        made = _create(spec, inner.fd)
+    made.spec = replace(made.spec, inner=spec.inner)  # which the kernel does not tell
+    return made
 
 
 def _create(spec: MapSpec, inner_fd: int) -> Map:

@@ -6,6 +6,7 @@ at one that is not there (yet, or any more), wherever the agent is killed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from typing import NamedTuple
@@ -40,6 +41,9 @@ _TYPE_FLAGS = {
     ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER,
     ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
+
+_ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
+"""As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
 
 SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED
 """What the bit means of slot 0."""
@@ -80,6 +84,7 @@ class Installed(msgspec.Struct, frozen=True):
     affinity: frozenset[MapKey] = frozenset()
     ranges: frozenset[MapKey] = frozenset()
     maglev: bytes | None = None
+    """A digest of its look-up table, which is large."""
     confirmed: bool = True
     pending: frozenset[Address] = frozenset()
 
@@ -211,15 +216,16 @@ class LoadBalancer:
             frontend = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left))
         writes: list[Write] = []
         new_backends = self._use_backends(frontend, writes)
-        new = msgspec.structs.replace(self._entries(number, frontend), pending=pending)
+        wanted, table = self._entries(number, frontend)
+        new = msgspec.structs.replace(wanted, pending=pending)
         old = held if held is not None else Installed(number, frontend)
         version = key.address.ip.version
         writes += [Write(where, None) for where in sorted(old.affinity - new.affinity)]
         writes += [Write(where, None) for where in sorted(old.ranges - new.ranges)]
         writes += [Write(where, entries.PRESENT) for where in sorted(new.ranges - old.ranges)]
         writes += new_backends
-        if new.maglev is not None and new.maglev != old.maglev:
-            writes.append(Write(entries.maglev_key(number, version), new.maglev))
+        if table is not None and new.maglev != old.maglev:
+            writes.append(Write(entries.maglev_key(number, version), table))
         for slot, value in enumerate(new.slots, 1):
             if slot > len(old.slots) or old.slots[slot - 1] != value:
                 writes.append(Write(entries.service_key(key, slot), value))
@@ -308,8 +314,15 @@ class LoadBalancer:
         self._backend_ids.release(record.id)
         return Write(entries.backend_key(record.id, record.address.ip.version), None)
 
-    def _entries(self, number: int, frontend: Frontend) -> Installed:
-        """What a frontend needs in the maps, its backends being numbered."""
+    def look_up_table(self, where: MapKey) -> bytes | None:
+        """The look-up table that belongs there, None if none does."""
+        for key, held in self.installed.items():
+            if held.maglev is not None and entries.maglev_key(held.id, key.address.ip.version) == where:
+                return self._entries(held.id, held.frontend)[1]
+        return None
+
+    def _entries(self, number: int, frontend: Frontend) -> tuple[Installed, bytes | None]:
+        """What a frontend needs in the maps, its backends being numbered, and its look-up table."""
         ids = {one.address: self.backends[one.address].id for one in frontend.backends}
         chosen, others = selectable(sorted(frontend.backends, key=lambda one: ids[one.address]))
         preferred = [one for one in chosen if one.preferred]
@@ -327,18 +340,21 @@ class LoadBalancer:
             number=number,
             flags=self._flags(frontend, affinity=affinity),
             timeout=frontend.affinity_timeout if affinity else 0,
+            algorithm=_ALGORITHMS[frontend.algorithm],
             proxy_port=frontend.l7_proxy_port,
         )
         matches = frontend.backends if affinity and self._options.enable_session_affinity else ()
-        return Installed(
+        table, digest = self._table(frontend, preferred or ordered, ids)
+        installed = Installed(
             id=number,
             frontend=frontend,
             slots=tuple(slots),
             master=master,
             affinity=frozenset(entries.affinity_key(number, ids[one.address]) for one in matches),
             ranges=frozenset(self._ranges(number, frontend)),
-            maglev=self._table(frontend, preferred or ordered, ids),
+            maglev=digest,
         )
+        return installed, table
 
     def _ranges(self, number: int, frontend: Frontend) -> Iterable[MapKey]:
         for text in frontend.source_ranges:
@@ -365,16 +381,18 @@ class LoadBalancer:
 
     def _table(
         self, frontend: Frontend, backends: Sequence[Backend], ids: Mapping[Address, int]
-    ) -> bytes | None:
-        """The Maglev table; the old one stays when no backend is left, it goes with the frontend."""
+    ) -> tuple[bytes | None, bytes | None]:
+        """The Maglev table, and its digest. Without backends the old one stays; it goes with the frontend."""
         wildcard_node_port = frontend.type is ServiceType.NODE_PORT and is_wildcard(frontend.key.address.ip)
         inside_only = frontend.type is ServiceType.CLUSTER_IP and not self._options.bpf_lb_external_clusterip
-        if self._maglev is None or wildcard_node_port or inside_only:
-            return None
+        chosen = (frontend.algorithm or self._options.bpf_lb_algorithm) == "maglev"
+        if self._maglev is None or not chosen or wildcard_node_port or inside_only:
+            return None, None
         held = self.installed.get(frontend.key)
         if not backends:
-            return held.maglev if held is not None else None
-        return self._maglev(backends, ids)
+            return None, held.maglev if held is not None else None
+        table = self._maglev(backends, ids)
+        return table, hashlib.sha256(table).digest()
 
 
 def _discard(maps: Maps, families: Iterable[int]) -> list[Write]:

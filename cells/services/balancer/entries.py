@@ -40,10 +40,18 @@ def service_key(frontend: FrontendKey, slot: int) -> MapKey:
 
 
 def master_value(
-    *, count: int, quarantined: int, number: int, flags: ServiceFlag, timeout: int = 0, proxy_port: int = 0
+    *,
+    count: int,
+    quarantined: int,
+    number: int,
+    flags: ServiceFlag,
+    timeout: int = 0,
+    algorithm: int = 0,
+    proxy_port: int = 0,
 ) -> bytes:
     """Slot 0: how many backends, and what holds for the frontend."""
     union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
+    union |= algorithm << 24
     return (
         struct.pack("<IH", union, count)
         + struct.pack(">H", number)

@@ -17,14 +17,16 @@ from anyio import to_thread
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
 from cells.kubernetes import ENDPOINT_SLICES, NODES, PODS, SERVICES, KubernetesSettings, Resources
+from cells.maps import MapSettings
 from cells.services.balancer import LoadBalancer
 from cells.services.control.kernel import KernelServices
 from cells.services.control.served import ServedFrontend, served_frontends
 from cells.services.control.target import ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
+from cells.services.maglev import MaglevTables
 from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions
 from cells.services.outside import NodePorts
-from cells.services.settings import ServiceSettings
+from cells.services.settings import Seed, ServiceSettings
 from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, invoke, minutes, module, provide
 
 __all__ = [
@@ -57,6 +59,8 @@ def options(
         enable_k8s_terminating_endpoint=settings.enable_k8s_terminating_endpoint,
         enable_service_topology=settings.enable_service_topology,
         bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
+        bpf_lb_algorithm=settings.bpf_lb_algorithm,
+        bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
         cluster_name=agent.cluster_name,
         node_port_min=first,
         node_port_max=last,
@@ -97,6 +101,8 @@ def reconcile(
     maps: ServiceMaps,
     served: LoadBalancerOptions,
     objects: KubernetesSettings,
+    settings: ServiceSettings,
+    sizes: MapSettings | None = None,
     *,
     jobs: Jobs,
     tables: Tables,
@@ -107,7 +113,11 @@ def reconcile(
     if not objects.has_source:
         jobs.one_shot("look at what is left", partial(_leave, maps, log))
         return
-    target = ServicesTarget(table, LoadBalancer(served), maps, told, initial.done)
+    maglev = None
+    if settings.maglev:
+        size = (sizes or MapSettings()).bpf_lb_maglev_table_size
+        maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
+    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, told, initial.done)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)

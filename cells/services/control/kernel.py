@@ -6,11 +6,13 @@ Needs: Maps.   Gives: KernelServices.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
-from cells.maps import Map, Maps, map_by_id
-from cells.services.balancer import MapKey
-from cells.services.control.target import ServiceMaps
+from cells.maps import Map, Maps, create_map, map_by_id
+from cells.services.balancer import MapKey, Write
+from cells.services.control.target import TABLE, ServiceMaps
 from lifecycle import HiveError
 
 
@@ -31,7 +33,37 @@ class KernelServices:
         for held in self._held():
             with map_by_id(held.id, held.spec.name) as table:
                 found.update((MapKey(held.spec.name, key), value) for key, value in table.items())
+        for outer in (self._maps.maglev4, self._maps.maglev6):
+            with map_by_id(outer.id, outer.spec.name) as table:
+                found.update((MapKey(outer.spec.name, key), TABLE) for key, _ in table.items())
         return found
+
+    def write_tables(self, writes: Sequence[Write]) -> None:
+        """Through descriptors of its own. New tables at once: the kernel waits once for all of them."""
+        for outer in (self._maps.maglev4, self._maps.maglev6):
+            own = [write for write in writes if write.where.map == outer.spec.name]
+            inner = outer.spec.inner
+            if not own or inner is None:
+                continue
+            with map_by_id(outer.id, outer.spec.name) as table, ExitStack() as made:
+                entries = []
+                for where, value in own:
+                    if value is None:
+                        table.delete(where.key)
+                        continue
+                    numbers = made.enter_context(create_map(inner))
+                    numbers.update(bytes(4), value)
+                    entries.append((where.key, struct.pack("<I", numbers.fd)))
+                self._update(table, entries)
+
+    @staticmethod
+    def _update(table: Map, entries: list[tuple[bytes, bytes]]) -> None:
+        try:
+            table.update_batch(entries)
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise HiveError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
+            raise
 
     def write(self, where: MapKey, value: bytes | None) -> None:
         """Set the entry, or remove it."""

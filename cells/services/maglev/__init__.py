@@ -3,6 +3,7 @@
 Gives: MaglevTables, Seed, fill.
 """
 
-from cells.services.maglev.table import Candidate, MaglevTables, Seed, fill
+from cells.services.maglev.table import Candidate, MaglevTables, fill
+from cells.services.settings import Seed
 
 __all__ = ["Candidate", "MaglevTables", "Seed", "fill"]

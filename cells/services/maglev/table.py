@@ -6,8 +6,6 @@ interpreter: call it in a worker thread when tables are large.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ctypes
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,29 +15,10 @@ from typing import NamedTuple
 
 from cells.services.model import Address, Backend, BackendState
 from cells.services.model.options import MAGLEV_SIZES
+from cells.services.settings import Seed
 
 LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
-DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
 _STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
-
-
-class Seed(NamedTuple):
-    """The seeds of a cluster: of names, and of packets of each family."""
-
-    names: int
-    ipv4: int
-    ipv6: int
-
-    @classmethod
-    def parse(cls, text: str) -> Seed:
-        """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
-        try:
-            raw = base64.b64decode(text, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"{text!r} is not base64: {error}") from None
-        if len(raw) != 12:
-            raise ValueError(f"{text!r} decodes to {len(raw)} bytes: expected 12")
-        return cls(*struct.unpack(">III", raw))
 
 
 class Candidate(NamedTuple):

@@ -34,6 +34,8 @@ HEADLESS = "None"
 LOCAL = "Local"
 TYPES = "service.cilium.io/type"
 """Annotation: which frontends a service has, such as ``LoadBalancer,ClusterIP``."""
+ALGORITHM = "service.cilium.io/lb-algorithm"
+"""Annotation: ``random`` or ``maglev``, where bpf-lb-algorithm-annotation lets services say so."""
 SOURCE_RANGES = "service.cilium.io/src-ranges-policy"
 """Annotation: ``deny``, for all clients but those of loadBalancerSourceRanges; else ``allow``."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
@@ -100,6 +102,11 @@ class _Conversion:
         annotations = self._service.metadata.annotations if self._options.annotations else None
         return (annotations or {}).get(name, "")
 
+    def _algorithm(self) -> str:
+        """What the service's annotation says, if annotations may."""
+        asked = self._annotation(ALGORITHM) if self._options.bpf_lb_algorithm_annotation else ""
+        return asked if asked in {"random", "maglev"} else ""
+
     def _unique_ports(self) -> list[ServicePort]:
         """The ports, each number once for a protocol, or once at all where protocols are not told apart."""
         found: dict[tuple[int, str], ServicePort] = {}
@@ -144,6 +151,7 @@ class _Conversion:
             two_scopes=two_scopes,
             affinity_timeout=self._affinity_timeout(),
             source_ranges=tuple(sorted(ranges)),
+            algorithm=self._algorithm() if not is_cluster_ip else "",
             source_ranges_deny=bool(ranges) and self._annotation(SOURCE_RANGES) == "deny",
             health_check_node_port=self._health_check_port(type_),
             routable=not is_wildcard(key.address.ip)

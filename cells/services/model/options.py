@@ -25,6 +25,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     enable_service_topology: bool = False
     enable_local_redirect_policy: bool = False
     bpf_lb_external_clusterip: bool = False
+    bpf_lb_algorithm_annotation: bool = False
     bpf_lb_algorithm: Literal["random", "maglev"] = "random"
     bpf_lb_maglev_table_size: int = 16381
     bpf_lb_proto_diff: bool = True

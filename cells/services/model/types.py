@@ -133,6 +133,8 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     affinity_timeout: int = 0
     source_ranges: tuple[str, ...] = ()
     source_ranges_deny: bool = False
+    algorithm: str = ""
+    """How a backend is chosen for clients outside, random or maglev; empty: as for every service."""
     health_check_node_port: int = 0
     loopback: bool = False
     l7_proxy_port: int = 0

@@ -11,7 +11,14 @@ from typing import Final, Protocol
 
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
-from cells.maps import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP, NODEPORT_ON, Maps, NodePortConfig
+from cells.maps import (
+    NODEPORT_DSR_OTHER,
+    NODEPORT_DSR_TCP,
+    NODEPORT_MAGLEV,
+    NODEPORT_ON,
+    Maps,
+    NodePortConfig,
+)
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.devices import Device, DeviceSettings
 from cells.node.sysctl import Sysctls
@@ -23,7 +30,7 @@ from cells.services.outside.addresses import (
     node_port_addresses,
 )
 from cells.services.outside.ports import reserved_ports
-from cells.services.settings import ServiceSettings
+from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel import TunnelSettings
 from lifecycle import (
     Derived,
@@ -135,9 +142,12 @@ class NodePorts:
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
         row = NodePortConfig(
-            NODEPORT_ON | _DIRECT[self._settings.bpf_lb_mode],
+            NODEPORT_ON
+            | _DIRECT[self._settings.bpf_lb_mode]
+            | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev"),
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
             ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
+            Seed.parse(self._settings.bpf_lb_maglev_hash_seed)[1:],
         )
         return {_ONLY: row}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
 
+from cells.services.settings.seed import DEFAULT_SEED, Seed
 from lifecycle import Formerly, Settings, refuse
 
 
@@ -62,7 +63,13 @@ class ServiceSettings(Settings, frozen=True):
     served yet."""
 
     bpf_lb_algorithm: Annotated[Literal["random", "maglev"], Formerly("node-port-algorithm")] = "random"
-    """How a backend is chosen for clients outside; maglev is not served yet."""
+    """How a backend is chosen for clients outside: any, or by maglev the same at every node."""
+
+    bpf_lb_maglev_hash_seed: str = DEFAULT_SEED
+    """Base64 of 12 bytes, the same on every node of a cluster: where tables and hashes of maglev begin."""
+
+    bpf_lb_algorithm_annotation: bool = False
+    """Let services choose their algorithm by the annotation service.cilium.io/lb-algorithm."""
 
     bpf_lb_acceleration: Annotated[
         Literal["disabled", "native", "generic", "best-effort"], Formerly("node-port-acceleration")
@@ -77,11 +84,10 @@ class ServiceSettings(Settings, frozen=True):
         if self.bpf_lb_dsr_dispatch != "opt":
             asked = self.bpf_lb_dsr_dispatch
             yield f"bpf-lb-dsr-dispatch={asked}: not supported yet, expected opt, or leave it unset"
-        if self.bpf_lb_algorithm != "random":
-            yield (
-                f"bpf-lb-algorithm={self.bpf_lb_algorithm}: not supported yet, expected random, or leave it"
-                " unset"
-            )
+        try:
+            Seed.parse(self.bpf_lb_maglev_hash_seed)
+        except ValueError as error:
+            yield f"bpf-lb-maglev-hash-seed: {error}"
         if self.bpf_lb_acceleration not in {"disabled", "best-effort"}:
             yield (
                 f"bpf-lb-acceleration={self.bpf_lb_acceleration}: not supported yet, expected disabled, or"
@@ -107,6 +113,11 @@ class ServiceSettings(Settings, frozen=True):
     def session_affinity(self) -> bool:
         """Whether clients stay with their backend."""
         return self.kube_proxy_replacement or self.enable_session_affinity
+
+    @property
+    def maglev(self) -> bool:
+        """Whether any service may need look-up tables."""
+        return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
 
     @property
     def outside(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.maps import open_map
 from hive.lab import pods
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
@@ -32,9 +33,11 @@ WITHIN = 5.0
 SETTINGS = (
     *("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--enable-node-port=true"),
     *("--enable-external-ips=true", "--enable-host-port=true"),
+    *("--bpf-lb-algorithm=maglev", "--bpf-lb-maglev-table-size=1021"),
 )
 LONGER_THAN_A_PACKET = 5000
 MEGABYTE = 1 << 20
+GLOBALS = Path("/sys/fs/bpf/tc/globals")
 
 
 def service(name: str, port: int, more: str = "", status: str = "") -> str:
@@ -197,6 +200,15 @@ def server(node: Lab, tmp_path: Path) -> pods.Attached:
     return pod
 
 
+def tables() -> dict[int, int]:
+    """How many services of each family have a look-up table."""
+    found = {}
+    for version in (4, 6):
+        with open_map(GLOBALS / f"cilium_lb{version}_maglev") as outer:
+            found[version] = sum(1 for _ in outer.items())
+    return found
+
+
 def test_a_client_outside_is_served(node: Lab, server: pods.Attached) -> None:
     for version in (4, 6):
         client, near, far = OUTSIDE[version], (NODE[version], NODE_PORT), (NODE[version], FAR_PORT)
@@ -208,5 +220,7 @@ def test_a_client_outside_is_served(node: Lab, server: pods.Attached) -> None:
         # Nobody listens in the pod: what it says comes from whom the client has asked.
         assert refused(node, version, near, socket.SOCK_DGRAM)
         assert refused(node, version, near, socket.SOCK_STREAM)
+    with node.open() as run:
+        assert run.run(tables) == {4: 8, 6: 4}  # by TCP and UDP: node ports, two addresses; not the wildcards
     for ip in (BALANCER, EXTERNAL):
         assert answered(node, 4, (ip, TARGET), server) == (OUTSIDE_ADDRESS, ip)

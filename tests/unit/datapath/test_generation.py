@@ -17,7 +17,7 @@ from lifecycle import Duration
 
 CONSTANTS = Constants(
     *(7, 8000, 60, 61, 10, 8000, 60, 60),
-    *(IPv4Address("169.254.42.1"), 2, (32768, 65535)),
+    *(IPv4Address("169.254.42.1"), 2, (32768, 65535), 16381),
     *("0123456789ab", "next"),
 )
 
@@ -27,7 +27,7 @@ def test_constants_survive_the_kernel() -> None:
 
 
 def test_other_programs_constants_are_not_ours() -> None:
-    assert Constants.unpack(bytes(96)) is None
+    assert Constants.unpack(bytes(100)) is None
     assert Constants.unpack(CONSTANTS.pack() + bytes(8)) is None
 
 

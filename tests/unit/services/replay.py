@@ -18,7 +18,6 @@ from cells.kubernetes import EndpointSlice, Pod, Service
 from cells.services.balancer import IdsExhaustedError, LoadBalancer, Write
 from cells.services.balancer.balancer import Installed
 from cells.services.maglev import MaglevTables, Seed
-from cells.services.maglev.table import DEFAULT_SEED
 from cells.services.model import (
     Backend,
     BackendState,
@@ -29,6 +28,7 @@ from cells.services.model import (
 from cells.services.model.catalog import FrontendChange, ServiceCatalog, Upsert
 from cells.services.model.health import health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL
+from cells.services.settings import DEFAULT_SEED
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"
 STATES: Final = {one: one.name.lower() for one in BackendState}

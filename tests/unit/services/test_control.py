@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +14,7 @@ from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.services import control
 from cells.services import settings as service_settings
-from cells.services.balancer import LoadBalancer, MapKey
+from cells.services.balancer import LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
 from cells.services.control import ServedFrontend, ServiceMaps
 from cells.services.control.served import served_frontends
@@ -72,6 +72,10 @@ class FakeServiceMaps:
             raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
         else:
             self.entries[where] = value
+
+    def write_tables(self, writes: Sequence[Write]) -> None:
+        for where, value in writes:
+            self.write(where, value if value is None else b"")
 
     def void_verdicts(self) -> None:
         self.voided += 1

@@ -149,6 +149,29 @@ LB_MAP(cilium_lb_affinity_match, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb
 LB_MAP(cilium_lb4_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb4_source_range, __u8);
 LB_MAP(cilium_lb6_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb6_source_range, __u8);
 
+#define LB_RANDOM 1 /* in the upper byte of that word; 0: as the node does */
+#define LB_MAGLEV 2
+
+/* A service's look-up table, by its reverse NAT index: numbers of backends in the one entry of a map. */
+struct lb_maglev_table {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, 4 * 16381); /* see config.maglev_size */
+	__uint(max_entries, 1);
+};
+
+#define LB_MAGLEV_MAP(name)                                                                                        \
+	struct {                                                                                                   \
+		__uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);                                                           \
+		__type(key, __be16);                                                                               \
+		__uint(max_entries, 65536);                                                                        \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                              \
+		__array(values, struct lb_maglev_table);                                                           \
+	} name SEC(".maps")
+
+LB_MAGLEV_MAP(cilium_lb4_maglev);
+LB_MAGLEV_MAP(cilium_lb6_maglev);
+
 _Static_assert(sizeof(struct lb4_key) == 12, "cilium_lb4_services_v2");
 _Static_assert(sizeof(struct lb6_key) == 24, "cilium_lb6_services_v2");
 _Static_assert(sizeof(struct lb_service) == 12, "cilium_lb4_services_v2");

@@ -46,7 +46,7 @@ static __always_inline int lb_outside(struct __sk_buff *skb, struct flow *flow, 
 		return DROP(INGRESS, DROP_IS_CLUSTER_IP);
 	if (!lb_serves_source(service, flow, family))
 		return DROP(INGRESS, DROP_SOURCE_RANGE);
-	number = lb_serve(&key, service, flow, &backend, now, family);
+	number = lb_serve(&key, service, flow, &backend, nodeport_facts(), now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
 			return lb_unreachable(skb, flow, BACK_TO_DEVICE, family);

@@ -4,6 +4,7 @@
 
 #include "ct/service.h"
 #include "lb/affinity.h"
+#include "lb/maglev.h"
 #include "lb/services.h"
 #include "lb/translate.h"
 #include "lb/unreachable.h"
@@ -16,9 +17,21 @@ static __always_inline bool lb_balances(const struct flow *flow)
 	       !flow->related;
 }
 
+/* The number of a backend for a new connection, 0 if there is none. `own`: the client is outside. */
+static __always_inline __u32 lb_choose(union lb_key *key, const struct lb_service *service, const struct flow *flow,
+				       const struct nodeport_config *own, __u8 family)
+{
+	__u32 number = 0;
+
+	if (own && maglev_serves(service, own) && service->count)
+		number = maglev_pick(service, flow, own, family);
+	return number ? number : lb_pick(key, service, family);
+}
+
 /* The backend that serves the packet's connection, and its number; 0 if there is none. */
 static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service *service, struct flow *flow,
-				      struct lb_backend *backend, __u32 now, __u8 family)
+				      struct lb_backend *backend, const struct nodeport_config *own, __u32 now,
+				      __u8 family)
 {
 	struct ct_entry *entry = ct_service_find(flow, now, family);
 	__u32 number;
@@ -35,7 +48,7 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 	}
 	number = lb_affine(service, flow, now, family);
 	if (!number || !lb_backend_of(number, backend, family)) {
-		number = lb_pick(key, service, family);
+		number = lb_choose(key, service, flow, own, family);
 		if (!number || !lb_backend_of(number, backend, family))
 			return 0;
 	}
@@ -91,7 +104,7 @@ static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u3
 	service = lb_service_of(&key, flow, family);
 	if (likely(!service))
 		return 0;
-	number = lb_serve(&key, service, flow, &backend, now, family);
+	number = lb_serve(&key, service, flow, &backend, NULL, now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
 			return lb_unreachable(skb, flow, BACK_TO_POD, family);

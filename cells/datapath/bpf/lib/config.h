@@ -30,11 +30,12 @@ struct config {
 	__u32 features;
 	__u16 nat_port_min; /* ports that translated flows may get */
 	__u16 nat_port_max;
+	__u32 maglev_size; /* numbers in a look-up table of backends */
 	char build[16]; /* digest of the object, text */
 	char tag[32];   /* of the compilation: tells two builds of one source apart */
 };
 
-_Static_assert(sizeof(struct config) == 96, ".rodata.cfg");
+_Static_assert(sizeof(struct config) == 100, ".rodata.cfg");
 _Static_assert(sizeof(BUILD_TAG) <= 32, "BUILD_TAG is at most 31 characters");
 
 volatile const struct config config SEC(".rodata.cfg") = {
@@ -48,5 +49,6 @@ volatile const struct config config SEC(".rodata.cfg") = {
 	.ct_service_grace = 60,
 	.nat_port_min = 32768,
 	.nat_port_max = 65535,
+	.maglev_size = 16381,
 	.tag = BUILD_TAG,
 };

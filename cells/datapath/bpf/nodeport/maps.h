@@ -10,12 +10,14 @@ struct nodeport_config {
 	__be32 ipv4; /* what packets to backends on other nodes come from */
 	__u32 flags;
 	struct address ipv6;
-	__u64 reserved;
+	__u32 seed4; /* of the hashes of packets, for Maglev */
+	__u32 seed6;
 };
 
 #define NODEPORT_ON 1
 #define NODEPORT_DSR_TCP 2   /* backends on other nodes answer the client themselves: in TCP */
 #define NODEPORT_DSR_OTHER 4 /* in other protocols */
+#define NODEPORT_MAGLEV 8    /* backends are chosen by look-up tables, where a service does not say otherwise */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
