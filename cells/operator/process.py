@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from cells.cluster import kvstore as store
 from cells.observe.metrics import Metrics
 from cells.operator import (
     api_server,
     crds,
     endpoint_slices,
     gc,
+    kvstore,
     lb_ipam,
     leader,
     multi_pool,
@@ -37,6 +39,8 @@ LEADER: Final = (
     endpoint_slices.cell,
     nodes.cell,
     gc.cell,
+    store.cell,
+    kvstore.cell,
     lb_ipam.cell,
     unmanaged_pods.cell,
 )

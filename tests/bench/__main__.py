@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.bench import (
+    across,
     bootstrap,
     clients,
     framework,
@@ -52,6 +53,8 @@ PARTS: dict[str, Measure] = {
     "lag": lag.measure,
     "packets": packets.measure,
     "traffic": traffic.measure,
+    "across": across.traffic,
+    "shared": across.shared,
     "framework": framework.measure,
     "tables": tables.measure,
     "incremental": incremental.measure,

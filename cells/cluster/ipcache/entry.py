@@ -73,7 +73,8 @@ def prefix_of(address: IPAddress) -> IPNetwork:
 def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
     """The prefix's row once ``claim`` is made, instead of what its resource claimed before.
 
-    The strongest source counts; of claims of one source that of reserved:host, else the latest.
+    The strongest source counts; of claims of one source that of reserved:host, else the latest. Of several
+    nodes that say they have a range the first by name counts, as for routes.
     """
     if row is None:
         return claim
@@ -87,5 +88,10 @@ def withdrawn(row: IpcacheEntry, resource: str) -> IpcacheEntry | None:
 
 
 def _row(claims: list[IpcacheEntry]) -> IpcacheEntry:
-    first, *others = sorted(claims, key=lambda claim: (_STRENGTH[claim.source], claim.identity != HOST))
+    first, *others = sorted(claims, key=_rank)
     return msgspec.structs.replace(first, shadowed=tuple(others)) if others else first
+
+
+def _rank(claim: IpcacheEntry) -> tuple[int, bool, str]:
+    by_name = claim.resource if claim.source is Source.UNSPEC else ""
+    return _STRENGTH[claim.source], claim.identity != HOST, by_name

@@ -41,7 +41,7 @@ class OperatorOptions(Settings, frozen=True):
     delegated-plugin."""
 
     identity_allocation_mode: str = "crd"
-    """Where identities are kept; there is no kvstore: kvstore is read as crd, with a warning."""
+    """Where identities are kept: kvstore, where one is set, or crd; without one it is read as crd."""
 
     cluster_name: str = "default"
     """Name of the cluster."""

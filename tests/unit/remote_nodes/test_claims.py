@@ -132,3 +132,23 @@ async def test_claims_follow_nodes_that_come_change_and_go() -> None:
         with nodes.txn() as txn:
             txn.delete("default/n2")
         await eventually(lambda: set(identities()) == {"192.0.2.3/32", "10.3.0.1/32"})
+
+
+async def test_a_range_of_two_nodes_leads_to_the_first_by_name() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    kernel = FakeIpcacheMap()
+
+    def leads_to() -> dict[str, str]:
+        return {str(prefix): str(value.tunnel_endpoint) for prefix, value in kernel.rows.items()}
+
+    async with claiming(nodes, kernel):
+        for number in (2, 3):
+            with nodes.txn() as txn:
+                txn.put(node(number, "10.2.0.0/24"))
+            await eventually(
+                lambda: len(leads_to()) == 2 * len(nodes) + 1
+            )  # two addresses of each; the range
+        assert leads_to()["10.2.0.0/24"] == "192.0.2.2"
+        with nodes.txn() as txn:
+            txn.delete("default/n2")
+        await eventually(lambda: leads_to().get("10.2.0.0/24") == "192.0.2.3")

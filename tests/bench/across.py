@@ -1,0 +1,161 @@
+"""Pod to pod across two nodes, by routes and through the tunnel, against plain routing and a plain VXLAN.
+
+Needs: root, gcc, iproute2, the lab; etcd for what it tells.   Gives: traffic, shared.
+All have two nodes joined by a bridge and a pod on each; one processor for the client, one for the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from cells.maps import IpcacheKey, open_map
+from hive.lab import agent_process
+from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.namespaces import Namespaces
+from hive.lab.node import exclusive
+from hive.lab.probe import ping
+from tests.bench.peers import Pair, inside, ip, namespaces
+from tests.bench.stats import Figure, Row, Sample
+from tests.bench.tools import tool
+from tests.bench.traffic import CONNECTIONS, ROUND_TRIPS, run, server
+from tests.support.waiting import eventually
+
+GATEWAY = "169.254.1.1"
+KEYS = 200
+IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
+
+
+@contextlib.contextmanager
+def cluster(name: str, *settings: str, etcd: bool = False) -> Iterator[Cluster]:
+    """Two nodes of ours with a pod each."""
+    made = Cluster(name)
+    try:
+        with exclusive():
+            labs = made.make(2, 1, etcd=etcd)
+            pids = {lab: agent_process.start(lab, *made.settings(settings)) for lab in labs}
+            for lab, pid in pids.items():
+                agent_process.wait_ready(lab, pid)
+                made.add_pod(lab, f"pod-{made.number(lab)}")
+        yield made
+    finally:
+        with exclusive():
+            made.remove(made.nodes())
+
+
+@contextlib.contextmanager
+def ours(name: str, *settings: str) -> Iterator[Pair]:
+    """Their pods, once they reach each other."""
+    with cluster(name, *settings) as made:
+        first, second = made.nodes()
+        (found,) = (one for one, _ in made.manifests.objects() if one["metadata"]["name"] == "pod-2")
+        address = found["status"]["podIP"]
+        with first.open_pod("pod-1") as client, second.open_pod("pod-2") as serving:
+            eventually(partial(client.run, ping, address, 1))
+            yield Pair(client, serving, address)
+
+
+@contextlib.contextmanager
+def plain(prefix: str, *, vxlan: bool) -> Iterator[Pair]:
+    """Two nodes with a route to the other's pod: over its address, or a VXLAN device."""
+    nodes = {f"{prefix}-1": (1, 2, "a"), f"{prefix}-2": (2, 1, "b")}
+    network = f"{prefix}-net"
+    with namespaces(network, *nodes, f"{prefix}-a", f"{prefix}-b"):
+        ip("link", "add", "br0", "type", "bridge", netns=network)
+        ip("link", "set", "br0", "up", netns=network)
+        for node, (own, other, pod) in nodes.items():
+            port, mine, theirs = f"port-{own}", f"192.168.60.{own}", f"192.168.60.{other}"
+            ip("link", "add", "uplink", "type", "veth", "peer", "name", port, "netns", network, netns=node)
+            ip("link", "set", port, "master", "br0", "up", netns=network)
+            ip("addr", "add", f"{mine}/24", "dev", "uplink", netns=node)
+            ip("link", "set", "uplink", "up", netns=node)
+            inside(node, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            via = ["via", theirs]
+            if vxlan:
+                ends = ("local", mine, "remote", theirs, "dstport", "8472", "dev", "uplink")
+                ip("link", "add", "vx", "type", "vxlan", "id", "42", *ends, netns=node)
+                ip("addr", "add", f"10.250.0.{own}/24", "dev", "vx", netns=node)
+                ip("link", "set", "vx", "up", netns=node)
+                via = ["via", f"10.250.0.{other}", "mtu", "1450"]
+            _pod(node, f"{prefix}-{pod}", own)
+            ip("route", "add", f"10.201.{other}.0/24", *via, netns=node)
+        with (
+            Namespaces.open(f"/run/netns/{prefix}-a") as client,
+            Namespaces.open(f"/run/netns/{prefix}-b") as serving,
+        ):
+            yield Pair(client, serving, "10.201.2.11")
+
+
+def _pod(node: str, pod: str, number: int) -> None:
+    address = f"10.201.{number}.11"
+    ip("link", "add", "veth-pod", "type", "veth", "peer", "name", "eth0", "netns", pod, netns=node)
+    ip("link", "set", "veth-pod", "up", netns=node)
+    ip("link", "set", "eth0", "up", netns=pod)
+    ip("addr", "add", f"{GATEWAY}/32", "dev", "veth-pod", netns=node)
+    ip("route", "add", f"{address}/32", "dev", "veth-pod", netns=node)
+    ip("addr", "add", f"{address}/32", "dev", "eth0", netns=pod)
+    ip("route", "add", GATEWAY, "dev", "eth0", "scope", "link", netns=pod)
+    ip("route", "add", "default", "via", GATEWAY, netns=pod)
+
+
+def traffic(folder: Path, rounds: int) -> list[Row]:
+    """Round trips and connections, each against its plain peer, ``rounds`` interleaved rounds."""
+    program = tool("traffic", folder)
+    peers = {"native": "kernel routing", "VXLAN": "VXLAN device"}
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        networks = {
+            "native": stack.enter_context(ours("bench-native")),
+            "VXLAN": stack.enter_context(ours("bench-vxlan", TUNNEL)),
+            "kernel routing": stack.enter_context(plain("bench-route", vxlan=False)),
+            "VXLAN device": stack.enter_context(plain("bench-vx", vxlan=True)),
+        }
+        for pods in networks.values():
+            stack.enter_context(server(program, pods))
+        for _ in range(rounds):
+            for kind, count in (("rr", ROUND_TRIPS), ("crr", CONNECTIONS)):
+                for name, pods in networks.items():
+                    figures[kind, name].append(run(program, kind, pods, count))
+    rows = []
+    for kind, what in (("rr", "round trip"), ("crr", "connect + round trip + close")):
+        for name, peer in peers.items():
+            mine, theirs = (Sample(tuple(figures[kind, who])) for who in (name, peer))
+            rows.append(Row(f"across nodes, {name}: {what}", "µs", mine, peer, theirs, 1.0, faster=False))
+    return rows
+
+
+def shared(folder: Path, rounds: int) -> list[Figure]:
+    """From a put of an address in etcd to the row in another node's ipcache map."""
+    del folder
+    with cluster("bench-etcd", TUNNEL, etcd=True) as made:
+        first, _ = made.nodes()
+        with first.open() as node:
+            medians = [node.run(told, made.store.address.partition("//")[2], each) for each in range(rounds)]
+    return [Figure("an address in etcd to the ipcache map", "ms", Sample(tuple(medians)), 10.0)]
+
+
+def told(etcd: str, number: int) -> float:
+    """The median of KEYS, in ms; inside the node."""
+    import grpc
+    from aetcd import rpc
+
+    times = []
+    with grpc.insecure_channel(etcd) as channel, open_map(IPCACHE) as ipcache:
+        store = rpc.KVStub(channel)
+        for each in range(KEYS):
+            address = IPv4Address("10.99.0.1") + number * KEYS + each
+            value = b'{"IP":"%s","Mask":null,"HostIP":"192.168.50.12","ID":4711}' % str(address).encode()
+            key = f"cilium/state/ip/v1/default/{address}".encode()
+            row = IpcacheKey.of(IPv4Network(address)).pack()
+            began = time.perf_counter()
+            store.Put(rpc.PutRequest(key=key, value=value))
+            while (found := ipcache.lookup(row)) is None or found[:4] != (4711).to_bytes(4, "little"):
+                if time.perf_counter() - began > 10:
+                    raise AssertionError(f"{address} did not come within 10 s")
+            times.append((time.perf_counter() - began) * 1000)
+    return sorted(times)[KEYS // 2]

@@ -1,0 +1,310 @@
+"""Two nodes joined by a tunnel and etcd, with traffic both ways that is counted, through many troubles.
+
+What could be kept is not lost; what somebody takes away comes back; health says what is wrong until then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cells.maps import IpcacheKey, IpcacheValue, open_map
+from hive.client import ask
+from hive.lab import agent_process
+from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.namespaces import inside
+from hive.lab.node import ROOT, Lab, exclusive
+from hive.lab.probe import ping
+from hive.lab.store import PORT
+from hive.lab.upgrade import second_build
+from hive.main import cli
+from tests.support.etcd import installed
+from tests.support.namespaces import need_root
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+NAME = f"trouble-{os.getpid()}"
+SETTINGS = (TUNNEL, "--identity-change-grace-period=1s")
+RATE = 500.0
+IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    need_root()
+    if not installed():
+        pytest.skip("etcd is not installed (etcd-server)")
+    found = Cluster(NAME)
+    up = [
+        "lab",
+        "up",
+        "--name",
+        f"{NAME}-1",
+        "--nodes",
+        "2",
+        "--pods",
+        "1",
+        "--tunnel",
+        "--etcd",
+        SETTINGS[1],
+    ]
+    try:
+        done = CliRunner().invoke(cli, up, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        yield found
+    finally:
+        with exclusive():
+            found.remove(found.nodes())
+    assert not list(ROOT.glob(f"{NAME}*"))
+
+
+def asked(lab: Lab, path: str) -> Any:
+    pid = agent_process.running(lab)
+    assert pid is not None
+    return ask(path, agent_process.api_socket(pid))
+
+
+def address(lab: Lab) -> str:
+    (one,) = asked(lab, "/v1/endpoint")
+    return str(one["status"]["networking"]["addressing"][0]["ipv4"])
+
+
+def reaches(lab: Lab, target: str) -> bool:
+    with lab.open_pod(lab.pods()[0]) as pod:
+        return bool(pod.run(ping, target, 1))
+
+
+def both_reach(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    for lab, other in ((first, second), (second, first)):
+        eventually(partial(reaches, lab, address(other)), within=90)
+
+
+class Counted:
+    """What was sent and what came, each way."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.received: list[int] = []
+
+    @property
+    def lost(self) -> list[int]:
+        return [sent - received for sent, received in zip(self.sent, self.received, strict=True)]
+
+
+@contextmanager
+def traffic(cluster: Cluster) -> Iterator[Counted]:
+    """RATE packets a second from each pod to the other."""
+    counted = Counted()
+    first, second = cluster.nodes()
+    flows = []
+    for lab, other in ((first, second), (second, first)):
+        with other.open_pod(other.pods()[0]) as there, lab.open_pod(lab.pods()[0]) as here:
+            with inside(there):
+                sock = udp_socket()
+            with sock:
+                incoming = there.start(udp_receiver, sock)
+                outgoing = here.start(udp_sender, (address(other), sock.getsockname()[1]), RATE)
+        flows.append((outgoing, incoming))
+    try:
+        yield counted
+        for outgoing, _ in flows:
+            counted.sent.append(outgoing.finish(within=30).packets)
+        for _, incoming in flows:
+            counted.received.append(incoming.finish(within=30).packets)
+    finally:
+        for pair in flows:
+            for child in pair:
+                child.kill()
+
+
+def restarted(cluster: Cluster, lab: Lab, *more: str) -> None:
+    agent_process.crash(lab)
+    agent_process.wait_ready(lab, agent_process.start(lab, *cluster.settings((*SETTINGS, *more))))
+
+
+def test_nothing_is_lost_by_agents_killed_and_generations_changed_in_turn(cluster: Cluster) -> None:
+    with traffic(cluster) as counted:
+        for lab in cluster.nodes() * 3:
+            restarted(cluster, lab)
+        for lab in cluster.nodes():
+            restarted(cluster, lab, f"--datapath-object={second_build(lab)}")
+            restarted(cluster, lab)
+    assert min(counted.sent) > 1000
+    assert counted.lost == [0, 0]
+
+
+def gateway(path: str, body: dict[str, Any]) -> Any:
+    """etcd's API as JSON; inside its network."""
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v3/{path}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # the lab's own etcd
+        return json.load(answer)
+
+
+def compact() -> None:
+    revision = gateway("kv/range", {"key": "AA=="})["header"]["revision"]
+    gateway("kv/compaction", {"revision": revision, "physical": True})
+
+
+def store_is(lab: Lab, state: str) -> bool:
+    return bool(asked(lab, "/v1/healthz")["kvstore"]["state"] == state)
+
+
+def test_nothing_is_lost_by_what_becomes_of_etcd(cluster: Cluster) -> None:
+    store = cluster.store
+    with traffic(cluster) as counted:
+        store.crash()
+        store.start()
+        with cluster.network.open() as network:
+            network.run(compact)
+        store.crash()
+        store.start()
+        store.freeze()
+        frozen = time.monotonic()
+        eventually(lambda: all(store_is(lab, "Failure") for lab in cluster.nodes()), within=120)
+        restarted(cluster, cluster.nodes()[0])  # also while nobody answers
+        eventually(lambda: time.monotonic() - frozen > 60, within=70, every=0.5)
+        store.thaw()
+        eventually(lambda: all(store_is(lab, "Ok") for lab in cluster.nodes()), within=60)
+    assert counted.lost == [0, 0]
+    both_reach(cluster)
+
+
+def without_half() -> int:
+    """Delete every other row of the ipcache; how many."""
+    with open_map(IPCACHE) as table:
+        gone = [key for key, _ in table.items()][::2]
+        for key in gone:
+            table.delete(key)
+    return len(gone)
+
+
+def rows() -> dict[str, IpcacheValue]:
+    with open_map(IPCACHE) as table:
+        return {
+            str(IpcacheKey.unpack(key).network): IpcacheValue.unpack(value) for key, value in table.items()
+        }
+
+
+def in_node(lab: Lab, fn: Callable[[], Any]) -> Any:
+    with lab.open() as node:
+        return node.run(fn)
+
+
+def test_half_of_an_ipcache_comes_back(cluster: Cluster) -> None:
+    first = cluster.nodes()[0]
+    before = in_node(first, rows)
+    assert in_node(first, without_half) >= 3
+    eventually(lambda: in_node(first, rows) == before, within=90)
+    both_reach(cluster)
+
+
+def uplink(up: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (index,) = ip.link_lookup(ifname="uplink")
+        ip.link("set", index=index, state=up)
+        if up == "up":
+            ip.route("replace", dst="default", gateway="192.168.50.1")
+
+
+def test_a_node_that_was_cut_off_is_back_as_soon_as_its_link(cluster: Cluster) -> None:
+    second = cluster.nodes()[1]
+    in_node(second, partial(uplink, "down"))
+    eventually(lambda: store_is(second, "Failure"), within=120)
+    in_node(second, partial(uplink, "up"))
+    both_reach(cluster)
+    eventually(lambda: store_is(second, "Ok"), within=60)
+
+
+def test_a_second_node_with_the_same_range_takes_nothing(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    place = cluster.place(second)
+    cidr = {"IP": place.pod_cidrs[0].partition("/")[0], "Mask": "////AA=="}
+    addresses = [{"Type": "InternalIP", "IP": "192.168.50.99"}]
+    told = {"Name": "zzz", "Cluster": "default", "IPv4AllocCIDR": cidr, "IPAddresses": addresses}
+    with traffic(cluster) as counted:
+        with cluster.network.open() as network:
+            network.run(gateway, "kv/put", encoded("cilium/state/nodes/v1/default/zzz", json.dumps(told)))
+        eventually(lambda: "default/zzz" in json.dumps(asked(first, "/v1/cluster/nodes")))
+        eventually(lambda: "is claimed by" in json.dumps(asked(first, "/v1/healthz")), within=30)
+        assert str(in_node(first, rows)[place.pod_cidrs[0]].tunnel_endpoint) == place.ipv4
+        with cluster.network.open() as network:
+            network.run(gateway, "kv/deleterange", encoded("cilium/state/nodes/v1/default/zzz"))
+        eventually(lambda: "default/zzz" not in json.dumps(asked(first, "/v1/cluster/nodes")))
+    assert counted.lost == [0, 0]
+
+
+def encoded(key: str, value: str = "") -> dict[str, str]:
+    import base64
+
+    found = {"key": base64.b64encode(key.encode()).decode()}
+    return found | ({"value": base64.b64encode(value.encode()).decode()} if value else {})
+
+
+def moved(old: str, new: str) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (index,) = ip.link_lookup(ifname="uplink")
+        ip.addr("del", index=index, address=old, prefixlen=24)
+        ip.addr("add", index=index, address=new, prefixlen=24)
+        ip.route("replace", dst="default", gateway="192.168.50.1")
+
+
+def test_a_node_whose_address_moves_is_followed(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    old, new = cluster.place(second).ipv4, "192.168.50.77"
+    file = second.manifests / "nodes.yaml"
+    in_node(second, partial(moved, old, new))
+    file.write_text(file.read_text().replace(old, new))
+    eventually(lambda: new in json.dumps(asked(first, "/v1/cluster/nodes")), within=60)
+    both_reach(cluster)
+    assert old not in {str(value.tunnel_endpoint) for value in in_node(first, rows).values()}
+
+
+def mtu(size: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        for name in ("uplink",):
+            ip.link("set", index=ip.link_lookup(ifname=name)[0], mtu=size)
+
+
+def test_packets_fit_after_the_links_shrink(cluster: Cluster) -> None:
+    for lab in cluster.nodes():
+        in_node(lab, partial(mtu, 1400))
+        restarted(cluster, lab)
+    both_reach(cluster)
+    first, second = cluster.nodes()
+    with second.open_pod(second.pods()[0]) as there, inside(there):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind(("", 7777))
+    sock.settimeout(0.5)
+    with sock, first.open_pod(first.pods()[0]) as pod:
+
+        def arrives() -> bool:
+            """The first one is too large for the tunnel, and answered: the pod cuts the next."""
+            pod.run(send_large, address(second))
+            return len(sock.recv(4096)) == 1400
+
+        eventually(arrives, within=10)
+
+
+def send_large(target: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(bytes(1400), (target, 7777))
