@@ -61,7 +61,6 @@ DIFFERENT: Final = (
         r"(volumeMounts|volumes)/\[(~1host~1proc~1sys~1kernel|host-proc-sys-kernel)\]",
         "nothing there is changed",
     ),
-    (r"(volumeMounts|volumes)/\[(.*netns|cilium-netns)\]", "namespaces of pods are found by their processes"),
     (
         r"(volumeMounts|volumes)/\[(.*cgroupv2|cilium-cgroup)\]",
         "nothing of cgroups is removed with the state",
