@@ -64,9 +64,12 @@ class ProxyPort:
         self._port = self._wanted or former or self._free()
         if former != self._port:
             kept[NAME] = _Port("dns", ingress=False, port=self._port)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(msgspec.json.encode(kept))
-            temporary.rename(path)
+            try:
+                temporary = path.with_suffix(".tmp")
+                temporary.write_bytes(msgspec.json.encode(kept))
+                temporary.rename(path)
+            except OSError as error:
+                self._log.warning("the DNS proxy's port is not kept for the next agent", error=str(error))
 
     def _free(self) -> int:
         choices = random.sample(RANGE, 50)

@@ -186,11 +186,16 @@ class NameStore:
 
     async def _read(self) -> None:
         """Take in what a former agent knew of the endpoints that are still here."""
-        for record in await to_thread.run_sync(lambda: list(self._journal.read())):
+        try:
+            records = await to_thread.run_sync(lambda: list(self._journal.read()))
+        except OSError as error:
+            self._log.warning("names that the agent before knew cannot be read", error=str(error))
+            records = []
+        for record in records:
             self._take(record)
         if self._settings.tofqdns_pre_cache is not None:
             self._pre_cache()
-        self._journal.rewrite(list(self._records()))
+        self._rewrite()
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Changed):
@@ -229,7 +234,14 @@ class NameStore:
         self._claimed.done()
 
     async def _leave(self) -> None:
-        self._journal.rewrite(list(self._records()))
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Have the file as what is known; what cannot be written is not fatal, and tried again later."""
+        try:
+            self._journal.rewrite(list(self._records()))
+        except OSError as error:
+            self._log.warning("names are not kept for the next agent", error=str(error))
 
     def _records(self) -> Iterator[Record]:
         for endpoint_id, of in self.of.items():
