@@ -38,6 +38,7 @@ from cells.kubernetes.objects.cilium_policy import (
     CiliumEgressGatewayPolicy,
     CiliumLocalRedirectPolicy,
     CiliumNetworkPolicy,
+    RedirectPort,
 )
 from cells.kubernetes.objects.cilium_pools import (
     CILIUM_L2_ANNOUNCEMENTS,
@@ -138,6 +139,7 @@ __all__ = [
     "Node",
     "Object",
     "Pod",
+    "RedirectPort",
     "RequestedPool",
     "Requirement",
     "Selector",

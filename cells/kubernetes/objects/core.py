@@ -97,10 +97,18 @@ class PodIP(Wire, frozen=True, gc=False):
     ip: str = ""
 
 
+class PodCondition(Wire, frozen=True, gc=False):
+    """What holds for a pod: of ``Ready``, whether services may send to it."""
+
+    type: str = ""
+    status: str = ""
+
+
 class PodStatus(Wire, frozen=True, gc=False):
     """Of a pod."""
 
     phase: str = ""
+    conditions: tuple[PodCondition, ...] | None = None
     pod_ip: str = field(name="podIP", default="")
     pod_ips: tuple[PodIP, ...] | None = field(name="podIPs", default=None)
     host_ip: str = field(name="hostIP", default="")
@@ -124,6 +132,11 @@ class Pod(Object, frozen=True, gc=False):
         """The ports its containers give names."""
         for container in (*(self.spec.init_containers or ()), *(self.spec.containers or ())):
             yield from (port for port in container.ports or () if port.name)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its condition ``Ready`` holds."""
+        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())
 
     @property
     def finished(self) -> bool:

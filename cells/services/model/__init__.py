@@ -9,6 +9,7 @@ from cells.services.model.catalog import Delete, FrontendChange, ServiceCatalog,
 from cells.services.model.frontends import frontends_of, selectable
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
+from cells.services.model.redirect import Redirect, read_redirect
 from cells.services.model.types import (
     INTERNAL,
     PROTOCOLS,
@@ -37,6 +38,7 @@ __all__ = [
     "HealthAnswer",
     "LoadBalancerOptions",
     "Node",
+    "Redirect",
     "ServiceCatalog",
     "ServiceFlag",
     "ServiceName",
@@ -45,6 +47,7 @@ __all__ = [
     "backends_of",
     "frontends_of",
     "health_answers",
+    "read_redirect",
     "selectable",
     "state_of",
 ]

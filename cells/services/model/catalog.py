@@ -10,6 +10,7 @@ from cells.services.model.backends import backends_of
 from cells.services.model.frontends import frontends_of
 from cells.services.model.host_ports import host_port_frontends
 from cells.services.model.options import LoadBalancerOptions, Node
+from cells.services.model.redirect import Redirect, redirect_frontends
 from cells.services.model.types import Frontend, FrontendKey, ServiceName, ServiceType
 
 
@@ -42,6 +43,9 @@ class ServiceCatalog:
         self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
         self._pods: dict[ServiceName, Pod] = {}
         self._ready: set[ServiceName] = set()
+        self._redirects: dict[ServiceName, Redirect] = {}
+        self.redirected: dict[ServiceName, list[Frontend]] = {}
+        """The frontends of each redirection that has pods here."""
         self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
         self._claimed: dict[ServiceName, set[FrontendKey]] = {}
 
@@ -49,7 +53,8 @@ class ServiceCatalog:
         """A service, new or changed."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
         self._services[name] = service
-        return self._changes(name)
+        yield from self._changes(name)
+        yield from self._redirects_of(name)
 
     def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
         """A service that is gone."""
@@ -57,7 +62,8 @@ class ServiceCatalog:
         self._ready.discard(name)
         if self._slices.get(name):
             self._ready.add(name)
-        return self._changes(name)
+        yield from self._changes(name)
+        yield from self._redirects_of(name)
 
     def upsert_slice(self, slice_: EndpointSlice) -> Iterator[FrontendChange]:
         """A slice, new or changed."""
@@ -83,16 +89,43 @@ class ServiceCatalog:
             yield from self._replace(name, host_port_frontends(pod, node, self._options))
 
     def upsert_pod(self, pod: Pod) -> Iterator[FrontendChange]:
-        """A pod of this node, new or changed: its host ports."""
+        """A pod of this node, new or changed: its host ports, and what is redirected to it."""
         name = ServiceName(pod.metadata.namespace, f"pod/{pod.metadata.name}")
         self._pods[name] = pod
-        return self._replace(name, host_port_frontends(pod, self._node, self._options))
+        yield from self._replace(name, host_port_frontends(pod, self._node, self._options))
+        yield from self._redirects_in(pod.metadata.namespace)
 
     def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
         """A pod that is gone."""
         key = ServiceName(namespace, f"pod/{name}")
         self._pods.pop(key, None)
-        return self._replace(key, [])
+        yield from self._replace(key, [])
+        yield from self._redirects_in(namespace)
+
+    def upsert_redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
+        """A redirection to pods of this node, new or changed."""
+        self._redirects[redirect.name] = redirect
+        return self._redirect(redirect)
+
+    def delete_redirect(self, name: ServiceName) -> Iterator[FrontendChange]:
+        """A redirection that is gone."""
+        self._redirects.pop(name, None)
+        self.redirected.pop(name, None)
+        return self._replace(_owner(name), [])
+
+    def _redirects_of(self, service: ServiceName) -> Iterator[FrontendChange]:
+        for redirect in [each for each in self._redirects.values() if each.service == service]:
+            yield from self._redirect(redirect)
+
+    def _redirects_in(self, namespace: str) -> Iterator[FrontendChange]:
+        for redirect in [each for each in self._redirects.values() if each.name.namespace == namespace]:
+            yield from self._redirect(redirect)
+
+    def _redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
+        service = self._services.get(redirect.service) if redirect.service is not None else None
+        found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
+        self.redirected[redirect.name] = found
+        return self._replace(_owner(redirect.name), found)
 
     def names(self) -> Iterable[ServiceName]:
         """Every known service."""
@@ -129,6 +162,19 @@ class ServiceCatalog:
                 yield Upsert(_served(claims))
 
 
+def _owner(redirect: ServiceName) -> ServiceName:
+    """Under which name a redirection claims its frontends; no service has such a one."""
+    return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
+
+
 def _served(claims: Mapping[ServiceName, Frontend]) -> Frontend:
-    """The claim that is served: of a service before that of a host port, else the oldest."""
-    return min(claims.values(), key=lambda one: one.type is ServiceType.HOST_PORT)
+    """The claim that is served: of a service before that of a host port, else the oldest.
+
+    What is redirected goes before cluster addresses, and after all that clients outside reach.
+    """
+    if len(claims) == 1:
+        return next(iter(claims.values()))
+    return min(claims.values(), key=lambda one: _RANKS.get(one.type, 0))
+
+
+_RANKS = {ServiceType.LOCAL_REDIRECT: 1, ServiceType.CLUSTER_IP: 2, ServiceType.HOST_PORT: 3}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
 from cells.services.balancer import IdsExhaustedError, LoadBalancer, Write
 from cells.services.balancer.balancer import Installed
 from cells.services.maglev import MaglevTables, Seed
@@ -24,6 +25,7 @@ from cells.services.model import (
     LoadBalancerOptions,
     Node,
     ServiceName,
+    read_redirect,
 )
 from cells.services.model.catalog import FrontendChange, ServiceCatalog, Upsert
 from cells.services.model.health import health_answers
@@ -110,6 +112,13 @@ class Run:
                 self._apply(self._upsert(object_))
             case "service-delete" | "endpointslice-delete" | "pod-delete":
                 self._apply(self._delete(object_))
+            case "local-redirect-policy-add":
+                with suppress(ValueError):  # refused, as recorded
+                    self._apply(self._redirect(object_))
+            case "local-redirect-policy-delete":
+                metadata = object_["metadata"]
+                name = ServiceName(metadata["namespace"], metadata["name"])
+                self._apply(self.catalog.delete_redirect(name))
             case "http-get":
                 self.results.append(self._answer(event))
             case "k8s-synced":
@@ -117,6 +126,10 @@ class Run:
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
+
+    def _redirect(self, object_: Json) -> Iterable[FrontendChange]:
+        policy = msgspec.convert(object_, CiliumLocalRedirectPolicy)
+        return self.catalog.upsert_redirect(read_redirect(policy))
 
     def _upsert(self, object_: Json) -> Iterable[FrontendChange]:
         match object_["kind"]:

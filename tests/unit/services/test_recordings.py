@@ -22,8 +22,6 @@ NOT_BUILT = {
     "l7-redirect-deregister": "L7 load balancing is not built",
     "remote-cluster-service-upsert": "there is one cluster",
     "remote-cluster-service-delete": "there is one cluster",
-    "local-redirect-policy-add": "local redirect policies are not built",
-    "local-redirect-policy-delete": "local redirect policies are not built",
     "endpoints-upsert": "Endpoints are superseded by EndpointSlices",
     "endpoints-delete": "Endpoints are superseded by EndpointSlices",
     "node-addresses": "a new address of the node gets every property of the service",

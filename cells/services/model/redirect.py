@@ -1,0 +1,192 @@
+"""Local redirect policies: what goes to pods of this node instead.
+
+Source: Cilium 1.17, CiliumLocalRedirectPolicy. An address of its own, or a service's cluster addresses, as
+long as a selected pod of the node is ready; without one a service has its own backends again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from cells.kubernetes import CiliumLocalRedirectPolicy, Pod, Selector, Service
+from cells.kubernetes import RedirectPort as ObjectPort
+from cells.services.model.options import LoadBalancerOptions, Node
+from cells.services.model.types import (
+    ANY_PROTOCOL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    Frontend,
+    FrontendKey,
+    IPAddress,
+    ServiceName,
+    ServiceType,
+    parse_address,
+)
+
+SUFFIX = "-local-redirect"
+
+
+class RedirectPort(msgspec.Struct, frozen=True):
+    """A port, by the name that a frontend's and a backend's have in common."""
+
+    name: str
+    port: int
+    protocol: int
+
+
+class Redirect(msgspec.Struct, frozen=True):
+    """A policy, read: either an address or a service is redirected."""
+
+    name: ServiceName
+    uid: str
+    address: IPAddress | None
+    service: ServiceName | None
+    ports: tuple[RedirectPort, ...]
+    """None: every port of the service."""
+    backend_ports: tuple[RedirectPort, ...]
+    selector: Selector
+    skip: bool
+    """Pods that are redirected to reach the address itself."""
+
+    @property
+    def kind(self) -> str:
+        """What of a frontend it names, in Cilium's words."""
+        if self.address is not None:
+            return "IP + named ports" if len(self.ports) > 1 else "IP + port"
+        if not self.ports:
+            return "clusterIP + all svc ports"
+        return "clusterIP + named ports" if len(self.ports) > 1 else "clusterIP + port"
+
+
+def read_redirect(policy: CiliumLocalRedirectPolicy) -> Redirect:
+    """What a policy says. Raises ValueError, one line, where it cannot be done."""
+    spec = policy.spec
+    if spec is None:
+        raise ValueError("spec is missing: expected redirectFrontend and redirectBackend")
+    at, of = spec.redirect_frontend.address_matcher, spec.redirect_frontend.service_matcher
+    if (at is None) == (of is None):
+        raise ValueError("redirectFrontend: expected either addressMatcher or serviceMatcher")
+    backends = _ports("redirectBackend", spec.redirect_backend.to_ports)
+    if not backends:
+        raise ValueError("redirectBackend.toPorts: expected at least one port")
+    address = service = None
+    if at is not None:
+        address = parse_address(at.ip)
+        if address is None:
+            raise ValueError(f"addressMatcher.ip={at.ip}: expected an IP address")
+        ports = _ports("addressMatcher", at.to_ports)
+        if not ports:
+            raise ValueError("addressMatcher.toPorts: expected at least one port")
+    else:
+        assert of is not None  # noqa: S101  (one of both)
+        if of.namespace != policy.namespace:
+            raise ValueError(
+                f"serviceMatcher.namespace={of.namespace}: expected the policy's own, {policy.namespace}"
+            )
+        service = ServiceName(of.namespace, of.service_name)
+        ports = _ports("serviceMatcher", of.to_ports or ())
+    _check_pairs(ports, backends)
+    return Redirect(
+        name=ServiceName(policy.namespace, policy.name),
+        uid=policy.metadata.uid,
+        address=address,
+        service=service,
+        ports=ports,
+        backend_ports=backends,
+        selector=spec.redirect_backend.local_endpoint_selector,
+        skip=spec.skip_redirect_from_backend,
+    )
+
+
+def redirect_frontends(
+    redirect: Redirect, pods: Iterable[Pod], service: Service | None, node: Node, options: LoadBalancerOptions
+) -> list[Frontend]:
+    """The frontends of a policy that have a ready pod on this node."""
+    local = [pod for pod in pods if serves(redirect, pod, node)]
+    found = []
+    for ip, port in _targets(redirect, service):
+        backends = tuple(_backends(redirect, port, ip, local, options))
+        if backends and options.serves(ip):
+            key = FrontendKey(Address(ip, port.port, _protocol(port, options)))
+            name = ServiceName(redirect.name.namespace, redirect.name.name + SUFFIX)
+            found.append(Frontend(key, ServiceType.LOCAL_REDIRECT, name, backends, port_name=port.name))
+    return found
+
+
+def serves(redirect: Redirect, pod: Pod, node: Node) -> bool:
+    """Whether a pod is one of the policy's: of its namespace, on this node, selected, ready."""
+    if pod.namespace != redirect.name.namespace or pod.spec.node_name != node.name or pod.finished:
+        return False
+    return pod.is_ready and redirect.selector.matches(pod.metadata.labels or {})
+
+
+def _targets(redirect: Redirect, service: Service | None) -> Iterator[tuple[IPAddress, RedirectPort]]:
+    if redirect.address is not None:
+        yield from ((redirect.address, port) for port in redirect.ports)
+        return
+    if service is None:
+        return
+    spec = service.spec
+    addresses = [parse_address(text) for text in spec.cluster_ips or (spec.cluster_ip,)]
+    own = [
+        RedirectPort(port.name or "", port.port, PROTOCOLS.get(port.protocol, 0)) for port in spec.ports or ()
+    ]
+    for ip in addresses:
+        if ip is not None:
+            yield from ((ip, port) for port in redirect.ports or own)
+
+
+def _backends(
+    redirect: Redirect, port: RedirectPort, ip: IPAddress, pods: Sequence[Pod], options: LoadBalancerOptions
+) -> Iterator[Backend]:
+    """Pods by the one backend port there is, or by the one of the same name, which the pod must name too."""
+    named = len(redirect.backend_ports) > 1
+    target = next((each for each in redirect.backend_ports if not named or each.name == port.name), None)
+    if target is None or port.protocol not in {ANY_PROTOCOL, target.protocol}:
+        return
+    for pod in sorted(pods, key=lambda one: one.name):
+        if named and target.name not in {each.name for each in pod.named_ports}:
+            continue
+        for own in map(parse_address, pod.addresses):
+            if own is not None and own.version == ip.version:
+                address = Address(own, target.port, _protocol(target, options))
+                yield Backend(address, node=pod.spec.node_name, weight=0)
+
+
+def _protocol(port: RedirectPort, options: LoadBalancerOptions) -> int:
+    return port.protocol if options.bpf_lb_proto_diff else ANY_PROTOCOL
+
+
+def _ports(where: str, ports: Iterable[ObjectPort]) -> tuple[RedirectPort, ...]:
+    found = tuple(_port(where, each) for each in ports)
+    if len(found) > 1 and (nameless := next((each for each in found if not each.name), None)):
+        raise ValueError(f"{where}.toPorts: port {nameless.port} needs a name, as there are several")
+    return found
+
+
+def _port(where: str, given: ObjectPort) -> RedirectPort:
+    text, protocol = given.port, given.protocol
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise ValueError(f"{where}.toPorts: port {text}: expected a number, 1 to 65535")
+    if protocol not in {"TCP", "UDP"}:
+        raise ValueError(f"{where}.toPorts: protocol {protocol}: expected TCP or UDP")
+    return RedirectPort(given.name.lower(), int(text), PROTOCOLS[protocol])
+
+
+def _check_pairs(ports: Sequence[RedirectPort], backends: Sequence[RedirectPort]) -> None:
+    """Each port of a frontend has its backend port, of the same protocol."""
+    if len(ports) == 1 == len(backends):
+        if ports[0].protocol != backends[0].protocol:
+            raise ValueError("redirectBackend.toPorts: expected the protocol of the frontend")
+        return
+    if ports and len(ports) != len(backends):
+        raise ValueError("redirectBackend.toPorts: expected as many ports as the frontend has")
+    by_name = {each.name: each for each in backends}
+    for port in ports:
+        if port.name not in by_name:
+            raise ValueError(f"redirectBackend.toPorts: expected a port named {port.name}, as the frontend's")
+        if by_name[port.name].protocol != port.protocol:
+            raise ValueError(f"redirectBackend.toPorts: expected the frontend's protocol for {port.name}")
