@@ -6,6 +6,7 @@
 #include "lb/affinity.h"
 #include "lb/maglev.h"
 #include "lb/services.h"
+#include "lb/skip.h"
 #include "lb/translate.h"
 #include "lb/unreachable.h"
 
@@ -93,7 +94,8 @@ static __always_inline int lb_loop_back(struct __sk_buff *skb, struct flow *flow
 	return refused;
 }
 
-static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie,
+				  __u8 family)
 {
 	const struct lb_service *service;
 	struct lb_backend backend = {};
@@ -102,7 +104,7 @@ static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u3
 	int refused;
 
 	service = lb_service_of(&key, flow, family);
-	if (likely(!service))
+	if (likely(!service) || lb_skips_redirect(service, netns_cookie, &flow->daddr, flow->dport, family))
 		return 0;
 	number = lb_serve(&key, service, flow, &backend, NULL, now, family);
 	if (!number) {
@@ -120,14 +122,14 @@ static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u3
 }
 
 /* 0 if the packet is for no service, LB_TRANSLATED if it is on its way to a backend now, else the verdict. */
-VERIFIED_ALONE lb4_pod(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE lb4_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(skb, flow, now, FAMILY_IPV4) : 0;
+	return flow ? lb_pod(skb, flow, now, netns_cookie, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE lb6_pod(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE lb6_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(skb, flow, now, FAMILY_IPV6) : 0;
+	return flow ? lb_pod(skb, flow, now, netns_cookie, FAMILY_IPV6) : 0;
 }
 
 /* The address and port of a service by its reverse NAT index; false if it is gone. */

@@ -141,11 +141,13 @@ static __always_inline bool for_local_pod(const struct endpoint_config *self, co
 }
 
 /* Send what is for a service on to a backend: LB_TRANSLATED, 0 if it is for none, else the verdict. */
-static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+				   __u32 now, __u8 family)
 {
 	if (!lb_balances(flow))
 		return 0;
-	return family == FAMILY_IPV4 ? lb4_pod(skb, flow, now) : lb6_pod(skb, flow, now);
+	return family == FAMILY_IPV4 ? lb4_pod(skb, flow, now, self->netns_cookie)
+				     : lb6_pod(skb, flow, now, self->netns_cookie);
 }
 
 /* Conntrack's word on a packet that is on its way to its last destination. */
@@ -179,7 +181,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	verdict = verdict_cached(skb, flow, epoch, now, family);
 	if (likely(verdict != UNDECIDED))
 		return verdict;
-	verdict = balance(skb, flow, now, family);
+	verdict = balance(skb, flow, self, now, family);
 	if (verdict == LB_TRANSLATED)
 		verdict = verdict_known(skb, flow, false, epoch, now, family);
 	else if (!verdict)

@@ -4,6 +4,7 @@
 
 #include <linux/errno.h>
 
+#include "lb/skip.h"
 #include "sock/affinity.h"
 #include "sock/reverse.h"
 
@@ -20,32 +21,6 @@ static __always_inline bool sock_refuses(const struct lb_service *service, const
 	if (!foreign && (!(service->flags & LB_HOST_PORT) || is_loopback(peer)))
 		return false;
 	return identity_of(ipcache_lookup(&peer->ip, peer->family)) != IDENTITY_HOST;
-}
-
-/* Whether a policy that redirects to pods of this node leaves the sockets of this one alone: a pod that serves asks for
- * what it stands in front of.
- */
-static __always_inline bool sock_skips_redirect(const struct lb_service *service, const struct peer *peer)
-{
-	if (!(service->flags2 & LB_LOCAL_REDIRECT))
-		return false;
-	if (peer->family == FAMILY_IPV4) {
-		struct skip_lb4_key key = {
-			.netns_cookie = peer->netns_cookie,
-			.address = peer->ip.words[0],
-			.port = peer->port,
-		};
-
-		return bpf_map_lookup_elem(&cilium_skip_lb4, &key);
-	}
-
-	struct skip_lb6_key key = {
-		.netns_cookie = peer->netns_cookie,
-		.address = peer->ip,
-		.port = bpf_ntohs(peer->port),
-	};
-
-	return bpf_map_lookup_elem(&cilium_skip_lb6, &key);
 }
 
 /* A TCP connection goes to any backend; what a socket sends without one always to the same. */
@@ -74,7 +49,8 @@ static __always_inline int sock_forward(struct peer *peer, const struct sock_con
 	__u32 number;
 
 	service = sock_service_of(&key, peer, config);
-	if (!service || service->flags2 & LB_L7 || sock_skips_redirect(service, peer))
+	if (!service || service->flags2 & LB_L7 ||
+	    lb_skips_redirect(service, peer->netns_cookie, &peer->ip, peer->port, peer->family))
 		return SOCK_UNTOUCHED;
 	if (sock_refuses(service, peer, config))
 		return -EPERM;

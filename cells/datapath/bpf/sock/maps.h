@@ -33,22 +33,6 @@ struct reverse_sk6 {
 	__be16 rev_nat_index;
 };
 
-/* cilium_skip_lb4: sockets of this network namespace reach the address itself, whatever redirects it. */
-struct skip_lb4_key {
-	__u64 netns_cookie;
-	__be32 address;
-	__be16 port;
-	__u16 pad;
-};
-
-struct skip_lb6_key {
-	__u64 netns_cookie;
-	struct address address;
-	__u32 pad;
-	__u16 port; /* in the host's order, as in Cilium 1.17 */
-	__u16 pad2;
-};
-
 /* hive_sock: facts of the node. */
 struct sock_config {
 	__u64 host_cookie; /* of the node's own network namespace */
@@ -63,8 +47,6 @@ struct sock_config {
 
 LB_MAP(cilium_lb4_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk4_key, struct reverse_sk4);
 LB_MAP(cilium_lb6_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk6_key, struct reverse_sk6);
-LB_MAP(cilium_skip_lb4, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct skip_lb4_key, __u8);
-LB_MAP(cilium_skip_lb6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct skip_lb6_key, __u8);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -77,6 +59,4 @@ _Static_assert(sizeof(struct reverse_sk4_key) == 16, "cilium_lb4_reverse_sk");
 _Static_assert(sizeof(struct reverse_sk4) == 8, "cilium_lb4_reverse_sk");
 _Static_assert(sizeof(struct reverse_sk6_key) == 32, "cilium_lb6_reverse_sk");
 _Static_assert(sizeof(struct reverse_sk6) == 20, "cilium_lb6_reverse_sk");
-_Static_assert(sizeof(struct skip_lb4_key) == 16, "cilium_skip_lb4");
-_Static_assert(sizeof(struct skip_lb6_key) == 32, "cilium_skip_lb6");
 _Static_assert(sizeof(struct sock_config) == 16, "hive_sock");
