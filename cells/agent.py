@@ -47,7 +47,7 @@ from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
 from cells.services import control as services
-from cells.services import health_checks, outside, sockets
+from cells.services import health_checks, outside, redirect_skips, sockets
 from cells.services import settings as service_settings
 from cells.tunnel import Tunnel
 from lifecycle import after, module, provide
@@ -97,6 +97,7 @@ agent = module(
     sockets.cell,
     outside.cell,
     health_checks.cell,
+    redirect_skips.cell,
     endpoint.cell,
     endpoint_restore.cell,
     ciliumendpoint.cell,

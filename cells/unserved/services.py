@@ -12,6 +12,3 @@ class UnservedServices(UnservedSettings, frozen=True):
 
     enable_nat46x64_gateway: bool = False
     """Translation between IPv4 and IPv6."""
-
-    enable_local_redirect_policy: bool = False
-    """Redirection of services to pods of the node."""

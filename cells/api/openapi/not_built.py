@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from cells.api.models.redirects import LRPSpec
 from cells.api.models.services import Service
 from cells.api.openapi.described import Described, bare, error, ok, path, query
 
@@ -42,7 +43,7 @@ OPERATIONS = (
         (*MISSING, error(500, "It is of an object.")),
         (SERVICE,),
     ),
-    _empty("/v1/lrp", "All local redirect policies"),
+    Described("GET", "/v1/lrp", "All local redirect policies", (ok("By name.", list[LRPSpec]),)),
     Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
     Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
     Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),

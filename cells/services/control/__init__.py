@@ -16,10 +16,19 @@ from anyio import to_thread
 
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
-from cells.kubernetes import ENDPOINT_SLICES, NODES, PODS, SERVICES, KubernetesSettings, Resources
+from cells.kubernetes import (
+    CILIUM_LOCAL_REDIRECT_POLICIES,
+    ENDPOINT_SLICES,
+    NODES,
+    PODS,
+    SERVICES,
+    KubernetesSettings,
+    Resources,
+)
 from cells.maps import MapSettings
 from cells.services.balancer import LoadBalancer
 from cells.services.control.kernel import KernelServices
+from cells.services.control.redirects import LocalRedirect, local_redirects
 from cells.services.control.served import ServedFrontend, served_frontends
 from cells.services.control.target import ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
@@ -35,6 +44,7 @@ __all__ = [
     "Address",
     "Backend",
     "Frontend",
+    "LocalRedirect",
     "ServedFrontend",
     "ServiceMaps",
     "cell",
@@ -58,6 +68,7 @@ def options(
         enable_svc_source_range_check=settings.enable_svc_source_range_check,
         enable_k8s_terminating_endpoint=settings.enable_k8s_terminating_endpoint,
         enable_service_topology=settings.enable_service_topology,
+        enable_local_redirect_policy=settings.enable_local_redirect_policy,
         bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
         bpf_lb_algorithm=settings.bpf_lb_algorithm,
         bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
@@ -77,19 +88,25 @@ def watch(
     resources: Resources,
     table: Table[Frontend],
     served: LoadBalancerOptions,
+    redirects: Table[LocalRedirect],
     outside: NodePorts | None = None,
     *,
     jobs: Jobs,
+    log: Logger,
 ) -> ServiceWatch:
     """Follows the objects, from the start on."""
+    redirected = served.enable_local_redirect_policy
     objects = WatchedObjects(
         resources.table(SERVICES),
         resources.table(ENDPOINT_SLICES),
         resources.table(NODES),
-        resources.table(PODS) if served.enable_host_port else None,
+        resources.table(PODS) if served.enable_host_port or redirected else None,
         outside.addresses if outside is not None else None,
+        resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
     )
-    found = ServiceWatch(lambda: agent.node_name, objects, table, served)
+    found = ServiceWatch(
+        lambda: agent.node_name, objects, table, served, redirects if redirected else None, log
+    )
     jobs.one_shot("follow", found.run)
     return found
 
@@ -137,6 +154,6 @@ async def _leave(maps: ServiceMaps, log: Logger) -> None:
 cell = module(
     "services",
     "Services",
-    provide(options, frontends, served_frontends, watch, KernelServices.provided),
+    provide(options, frontends, served_frontends, local_redirects, watch, KernelServices.provided),
     invoke(reconcile),
 )

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
 from cells.kubernetes import Node as NodeObject
+from cells.services.control.redirects import LocalRedirect
 from cells.services.model import (
     EXPOSURE_LABEL,
     ZONE_LABEL,
@@ -22,12 +23,14 @@ from cells.services.model import (
     FrontendKey,
     LoadBalancerOptions,
     Node,
+    Redirect,
     ServiceCatalog,
     ServiceName,
     Upsert,
+    read_redirect,
 )
 from cells.services.outside import IPAddress, NodePortAddress
-from lifecycle import Change, ReadTable, Table
+from lifecycle import Change, Logger, ReadTable, Table
 
 Row = TypeVar("Row")
 Feed = Callable[[ServiceCatalog, Change[Row]], Iterable[FrontendChange]]
@@ -45,13 +48,14 @@ def _order(ip: IPAddress) -> tuple[int, int]:
 
 
 class WatchedObjects(NamedTuple):
-    """What frontends follow from. Without pods no host ports are served, without addresses no node ports."""
+    """What frontends follow from. What nothing is served of is None."""
 
     services: ReadTable[Service]
     slices: ReadTable[EndpointSlice]
     nodes: ReadTable[NodeObject]
     pods: ReadTable[Pod] | None = None
     addresses: ReadTable[NodePortAddress] | None = None
+    redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
 
 
 class ServiceWatch:
@@ -63,12 +67,17 @@ class ServiceWatch:
         objects: WatchedObjects,
         frontends: Table[Frontend],
         options: LoadBalancerOptions,
+        redirects: Table[LocalRedirect] | None = None,
+        log: Logger | None = None,
     ) -> None:
+        self._redirects = redirects
+        self._log = log
         self._node_name = node_name
         self._node = Node("")
         self._objects = objects
         self._frontends = frontends
         self._options = options
+        self._refused: dict[ServiceName, LocalRedirect] = {}
         self._first = frontends.initializer("services and their slices")
 
     async def run(self) -> None:
@@ -85,6 +94,7 @@ class ServiceWatch:
             *self._followed(objects.services, _service_changed),
             *self._followed(objects.slices, _slice_changed),
             *self._followed(objects.pods, self._pod_changed),
+            *self._followed(objects.redirects, self._redirect_changed),
         ]
         first: dict[FrontendKey, Frontend] = {}
         for feed in follows:
@@ -95,13 +105,13 @@ class ServiceWatch:
                     first.pop(change.key, None)
         with self._frontends.txn() as rows:
             rows.replace_all(first.values())
+        self._tell_redirects(catalog)
         self._first.done()
         async with anyio.create_task_group() as group:
             for feed in follows:
                 group.start_soon(feed.follow, catalog, self._frontends)
 
-    @staticmethod
-    def _followed(table: ReadTable[Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
+    def _followed(self, table: ReadTable[Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
         if table is None:
             return
         changes = table.changes()
@@ -117,6 +127,7 @@ class ServiceWatch:
                             rows.put(change.frontend)
                         else:
                             rows.delete(change.key)
+                self._tell_redirects(catalog)
 
         yield _Follow(first, follow)
 
@@ -134,6 +145,32 @@ class ServiceWatch:
         if row is not None and row.spec.node_name == self._node.name:
             return catalog.upsert_pod(row)
         return catalog.delete_pod(old.namespace, old.name) if old is not None else ()
+
+    def _redirect_changed(
+        self, catalog: ServiceCatalog, change: Change[CiliumLocalRedirectPolicy]
+    ) -> Iterable[FrontendChange]:
+        """One that says what cannot be done redirects nothing, and is told in the table."""
+        row = change.row
+        known = row or change.old
+        if known is None:
+            return ()
+        name = ServiceName(known.namespace, known.name)
+        self._refused.pop(name, None)
+        if row is not None:
+            try:
+                return catalog.upsert_redirect(read_redirect(row))
+            except ValueError as error:
+                self._refused[name] = LocalRedirect(name, row.metadata.uid, error=str(error))
+                if self._log is not None:
+                    self._log.warning("local redirect policy refused", policy=str(name), error=str(error))
+        return catalog.delete_redirect(name)
+
+    def _tell_redirects(self, catalog: ServiceCatalog) -> None:
+        if self._redirects is None:
+            return
+        told = [_told(catalog, redirect) for redirect in catalog.redirects.values()]
+        with self._redirects.txn() as rows:
+            rows.replace_all([*told, *self._refused.values()])
 
     def _move(
         self,
@@ -160,6 +197,14 @@ class ServiceWatch:
         if row is None or row.name != self._node.name:
             return ()
         return self._move(catalog, labels=row.labels)
+
+
+def _told(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
+    frontends = tuple(catalog.redirected.get(redirect.name, ()))
+    used = {str(backend.address.ip) for frontend in frontends for backend in frontend.backends}
+    names = catalog.pods_of(redirect.name.namespace) if used else {}
+    pods = tuple((ip, names[ip]) for ip in sorted(used) if ip in names)
+    return LocalRedirect(redirect.name, redirect.uid, redirect, frontends=frontends, pods=pods)
 
 
 def _changes(

@@ -43,7 +43,8 @@ class ServiceCatalog:
         self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
         self._pods: dict[ServiceName, Pod] = {}
         self._ready: set[ServiceName] = set()
-        self._redirects: dict[ServiceName, Redirect] = {}
+        self.redirects: dict[ServiceName, Redirect] = {}
+        """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
         """The frontends of each redirection that has pods here."""
         self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
@@ -104,21 +105,26 @@ class ServiceCatalog:
 
     def upsert_redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
         """A redirection to pods of this node, new or changed."""
-        self._redirects[redirect.name] = redirect
+        self.redirects[redirect.name] = redirect
         return self._redirect(redirect)
 
     def delete_redirect(self, name: ServiceName) -> Iterator[FrontendChange]:
         """A redirection that is gone."""
-        self._redirects.pop(name, None)
+        self.redirects.pop(name, None)
         self.redirected.pop(name, None)
         return self._replace(_owner(name), [])
 
+    def pods_of(self, namespace: str) -> dict[str, str]:
+        """The names of a namespace's pods here, by address."""
+        pods = [pod for pod in self._pods.values() if pod.namespace == namespace]
+        return {address: pod.name for pod in pods for address in pod.addresses}
+
     def _redirects_of(self, service: ServiceName) -> Iterator[FrontendChange]:
-        for redirect in [each for each in self._redirects.values() if each.service == service]:
+        for redirect in [each for each in self.redirects.values() if each.service == service]:
             yield from self._redirect(redirect)
 
     def _redirects_in(self, namespace: str) -> Iterator[FrontendChange]:
-        for redirect in [each for each in self._redirects.values() if each.name.namespace == namespace]:
+        for redirect in [each for each in self.redirects.values() if each.name.namespace == namespace]:
             yield from self._redirect(redirect)
 
     def _redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:

@@ -51,6 +51,9 @@ class ServiceSettings(Settings, frozen=True):
     enable_service_topology: bool = False
     """Prefer backends that are hinted for the node's zone."""
 
+    enable_local_redirect_policy: bool = False
+    """Follow CiliumLocalRedirectPolicies: services and addresses that go to pods of this node instead."""
+
     enable_auto_protect_node_port_range: bool = True
     """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
 

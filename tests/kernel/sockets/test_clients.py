@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
+from cells.maps import SkipLbKey
 from cells.services.model import BackendState, ServiceFlag
+from cells.services.sockets.loader import own_netns_cookie
 from hive.lab.namespaces import hold
 from hive.syscalls import set_loopback_up
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
@@ -239,3 +243,21 @@ async def test_a_backend_that_ends_gets_no_new_clients(in_node: None, cgroup: Pa
                 caller.connect((VIP, PORT))
                 reached |= node.backends_of(caller)
         assert reached == {("127.0.0.2", TARGET)}
+
+
+@pytest.mark.parametrize(("family", "vip", "backend"), [(V4, VIP, "127.0.0.1"), (V6, VIP6, "::1")])
+async def test_a_pod_that_stands_in_for_an_address_reaches_it_itself(
+    in_node: None, cgroup: Path, family: int, vip: str, backend: str
+) -> None:
+    async with serving(cgroup) as node:
+        node.services.serve(vip, [Backend(1, backend)], flags=ServiceFlag.LOCAL_REDIRECT)
+        with socket.socket(family, UDP) as caller:
+            caller.connect((vip, PORT))
+            assert node.backends_of(caller) == {(backend, TARGET)}
+        key = SkipLbKey(own_netns_cookie(), ip_address(vip), PORT)
+        held = node.maps.skip_lb4 if family == V4 else node.maps.skip_lb6
+        held.update(key.pack(), b"\0")
+        with socket.socket(family, UDP) as caller:
+            with suppress(OSError):  # there is no route to the address itself
+                caller.connect((vip, PORT))
+            assert node.backends_of(caller) == set()

@@ -91,7 +91,7 @@ class FakeServiceMaps:
 
 
 @asynccontextmanager
-async def agent(folder: Path | None, maps: FakeServiceMaps) -> AsyncIterator[Hive]:
+async def agent(folder: Path | None, maps: FakeServiceMaps, **settings: str) -> AsyncIterator[Hive]:
     """The services of a node whose objects are a folder's files; None: nobody says which there are."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
@@ -104,7 +104,8 @@ async def agent(folder: Path | None, maps: FakeServiceMaps) -> AsyncIterator[Hiv
         supply(known),
         replace(ServiceMaps, maps),
         invoke(needed),
-        settings={"manifests-dir": str(folder)} if folder is not None else {},
+        settings=({"manifests-dir": str(folder)} if folder is not None else {})
+        | {name.replace("_", "-"): value for name, value in settings.items()},
     )
     async with hive.started():
         yield hive
@@ -206,3 +207,12 @@ async def test_a_full_map_is_told_and_tried_again(folder: Path) -> None:
         maps.full = False
         await eventually(lambda: maps.slots() == 2)
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
+
+
+async def test_clients_stay_with_their_backend_where_the_service_says_so(folder: Path) -> None:
+    (folder / "service.yaml").write_text(SERVICE + "  sessionAffinity: ClientIP\n")
+    for asked, matches in (("true", 2), ("false", 0)):
+        maps = FakeServiceMaps()
+        async with agent(folder, maps, enable_session_affinity=asked):
+            await eventually(lambda: maps.slots() == 2)  # noqa: B023  # of this round
+            assert sum("affinity_match" in where.map for where in maps.entries) == matches

@@ -6,14 +6,14 @@ Source: Cilium 1.17, api/v1/openapi.yaml: the documented answer where a subsyste
 Reading answers as if there were none; changing is refused with a line, never taken and forgotten.
 """
 
-from cells.api.operations.absent import bgp, prefilter, recorder, services
+from cells.api.operations.absent import bgp, prefilter, recorder
 from cells.api.part import ApiPart
 from lifecycle import Member
 
 
 def part() -> Member[ApiPart]:
     """All of them as a part of the API."""
-    families = (prefilter, services, recorder, bgp)
+    families = (prefilter, recorder, bgp)
     return ApiPart("absent", [route for family in families for route in family.ROUTES])
 
 

@@ -1,10 +1,13 @@
 """The operations on services: those of the cluster's objects can be looked at, none can be made by hand.
 
-Needs: Table[ServedFrontend].   Gives: ServiceOperations, part.
+Needs: Table[ServedFrontend], Table[LocalRedirect].   Gives: ServiceOperations, part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from cells.api.models.redirects import FrontendMapping, LRPBackend, LRPSpec
 from cells.api.models.services import (
     BackendAddress,
     FrontendAddress,
@@ -15,7 +18,15 @@ from cells.api.models.services import (
 )
 from cells.api.part import ApiPart, Route
 from cells.api.wire import answer, empty
-from cells.services.control import INTERNAL, PROTOCOLS, Address, Backend, ServedFrontend
+from cells.services.control import (
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    Frontend,
+    LocalRedirect,
+    ServedFrontend,
+)
 from lifecycle import Member, Table
 from lifecycle.http import Request, Response
 
@@ -25,8 +36,9 @@ _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
 class ServiceOperations:
     """The handlers."""
 
-    def __init__(self, served: Table[ServedFrontend]) -> None:
+    def __init__(self, served: Table[ServedFrontend], redirects: Table[LocalRedirect]) -> None:
         self._served = served
+        self._redirects = redirects
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -35,6 +47,7 @@ class ServiceOperations:
             Route("GET", "/v1/service/{id}", self.get_service),
             Route("PUT", "/v1/service/{id}", self.put_service),
             Route("DELETE", "/v1/service/{id}", self.delete_service),
+            Route("GET", "/v1/lrp", self.get_redirects),
         ]
 
     async def get_services(self, request: Request) -> Response:
@@ -57,6 +70,12 @@ class ServiceOperations:
         if self._find(request) is None:
             return empty(404)
         return answer(500, "the service is of an object of the cluster: delete that")
+
+    async def get_redirects(self, request: Request) -> Response:
+        """GET /lrp: local redirect policies that can be done, by name."""
+        del request
+        found = [each for each in self._redirects.all() if each.redirect is not None]
+        return answer(200, [redirect_model(each) for each in sorted(found, key=lambda one: one.name)])
 
     def _find(self, request: Request) -> ServedFrontend | None:
         text = request.match_info["id"]
@@ -87,6 +106,34 @@ def service_model(served: ServedFrontend) -> Service:
         ),
     )
     return Service(spec=spec, status=ServiceStatus(realized=spec))
+
+
+def redirect_model(told: LocalRedirect) -> LRPSpec:
+    """A policy in Cilium's words."""
+    redirect, pods = told.redirect, dict(told.pods)
+    return LRPSpec(
+        uid=told.uid,
+        name=told.name.name,
+        namespace=told.name.namespace,
+        frontend_type=redirect.kind if redirect is not None else "unknown",
+        lrp_type="svc" if redirect is not None and redirect.service is not None else "addr",
+        service_id=str(redirect.service) if redirect is not None and redirect.service is not None else "",
+        frontend_mappings=tuple(_mapping(each, pods, told.name.namespace) for each in told.frontends),
+    )
+
+
+def _mapping(frontend: Frontend, pods: Mapping[str, str], namespace: str) -> FrontendMapping:
+    address = frontend.key.address
+    return FrontendMapping(
+        frontend_address=FrontendAddress(ip=str(address.ip), port=address.port, protocol=_protocol(address)),
+        backends=tuple(
+            LRPBackend(
+                pod_id=f"{namespace}/{pods.get(str(each.address.ip), '')}",
+                backend_address=BackendAddress(ip=str(each.address.ip), port=each.address.port),
+            )
+            for each in frontend.backends
+        ),
+    )
 
 
 def _backend(backend: Backend) -> BackendAddress:

@@ -1,0 +1,145 @@
+"""Local redirect policies, from manifests to what is served, told and skipped."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cells.api.operations.services.operations import redirect_model
+from cells.kubernetes import CiliumLocalRedirectPolicy
+from cells.maps import SkipLbKey
+from cells.services.control import LocalRedirect, ServedFrontend
+from cells.services.model import ServiceType, read_redirect
+from cells.services.redirect_skips.skips import skips
+from lifecycle import Table
+from lifecycle.testing import eventually
+from tests.unit.ciliumendpoint.test_objects import endpoint
+from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
+
+pytestmark = pytest.mark.anyio
+
+POLICY = """
+apiVersion: cilium.io/v2
+kind: CiliumLocalRedirectPolicy
+metadata: {name: near, namespace: shop, uid: u-1}
+spec:
+  redirectFrontend: {serviceMatcher: {serviceName: web, namespace: shop}}
+  redirectBackend:
+    localEndpointSelector: {matchLabels: {app: near}}
+    toPorts: [{port: "9090", protocol: TCP}]
+  skipRedirectFromBackend: true
+"""
+MATCHER = "serviceMatcher: {serviceName: web, namespace: shop}"
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: near-1, namespace: shop, labels: {app: near}}
+spec: {nodeName: NODE, containers: [{name: main}]}
+status:
+  phase: Running
+  podIP: 10.1.0.7
+  podIPs: [{ip: 10.1.0.7}]
+  conditions: [{type: Ready, status: "READY"}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    (tmp_path / "slice.yaml").write_text(SLICE)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    return tmp_path
+
+
+def pod(folder: Path, *, ready: bool, node: str = "") -> None:
+    text = POD.replace("NODE", node or socket.gethostname()).replace("READY", str(ready))
+    (folder / "pod.yaml").write_text(text)
+
+
+async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("K8S_NODE_NAME", raising=False)
+    async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
+        served, redirects = hive.get(Table[ServedFrontend]), hive.get(Table[LocalRedirect])
+
+        def type_and_backends() -> tuple[str, set[str]]:
+            (one,) = served.all()
+            return one.frontend.type.text, {str(each.address.ip) for each in one.frontend.backends}
+
+        own = ("ClusterIP", {"10.0.0.1", "10.0.0.2"})
+        await eventually(lambda: type_and_backends() == own)
+        pod(folder, ready=True, node="another")
+        pod(folder, ready=True)
+        await eventually(lambda: type_and_backends() == ("LocalRedirect", {"10.1.0.7"}))
+        (told,) = redirects.all()
+        model = msgspec.json.decode(msgspec.json.encode(redirect_model(told)))
+        assert model == {
+            "uid": "u-1",
+            "name": "near",
+            "namespace": "shop",
+            "frontend-type": "clusterIP + all svc ports",
+            "lrp-type": "svc",
+            "service-id": "shop/web",
+            "frontend-mappings": [
+                {
+                    "frontend-address": {"ip": "10.96.0.10", "port": 80, "protocol": "TCP"},
+                    "backends": [
+                        {"pod-id": "shop/near-1", "backend-address": {"ip": "10.1.0.7", "port": 9090}}
+                    ],
+                }
+            ],
+        }
+        key = SkipLbKey(77, ip_address("10.96.0.10"), 80)
+        mine = endpoint(1, ipv4=IPv4Address("10.1.0.7"), ipv6=None, netns_cookie=77)
+        assert skips(
+            [told], [mine, endpoint(2, ipv4=IPv4Address("10.1.0.8"), ipv6=None, netns_cookie=78)]
+        ).keys() == {key}
+        pod(folder, ready=False)
+        await eventually(lambda: type_and_backends() == own)
+        assert skips(redirects.all(), [mine]) == {}
+        (folder / "policy.yaml").unlink()
+        await eventually(lambda: redirects.all() == [])
+
+
+async def test_a_policy_that_cannot_be_done_is_told(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(POLICY.replace("namespace: shop}}", "namespace: other}}"))
+    async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
+        redirects = hive.get(Table[LocalRedirect])
+        await eventually(lambda: any(one.error for one in redirects.all()))
+        assert redirects.all()[0].error == "serviceMatcher.namespace=other: expected the policy's own, shop"
+
+
+async def test_without_the_setting_policies_are_not_followed(folder: Path) -> None:
+    pod(folder, ready=True)
+    async with agent(folder, FakeServiceMaps()) as hive:
+        served = hive.get(Table[ServedFrontend])
+        await eventually(lambda: bool(served.all()))
+        assert [one.frontend.type for one in served.all()] == [ServiceType.CLUSTER_IP]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("{" + MATCHER + "}", "{}", "expected either"),
+        ('toPorts: [{port: "9090", protocol: TCP}]', "toPorts: []", "at least one port"),
+        ('port: "9090"', "port: http", "expected a number"),
+        ("protocol: TCP", "protocol: SCTP", "expected TCP or UDP"),
+        (
+            "serviceMatcher: {serviceName: web, namespace: shop}",
+            "addressMatcher: {ip: x, toPorts: []}",
+            "an IP",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_policy_is_one_line(old: str, new: str, told: str) -> None:
+    text = (
+        POLICY.replace("redirectFrontend: {" + old + "}", f"redirectFrontend: {new}") if new == "{}" else ""
+    )
+    policy = msgspec.yaml.decode(text or POLICY.replace(old, new), type=CiliumLocalRedirectPolicy)
+    with pytest.raises(ValueError, match=told):
+        read_redirect(policy)
