@@ -43,6 +43,7 @@ from cells.observe import controllers, metrics
 from cells.observe.health import Probes, StatusCollector
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyEntries, PolicyMapPool
+from cells.services.control.redirects import local_redirects
 from cells.services.control.served import served_frontends
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
 from tests.unit.ipcache.fakes import FakeIpcacheMap
@@ -309,7 +310,7 @@ async def running_node(
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
-        provide(served_frontends),
+        provide(served_frontends, local_redirects),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),

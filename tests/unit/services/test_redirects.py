@@ -125,7 +125,7 @@ async def test_without_the_setting_policies_are_not_followed(folder: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("{" + MATCHER + "}", "{}", "expected either"),
+        ("redirectFrontend: {" + MATCHER + "}", "redirectFrontend: {}", "expected either"),
         ('toPorts: [{port: "9090", protocol: TCP}]', "toPorts: []", "at least one port"),
         ('port: "9090"', "port: http", "expected a number"),
         ("protocol: TCP", "protocol: SCTP", "expected TCP or UDP"),
