@@ -80,6 +80,8 @@ UNSET: Final = {
     "nodePort.addresses": "array",
     "nodePort.directRoutingDevice": "string",
     "loadBalancer.mode": "string",
+    "maglev.tableSize": "integer",
+    "maglev.hashSeed": "string",
     "loadBalancer.algorithm": "string",
     "loadBalancer.serviceTopology": "boolean",
     "socketLB.hostNamespaceOnly": "boolean",
