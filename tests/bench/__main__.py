@@ -25,6 +25,7 @@ from tests.bench import (
     losses,
     names,
     node_ranges,
+    objects,
     packets,
     podadd,
     policies,
@@ -61,6 +62,7 @@ PARTS: dict[str, Measure] = {
     "node-ranges": node_ranges.measure,
     "policies": policies.measure,
     "names": names.measure,
+    "objects": objects.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""

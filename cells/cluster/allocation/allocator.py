@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Final
+
+import anyio
 
 from cells.cluster.allocation.objects import body, candidates, labels_of, meaning
 from cells.cluster.identity import CLUSTER
@@ -16,6 +19,8 @@ from lifecycle import Backoff, Health, Logger, Table
 
 Labels = tuple[str, ...]
 RETRY = Backoff(first=0.2, maximum=15.0)
+WRITERS: Final = 8
+"""Objects made at the same time."""
 
 
 class CiliumIdentityAllocator:
@@ -40,6 +45,7 @@ class CiliumIdentityAllocator:
         self._fresh: dict[int, float] = {}
         """When objects were made here."""
         self._waiting: dict[Labels, str] = {}
+        self._writers = anyio.Semaphore(WRITERS)
 
     def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
         """The number of the object with these labels; before objects are known the former number."""
@@ -125,10 +131,11 @@ class CiliumIdentityAllocator:
         if len(self._table) >= len(CLUSTER):
             return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
         try:
-            for number in self._free([former, *candidates(labels)]):
-                if await self._have(number, labels):
-                    self._made[labels] = number
-                    return None
+            async with self._writers:
+                for number in self._free([former, *candidates(labels)]):
+                    if await self._have(number, labels):
+                        self._made[labels] = number
+                        return None
         except api.KubernetesError as error:
             return str(error) or type(error).__name__
         return "every number tried is another identity's"

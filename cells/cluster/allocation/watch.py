@@ -7,7 +7,7 @@ Gives:  CiliumIdentityWatch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from cells.cluster.allocation.allocator import CiliumIdentityAllocator
 from cells.cluster.allocation.objects import HEARTBEAT, labels_of, meaning
@@ -48,6 +48,8 @@ class CiliumIdentityWatch:
         self._forgotten = forgotten
         self._known: set[str] = set()
         """The names of the objects that were taken in."""
+        self._missing: set[int] = set()
+        """Numbers in use without an object, when they were looked at last."""
         if mode is AllocationMode.CRD:
             self._first = identities.table.initializer("CiliumIdentity objects")
             jobs.observe("identities", self._rounds, self._follow)
@@ -71,12 +73,20 @@ class CiliumIdentityWatch:
             for change in changes:
                 self._take(str(change.key[1]), change.row)  # type: ignore[index]  # as of every table of objects
         if self._writes:
-            await self._keep()
+            used = self._identities.in_use() if changes is None else self._touched(changes)
+            await self._keep(used)
 
     async def _look(self, _: list[Change[ForgottenObject]]) -> None:
         """The server has lost objects: those in use here are made again, before others believe them gone."""
         if self._writes and self._table.initialized:
-            await self._keep()
+            await self._keep(self._identities.in_use())
+
+    def _touched(self, changes: list[Change[CiliumIdentity]]) -> dict[int, tuple[str, ...]]:
+        """The numbers in use here that changes may concern: theirs, and those that had no object so far."""
+        names = {str(change.key[1]) for change in changes}  # type: ignore[index]  # as of every table of objects
+        numbers = self._missing | {int(name) for name in names if name.isascii() and name.isdigit()}
+        used = self._identities.used
+        return {number: row.labels for number in numbers if (row := used.get(number)) is not None}
 
     def _take(self, name: str, row: CiliumIdentity | None) -> None:
         number = int(name) if name.isascii() and name.isdigit() else 0
@@ -91,10 +101,13 @@ class CiliumIdentityWatch:
             self._objects.seen(labels)
             self._identities.learn(number, labels)
 
-    async def _keep(self) -> None:
-        """Numbers in use here have objects, and no mark of the operator's. Raises KubernetesError."""
-        for number, labels in self._identities.in_use().items():
+    async def _keep(self, used: Mapping[int, tuple[str, ...]]) -> None:
+        """These numbers in use have objects, and no mark of the operator's. Raises KubernetesError."""
+        for number, labels in used.items():
             there = self._table.get(("", str(number)))
+            self._missing.discard(number)
+            if there is None:
+                self._missing.add(number)
             if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._forgotten:
                 if HEARTBEAT in there.annotations:
                     unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}

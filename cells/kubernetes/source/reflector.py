@@ -11,6 +11,7 @@ a list that came whole.
 from __future__ import annotations
 
 import random
+import time
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -41,6 +42,8 @@ WATCH_SECONDS: Final = (300, 600)
 SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
 INITIAL_END: Final = "k8s.io/initial-events-end"
+LONGEST_STRETCH: Final = 0.003
+"""Seconds for which what a server has sent is taken in without a pause."""
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two looks for a kind that nobody serves."""
 
@@ -63,6 +66,19 @@ _BOOKMARK: Final = msgspec.json.Decoder(Bookmark)
 _STATUS: Final = msgspec.json.Decoder(Status)
 _RAW_LIST: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
+
+class Stretch:
+    """Lets others have the loop when it was held for a while: what a server sends at once comes in parts."""
+
+    def __init__(self) -> None:
+        self._ends = time.monotonic() + LONGEST_STRETCH
+
+    async def pause(self) -> None:
+        """Let them, if it is time."""
+        if time.monotonic() >= self._ends:
+            await anyio.lowlevel.checkpoint()
+            self._ends = time.monotonic() + LONGEST_STRETCH
 
 
 class Reflector(Generic[T]):
@@ -233,6 +249,7 @@ class Reflector(Generic[T]):
         }
         found: dict[Any, T] = {}
         broken: list[str] = []
+        stretch = Stretch()
         async with self._client.watch(self._kind, query, self._namespace, silence=SILENCE) as batches:
             async for batch in batches:
                 for event in batch:
@@ -246,7 +263,7 @@ class Reflector(Generic[T]):
                         self._sink.listed(found, broken)
                         self._version, self._failures = metadata.resource_version, 0
                         return  # the rest is the ordinary watch's
-                await anyio.lowlevel.checkpoint()
+                await stretch.pause()
         raise MalformedError(f"streamed list of {self._kind.qualified}: it ended before its end was told")
 
     def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
@@ -272,10 +289,11 @@ class Reflector(Generic[T]):
             self._kind, query, self._namespace, silence=seconds + SILENCE
         ) as batches:
             self._sink.watching()
+            stretch = Stretch()
             async for batch in batches:
                 self._take(batch)
                 self._failures = 0
-                await anyio.lowlevel.checkpoint()
+                await stretch.pause()
 
     def _take(self, batch: list[WatchEvent]) -> None:
         """Everything of a batch at once. Raises what an ERROR among it says, once the rest is taken."""

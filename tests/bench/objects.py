@@ -1,0 +1,136 @@
+"""Objects of a cluster from the stand-in API server: lists, changes, identities, memory.
+
+Needs: lightkube and kubernetes_asyncio for the lists; root for cilium_ipcache and pods.   Gives: measure.
+Each client is a process of its own. Seconds until synced are the server's, for the most part: it is Python,
+too, and shares the processors. So what clients spend themselves is told beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.bench.nodes import our_node
+from tests.bench.podadd import run
+from tests.bench.stats import Figure, Row, Sample
+from tests.bench.tools import tool
+from tests.support.apiserver import ADMIN_TOKEN
+
+PODS, NODES, REMOTE = 10_000, 1_000, 50_000
+LOCAL = 40
+PEERS = ("lightkube", "kubernetes_asyncio")
+
+
+class Server(NamedTuple):
+    """The stand-in, in a process."""
+
+    url: str
+    pid: int
+
+    def ask(self, who: str) -> dict[str, float]:
+        """What a client took."""
+        command = [sys.executable, "-m", "tests.bench.tools.object_clients", who, self.url, ADMIN_TOKEN]
+        result = subprocess.run(
+            [*command, str(self.pid)], capture_output=True, text=True, check=True, timeout=300
+        )
+        found: dict[str, float] = json.loads(result.stdout)
+        return found
+
+
+@contextlib.contextmanager
+def serving(pods: int, nodes: int, endpoints: int) -> Iterator[Server]:
+    """One with so many objects."""
+    command = [sys.executable, "-m", "tests.bench.tools.object_server", *map(str, (pods, nodes, endpoints))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "url" not in (told := json.loads(process.stdout.readline())):
+                pass
+            yield Server(told["url"], process.pid)
+        finally:
+            process.kill()
+
+
+def measure(folder: Path, rounds: int) -> list[Row | Figure]:
+    """All of it."""
+    return [*lists(rounds), *changes(rounds), *adds(folder, rounds)]
+
+
+def lists(rounds: int) -> Iterator[Row | Figure]:
+    """10,000 pods and 1,000 nodes: ours, and the peers."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with serving(PODS, NODES, 0) as server:
+        for _ in range(rounds):
+            for who in ("ours", *PEERS, "start"):
+                found[who].append(server.ask(who))
+    size = f"{PODS:,} pods, {NODES:,} nodes"
+    for what, unit, key, scale in (
+        ("until synced", "s", "wall", 1.0),
+        ("processor", "ms", "cpu", 1e3),
+        ("memory grown", "MiB", "rss", 1.0),
+    ):
+        for peer in PEERS:
+            ours, theirs = (_sample(found[who], key, scale) for who in ("ours", peer))
+            yield Row(f"{size}: {what}", unit, ours, peer, theirs, None)
+    yield Figure(f"{PODS:,} pods: decoding", "ms", _sample(found["ours"], "decode", 1e3), 150)
+    yield Figure(f"{size}: memory grown", "MiB", _sample(found["ours"], "rss"), 40)
+    yield Figure(f"every kind, {PODS:,} own pods: start to synced", "s", _sample(found["start"], "wall"))
+
+
+def changes(rounds: int) -> Iterator[Row | Figure]:
+    """Pods of other nodes: into the ipcache map, and a change of each; identities."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with serving(10, 10, REMOTE) as server:
+        for _ in range(rounds):
+            for who in ("follow", "allocate"):
+                found[who].append(server.ask(who))
+    what = f"{REMOTE:,} remote pods"
+    yield Figure(f"{what}: memory a pod", "B", _sample(found["follow"], "bytes"), 1024)
+    yield Figure(f"{what}: event to map", "µs", _inverse(found["follow"], "events"), 200)
+    yield Figure(f"{what}: event to map, processor", "µs", _inverse(found["follow"], "cpu events"), 200)
+    yield Figure(f"{what}: loop lag meanwhile, p99.9", "ms", _sample(found["follow"], "lag", 1e3), 20)
+    yield Figure(
+        "identity made in the cluster, 50 asked for at once", "ms", _inverse(found["allocate"], "rate", 1e3)
+    )
+
+
+def adds(folder: Path, rounds: int) -> Iterator[Row]:
+    """ADD of pods whose labels are known, beside an agent without a source of objects."""
+    spawn, manifests = tool("spawn", folder), folder / "manifests"
+    manifests.mkdir()
+    with (
+        our_node(folder, LOCAL, "bench-known", f"--manifests-dir={manifests}") as known,
+        our_node(folder, LOCAL, "bench-none") as none,
+    ):
+        objects = [_pod(pod.container) for pod in known.pods]
+        (manifests / "pods.yaml").write_text("---\n".join(json.dumps(one) + "\n" for one in objects), "utf-8")
+        values: dict[str, list[float]] = defaultdict(list)
+        for index in range(rounds + 1):
+            for node in (known, none):
+                added = run(node, spawn, "ADD", LOCAL, 1)
+                node.verify_added(LOCAL)
+                run(node, spawn, "DEL", LOCAL, 10)
+                node.verify_deleted()
+                if index:  # the first round warms up
+                    values[node.lab.name].append(added.p50)
+    ours, peer = (Sample(tuple(values[name])) for name in ("bench-known", "bench-none"))
+    yield Row("ADD with known labels, p50", "ms", ours, "without a source", peer, 1.15, faster=False)
+
+
+def _pod(name: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "bench", "labels": {"app": "bench"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+
+
+def _sample(found: list[dict[str, float]], key: str, scale: float = 1.0) -> Sample:
+    return Sample(tuple(one[key] * scale for one in found))
+
+
+def _inverse(found: list[dict[str, float]], key: str, scale: float = 1e6) -> Sample:
+    return Sample(tuple(scale / one[key] for one in found))

@@ -1,0 +1,302 @@
+"""One client of the stand-in, in a process: ``python -m tests.bench.tools.object_clients WHO URL TOKEN PID``.
+
+Prints what it took as a line of JSON: seconds until synced, seconds of processor, MiB grown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from lifecycle import invoke
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+
+
+def rss() -> float:
+    """MiB resident now."""
+    return (
+        int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() / 2**20
+    )
+
+
+class Took:
+    """From the moment it is made."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._rss, self._cpu, self._began = rss(), time.process_time(), time.perf_counter()
+
+    def told(self, objects: int, **more: float) -> dict[str, float]:
+        """Until now."""
+        wall, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
+        gc.collect()
+        return {"objects": objects, "wall": wall, "cpu": cpu, "rss": rss() - self._rss, **more}
+
+
+async def ours(url: str, token: str) -> dict[str, float]:
+    """Reflectors of pods and nodes."""
+    import httpcore  # noqa: F401  # loaded with the first request: no part of what is measured
+
+    from cells.kubernetes import NODES, PODS, SourceStatus
+    from cells.kubernetes.client import Access, connect
+    from cells.kubernetes.source import Sink
+    from cells.kubernetes.source.reflector import Reflector
+    from lifecycle import HealthTree, Table
+
+    took = Took()
+    client = connect(Access(servers=(url,), token=token), qps=0)
+    statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
+    health = HealthTree()
+    tables, tasks = [], []
+    for kind in (PODS, NODES):
+        table: Table[Any] = Table(kind.plural, key=lambda one: one.key)
+        sink: Sink[Any] = Sink(kind, table, statuses, health.reporter("k8s"), structlog.get_logger())
+        tasks.append(asyncio.create_task(Reflector(client, kind, sink).run()))
+        tables.append(table)
+    for table in tables:
+        await table.wait_initialized()
+    found = took.told(sum(map(len, tables)))
+    for task in tasks:
+        task.cancel()
+    return {**found, "decode": await decoding(client)}
+
+
+async def decoding(client: Any) -> float:
+    """Seconds of decoding every page of pods."""
+    from cells.kubernetes import PODS
+
+    pages, query = [], {"limit": "500"}
+    while True:
+        pages.append(await client.page(PODS, query))
+        following = PODS.page_decoder.decode(pages[-1]).metadata.continue_
+        if not following:
+            break
+        query["continue"] = following
+    began = time.perf_counter()
+    for page in pages:
+        PODS.page_decoder.decode(page)
+    return time.perf_counter() - began
+
+
+async def lightkube(url: str, token: str) -> dict[str, float]:
+    """Lists, and a look at what an agent needs of each object: decoding is put off until then."""
+    from lightkube import AsyncClient, KubeConfig
+    from lightkube.resources.core_v1 import Node, Pod
+
+    config = KubeConfig.from_dict(config_of(url, token))
+    took = Took()
+    client = AsyncClient(config)
+    rows: dict[Any, Any] = {}
+    one: Any
+    async for one in client.list(Pod, namespace="*"):
+        meta, looked_at = one.metadata, (one.metadata.labels, one.status.podIPs, one.spec.nodeName)
+        rows[meta.namespace, meta.name] = one, looked_at
+    async for one in client.list(Node):
+        rows["", one.metadata.name] = one, (one.metadata.labels, one.status.addresses, one.spec.podCIDRs)
+    return took.told(len(rows))
+
+
+async def kubernetes_asyncio(url: str, token: str) -> dict[str, float]:
+    """The same with kubernetes_asyncio."""
+    from kubernetes_asyncio import client
+
+    config = client.Configuration(host=url, api_key={"BearerToken": f"Bearer {token}"})
+    took = Took()
+    rows: dict[Any, Any] = {}
+    async with client.ApiClient(config) as api:
+        core = client.CoreV1Api(api)
+        following: Any = None
+        while True:
+            found: Any = await core.list_pod_for_all_namespaces(limit=500, _continue=following)
+            rows.update(((one.metadata.namespace, one.metadata.name), one) for one in found.items)
+            following = found.metadata._continue  # as it is named there
+            if not following:
+                break
+        rows.update((("", one.metadata.name), one) for one in (await core.list_node()).items)
+    return took.told(len(rows))
+
+
+async def start(url: str, token: str) -> dict[str, float]:
+    """A hive with every kind, as an agent has them."""
+    import os
+    import tempfile
+
+    from cells import kubernetes
+    from cells.config import AgentConfig, AgentSettings
+    from lifecycle import Hive, Lifecycle, supply
+
+    os.environ["K8S_NODE_NAME"] = "node-0"
+    known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
+        took = Took()
+        async with Hive(kubernetes.cell, supply(known), settings=settings).started() as hive:
+            resources = hive.get(kubernetes.Resources)
+            for kind in resources.kinds:
+                await resources.table(kind).wait_initialized()
+            return took.told(len(resources.table(kubernetes.PODS)))
+
+
+async def follow(url: str, token: str) -> dict[str, float]:
+    """CiliumEndpoints to cilium_ipcache in the kernel: all of them, then a change of each."""
+    import os
+    import signal
+    import tempfile
+    from ipaddress import ip_address
+    from types import SimpleNamespace
+
+    from cells import kubernetes
+    from cells.cluster import endpoints, identity, ipcache
+    from cells.cluster.endpoints import RemoteEndpoint
+    from cells.cluster.ipcache import IpcacheEntry, IpcacheMap, Source
+    from cells.cluster.ipcache.kernel import KernelIpcache
+    from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+    from cells.config import AgentConfig, AgentSettings
+    from cells.maps import NO_PREALLOC, Epochs, IpcacheKey, IpcacheValue, MapSpec, MapType, create_map
+    from cells.policy import maps as policy_maps
+    from cells.policy.maps import PolicyComputer, PolicyMapPool
+    from lifecycle import Hive, Lifecycle, ReadTable, Table, provide, replace, supply
+    from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
+
+    os.environ["K8S_NODE_NAME"] = "node-0"
+    known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
+    spec = MapSpec(
+        "cilium_ipcache", MapType.LPM_TRIE, IpcacheKey.SIZE, IpcacheValue.SIZE, 512000, NO_PREALLOC
+    )
+    epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 1))
+    made: Any = SimpleNamespace(ipcache=create_map(spec), epochs=Epochs(epochs))
+
+    def nodes() -> ReadTable[ClusterNode]:
+        def addresses(node: ClusterNode) -> tuple[object, ...]:
+            return tuple(each.ip for each in node.addresses)
+
+        table: Table[ClusterNode] = Table(
+            "nodes", key=lambda node: node.full_name, indexes={"address": addresses}
+        )
+        own = NodeIP(INTERNAL_IP, ip_address("192.0.2.1"))
+        with table.txn() as rows:
+            rows.put(ClusterNode(cluster="default", name="one", source=Source.LOCAL, addresses=(own,)))
+        return table
+
+    def needed(_: Table[RemoteEndpoint], __: Table[IpcacheEntry]) -> None: ...
+
+    needed.__annotations__ = {"_": Table[RemoteEndpoint], "__": Table[IpcacheEntry], "return": None}
+    cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
+    fakes = (replace(PolicyMapPool, FakeMaps()), replace(PolicyComputer, FakeRules()))
+    nodes.__annotations__ = {"return": ReadTable[ClusterNode]}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
+        own = (provide(nodes), supply(known), invoke(needed))
+        hive = Hive(*cells, *fakes, replace(IpcacheMap, KernelIpcache(made)), *own, settings=settings)
+        took = Took()
+        async with hive.started():
+            remote, rows = hive.get(Table[RemoteEndpoint]), hive.get(Table[IpcacheEntry])
+            await remote.wait_initialized()
+            count = len(rows)
+            gc.collect()
+            first = took.told(count)
+            left = {row.prefix for row in rows.all()}
+            await asyncio.sleep(3)  # the first sweep is no part of what is measured
+            found: list[float] = []
+            lags = asyncio.create_task(lag(found))
+            began = cpu = 0.0
+            os.kill(int(sys.argv[4]), signal.SIGUSR1)
+            async for changes in rows.changes(rows.revision):
+                if not began:
+                    began, cpu = time.perf_counter(), time.process_time()
+                for change in changes:
+                    left.discard(change.key)
+                if not left:
+                    break
+            wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+            lags.cancel()
+    return {
+        **first,
+        "bytes": first["rss"] * 2**20 / max(1, count),
+        "events": count / wall,
+        "cpu events": count / cpu,
+        "lag": sorted(found)[int(0.999 * (len(found) - 1))],
+    }
+
+
+async def lag(found: list[float]) -> None:
+    """How late the loop wakes who sleeps for a millisecond, until it is cancelled."""
+    while True:
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        found.append(time.perf_counter() - began - 0.001)
+
+
+async def allocate(url: str, token: str) -> dict[str, float]:
+    """Identities of labels that nobody has yet, 50 asked for at a time."""
+    import tempfile
+
+    from cells import kubernetes
+    from cells.cluster import allocation, identity, kvstore
+    from cells.cluster.identity import Identities
+    from cells.config import AgentConfig, AgentSettings
+    from cells.kubernetes import CiliumIdentity
+    from cells.node.addresses import address_table
+    from lifecycle import Hive, Lifecycle, Table, provide, supply
+
+    known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
+
+    def needed(_: Identities, __: Table[CiliumIdentity]) -> None: ...
+
+    needed.__annotations__ = {"_": Identities, "__": Table[CiliumIdentity], "return": None}
+    cells = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token), "k8s-client-qps": "0"}
+        own = (supply(known), provide(address_table), invoke(needed))
+        async with Hive(*cells, *own, settings=settings).started() as hive:
+            await hive.get(Table[CiliumIdentity]).wait_initialized()
+            identities, names = hive.get(Identities), iter(range(1000))
+            run = time.time_ns()
+
+            async def some() -> None:
+                for number in names:
+                    await identities.acquire((f"k8s:app={run}-{number}", "k8s:io.kubernetes.pod.namespace=x"))
+
+            began = time.perf_counter()
+            await asyncio.gather(*(some() for _ in range(50)))
+            return {"rate": 1000 / (time.perf_counter() - began)}
+
+
+def kubeconfig(folder: str, url: str, token: str) -> str:
+    """Path of one that is written there."""
+    path = Path(folder, "kubeconfig")
+    path.write_text(json.dumps(config_of(url, token)), encoding="utf-8")
+    return str(path)
+
+
+def config_of(url: str, token: str) -> dict[str, Any]:
+    """As an object."""
+    return {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+    }
+
+
+CLIENTS = {
+    "ours": ours,
+    "lightkube": lightkube,
+    "kubernetes_asyncio": kubernetes_asyncio,
+    "start": start,
+    "follow": follow,
+    "allocate": allocate,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(CLIENTS[sys.argv[1]](*sys.argv[2:4]))))  # noqa: T201
