@@ -175,7 +175,7 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
-{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
+{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes or multi-pool" .Values.ipam.mode) -}}
 {{- end -}}
 {{- if and (eq .Values.identityAllocationMode "kvstore") (not .Values.etcd.enabled) -}}
