@@ -56,6 +56,7 @@ PARTS: dict[str, Measure] = {
     "traffic": traffic.measure,
     "across": across.traffic,
     "shared": across.shared,
+    "crowded": across.crowded,
     "framework": framework.measure,
     "tables": tables.measure,
     "incremental": incremental.measure,

@@ -1,6 +1,6 @@
 """Pod to pod across two nodes, by routes and through the tunnel, against plain routing and a plain VXLAN.
 
-Needs: root, gcc, iproute2, the lab; etcd for what it tells.   Gives: traffic, shared.
+Needs: root, gcc, iproute2, the lab; etcd for what it tells.   Gives: traffic, shared, crowded.
 All have two nodes joined by a bridge and a pod on each; one processor for the client, one for the server.
 """
 
@@ -159,3 +159,71 @@ def told(etcd: str, number: int) -> float:
                     raise AssertionError(f"{address} did not come within 10 s")
             times.append((time.perf_counter() - began) * 1000)
     return sorted(times)[KEYS // 2]
+
+
+NODES, PODS = 1000, 50_000
+BATCH = 100
+
+
+def crowded(folder: Path, rounds: int) -> list[Figure]:
+    """NODES nodes with PODS pods told through etcd: until an agent has all in its map, and its memory."""
+    del folder
+    waits, sizes = [], []
+    for _ in range(min(rounds, 3)):
+        with cluster("bench-crowd", TUNNEL, etcd=True) as made:
+            first, _ = made.nodes()
+            pid = agent_process.running(first)
+            before = _resident(pid)
+            with first.open() as node:
+                waits.append(node.run(_tell_all, made.store.address.partition("//")[2], within=300))
+            sizes.append(_resident(pid) - before)
+    return [
+        Figure(
+            f"{NODES} nodes, {PODS} pods through etcd, until all are in the map", "s", Sample(tuple(waits))
+        ),
+        Figure(
+            f"{NODES} nodes, {PODS} pods through etcd: the agent's memory grows by",
+            "MB",
+            Sample(tuple(sizes)),
+        ),
+    ]
+
+
+def _resident(pid: int | None) -> float:
+    text = Path(f"/proc/{pid}/statm").read_text(encoding="ascii")
+    return int(text.split()[1]) * 4096 / 1e6
+
+
+def _tell_all(etcd: str) -> float:
+    """Seconds from the first key to the last row; inside the node."""
+    import grpc
+    from aetcd import rpc
+
+    keys: list[tuple[str, str]] = []
+    for number in range(NODES):
+        host = str(IPv4Address("172.16.0.1") + number)
+        name, cidr = f"n{number}", str(IPv4Address("11.0.0.0") + 256 * number)
+        told = f'{{"Name":"{name}","Cluster":"default","IPAddresses":[{{"Type":"InternalIP","IP":"{host}"}}],'
+        keys.append(
+            (f"nodes/v1/default/{name}", told + f'"IPv4AllocCIDR":{{"IP":"{cidr}","Mask":"////AA=="}}}}')
+        )
+        for pod in range(PODS // NODES):
+            ip = str(IPv4Address(cidr) + pod + 2)
+            keys.append((f"ip/v1/default/{ip}", f'{{"IP":"{ip}","Mask":null,"HostIP":"{host}","ID":4711}}'))
+    last = IpcacheKey.of(IPv4Network(keys[-1][0].rpartition("/")[2])).pack()
+    with grpc.insecure_channel(etcd) as channel, open_map(IPCACHE) as ipcache:
+        store = rpc.KVStub(channel)
+        began = time.perf_counter()
+        for begin in range(0, len(keys), BATCH):
+            puts = [
+                rpc.RequestOp(
+                    request_put=rpc.PutRequest(key=f"cilium/state/{key}".encode(), value=value.encode())
+                )
+                for key, value in keys[begin : begin + BATCH]
+            ]
+            store.Txn(rpc.TxnRequest(success=puts))
+        while ipcache.lookup(last) is None or sum(1 for _ in ipcache.items()) < PODS + NODES:
+            if time.perf_counter() - began > 280:
+                raise AssertionError("the pods did not come within 280 s")
+            time.sleep(0.05)
+        return time.perf_counter() - began

@@ -106,7 +106,8 @@ class PrefixWatch(Generic[Row]):
                 async for events in changes:
                     self._reached = True
                     self._store.reached()
-                    self._take(events)
+                    if events:
+                        self._take(events)
                     health.ok(f"{len(self._table)} keys")
         except StoreError as error:
             return error
@@ -132,29 +133,26 @@ class PrefixWatch(Generic[Row]):
         self._store.was_read(self)
 
     def _take(self, events: list[Event]) -> None:
-        for event in events:
-            if event.kv is None:
-                self._drop([event.key[len(self._prefix) :]])
-            else:
-                self._put([event.kv])
-            self._revision = max(self._revision, event.revision)
+        self._apply((event.key, event.kv) for event in events)
+        self._revision = max(self._revision, *(event.revision for event in events))
 
     def _put(self, found: Iterable[KeyValue]) -> None:
-        with self._table.txn() as rows:
-            for kv in found:
-                key = kv.key[len(self._prefix) :]
-                self._missed.pop(key, None)
-                row = self._read(key, kv.value)
-                if row is not None:
-                    rows.put(row)
-                elif rows.get(key) is not None:
-                    rows.delete(key)
+        self._apply((kv.key, kv) for kv in found)
 
     def _drop(self, keys: Iterable[str]) -> None:
+        self._apply((self._prefix + key, None) for key in keys)
+
+    def _apply(self, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
+        """All that came together is one change of the table."""
         with self._table.txn() as rows:
-            for key in keys:
+            for whole, kv in changes:
+                key = whole[len(self._prefix) :]
                 self._missed.pop(key, None)
-                rows.delete(key)
+                row = self._read(key, kv.value) if kv is not None else None
+                if row is not None:
+                    rows.put(row)
+                else:
+                    rows.delete(key)
 
     async def _forget_missed(self) -> None:
         while self._missed:
