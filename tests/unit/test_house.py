@@ -226,6 +226,17 @@ def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
     assert len(names) <= 15
 
 
+def test_a_folder_of_cells_can_be_held_in_mind() -> None:
+    folders = {path.parent for room, path in MODULES if room == "cells"} - {
+        ROOMS["cells"]
+    }  # that has families alone
+    names = {
+        str(each.relative_to(ROOT)): {path.name for path in each.iterdir()} - {"__pycache__", "__init__.py"}
+        for each in folders
+    }
+    assert {folder: sorted(inside) for folder, inside in names.items() if len(inside) > 16} == {}
+
+
 def test_the_framework_knows_nothing_of_networks() -> None:
     def strange(_: str, path: Path) -> set[str]:
         outside = {name.partition(".")[0] for name in facts(path).imported} - sys.stdlib_module_names
