@@ -235,8 +235,8 @@ def _remote(
 ) -> RemoteEndpoint | None:
     texts = [text for pair in networking.addressing or () for text in (pair.ipv6, pair.ipv4) if text]
     addresses = tuple(ip for text in texts if (ip := _address(text)) is not None)
-    if not identity or not addresses:
-        return None
+    if not 0 < identity < 1 << 32 or not 0 <= key < 1 << 8 or not addresses:
+        return None  # nonsense, or of a pod that is not ready yet
     return RemoteEndpoint(
         namespace=namespace,
         name=name,

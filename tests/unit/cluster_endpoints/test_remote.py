@@ -127,7 +127,10 @@ async def test_the_nodes_own_pods_and_nonsense_are_left_out(tmp_path: Path) -> N
         no_identity = cep("new", "10.0.2.9", 0)
         nonsense = cep("odd", "10.0.2.10", 302)
         nonsense["status"]["networking"]["addressing"] = [{"ipv4": "10.0.2.300"}]
-        one.write(cep("own", "10.0.1.7", 300, node=HERE), no_identity, nonsense, cep("web", "10.0.2.7", 303))
+        numbers = (cep("minus", "10.0.2.11", -1), cep("big", "10.0.2.12", 1 << 32))
+        keys = [cep(f"key{key}", "10.0.2.13", 304, encryption={"key": key}) for key in (256, -1)]
+        own = cep("own", "10.0.1.7", 300, node=HERE)
+        one.write(own, no_identity, nonsense, *numbers, *keys, cep("web", "10.0.2.7", 303))
         await eventually(lambda: one.row("10.0.2.7/32") == (303, THERE))
         assert {row.name for row in one.table.all()} == {"web"}
 
