@@ -54,6 +54,8 @@ class Engine:
                 raise ScriptError(f"{name}:{number}: {written.strip()}: {error}") from None
             if line is None:
                 continue
+            if self.is_endless(line.text):
+                raise ScriptError(f"{name}:{number}: {line.text}: it has no end, so it is for shells only")
             section.append(line)
             try:
                 if line.retried:

@@ -51,6 +51,7 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
         ("hive/disable shop", "module shop cannot be switched: hive is not running"),
         ("hive forest", "forest: no such view; expected one of tree,"),
         ("hive/start\nhive/start", "hive was started before: a hive starts once"),
+        ("db/watch orders", "it has no end, so it is for shells only"),
     ],
 )
 async def test_what_goes_wrong_is_told_in_a_line(tmp_path: Path, page: str, told: str) -> None:
