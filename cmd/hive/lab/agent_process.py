@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from hive.client import ask
+from hive.lab import cgroups
 from hive.lab.node import Lab, LabError, wait_gone
 
 READY_WITHIN = 30.0
@@ -35,6 +36,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         f"--write-cni-conf-when-ready={lab.cni_conf}",
         *([f"--manifests-dir={lab.manifests}"] if lab.cluster else []),
         *settings,
+        *cgroups.settings_of(lab.name, settings),
     ]
     with lab.open() as node, lab.agent_log.open("ab") as log:
         process = node.popen(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hive import syscalls
+from hive.lab import cgroups
 from hive.lab.children import undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 
@@ -202,6 +203,7 @@ def destroy(lab: Lab) -> None:
             syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
         with contextlib.suppress(FileNotFoundError):
             lab.directory.rmdir()
+    cgroups.remove(lab.name)
 
 
 def processes(lab: Lab) -> list[int]:

@@ -1,0 +1,55 @@
+"""A control group for a lab node: services at sockets are served to its processes, not to the machine's.
+
+Needs: root; cgroup v2, mounted anywhere.   Gives: settings_of(), remove().
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+_OPTIONS = ("--bpf-lb-sock", "--kube-proxy-replacement")
+_SOCKETS = {text for each in _OPTIONS for text in (each, f"{each}=true")}
+    "--bpf-lb-sock=true",
+    "--kube-proxy-replacement=true",
+    "--bpf-lb-sock",
+    "--kube-proxy-replacement",
+)
+
+
+def settings_of(name: str, settings: Sequence[str]) -> list[str]:
+    """What else to tell an agent with these settings, so that it leaves the machine's processes alone.
+
+    Who is to reach services at sockets joins the group: ``echo $$ > .../hive-lab-NAME/cgroup.procs``. Raises
+    click.ClickException where there can be none.
+    """
+    asked = any(each in _SOCKETS for each in settings)
+    if not asked or any(each.startswith("--cgroup-root") for each in settings):
+        return []
+    root = _root()
+    if root is None:
+        raise click.ClickException(
+            "no cgroup v2 is mounted, in which the node could have a group of its own: mount it on"
+            " /sys/fs/cgroup/unified"
+        )
+    group = root / f"hive-lab-{name}"
+    group.mkdir(exist_ok=True)
+    return [f"--cgroup-root={group}"]
+
+
+def remove(name: str) -> None:
+    """Remove the group of a node that is gone; one that still has processes stays."""
+    root = _root()
+    if root is not None:
+        with suppress(OSError):
+            (root / f"hive-lab-{name}").rmdir()
+
+
+def _root() -> Path | None:
+    """Where cgroup v2 is mounted on this machine, None if nowhere."""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            return Path(place.split(" ")[4])
+    return None
