@@ -11,11 +11,6 @@ import click
 
 _OPTIONS = ("--bpf-lb-sock", "--kube-proxy-replacement")
 _SOCKETS = {text for each in _OPTIONS for text in (each, f"{each}=true")}
-    "--bpf-lb-sock=true",
-    "--kube-proxy-replacement=true",
-    "--bpf-lb-sock",
-    "--kube-proxy-replacement",
-)
 
 
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
