@@ -12,49 +12,28 @@ from typing import Final
 
 import anyio
 
+from cells.cluster.allocation.agreed import AgreedNumbers, Labels
 from cells.cluster.allocation.objects import body, candidates, labels_of, meaning
 from cells.cluster.identity import CLUSTER
 from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI
 from lifecycle import Backoff, Health, Logger, Table
 
-Labels = tuple[str, ...]
 RETRY = Backoff(first=0.2, maximum=15.0)
 WRITERS: Final = 8
 """Objects made at the same time."""
 
 
-class CiliumIdentityAllocator:
-    """An IdentityAllocator over objects: labels that have one have its number, others get a new one.
-
-    Before the objects are known an endpoint from before a restart keeps its number, and others wait.
-    """
+class CiliumIdentityAllocator(AgreedNumbers):
+    """An IdentityAllocator over objects: labels that have one have its number, others get a new one."""
 
     def __init__(
         self, api: KubernetesAPI, table: Table[CiliumIdentity], grace: float, *, health: Health, log: Logger
     ) -> None:
+        super().__init__(grace, health)
         self._api = api
         self._table = table
-        self._grace = grace
-        self._health = health
         self._log = log
-        self._made: dict[Labels, int] = {}
-        """Numbers of objects that were made or found here, and which the watch has yet to bring."""
-        self._kept: set[int] = set()
-        """Numbers from before a restart, taken over before the objects were known."""
-        self._held: set[int] = set()
-        self._fresh: dict[int, float] = {}
-        """When objects were made here."""
-        self._waiting: dict[Labels, str] = {}
         self._writers = anyio.Semaphore(WRITERS)
-
-    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
-        """The number of the object with these labels; before objects are known the former number."""
-        if not self._table.initialized:
-            if former not in CLUSTER or former in self._kept:
-                return None
-            self._kept.add(former)
-            return former
-        return self._known(labels, former)
 
     async def allocate(self, labels: Labels, former: int = 0) -> int:
         """The number of these labels, once there is an object; tried until there is one."""
@@ -75,35 +54,6 @@ class CiliumIdentityAllocator:
         finally:
             self._wait(labels, "")
 
-    def release(self, number: int) -> None:
-        """Others may have it: the operator deletes the object once nobody has."""
-        self._fresh.pop(number, None)
-        self._kept.discard(number)
-
-    def grace(self, number: int) -> float:
-        """What is left of the grace period of an object made here."""
-        made = self._fresh.get(number)
-        left = 0.0 if made is None else made + self._grace - time.monotonic()
-        if left <= 0:
-            self._fresh.pop(number, None)
-        return max(0.0, left)
-
-    def hold(self, number: int) -> None:
-        """No object of this number is made."""
-        self._held.add(number)
-
-    def unhold(self, number: int) -> None:
-        """It may be made again."""
-        self._held.discard(number)
-
-    def seen(self, labels: Labels) -> None:
-        """The watch has brought an object of these labels."""
-        self._made.pop(labels, None)
-
-    def is_on_its_way(self, number: int) -> bool:
-        """Whether an object of this number was made here, that the watch has yet to bring."""
-        return number in self._made.values()
-
     async def restore(self, number: int, labels: Labels) -> None:
         """Make the object of a number in use again. Raises KubernetesError."""
         from cells.kubernetes import api  # loaded where there is a server
@@ -114,15 +64,12 @@ class CiliumIdentityAllocator:
             return
         self._log.warning("identity in use had no object, it has one again", identity=number, labels=labels)
 
-    def _known(self, labels: Labels, former: int) -> int | None:
-        found = [
-            number
-            for one in self._table.by("labels").get(meaning(labels))
-            if (number := one.number) is not None and number in CLUSTER
-        ]
-        if former in found:
-            return former
-        return min(found) if found else self._made.get(labels)
+    def _all_known(self) -> bool:
+        return self._table.initialized
+
+    def _numbers(self, labels: Labels) -> list[int]:
+        found = (one.number for one in self._table.by("labels").get(meaning(labels)))
+        return sorted(number for number in found if number is not None and number in CLUSTER)
 
     async def _make(self, labels: Labels, former: int) -> str | None:
         """Have an object made, or find the one that somebody else has; why there is none, if so."""
@@ -159,14 +106,3 @@ class CiliumIdentityAllocator:
             return labels_of(there.security_labels) == labels
         self._fresh[number] = time.monotonic()
         return True
-
-    def _wait(self, labels: Labels, error: str) -> None:
-        if error:
-            self._waiting[labels] = error
-        else:
-            self._waiting.pop(labels, None)
-        if self._waiting:
-            why = next(iter(self._waiting.values()))
-            self._health.degraded(f"{len(self._waiting)} sets of labels wait for an identity: {why}")
-        else:
-            self._health.ok("all labels have identities")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import anyio
 
+from cells.cluster.allocation.agreed import AgreedNumbers, Labels
 from cells.cluster.allocation.shared import SharedIdentities, encode, value_key
 from cells.cluster.identity import CLUSTER
 from cells.cluster.kvstore import (
@@ -29,17 +30,13 @@ from cells.cluster.kvstore import (
 )
 from lifecycle import Backoff, Health, Logger
 
-Labels = tuple[str, ...]
 RETRY: Final = Backoff(first=0.2, maximum=5.0)
 ATTEMPTS: Final = 16
 """Numbers that are tried for labels, before the next round."""
 
 
-class KVStoreAllocator:
-    """An IdentityAllocator over keys: labels that have a number keep it, others get a new one.
-
-    Before the keys are known an endpoint from before a restart keeps its number, and others wait.
-    """
+class KVStoreAllocator(AgreedNumbers):
+    """An IdentityAllocator over keys: labels that have a number keep it, others get a new one."""
 
     def __init__(
         self,
@@ -52,31 +49,13 @@ class KVStoreAllocator:
         log: Logger,
     ) -> None:
         """``node`` gives the address that this node is known by."""
+        super().__init__(grace, health)
         self._store = store
         self._shared = shared
         self._node = node
-        self._grace = grace
-        self._health = health
         self._log = log
-        self._made: dict[Labels, int] = {}
-        """Numbers that were made or found here, and which the watch has yet to bring."""
         self._written: dict[str, str] = {}
         """Keys that say that this node uses what was taken here."""
-        self._kept: set[int] = set()
-        """Numbers from before a restart, taken over before the keys were known."""
-        self._held: set[int] = set()
-        self._fresh: dict[int, float] = {}
-        """When numbers were taken here."""
-        self._waiting: dict[Labels, str] = {}
-
-    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
-        """The number of these labels, as keys say; before they are known the former number."""
-        if not self._shared.table.initialized:
-            if former not in CLUSTER or former in self._kept:
-                return None
-            self._kept.add(former)
-            return former
-        return self._known(labels, former)
 
     async def allocate(self, labels: Labels, former: int = 0) -> int:
         """The number of these labels, once the store has it; tried until it does."""
@@ -102,35 +81,6 @@ class KVStoreAllocator:
         finally:
             self._wait(labels, "")
 
-    def release(self, number: int) -> None:
-        """The key of this node goes; with the last one the operator deletes the number."""
-        self._fresh.pop(number, None)
-        self._kept.discard(number)
-
-    def grace(self, number: int) -> float:
-        """What is left of the grace period of a number taken here."""
-        made = self._fresh.get(number)
-        left = 0.0 if made is None else made + self._grace - time.monotonic()
-        if left <= 0:
-            self._fresh.pop(number, None)
-        return max(0.0, left)
-
-    def hold(self, number: int) -> None:
-        """It is not taken for anybody new."""
-        self._held.add(number)
-
-    def unhold(self, number: int) -> None:
-        """It may be taken again."""
-        self._held.discard(number)
-
-    def seen(self, labels: Labels) -> None:
-        """The watch has brought a number for these labels."""
-        self._made.pop(labels, None)
-
-    def is_on_its_way(self, number: int) -> bool:
-        """Whether the number was taken here, and the watch has yet to bring it."""
-        return number in self._made.values()
-
     def written(self) -> dict[str, str]:
         """Keys of this node that were written here; one that nobody came to use is to be deleted."""
         written, self._written = self._written, {}
@@ -143,11 +93,11 @@ class KVStoreAllocator:
         if outcome.succeeded:  # else somebody was faster: the watch brings what it stands for
             self._log.warning("identity in use had no key, it has one again", identity=number, labels=labels)
 
-    def _known(self, labels: Labels, former: int) -> int | None:
-        found = self._shared.numbers(labels)
-        if former in found:
-            return former
-        return found[0] if found else self._made.get(labels)
+    def _all_known(self) -> bool:
+        return self._shared.table.initialized
+
+    def _numbers(self, labels: Labels) -> Sequence[int]:
+        return self._shared.numbers(labels)
 
     async def _make(self, labels: Labels, former: int) -> bool:
         """Have a number stand for the labels, or find it; whether one does now. Raises StoreError."""
@@ -211,14 +161,3 @@ class KVStoreAllocator:
             if str(number) not in there and number not in self._held:
                 tried += 1
                 yield number
-
-    def _wait(self, labels: Labels, error: str) -> None:
-        if error:
-            self._waiting[labels] = error
-        else:
-            self._waiting.pop(labels, None)
-        if self._waiting:
-            why = next(iter(self._waiting.values()))
-            self._health.degraded(f"{len(self._waiting)} sets of labels wait for an identity: {why}")
-        else:
-            self._health.ok("all labels have identities")

@@ -1,0 +1,98 @@
+"""What a node notes of the numbers that it has agreed upon with others, by whatever they agree.
+
+For:    CiliumIdentityAllocator, KVStoreAllocator. Needs: nothing. Gives: AgreedNumbers, Labels.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from cells.cluster.identity import CLUSTER
+from lifecycle import Health
+
+Labels = tuple[str, ...]
+
+
+class AgreedNumbers(ABC):
+    """The part of an IdentityAllocator that asks nobody.
+
+    Before the numbers of others are known an endpoint from before a restart keeps its own, and others wait.
+    """
+
+    def __init__(self, grace: float, health: Health) -> None:
+        """``grace`` is how many seconds a number is left alone that was taken here."""
+        self._grace = grace
+        self._health = health
+        self._made: dict[Labels, int] = {}
+        """Numbers that were made or found here, and which the watch has yet to bring."""
+        self._kept: set[int] = set()
+        """Numbers from before a restart, taken over before those of others were known."""
+        self._held: set[int] = set()
+        self._fresh: dict[int, float] = {}
+        """When numbers were taken here."""
+        self._waiting: dict[Labels, str] = {}
+
+    @abstractmethod
+    def _all_known(self) -> bool:
+        """Whether the numbers of others are known."""
+
+    @abstractmethod
+    def _numbers(self, labels: Labels) -> Sequence[int]:
+        """The numbers that stand for these labels, the one that counts first."""
+
+    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
+        """The number of these labels; before those of others are known the former one."""
+        if not self._all_known():
+            if former not in CLUSTER or former in self._kept:
+                return None
+            self._kept.add(former)
+            return former
+        return self._known(labels, former)
+
+    def release(self, number: int) -> None:
+        """This node needs it no more; the operator deletes what nobody needs."""
+        self._fresh.pop(number, None)
+        self._kept.discard(number)
+
+    def grace(self, number: int) -> float:
+        """What is left of the grace period of a number taken here, in seconds."""
+        made = self._fresh.get(number)
+        left = 0.0 if made is None else made + self._grace - time.monotonic()
+        if left <= 0:
+            self._fresh.pop(number, None)
+        return max(0.0, left)
+
+    def hold(self, number: int) -> None:
+        """It is not taken for anybody new."""
+        self._held.add(number)
+
+    def unhold(self, number: int) -> None:
+        """It may be taken again."""
+        self._held.discard(number)
+
+    def seen(self, labels: Labels) -> None:
+        """The watch has brought a number for these labels."""
+        self._made.pop(labels, None)
+
+    def is_on_its_way(self, number: int) -> bool:
+        """Whether the number was taken here, and the watch has yet to bring it."""
+        return number in self._made.values()
+
+    def _known(self, labels: Labels, former: int) -> int | None:
+        found = self._numbers(labels)
+        if former in found:
+            return former
+        return found[0] if found else self._made.get(labels)
+
+    def _wait(self, labels: Labels, error: str) -> None:
+        if error:
+            self._waiting[labels] = error
+        else:
+            self._waiting.pop(labels, None)
+        if self._waiting:
+            why = next(iter(self._waiting.values()))
+            self._health.degraded(f"{len(self._waiting)} sets of labels wait for an identity: {why}")
+        else:
+            self._health.ok("all labels have identities")
