@@ -28,6 +28,7 @@ from cells.api.operations.node.operations import MapReader
 from cells.api.operations.node.view import NodeView, monitor_status
 from cells.api.operations.status import inspection
 from cells.api.operations.status import operations as status
+from cells.api.operations.status.mapping import ServiceFacts
 from cells.api.operations.status.metrics import MetricsList
 from cells.api.part import ApiPart
 from cells.api.server import Api
@@ -38,7 +39,7 @@ from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.cni.server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
-from cells.datapath import Datapath
+from cells.datapath import Datapath, DatapathSettings
 from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import Ipam
 from cells.kubernetes import KubernetesAPI
@@ -50,6 +51,9 @@ from cells.node.router import Router
 from cells.observe import metrics
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
+from cells.services.outside import NodePorts
+from cells.services.settings import ServiceSettings
+from cells.services.sockets import SocketLB
 from cells.tunnel import RouteMtu, TunnelSettings
 from lifecycle import (
     Lifecycle,
@@ -87,8 +91,22 @@ def facts(
     chaining: ChainingSettings,
     kubernetes: KubernetesAPI | None,
     kvstore: KVStore | None,
+    serves: ServiceSettings | None = None,
+    programs: DatapathSettings | None = None,
+    outside: NodePorts | None = None,
+    sockets: SocketLB | None = None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
+
+    def served() -> ServiceFacts:
+        return ServiceFacts(
+            serves or ServiceSettings(),
+            (programs or DatapathSettings()).node_port_range,
+            map_settings.bpf_lb_maglev_table_size,
+            sockets=sockets is not None and sockets.enabled,
+            direct_routing_device=outside.direct_device if outside is not None else "",
+        )
+
     return NodeView(
         config,
         devices,
@@ -108,6 +126,7 @@ def facts(
         kubernetes=kubernetes,
         kvstore=kvstore,
         masquerading=next((one.now for one in masquerades), Masquerading),
+        services=served,
     )
 
 

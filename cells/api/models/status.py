@@ -140,10 +140,22 @@ class ProxyReplacementDevice(Model, frozen=True):
     ip: list[str] = field(default_factory=list)
 
 
+class NodePortFeature(Model, frozen=True):
+    """How clients outside are served."""
+
+    enabled: bool = False
+    mode: str = ""
+    algorithm: str = ""
+    acceleration: str = ""
+    port_min: int = field(default=0, name="portMin")
+    port_max: int = field(default=0, name="portMax")
+    lut_size: int = field(default=0, name="lutSize")
+
+
 class ProxyReplacementFeatures(Model, frozen=True):
     """Service features; cilium-dbg dereferences every one of them, on or off."""
 
-    node_port: Switch = field(name="nodePort")
+    node_port: NodePortFeature = field(name="nodePort")
     host_port: Switch = field(name="hostPort")
     external_ips: Switch = field(name="externalIPs")
     socket_lb: Switch = field(name="socketLB")
@@ -160,6 +172,7 @@ class ProxyReplacement(Model, frozen=True):
     features: ProxyReplacementFeatures
     devices: list[str] = field(default_factory=list)
     device_list: list[ProxyReplacementDevice] = field(default_factory=list, name="deviceList")
+    direct_routing_device: str = field(default="", name="directRoutingDevice")
 
 
 class StatusResponse(Model, frozen=True):

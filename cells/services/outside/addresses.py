@@ -55,6 +55,11 @@ def node_port_addresses(
     return {one.address: NodePortAddress(one.address, one.device) for one in uses if one.node_port}
 
 
+def direct_device(devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection) -> str:
+    """The device towards other nodes, empty if there is none."""
+    return _uses(devices, node_ips, selection)[1] or ""
+
+
 def direct_addresses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> Mapping[int, IPAddress]:

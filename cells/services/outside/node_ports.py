@@ -27,6 +27,7 @@ from cells.services.outside.addresses import (
     NodePortAddress,
     Selection,
     direct_addresses,
+    direct_device,
     node_port_addresses,
 )
 from cells.services.outside.ports import reserved_ports
@@ -125,6 +126,11 @@ class NodePorts:
         tables.add(self.addresses, self._facts, reconciler.statuses)
         lifecycle.append(Hook("prepare for clients outside", self._start))
         jobs.observe("reconcile", reconciler)
+
+    @property
+    def direct_device(self) -> str:
+        """The device towards other nodes, empty if there is none."""
+        return direct_device(self._devices.all(), self._node_ips(), self._selection)
 
     def _node_ips(self) -> list[IPAddress]:
         return list(self._own.all().values())

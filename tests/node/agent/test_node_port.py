@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from cells.maps import open_map
+from hive.client import ask
 from hive.lab import pods
+from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from tests.support.agents import serving
@@ -185,7 +187,12 @@ def server(node: Lab, tmp_path: Path) -> pods.Attached:
     """A pod that services lead to, on a node that serves clients outside."""
     give_addresses(node)
     (tmp_path / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
-    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
+    pid = serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
+    told = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
+    assert told["directRoutingDevice"] == "uplink"
+    port = told["features"]["nodePort"]
+    assert (port["mode"], port["algorithm"], port["lutSize"]) == ("SNAT", "Maglev", 1021)
+    assert (port["portMin"], port["portMax"]) == (30000, 32767)
     pod = pods.add(node, "server")
     assert pod.ipv4
     assert pod.ipv6

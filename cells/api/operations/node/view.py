@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from cells.api.models import status as wire
 from cells.api.operations.node.cluster_nodes import node_element
 from cells.api.operations.node.config_mapping import NodeFacts
-from cells.api.operations.status.mapping import StatusFacts
+from cells.api.operations.status.mapping import NOTHING_SERVED, ServiceFacts, StatusFacts
 from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
@@ -54,6 +54,7 @@ class NodeView:
         kubernetes: KubernetesAPI | None = None,
         kvstore: KVStore | None = None,
         masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
+        services: Callable[[], ServiceFacts] | None = None,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -73,6 +74,7 @@ class NodeView:
         self._kubernetes = kubernetes
         self._kvstore = kvstore
         self._masquerading = masquerading
+        self._services = services
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
@@ -138,6 +140,7 @@ class NodeView:
             kubernetes=kubernetes_status(self._kubernetes),
             kvstore=kvstore_status(self._kvstore),
             masquerading=self._masquerading(),
+            services=self._services() if self._services is not None else NOTHING_SERVED,
         )
 
 

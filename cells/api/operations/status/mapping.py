@@ -16,6 +16,7 @@ from cells.api.operations.status.controllers import NEVER, controller
 from cells.cluster.identity import CLUSTER
 from cells.ipam import Family, IPAddress
 from cells.observe.health import AgentStatus
+from cells.services.settings import ServiceSettings
 from lifecycle import HealthStatus
 
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
@@ -23,16 +24,59 @@ DISABLED = wire.Status(state="Disabled")
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NOT_MASQUERADED = wire.Masquerading()
-NO_SERVICES = wire.ProxyReplacementFeatures(
-    node_port=OFF,
-    host_port=OFF,
-    external_ips=OFF,
-    socket_lb=OFF,
-    socket_lb_tracing=OFF,
-    session_affinity=OFF,
-    graceful_termination=OFF,
-    nat46x64=OFF,
-)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What is served of what kube-proxy does."""
+
+    settings: ServiceSettings
+    node_ports: tuple[int, ...]
+    """The first and the last."""
+    table_size: int
+    """Of Maglev."""
+    sockets: bool
+    """Whether services are served at sockets."""
+    direct_routing_device: str
+
+
+NOTHING_SERVED = ServiceFacts(ServiceSettings(), (), 0, sockets=False, direct_routing_device="")
+
+
+def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]]) -> wire.ProxyReplacement:
+    """The state of the kube-proxy replacement."""
+    settings = facts.settings
+    node_port = wire.NodePortFeature()
+    if settings.node_ports:
+        first, last = facts.node_ports
+        node_port = wire.NodePortFeature(
+            enabled=True,
+            mode=settings.bpf_lb_mode.upper() if settings.bpf_lb_mode != "hybrid" else "Hybrid",
+            algorithm=settings.bpf_lb_algorithm.capitalize(),
+            acceleration="Disabled",
+            port_min=first,
+            port_max=last,
+            lut_size=facts.table_size if settings.bpf_lb_algorithm == "maglev" else 0,
+        )
+    return wire.ProxyReplacement(
+        mode="True" if settings.kube_proxy_replacement else "False",
+        features=wire.ProxyReplacementFeatures(
+            node_port=node_port,
+            host_port=wire.Switch(settings.host_ports),
+            external_ips=wire.Switch(settings.external_ips),
+            socket_lb=wire.Switch(facts.sockets),
+            socket_lb_tracing=OFF,
+            session_affinity=wire.Switch(settings.session_affinity),
+            graceful_termination=wire.Switch(settings.enable_k8s_terminating_endpoint),
+            nat46x64=OFF,
+        ),
+        devices=list(uplinks),
+        device_list=[
+            wire.ProxyReplacementDevice(name=device, ip=list(addresses))
+            for device, addresses in uplinks.items()
+        ],
+        direct_routing_device=facts.direct_routing_device if settings.outside else "",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +106,7 @@ class StatusFacts:
     kvstore: wire.Status = DISABLED
     """How the store that nodes share is."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
+    services: ServiceFacts = NOTHING_SERVED
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -151,15 +196,7 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         cni_file=cni_file(status),
         kvstore=facts.kvstore,
         kubernetes=facts.kubernetes,
-        kube_proxy_replacement=wire.ProxyReplacement(
-            mode="False",
-            features=NO_SERVICES,
-            devices=list(facts.uplinks),
-            device_list=[
-                wire.ProxyReplacementDevice(name=device, ip=list(addresses))
-                for device, addresses in facts.uplinks.items()
-            ],
-        ),
+        kube_proxy_replacement=proxy_replacement(facts.services, facts.uplinks),
         host_firewall=wire.Mode(mode="Disabled"),
         encryption=wire.Mode(mode="Disabled"),
         cni_chaining=wire.Mode(mode=facts.node.chaining),

@@ -1,0 +1,93 @@
+"""The table of docs/without-kube-proxy.md: which backends each combination of traffic policies selects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cells.kubernetes import Service
+from cells.services.model import (
+    INTERNAL,
+    Address,
+    Backend,
+    Frontend,
+    LoadBalancerOptions,
+    Node,
+    ServiceType,
+    frontends_of,
+)
+from cells.services.model.types import EXTERNAL, IPAddress, parse_address
+
+PAGE = Path(__file__).parents[3] / "docs" / "without-kube-proxy.md"
+HEAD = "| external | internal | outside |"
+HERE, THERE = "10.0.0.1", "10.0.1.1"
+NODE_IP, BALANCER = "192.0.2.7", "192.0.2.80"
+
+
+def table() -> list[list[str]]:
+    """Its rows."""
+    lines = iter(PAGE.read_text(encoding="utf-8").splitlines())
+    next(line for line in lines if line.startswith(HEAD))
+    next(lines)
+    rows: list[list[str]] = []
+    for line in lines:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def address(text: str) -> IPAddress:
+    found = parse_address(text)
+    assert found is not None
+    return found
+
+
+def served(external: str, internal: str) -> list[Frontend]:
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": "10.96.0.1",
+                "clusterIPs": ["10.96.0.1"],
+                "externalTrafficPolicy": external,
+                "internalTrafficPolicy": internal,
+                "ports": [{"name": "http", "port": 80, "nodePort": 30080, "protocol": "TCP"}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": BALANCER}]}},
+        },
+        Service,
+    )
+    backends = tuple(
+        Backend(Address(address(ip), 8080, 6), node=name) for ip, name in ((HERE, "here"), (THERE, "there"))
+    )
+    node = Node("here", node_port_addresses=(address(NODE_IP),))
+    return frontends_of(service, {"http": backends}, node, LoadBalancerOptions())
+
+
+def selected(frontends: list[Frontend], *types: ServiceType, inside: bool) -> set[str]:
+    """In a word, at frontends of these types, as the datapath looks them up."""
+    found = set()
+    for one in frontends:
+        scope = INTERNAL if inside and one.two_scopes else EXTERNAL
+        if one.type in types and one.key.scope == scope:
+            ips = {str(each.address.ip) for each in one.backends}
+            found.add({frozenset({HERE, THERE}): "any", frozenset({HERE}): "local"}[frozenset(ips)])
+    return found
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: "-".join(row[:2]))
+def test_a_row_of_the_table(row: list[str]) -> None:
+    external, internal, outside, inside, cluster = row
+    frontends = served(external, internal)
+    north = ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER
+    assert selected(frontends, *north, inside=False) == {outside}
+    assert selected(frontends, *north, inside=True) == {inside}
+    assert selected(frontends, ServiceType.CLUSTER_IP, inside=True) == {cluster}
+
+
+def test_every_combination_is_in_it() -> None:
+    assert len({tuple(row[:2]) for row in table()}) == 4
