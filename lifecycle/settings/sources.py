@@ -213,7 +213,7 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
             return values.parse_all(raw, option.kind)
         return values.accept(raw, option.kind)
     if found.unitless and values.bare(option.kind)[0] is Duration and raw.lstrip("+-").isdecimal():
-        if int(raw):
+        if raw.strip("+-0"):
             findings.warnings.append(f"{found.shown}: a duration without a unit is read as nanoseconds")
         raw = f"{raw}ns"
     return values.parse(raw, option.kind)

@@ -56,7 +56,7 @@ def make_rule(pattern: str, source: str, *, ignored: bool) -> Rule:
     try:
         return Rule(re.compile(pattern), source, ignored)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern}: expected a regular expression for keys of labels: {error}") from error
+        raise ValueError(f"expected a regular expression for keys of labels: {error}") from error
 
 
 class _Prefix(msgspec.Struct):

@@ -6,9 +6,13 @@ Needs: LabelFilter.   Gives: IdentitySettings, configured_filter().
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from cells.cluster.identity.filter import DEFAULT_RULES, LabelFilter, Rule, parse_rule, read_rules
 from lifecycle import Hook, Lifecycle, Logger, Settings, refuse
+
+SHOWN: Final = 100
+"""Characters of a rule that an error repeats."""
 
 
 class IdentitySettings(Settings, frozen=True):
@@ -36,9 +40,9 @@ class IdentitySettings(Settings, frozen=True):
             try:
                 parse_rule(text)
             except ValueError as error:
-                yield f"labels={text}: {error}"
+                yield f"labels={text if len(text) <= SHOWN else f'{text[:SHOWN]}...'}: {error}"
         if self.label_prefix_file and not PurePosixPath(self.label_prefix_file).is_absolute():
-            yield f"label-prefix-file={self.label_prefix_file}: expected an absolute path, or nothing"
+            yield f"label-prefix-file={self.label_prefix_file[:SHOWN]}: expected an absolute path, or nothing"
 
     def rules(self) -> list[str]:
         """The rules of ``labels``, each as it is written."""

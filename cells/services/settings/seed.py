@@ -6,7 +6,6 @@ Gives: Seed.
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from typing import NamedTuple
 
@@ -25,8 +24,8 @@ class Seed(NamedTuple):
         """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
         try:
             raw = base64.b64decode(text, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"{text!r} is not base64: {error}") from None
+        except ValueError:  # of characters that are none of ASCII, too
+            raise ValueError("expected base64 of 12 bytes, as of: head -c12 /dev/urandom | base64") from None
         if len(raw) != 12:
-            raise ValueError(f"{text!r} decodes to {len(raw)} bytes: expected 12")
+            raise ValueError(f"expected base64 of 12 bytes, this is of {len(raw)}")
         return cls(*struct.unpack(">III", raw))

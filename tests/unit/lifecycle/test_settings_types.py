@@ -219,3 +219,11 @@ def test_a_type_that_no_text_can_stand_for_is_a_fault_of_the_graph() -> None:
     assert "field 'nested': no text can be read as dict[str, dict[str, object]]" in told
     assert "field 'lists': no text can be read as list[list[int]]" in told
     assert "field 'config_dir': config-dir names the directory of settings; take another name" in told
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000 + "s", "." + "9" * 5000 + "s", "0" * 5000 + "s"], ids=["long", "part", "zeros"]
+)
+def test_a_duration_of_thousands_of_digits_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration such as 15s"):
+        Duration.parse(text)

@@ -71,7 +71,10 @@ def test_ports_of_services_are_kept_out_of_the_kernels_hands(
     [
         ({"bpf_lb_acceleration": "native"}, "bpf-lb-acceleration=native: not supported yet"),
         ({"bpf_lb_dsr_dispatch": "geneve"}, "bpf-lb-dsr-dispatch=geneve: not supported yet"),
-        ({"bpf_lb_maglev_hash_seed": "AAAA"}, "bpf-lb-maglev-hash-seed: 'AAAA' decodes to 3 bytes"),
+        (
+            {"bpf_lb_maglev_hash_seed": "AAAA"},
+            "bpf-lb-maglev-hash-seed: expected base64 of 12 bytes, this is of 3",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused(settings: dict[str, str], said: str) -> None:
