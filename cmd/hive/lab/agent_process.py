@@ -1,6 +1,7 @@
 """The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
 
-Needs: a made node (hive.lab.node).   Gives: start, wait_ready, api_socket, running, terminate, crash, birth.
+Needs: a made node (hive.lab.node).
+Gives: start, wait_ready, wait_known, api_socket, running, terminate, crash, birth.
 """
 
 import contextlib
@@ -73,6 +74,18 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
         if time.monotonic() - began > within:
             raise LabError(f"the agent of node {lab.name} did not serve within {within:g} s:\n{log_end(lab)}")
     return time.monotonic() - began
+
+
+def wait_known(lab: Lab, table: str, key: list[str], within: float = READY_WITHIN) -> None:
+    """Wait until a table of the node's agent has a row, if an agent runs. Raises LabError."""
+    began = time.monotonic()
+    while (pid := running(lab)) is not None:
+        rows = ask(f"/statedb/dump/{table}", api_socket(pid))[table]
+        if any(row["key"] == key for row in rows):
+            return
+        if time.monotonic() - began > within:
+            raise LabError(f"the agent of node {lab.name} does not have {'/'.join(key)} in {table}")
+        time.sleep(_SETTLE)
 
 
 def api_socket(pid: int) -> Path:

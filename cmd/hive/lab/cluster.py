@@ -120,6 +120,8 @@ class Cluster:
         manifests, place = self.manifests, self.place(lab)
         manifests.write(f"pod-{name}", [pod_object(lab, place, name)])
         try:
+            # As kubelet, which runs a pod because there is an object of it.
+            agent_process.wait_known(lab, "k8s-pods", ["default", name])
             attached = pods.add(lab, name)
         except BaseException:
             manifests.remove(f"pod-{name}")
