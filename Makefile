@@ -11,8 +11,8 @@ BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 MAGLEV := cells/services/maglev/objects/libmaglev.so
-# The longest tier comes first, and has one process to itself; see tests/conftest.py.
-SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
+SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: root demo test unit browser kernel node soak lint bench install install-test clean
 .DELETE_ON_ERROR:

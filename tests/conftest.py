@@ -33,12 +33,18 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+_SECOND = {"crash", "image", "lab"}
+"""Folders of the node tier that run beside the others."""
+
+
 class _Spread(LoadFileScheduling):  # type: ignore[misc]
-    """The tests of a file stay together; whole agents run one after another, and one browser."""
+    """The tests of a file stay together; whole agents run at most two at a time, and one browser."""
 
     def _split_scope(self, nodeid: str) -> str:
-        tier = "/".join(nodeid.split("/")[:2])
-        return tier if tier in {"tests/node", "tests/browser"} else super()._split_scope(nodeid)
+        tests, tier, folder, *_ = nodeid.split("/")
+        if tier == "node":
+            return f"{tests}/node/{'second' if folder in _SECOND else 'first'}"
+        return f"{tests}/{tier}" if tier == "browser" else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

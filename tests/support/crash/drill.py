@@ -31,7 +31,7 @@ from tests.support.crash.interposer import Interposer
 from tests.support.waiting import eventually
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
-POINTS = int(os.environ.get("CRASH_POINTS", "2"))
+POINTS = int(os.environ.get("CRASH_POINTS", "1"))
 """Kill points a drill tries before its end; 0 for all."""
 SURVIVORS = 2
 """Pods that live on."""
