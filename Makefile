@@ -41,7 +41,8 @@ node: root install-test
 	$(BIN)/pytest tests/node
 
 soak: root install-test
-	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
+	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/node/image tests/node/chaining tests/node/trouble \
+		tests/node/agent/test_kill.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
 		tests/unit/agent/test_hive.py tests/soak
 
 lint: install-test

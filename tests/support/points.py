@@ -16,14 +16,16 @@ Choice = Callable[[Failure], bool]
 
 
 def each_hook() -> Choice:
-    """Every hook at start or at stop, in parallel or in sequence, by turns; every third interrupted too."""
+    """Every second hook at start or stop, in parallel or in sequence; every third interrupted too."""
     seen: dict[tuple[str, str], int] = {}
 
     def chosen(failure: Failure) -> bool:
         turn = seen.setdefault((failure.module, failure.hook), len(seen))
         if failure.phase == "interrupt":
             return turn % 3 == 0 and failure.suspension == 1
-        return (failure.phase, failure.sequential) == (("start", "stop")[turn % 2], turn % 4 > 1)
+        if turn % 2:
+            return False
+        return (failure.phase, failure.sequential) == (("start", "stop")[turn // 2 % 2], turn % 8 > 3)
 
     return everything if EVERY else chosen
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.kernel
 
 BPFFS = Path("/sys/fs/bpf")
 STEPS_AT_LEAST = 20
-APART = 1 if EVERY else 4
+APART = 1 if EVERY else 8
 """Steps from one kill to the next: every load is verified by the kernel, which takes most of the time."""
 BATCHES = {maps_map.MAP_UPDATE_BATCH, maps_map.MAP_DELETE_BATCH}
 
