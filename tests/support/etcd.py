@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 from aetcd import rpc
 
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 
@@ -26,7 +27,7 @@ class Etcd:
     def __init__(self, directory: Path, tls: Mapping[str, Path] | None = None) -> None:
         """``tls``: paths of ``ca``, ``cert`` and ``key``; clients need certificates of the same authority."""
         self.directory = directory
-        self.port, self._peer = _free_ports()
+        self.port, self._peer = free_port(), free_port()
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -147,13 +148,6 @@ class Etcd:
                 return True
         self.all("/nothing")
         return True
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def installed() -> bool:

@@ -6,7 +6,6 @@ Needs: ApiServer, cells.operator.   Gives: Operators, settings().
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from cells.operator.process import operator
 from lifecycle import Hive, Sources
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+from tests.support.ports import free_port
 
 POOL = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}
 LEASE = {
@@ -27,12 +27,6 @@ LEASE = {
     "leader-election-retry-period": "50ms",
 }
 """An election whose lease is asked for often, and not lost when the machine is busy."""
-
-
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def settings(values: Mapping[str, object], folder: Path) -> None:

@@ -5,7 +5,6 @@ The same over the real kernel is in tests/kernel/agent.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Interface
@@ -40,6 +39,7 @@ from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
 from tests.support.points import EVERY, each_hook
+from tests.support.ports import free_port
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
 from tests.unit.endpoint_restore.fakes import FakeLeft, link
 from tests.unit.local_addresses.fakes import FakeLxcMap
@@ -134,12 +134,9 @@ def without_links() -> HostLinks:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, object]:
     """Settings of an agent that disturbs nobody."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
     return {
         "ipv4-range": "10.0.1.0/24",
-        "agent-health-port": port,
+        "agent-health-port": free_port(),
         "write-cni-conf-when-ready": str(tmp_path / "net.d" / "05-cilium.conflist"),
     }
 

@@ -13,6 +13,7 @@ import pytest
 from cells.config import AgentConfig
 from cells.observe import controllers, health
 from lifecycle import Hive, StartError, supply
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -20,10 +21,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def port() -> int:
     """A TCP port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
+    return free_port()
 
 
 class Place(AgentConfig):

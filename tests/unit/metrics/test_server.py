@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -17,6 +16,7 @@ from cells.observe import metrics
 from cells.observe.metrics import Collector, Family, counter, gauge
 from lifecycle import Hive, Hook, Lifecycle, Member, StartError, provide, supply
 from lifecycle.testing import eventually
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -24,10 +24,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def port() -> int:
     """A TCP port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
+    return free_port()
 
 
 class Bees:
