@@ -59,7 +59,7 @@ from lifecycle.injection import (
     replace,
     supply,
 )
-from lifecycle.jobs import Backoff, JobMetrics, Jobs, JobStats, Observer, Timer
+from lifecycle.jobs import Backoff, JobMetrics, Jobs, JobStats, Observer, Stretch, Timer
 from lifecycle.settings import (
     MAC,
     Duration,
@@ -165,6 +165,7 @@ __all__ = [
     "StartError",
     "Statistics",
     "StopError",
+    "Stretch",
     "Table",
     "Tables",
     "Target",

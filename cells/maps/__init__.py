@@ -71,6 +71,8 @@ from cells.maps.records.layouts import (
     PolicyEntry,
     PolicyKey,
     flags_text,
+    ipcache_key,
+    ipcache_prefix,
 )
 from cells.maps.records.nat import (
     DEVICE_FLAGS,
@@ -194,6 +196,8 @@ __all__ = [
     "create_map",
     "detach_link",
     "flags_text",
+    "ipcache_key",
+    "ipcache_prefix",
     "link_info",
     "map_by_id",
     "open_link",

@@ -1,12 +1,13 @@
 """Jobs: work in the background that may fail and is tried again, and how often it did.
 
 Needs:  health, Shutdown, logs.
-Gives:  Jobs, Timer, Observer, Backoff; JobMetrics, JobStats.
+Gives:  Jobs, Timer, Observer, Backoff, Stretch; JobMetrics, JobStats.
 """
 
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
+from lifecycle.jobs.stretch import Stretch
 
 __all__ = [
     "Backoff",
@@ -16,5 +17,6 @@ __all__ = [
     "JobTotals",
     "Jobs",
     "Observer",
+    "Stretch",
     "Timer",
 ]

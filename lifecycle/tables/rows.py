@@ -5,7 +5,7 @@ Gives:  Rows; Stored, how they are kept; Listener, who is told of changes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from lifecycle.tables.indexes import Index, IndexSpec
@@ -50,6 +50,10 @@ class Rows(ABC, Generic[Row]):
     def all(self) -> list[Row]:
         """Every row, least recently changed first."""
         return [row for row, _ in self._current().values()]
+
+    def keys(self) -> Collection[Hashable]:
+        """Every key, least recently changed first: a view of what there is, not to be kept across writes."""
+        return self._current().keys()
 
     def items(self) -> list[tuple[Hashable, Row, int]]:
         """Every row with its key and the revision it was written at, least recently changed first."""

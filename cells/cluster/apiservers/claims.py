@@ -28,7 +28,7 @@ from cells.cluster.identity import (
     Scope,
     scope_of,
 )
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source
 from cells.config import AgentConfig
 from cells.ipam import IPNetwork
 from cells.kubernetes import EndpointSlice
@@ -86,7 +86,7 @@ class ApiServerClaims:
         self._log = log
         self._servers: set[IPNetwork] = set()
         self._claimed: dict[IPNetwork, IpcacheEntry] = {}
-        self._generated: set[IPNetwork] = set()
+        self._generated: dict[Prefix, IPNetwork] = {}
         """Prefixes that rules name."""
         self._first = ipcache.table.initializer("kube-apiserver")
         jobs.observe("API servers", self._rounds, self._follow_slices)
@@ -110,18 +110,19 @@ class ApiServerClaims:
 
     async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
         touched: set[IPNetwork] = set()
+        servers = {str(one): one for one in self._servers}
         for change in changes:
-            prefix: IPNetwork = change.key  # type: ignore[assignment]  # as of its table
-            if change.row is not None and any(one.source is Source.GENERATED for one in change.row.claims):
-                known = prefix in self._generated
-                self._generated.add(prefix)
+            prefix = str(change.key)
+            if change.row is not None and change.row.is_of(Source.GENERATED):
+                around = None if prefix in self._generated else ip_network(prefix)
+                if around is not None:
+                    self._generated[prefix] = around
             else:
-                known = prefix not in self._generated
-                self._generated.discard(prefix)
-            if not known:
-                touched |= {one for one in self._servers if contains(prefix, one)}
-            elif prefix in self._servers:
-                touched.add(prefix)
+                around = self._generated.pop(prefix, None)
+            if around is not None:
+                touched |= {one for one in self._servers if contains(around, one)}
+            elif prefix in servers:
+                touched.add(servers[prefix])
         self._settle(touched)
 
     def _settle(self, prefixes: Iterable[IPNetwork]) -> None:
@@ -131,7 +132,7 @@ class ApiServerClaims:
                 self._claim(prefix, labels)
             elif (claimed := self._claimed.pop(prefix, None)) is not None:
                 self._identities.release(claimed.identity)
-                self._ipcache.withdraw(RESOURCE, [prefix])
+                self._ipcache.withdraw(RESOURCE, [str(prefix)])
         at_home = any(self._identity_of_others(one) == HOST for one in self._servers)
         self._identities.relabel(HOST, (*RESERVED_IDENTITIES[HOST], *([LABEL] if at_home else ())))
 
@@ -151,7 +152,7 @@ class ApiServerClaims:
         identity = self._identities.acquire_now(labels)
         assert identity is not None  # noqa: S101  # this node gives it
         claim = IpcacheEntry(
-            prefix=prefix, identity=identity.id, source=Source.KUBE_APISERVER, resource=RESOURCE
+            prefix=str(prefix), identity=identity.id, source=Source.KUBE_APISERVER, resource=RESOURCE
         )
         if (base := self._others(prefix)) is not None:
             claim = msgspec.structs.replace(
@@ -173,7 +174,7 @@ class ApiServerClaims:
 
     def _others(self, prefix: IPNetwork) -> IpcacheEntry | None:
         """The strongest claim that is not ours."""
-        row = self._ipcache.table.get(prefix)
+        row = self._ipcache.table.get(str(prefix))
         return next((one for one in row.claims if one.resource != RESOURCE), None) if row else None
 
     def _identity_of_others(self, prefix: IPNetwork) -> int:
@@ -182,9 +183,9 @@ class ApiServerClaims:
 
     def _around(self, prefix: IPNetwork) -> Iterator[str]:
         """The labels of the nearest prefix around it that rules name, without those of the world."""
-        found = [one for one in self._generated if contains(one, prefix)]
+        found = [one for one in self._generated.values() if contains(one, prefix)]
         for nearest in sorted(found, key=lambda one: -one.prefixlen):
-            row = self._ipcache.table.get(nearest)
+            row = self._ipcache.table.get(str(nearest))
             claims = [one for one in row.claims if one.source is Source.GENERATED] if row else []
             for claim in claims:
                 if (known := self._identities.get(claim.identity)) is not None:

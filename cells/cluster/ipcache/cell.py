@@ -10,13 +10,13 @@ from cells.cluster.ipcache.entry import IpcacheEntry
 from cells.cluster.ipcache.ipcache import Ipcache
 from cells.cluster.ipcache.kernel import KernelIpcache
 from cells.cluster.ipcache.rows import IpcacheMap, IpcacheRows
+from cells.cluster.ipcache.sweep import IpcacheSweep
 from cells.maps import Maps
 from lifecycle import (
     Hook,
     Jobs,
     Lifecycle,
     Logger,
-    Reconciler,
     Table,
     Tables,
     invoke,
@@ -51,11 +51,11 @@ def ipcache(
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """
-    rows = IpcacheRows(table, kernel, log)
-    reconciler = Reconciler(table, rows, full_every=SWEEP)
-    tables.add(reconciler.statuses)
+    rows = IpcacheRows(kernel)
+    compared = IpcacheSweep(table, rows, log)
+    tables.add(compared.refused)
     lifecycle.append(Hook("read the ipcache", rows.read))
-    sweep = jobs.timer("sweep", reconciler.sweep, SWEEP)
+    sweep = jobs.timer("sweep", compared.run, SWEEP)
     sweep.trigger()
     return Ipcache(table, rows, sweep.trigger)
 

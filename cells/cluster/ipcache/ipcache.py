@@ -9,9 +9,9 @@ sweep is for what others changed, what the kernel refused, and what a former age
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from cells.cluster.ipcache.entry import IpcacheEntry, claimed, prefix_of, withdrawn
+from cells.cluster.ipcache.entry import IpcacheEntry, Prefix, claimed, prefix_of, withdrawn
 from cells.cluster.ipcache.rows import IpcacheRows
-from cells.ipam import IPAddress, IPNetwork
+from cells.ipam import IPAddress
 from cells.maps import IpcacheValue
 from lifecycle import Table
 
@@ -42,7 +42,7 @@ class Ipcache:
         self._seen_at = -1
 
     @property
-    def leftovers(self) -> Mapping[IPNetwork, IpcacheValue]:
+    def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
         """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
@@ -66,8 +66,8 @@ class Ipcache:
         Raises OSError when the kernel refuses a row: then none is claimed, and rows written until then go
         with the next sweep.
         """
-        rows: dict[IPNetwork, IpcacheEntry] = {}
-        values: dict[IPNetwork, IpcacheValue | None] = {}
+        rows: dict[Prefix, IpcacheEntry] = {}
+        values: dict[Prefix, IpcacheValue | None] = {}
         for claim in claims:
             prefix = claim.prefix
             known = self.table.get(prefix)
@@ -83,7 +83,7 @@ class Ipcache:
                 table.put(row)
         self._rows.settled(rows)
 
-    def withdraw(self, resource: str, prefixes: Iterable[IPNetwork]) -> None:
+    def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
         """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
 
         Raises OSError when the kernel refuses: the claims are gone, the rows follow with the next sweep.
@@ -99,7 +99,7 @@ class Ipcache:
         values = {prefix: None if row is None else row.value for prefix, row in after.items()}
         self._write({prefix: each for prefix, each in values.items() if each != before[prefix].value})
 
-    def discard(self, prefixes: Collection[IPNetwork]) -> None:
+    def discard(self, prefixes: Collection[Prefix]) -> None:
         """Remove leftovers before all sources are known: these mean nothing any more. Raises OSError.
 
         What is claimed stays.
@@ -108,7 +108,7 @@ class Ipcache:
         self._write(dict.fromkeys(gone))
         self._rows.settled(gone)
 
-    def _write(self, values: Mapping[IPNetwork, IpcacheValue | None]) -> None:
+    def _write(self, values: Mapping[Prefix, IpcacheValue | None]) -> None:
         try:
             self._rows.write(values)
         except OSError:

@@ -14,23 +14,23 @@ from typing import Final
 import msgspec
 
 from cells.cluster.identity import HEALTH, INGRESS, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
 from cells.config import AgentConfig
-from cells.ipam import Family, IPNetwork
+from cells.ipam import Family
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 
 NOWHERE: Final = IPv4Address(0)
 SWEEP: Final = minutes(5)
 
-Key = tuple[IPNetwork, str]
+Key = tuple[Prefix, str]
 """A prefix, and the node that has it: two nodes may say they have one."""
 
 
 class NodeClaim(msgspec.Struct, frozen=True):
     """A prefix of another node."""
 
-    prefix: IPNetwork
+    prefix: Prefix
     node: str
     """``cluster/name``."""
     identity: int
@@ -70,19 +70,22 @@ def claims_of(node: ClusterNode, worlds: Mapping[Family, int]) -> Iterator[NodeC
         return
     reached = node.node_ip(Family.IPV4)
     peer = reached if isinstance(reached, IPv4Address) else NOWHERE
-    found: dict[IPNetwork, NodeClaim] = {}
+    found: dict[Prefix, NodeClaim] = {}
     for cidr in node.all_cidrs():
         if Family.of(cidr) in worlds:
             world = worlds[Family.of(cidr)]
-            found[cidr] = NodeClaim(cidr, node.full_name, world, Source.UNSPEC, peer)
+            found[str(cidr)] = NodeClaim(str(cidr), node.full_name, world, Source.UNSPEC, peer)
     behind = [(ip, HEALTH) for ip in node.health] + [(ip, INGRESS) for ip in node.ingress]
     for ip, identity in behind:
-        found[prefix_of(ip)] = NodeClaim(prefix_of(ip), node.full_name, identity, node.source, peer)
+        if Family.of(ip) in worlds:
+            found[prefix_of(ip)] = NodeClaim(prefix_of(ip), node.full_name, identity, node.source, peer)
     for address in node.addresses:
+        if Family.of(address.ip) not in worlds:
+            continue
         prefix = prefix_of(address.ip)
         to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
         found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to)
-    yield from (claim for prefix, claim in found.items() if Family.of(prefix) in worlds)
+    yield from found.values()
 
 
 def worlds_of(agent: AgentConfig) -> dict[Family, int]:

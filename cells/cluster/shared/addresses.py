@@ -12,10 +12,10 @@ from ipaddress import IPv4Address, ip_address, ip_network
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cells.cluster.ipcache import IpcacheEntry, Source
+from cells.cluster.ipcache import IpcacheEntry, Prefix, Source
 from cells.cluster.kvstore import IPS, OwnKey
 from cells.endpoint import Endpoint
-from cells.ipam import IPAddress, IPNetwork
+from cells.ipam import IPAddress
 
 
 class NamedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
@@ -45,7 +45,7 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
 
     address: str
     """The key: an address, or a prefix."""
-    prefix: IPNetwork
+    prefix: Prefix
     identity: int
     node: str
     """The address of its node; empty if that is not said."""
@@ -89,7 +89,7 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
         return None
     return SharedAddress(
         address=key,
-        prefix=prefix,
+        prefix=str(prefix),
         identity=told.id,
         node=told.host_ip or "",
         value=value.decode(),

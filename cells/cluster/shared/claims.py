@@ -14,12 +14,11 @@ from typing import Final, TypeVar
 import anyio.lowlevel
 
 from cells.cluster.identity import Identities
-from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache import Ipcache, Prefix
 from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.cluster.shared.addresses import SharedAddress, resource_of
 from cells.cluster.shared.tables import SharedTables
-from cells.ipam import IPNetwork
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Change, Jobs, ReadTable
 
@@ -47,7 +46,7 @@ class SharedClaims:
         self._identities = identities
         self._policies = policies
         self._ipcache = ipcache
-        self._claimed: dict[str, IPNetwork] = {}
+        self._claimed: dict[str, Prefix] = {}
         if store.enabled:
             self._first = ipcache.table.initializer("kvstore")
             jobs.observe("claim", self._rounds, self._follow)

@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cells.cluster.identity import INIT, Scope, scope_of
-from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache import Ipcache, Prefix
 from cells.endpoint import IPAddress, StateFiles
 from cells.endpoint.restore.edges import LxcRow, RestoreLinks, StaleMaps
 from cells.endpoint.restore.validate import abandoned
-from cells.ipam import IPNetwork
 from cells.maps import IpcacheValue
 from cells.node.netlink import LinkInfo
 from lifecycle import HiveError, Logger
@@ -32,12 +31,12 @@ class Live:
     """Ids of endpoints that could be neither restored nor given up: what carries them is left alone."""
 
 
-def stale_rows(leftovers: Mapping[IPNetwork, IpcacheValue]) -> list[IPNetwork]:
+def stale_rows(leftovers: Mapping[Prefix, IpcacheValue]) -> list[Prefix]:
     """Rows of cilium_ipcache that nobody claims, of addresses that endpoints of this node had."""
     return [
         prefix
         for prefix, row in leftovers.items()
-        if prefix.num_addresses == 1
+        if prefix.endswith("/128" if ":" in prefix else "/32")
         and row.tunnel_endpoint.is_unspecified
         and (row.identity == INIT or scope_of(row.identity) is Scope.CLUSTER)
     ]

@@ -16,7 +16,7 @@ import anyio.lowlevel
 from msgspec.structs import replace
 
 from cells.cluster.identity import INIT_LABELS, Identities
-from cells.cluster.ipcache import Ipcache, prefix_of
+from cells.cluster.ipcache import Ipcache, Prefix, prefix_of
 from cells.endpoint import (
     Endpoint,
     IPAddress,
@@ -28,7 +28,7 @@ from cells.endpoint.restore.clear import Clearing, Live
 from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
 from cells.endpoint.restore.old import OldEndpoints
 from cells.endpoint.restore.validate import alias_owner, fault_of
-from cells.ipam import IpamError, IPNetwork
+from cells.ipam import IpamError
 from cells.node.netlink import LinkInfo
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
@@ -49,7 +49,7 @@ class QuarantinedEndpoint:
     """Those reserved for it."""
     has_policy_map: bool
     """Whether its number and policy map could be taken over."""
-    prefixes: tuple[IPNetwork, ...]
+    prefixes: tuple[Prefix, ...]
     """Those claimed for it in the ipcache."""
 
 

@@ -11,7 +11,6 @@ a list that came whole.
 from __future__ import annotations
 
 import random
-import time
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -32,6 +31,7 @@ from cells.kubernetes.client import (
 )
 from cells.kubernetes.objects import Kind, Object
 from cells.kubernetes.source.sink import Sink
+from lifecycle import Stretch
 
 T = TypeVar("T", bound=Object)
 
@@ -42,8 +42,6 @@ WATCH_SECONDS: Final = (300, 600)
 SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
 INITIAL_END: Final = "k8s.io/initial-events-end"
-LONGEST_STRETCH: Final = 0.003
-"""Seconds for which what a server has sent is taken in without a pause."""
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two looks for a kind that nobody serves."""
 
@@ -66,19 +64,6 @@ _BOOKMARK: Final = msgspec.json.Decoder(Bookmark)
 _STATUS: Final = msgspec.json.Decoder(Status)
 _RAW_LIST: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
-
-
-class Stretch:
-    """Lets others have the loop when it was held for a while: what a server sends at once comes in parts."""
-
-    def __init__(self) -> None:
-        self._ends = time.monotonic() + LONGEST_STRETCH
-
-    async def pause(self) -> None:
-        """Let them, if it is time."""
-        if time.monotonic() >= self._ends:
-            await anyio.lowlevel.checkpoint()
-            self._ends = time.monotonic() + LONGEST_STRETCH
 
 
 class Reflector(Generic[T]):

@@ -9,6 +9,7 @@ A MAC is 6 bytes, in memory the low 6 of a u64. struct.error on data of another 
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import ClassVar, Final, Self
 
 import msgspec
@@ -207,6 +208,20 @@ class IpcacheKey(msgspec.Struct, frozen=True):
     def unpack(cls, data: bytes) -> Self:
         length, cluster_id, _, family, ip = _ipcache_key.unpack(data)
         return cls(_address(ip, family), length - 32, cluster_id)
+
+
+def ipcache_key(prefix: str) -> bytes:
+    """Key of cilium_ipcache for a prefix given as text, without the objects that IpcacheKey is made of."""
+    address, _, bits = prefix.partition("/")
+    family, kind = (_IPV6, AF_INET6) if ":" in address else (_IPV4, AF_INET)
+    return _ipcache_key.pack(32 + int(bits), 0, 0, family, inet_pton(kind, address))
+
+
+def ipcache_prefix(key: bytes) -> str:
+    """The prefix of such a key, as :mod:`ipaddress` writes it."""
+    length, _, _, family, ip = _ipcache_key.unpack(key)
+    address = inet_ntop(AF_INET, ip[:4]) if family == _IPV4 else str(IPv6Address(ip))
+    return f"{address}/{length - 32}"
 
 
 class IpcacheValue(msgspec.Struct, frozen=True):

@@ -97,13 +97,13 @@ class HostEntries:
         if identity == HOST:
             self._local.put_host(prefix.network_address)
         self._ipcache.upsert(
-            IpcacheEntry(prefix=prefix, identity=identity, source=Source.LOCAL, resource=RESOURCE)
+            IpcacheEntry(prefix=str(prefix), identity=identity, source=Source.LOCAL, resource=RESOURCE)
         )
         self._claimed[prefix] = identity
 
     def _drop(self, prefix: IPNetwork) -> None:
         # What says that it is ours goes last: broken off in between, it is tried again.
-        self._ipcache.withdraw(RESOURCE, [prefix])
+        self._ipcache.withdraw(RESOURCE, [str(prefix)])
         if self._claimed.get(prefix) == HOST:
             self._local.drop_host(prefix.network_address)
             self._log.info("address is no longer this node's", ip=str(prefix.network_address))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from ipaddress import ip_network
 from typing import Final
 
 import anyio
@@ -143,7 +144,7 @@ class NamedAddresses:
             return None
         around = self._prefixes.nearest(address)
         return address_labels(
-            prefix_of(address), selecting, () if around is None else (around,), dual_stack=self._dual_stack
+            ip_network(address), selecting, () if around is None else (around,), dual_stack=self._dual_stack
         )
 
     async def _settle(self) -> None:

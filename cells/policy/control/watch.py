@@ -193,7 +193,7 @@ class PolicyWatch:
         """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""
         wanted = self._policy.prefixes
         gone = [prefix for prefix in self._prefixes if prefix not in wanted]
-        self._ipcache.withdraw(RESOURCE, gone)
+        self._ipcache.withdraw(RESOURCE, map(str, gone))
         released = [self._prefixes.pop(prefix) for prefix in gone]
         new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._prefixes]
         for prefix in new:
@@ -204,7 +204,7 @@ class PolicyWatch:
         self._ipcache.upsert(
             *(
                 IpcacheEntry(
-                    prefix=prefix,
+                    prefix=str(prefix),
                     identity=self._prefixes[prefix].id,
                     source=Source.GENERATED,
                     resource=RESOURCE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, ip_network
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -102,7 +102,7 @@ async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None
 async def test_prefixes_are_told_by_the_table_of_claims(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.77"))
-        prefix, other = ip_network("10.0.7.0/24"), IPv4Address("192.0.2.7")
+        prefix, other = "10.0.7.0/24", IPv4Address("192.0.2.7")
         claim = IpcacheEntry(
             prefix=prefix,
             identity=2,

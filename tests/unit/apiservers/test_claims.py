@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, ip_network
+from ipaddress import IPv4Address
 
 import pytest
 import structlog
@@ -62,7 +62,7 @@ class World:
     ) -> None:
         """Somebody else's."""
         entry = IpcacheEntry(
-            prefix=ip_network(prefix),
+            prefix=prefix,
             identity=identity,
             source=source,
             resource="x//y",
@@ -71,7 +71,7 @@ class World:
         self.ipcache.upsert(entry)
 
     def withdraw(self, prefix: str) -> None:
-        self.ipcache.withdraw("x//y", [ip_network(prefix)])
+        self.ipcache.withdraw("x//y", [prefix])
 
     @property
     def identity(self) -> int:
@@ -135,7 +135,7 @@ async def test_one_that_is_another_node_stays_reachable_as_that_node_was() -> No
     world.claim(f"{SERVER}/32", REMOTE_NODE, Source.CUSTOM_RESOURCE, peer="192.0.2.1")
     async with world.running():
         await eventually(lambda: world.identity == KUBE_APISERVER)
-        assert str(world.kernel.rows[ip_network(SERVER)].tunnel_endpoint) == "192.0.2.1"
+        assert str(world.kernel.rows[f"{SERVER}/32"].tunnel_endpoint) == "192.0.2.1"
         world.servers()
         await eventually(lambda: world.identity == REMOTE_NODE)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,11 @@ class SteppingMap(FakeIpcacheMap):
         super().__init__()
         self._step = step
 
-    def update(self, prefix: IPNetwork, value: IpcacheValue) -> None:
+    def update(self, prefix: str, value: IpcacheValue) -> None:
         self._step("put_ipcache")
         super().update(prefix, value)
 
-    def delete(self, prefix: IPNetwork) -> None:
+    def delete(self, prefix: str) -> None:
         self._step("drop_ipcache")
         super().delete(prefix)
 
@@ -87,7 +87,9 @@ class FakeKernel:
     @property
     def ipcache(self) -> dict[IPAddress, int]:
         """The identity of every address."""
-        return {prefix.network_address: row.identity for prefix, row in self.prefixes.rows.items()}
+        return {
+            ip_network(prefix).network_address: row.identity for prefix, row in self.prefixes.rows.items()
+        }
 
     def _step(self, name: str) -> None:
         self.steps.append(name)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface
 from types import MappingProxyType
 
 import anyio
@@ -208,9 +208,7 @@ async def test_an_endpoint_has_its_identity_again_when_its_address_is_the_nodes_
     maps = FakeMaps()
     table = devices(device(1, "192.0.2.1/24"))
     async with hive(table, maps).started() as started:
-        pod = IpcacheEntry(
-            prefix=ip_network("192.0.2.1/32"), identity=300, source=Source.LOCAL, resource="ep//7"
-        )
+        pod = IpcacheEntry(prefix="192.0.2.1/32", identity=300, source=Source.LOCAL, resource="ep//7")
         started.get(Ipcache).upsert(pod)
         assert maps.seen()[1]["192.0.2.1/32"] == HOST
         with table.txn() as txn:

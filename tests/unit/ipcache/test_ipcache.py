@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from ipaddress import IPv4Address, ip_network
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address
 
 import anyio
 import pytest
-from anyio import to_thread
+from anyio import from_thread, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ POD = "10.0.1.7/32"
 
 def claim(prefix: str, identity: int, source: Source = Source.LOCAL, resource: str = "") -> IpcacheEntry:
     return IpcacheEntry(
-        prefix=ip_network(prefix), identity=identity, source=source, resource=resource or f"test//{identity}"
+        prefix=prefix, identity=identity, source=source, resource=resource or f"test//{identity}"
     )
 
 
@@ -33,7 +33,7 @@ def test_a_claim_is_in_the_map_at_once_and_goes_with_its_withdrawal() -> None:
     known.upsert(claim(POD, 300, resource="ep//7"), claim("fd00::7/128", 300, resource="ep//7"))
     assert kernel.identities == {POD: 300, "fd00::7/128": 300}
     assert kernel.voided == 1
-    known.withdraw("ep//7", [ip_network(POD), ip_network("fd00::7/128")])
+    known.withdraw("ep//7", [POD, "fd00::7/128"])
     assert kernel.identities == {}
     assert kernel.voided == 2
     assert known.table.all() == []
@@ -45,10 +45,10 @@ def test_the_node_beats_an_endpoint_of_its_address_and_gives_it_back() -> None:
     known.upsert(claim(POD, 1, resource="daemon//reserved"))
     known.upsert(claim(POD, 300, resource="ep//7"))
     assert kernel.identities == {POD: 1}
-    row = known.table.get(ip_network(POD))
+    row = known.table.get(POD)
     assert row is not None
     assert [(each.resource, each.identity) for each in row.shadowed] == [("ep//7", 300)]
-    known.withdraw("daemon//reserved", [ip_network(POD)])
+    known.withdraw("daemon//reserved", [POD])
     assert kernel.identities == {POD: 300}
 
 
@@ -58,8 +58,8 @@ def test_withdrawing_what_is_shadowed_or_was_never_claimed_changes_nothing() -> 
     known.upsert(claim(POD, 1, resource="daemon//reserved"))
     known.upsert(claim(POD, 300, resource="ep//7"))
     kernel.writes.clear()
-    known.withdraw("ep//7", [ip_network(POD)])
-    known.withdraw("ep//8", [ip_network(POD), ip_network("10.0.1.8/32")])
+    known.withdraw("ep//7", [POD])
+    known.withdraw("ep//8", [POD, "10.0.1.8/32"])
     assert (kernel.writes, kernel.voided) == ([], 1)
 
 
@@ -81,14 +81,14 @@ def test_the_strongest_claim_counts_whatever_came_before(
     for resource, made in steps:
         model = [each for each in model if each[0] != resource]
         if made is None:
-            known.withdraw(resource, [ip_network(POD)])
+            known.withdraw(resource, [POD])
         else:
             model.insert(0, (resource, *made))
             known.upsert(claim(POD, made[1], made[0], resource))
         order = list(Source)
         best = min(model, key=lambda each: (order.index(each[1]), each[2] != 1), default=None)
         # of claims that tie, any may count: the model's order is that of their making, as is the table's
-        row = known.table.get(ip_network(POD))
+        row = known.table.get(POD)
         assert (row is None) == (best is None)
         if row is not None and best is not None:
             assert (order.index(row.source), row.identity != 1) == (order.index(best[1]), best[2] != 1)
@@ -162,7 +162,7 @@ def test_leftovers_may_be_discarded_but_never_what_is_claimed() -> None:
     kernel.put({POD: 300, "10.0.1.8/32": 301})
     known = IpcacheOver(kernel)
     known.upsert(claim(POD, 300))
-    known.discard([ip_network(POD), ip_network("10.0.1.8/32"), ip_network("10.0.1.9/32")])
+    known.discard([POD, "10.0.1.8/32", "10.0.1.9/32"])
     assert kernel.identities == {POD: 300}
     assert kernel.voided == 1
 
@@ -205,14 +205,52 @@ async def test_a_refused_withdrawal_is_made_up_for() -> None:
         known = hive.get(Ipcache)
         hive.get(Known).done()
         known.upsert(claim(POD, 300))
-        await until(lambda: len(hive.get(Tables).get("ipcache-status").all()) == 1)
+        refused = hive.get(Tables).get("ipcache-status")
 
         def level() -> str:
             return {each.module: each.level for each in hive.get(HealthTree).snapshot()}["ipcache.sweep"]
 
+        await until(lambda: level() == "ok")
+
         kernel.broken = True
         with pytest.raises(OSError, match="Cannot allocate"):
-            known.withdraw("test//300", [ip_network(POD)])
+            known.withdraw("test//300", [POD])
         await until(lambda: level() == "degraded")
+        assert [status.key for status in refused.all()] == [POD]
         kernel.broken = False
-        await until(lambda: kernel.identities == {} and level() == "ok")
+        await until(lambda: kernel.identities == {} and level() == "ok" and not refused.all())
+
+
+@pytest.mark.anyio
+async def test_a_sweep_puts_right_what_others_did_to_the_map_and_leaves_the_rest_alone() -> None:
+    kernel = FakeIpcacheMap()
+    known = IpcacheOver(kernel)
+    known.upsert(*(claim(f"10.0.{number >> 8}.{number & 255}/32", 300) for number in range(600)))
+    right = dict(kernel.rows)
+    kernel.put({"10.0.0.1/32": 7, "192.0.2.1/32": 8})
+    del kernel.rows["10.0.0.2/32"]
+    kernel.writes.clear()
+    await known.sweep()
+    assert kernel.rows == right
+    assert sorted(kernel.writes) == [
+        ("delete", "192.0.2.1/32"),
+        ("update", "10.0.0.1/32"),
+        ("update", "10.0.0.2/32"),
+    ]
+
+
+@pytest.mark.anyio
+async def test_a_claim_made_while_the_map_is_swept_stays_though_the_map_was_read_without_it() -> None:
+    class Slow(FakeIpcacheMap):
+        def dump(self) -> Mapping[str, IpcacheValue]:
+            found = super().dump()
+            from_thread.run_sync(known.upsert, claim("10.0.1.8/32", 301))
+            from_thread.run_sync(known.withdraw, "test//300", [POD])
+            return found
+
+    kernel = Slow()
+    known = IpcacheOver(kernel)
+    known.upsert(claim(POD, 300))
+    kernel.put({"10.0.1.9/32": 302})
+    await known.sweep()
+    assert kernel.identities == {"10.0.1.8/32": 301}

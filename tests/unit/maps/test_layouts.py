@@ -1,10 +1,12 @@
 """The bytes of every record, as Cilium's tools (client 1.17) read and print them."""
 
 import struct
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cells.maps import (
     CT_IN,
@@ -28,6 +30,8 @@ from cells.maps import (
     NodeConfig,
     PolicyEntry,
     PolicyKey,
+    ipcache_key,
+    ipcache_prefix,
 )
 
 POD_MAC = bytes.fromhex("5e0000000002")
@@ -210,3 +214,13 @@ def test_a_prefix_is_a_network_again() -> None:
     assert IpcacheKey.of(IPv4Network("10.0.0.0/8")).network == IPv4Network("10.0.0.0/8")
     assert LxcValue(flags=LXC_HOST).is_host
     assert not POD.is_host
+
+
+@given(st.ip_addresses(), st.integers(0, 128))
+def test_a_key_of_the_ipcache_made_of_text_is_that_of_the_network(
+    address: IPv4Address | IPv6Address, bits: int
+) -> None:
+    network = ip_network((address, min(bits, address.max_prefixlen)), strict=False)
+    key = ipcache_key(str(network))
+    assert key == IpcacheKey.of(network).pack()
+    assert ipcache_prefix(key) == str(network)

@@ -160,7 +160,7 @@ class NodeOperations:
         host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
         found = []
         for row in self._ipcache.all():
-            network = row.prefix
+            network = row.network
             if inside is not None and not (
                 network.version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
             ):

@@ -174,7 +174,7 @@ class ExplainOperations:
     def _identity(self, address: IPAddress) -> int:
         host = ip_network(address)
         for length in range(host.prefixlen, -1, -1):
-            row = self._prefixes.get(host.supernet(new_prefix=length))
+            row = self._prefixes.get(str(host.supernet(new_prefix=length)))
             if row is not None:
                 return int(row.identity)
         raise _RefusedError(f"the identity of {address} is not known")

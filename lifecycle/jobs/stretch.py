@@ -1,0 +1,29 @@
+"""Long work on the event loop, in stretches between which others have their turn.
+
+Needs:  nothing.
+Gives:  Stretch.
+"""
+
+import time
+
+import anyio.lowlevel
+
+__all__ = ["Stretch"]
+
+LONGEST = 0.003
+"""Seconds that a stretch lasts, and one step more."""
+
+
+class Stretch:
+    """A stretch of work. It begins when it is made; pause() after every step of some microseconds."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        self._ends = time.monotonic() + LONGEST
+
+    async def pause(self) -> None:
+        """Let others have the loop, if it was held for a few milliseconds."""
+        if time.monotonic() >= self._ends:
+            await anyio.lowlevel.checkpoint()
+            self._ends = time.monotonic() + LONGEST
