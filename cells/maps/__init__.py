@@ -42,6 +42,7 @@ from cells.maps.bpf.programs import (
 from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.node_maps import Maps
+from cells.maps.policy.entries import PolicyEntryMap
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
 from cells.maps.records.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
@@ -177,6 +178,7 @@ __all__ = [
     "NodePortConfig",
     "NodeValue",
     "PolicyEntry",
+    "PolicyEntryMap",
     "PolicyIdsExhausted",
     "PolicyKey",
     "PolicyMap",

@@ -29,6 +29,7 @@ from tests.bench import (
     packets,
     podadd,
     policies,
+    policy_maps,
     polling,
     restore,
     startup,
@@ -62,6 +63,7 @@ PARTS: dict[str, Measure] = {
     "incremental": incremental.measure,
     "node-ranges": node_ranges.measure,
     "policies": policies.measure,
+    "policy-maps": policy_maps.measure,
     "names": names.measure,
     "objects": objects.measure,
 }

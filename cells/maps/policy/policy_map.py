@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from cells.maps.bpf.map import Map
 from cells.maps.bpf.syscall import BpfError
+from cells.maps.policy.entries import PolicyEntryMap
 from cells.maps.records.layouts import PolicyEntry, PolicyKey
 
 _FEW = 8  # up to so many entries, single writes are quicker than a batch
@@ -16,7 +17,7 @@ _FEW = 8  # up to so many entries, single writes are quicker than a batch
 class PolicyMap:
     """An endpoint id and its policy map. An empty map allows nothing."""
 
-    __slots__ = ("_changed", "_present", "endpoint_id", "map")
+    __slots__ = ("_changed", "_present", "_whole", "endpoint_id", "map")
 
     def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
         """``changed`` is called with the id after every change: Epochs.bump()."""
@@ -24,6 +25,8 @@ class PolicyMap:
         self.map = table
         self._changed = changed
         self._present: dict[PolicyKey, PolicyEntry] = {}
+        self._whole: PolicyEntryMap | None = None
+        """What the map was last made as a whole, where only what differs from it is to be looked at."""
 
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
@@ -38,15 +41,17 @@ class PolicyMap:
         bpf-policy-map-max); what was written until then stays.
         """
         changed = True
+        former, self._whole = self._whole, None
         try:
-            changed = self._replace(wanted)
+            changed = self._replace(wanted, former)
+            self._whole = wanted if isinstance(wanted, PolicyEntryMap) else None
         finally:
             if changed:
                 self._changed(self.endpoint_id)
 
-    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None) -> bool:
         try:
-            return self._write(wanted)
+            return self._write(*self._difference(wanted, former))
         except BpfError as error:
             self.reload()
             if error.errno != errno.ENOSPC:
@@ -54,11 +59,31 @@ class PolicyMap:
             # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
             self._drop([key for key, old in self._present.items() if key not in wanted and not old.deny])
             try:
-                self._write(wanted)
+                self._write(*self._difference(wanted, None))
             except BpfError:
                 self.reload()
                 raise
             return True
+
+    def _difference(
+        self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None
+    ) -> tuple[list[tuple[PolicyKey, PolicyEntry]], list[PolicyKey]]:
+        """What the map lacks or has otherwise, and what it has too much; ``former`` was written last."""
+        present = self._present
+        if former is not None and isinstance(wanted, PolicyEntryMap):
+            new, gone = wanted.difference(former)
+            missing = list(new.items())
+            gone = [key for key in gone if key in present]
+        else:
+            missing = list(wanted.items())
+            gone = [key for key in present if key not in wanted]
+        if present:
+            missing = [
+                (key, entry)
+                for key, entry in missing
+                if (old := present.get(key)) is None or not old.same_verdict(entry)
+            ]
+        return missing, gone
 
     @property
     def entries(self) -> int:
@@ -71,11 +96,12 @@ class PolicyMap:
 
     def reload(self) -> None:
         """Take what the kernel has as the state to start from."""
-        self._present = self.dump()
+        self._present, self._whole = self.dump(), None
 
     def clear(self) -> None:
         """Empty the map, whatever is in it."""
         had = bool(self._present)
+        self._whole = None
         self._drop(list(self._present))
         if self.map.first_key() is not None:  # written by somebody else
             self.map.clear()
@@ -83,19 +109,11 @@ class PolicyMap:
         if had:
             self._changed(self.endpoint_id)
 
-    def _write(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+    def _write(self, missing: list[tuple[PolicyKey, PolicyEntry]], gone: list[PolicyKey]) -> bool:
         """Whether anything had to be written."""
-        present = self._present
-        missing = list(wanted.items())
-        if present:
-            missing = [
-                (key, entry)
-                for key, entry in missing
-                if (old := present.get(key)) is None or not old.same_verdict(entry)
-            ]
         self._put([(key, entry) for key, entry in missing if entry.deny])
         self._put([(key, entry) for key, entry in missing if not entry.deny])
-        gone = [key for key in present if key not in wanted]
+        present = self._present
         self._drop(sorted(gone, key=lambda key: present[key].deny))
         return bool(missing or gone)
 

@@ -69,6 +69,9 @@ class DirectionPolicy:
             allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[direction]]))
             self._says[ALL] = [((EVERYTHING,), allow)]
         self._anybody = anybody_entries(self._said(self._says.get(ALL, ())))
+        self._peers = self._says.keys() - {ALL}
+        self._known: dict[frozenset[PeerSelector], Entries] = {}
+        """The entries of identities by the selectors that select them: most identities share theirs."""
 
     def _read(self, filter_: Filter) -> None:
         """What a filter says to the peers of each of its selectors.
@@ -140,25 +143,47 @@ class DirectionPolicy:
         return with_inherited_auth(self._anybody, {})
 
     def of(self, identity: int) -> Entries:
-        """The entries of one identity, from the selectors that select it now."""
-        own = self._own(identity)
+        """The entries of one identity, from the selectors that select it now; not to be changed."""
+        selecting = frozenset(self._cache.selecting(identity) & self._peers)
+        if self._dual_stack and identity in WORLD_OF_FAMILY:
+            selecting |= self._cache.selecting(WORLD_IDENTITY) & self._peers
+        if self._localhost and identity == HOST_IDENTITY:
+            return self._entries_of(selecting, self._from_localhost())
+        known = self._known.get(selecting)
+        if known is None:
+            known = self._known[selecting] = self._entries_of(selecting)
+        return known
+
+    def _entries_of(
+        self, selecting: Iterable[PeerSelector], *more: tuple[tuple[PortKey, ...], Entry]
+    ) -> Entries:
+        own = self._said([*(part for peer in selecting for part in self._says[peer]), *more])
         return identity_entries(own, self._anybody) if own else {}
 
-    def _own(self, identity: int) -> Entries:
-        selecting = set(self._cache.selecting(identity))
-        if self._dual_stack and identity in WORLD_OF_FAMILY:
-            selecting |= self._cache.selecting(WORLD_IDENTITY)
-        parts = [part for peer in selecting if peer != ALL for part in self._says.get(peer, ())]
-        if self._localhost and identity == HOST_IDENTITY:
-            parts.append(((EVERYTHING,), Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_LOCALHOST]))))
-        return self._said(parts)
+    @staticmethod
+    def _from_localhost() -> tuple[tuple[PortKey, ...], Entry]:
+        return (EVERYTHING,), Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_LOCALHOST]))
 
     def identities(self) -> set[int]:
         """Every identity that has entries of its own."""
-        found = {HOST_IDENTITY} if self._localhost else set()
-        for peer in self._says:
-            if peer != ALL:
-                found |= self._cache.selections(peer)
+        return self._selected(self._says) | ({HOST_IDENTITY} if self._localhost else set())
+
+    def identities_since(self, former: DirectionPolicy) -> set[int] | None:
+        """The identities whose entries may be others than by a former policy of this; None: any may.
+
+        The selector cache must still have the selectors of both.
+        """
+        if (self._anybody, self._dual_stack, self._localhost) != (
+            former._anybody,
+            former._dual_stack,
+            former._localhost,
+        ):
+            return None
+        either = self._says.keys() | former._says.keys()
+        return self._selected(peer for peer in either if self._says.get(peer) != former._says.get(peer))
+
+    def _selected(self, peers: Iterable[PeerSelector]) -> set[int]:
+        found: set[int] = set().union(*(self._cache.selections(peer) for peer in peers if peer != ALL))
         if self._dual_stack and WORLD_IDENTITY in found:
             found |= set(WORLD_OF_FAMILY)
         return found

@@ -22,10 +22,8 @@ def map_entries(ingress: Mapping[Key, Entry], egress: Mapping[Key, Entry]) -> di
 
 def map_key(key: Key, *, egress: bool) -> PolicyKey:
     """Where an entry stands in a policy map."""
-    ports = key.ports
-    return PolicyKey(
-        key.identity, egress=egress, protocol=ports.protocol, port=ports.port, port_bits=ports.bits
-    )
+    identity, ports = key
+    return PolicyKey(identity, egress, *ports)  # protocol, port, bits
 
 
 def map_entry(entry: Entry) -> PolicyEntry:

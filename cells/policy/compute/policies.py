@@ -271,6 +271,7 @@ class ComputedPolicies:
         released = list(shared.peers)
         options = self._repository.options
         localhost = options.always_allows_localhost and not labels.has_reserved("host")
+        former = shared.directions
         shared.directions = {
             direction: DirectionPolicy(
                 direction,
@@ -287,14 +288,24 @@ class ComputedPolicies:
         for peer in shared.peers:
             self._cache.add_selector(peer)
             self._using.setdefault(peer, set()).add(shared.key)
+        changed = {
+            direction: dict(self._refill(shared, direction, former.get(direction)))
+            for direction in DIRECTIONS
+        }
         self._release(shared, released)
         shared.revision = self._repository.revision
-        return {direction: dict(self._refill(shared, direction)) for direction in DIRECTIONS}
+        return changed
 
-    def _refill(self, shared: _Shared, direction: Direction) -> Iterator[tuple[Key, Entry | None]]:
+    @staticmethod
+    def _refill(
+        shared: _Shared, direction: Direction, former: DirectionPolicy | None
+    ) -> Iterator[tuple[Key, Entry | None]]:
         policy = shared.directions[direction]
         yield from shared.replace(direction, ANYBODY, policy.anybody())
-        for identity in policy.identities() | (shared.entries[direction].keys() - {ANYBODY}):
+        identities = policy.identities_since(former) if former is not None else None
+        if identities is None:
+            identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
+        for identity in identities:
             yield from shared.replace(direction, identity, policy.of(identity))
 
     def _release(self, shared: _Shared, peers: Iterable[PeerSelector]) -> None:

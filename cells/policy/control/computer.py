@@ -7,12 +7,12 @@ Needs:  NodePolicy, for the mode; PolicyOptions.   Gives: RulePolicy.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from cells.cluster.identity import RESERVED_IDENTITIES, Identity
-from cells.maps import PolicyEntry
+from cells.maps import PolicyEntry, PolicyEntryMap
 from cells.maps import PolicyKey as MapKey
 from cells.policy.compute import (
     Changed,
@@ -38,7 +38,7 @@ from lifecycle import HiveError
 DNS_EGRESS = "cilium-dns-egress"
 """The name of the DNS proxy's redirects."""
 
-Entries = Mapping[MapKey, PolicyEntry]
+NOTHING: Final = PolicyEntryMap()
 
 
 class RulePolicy:
@@ -66,7 +66,7 @@ class RulePolicy:
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
-        self._entries: dict[PolicyKey, Entries] = {}
+        self._entries: dict[PolicyKey, PolicyEntryMap] = {}
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
             self._cache.add_identity(number, LabelSet.parse(labels))
@@ -226,21 +226,28 @@ class RulePolicy:
 
     def _keep(self, difference: Difference) -> None:
         """The map entries of a policy follow what changed in it."""
-        entries = dict(self._entries.get(difference.key, {}))
+        changes: dict[MapKey, PolicyEntry | None] = {}
+        made: dict[int, PolicyEntry] = {}  # identities share entries
         for direction, changed in difference.entries.items():
+            egress = direction == "egress"
             for key, entry in changed.items():
-                where = map_key(key, egress=direction == "egress")
+                where = map_key(key, egress=egress)
                 if entry is None:
-                    entries.pop(where, None)
+                    changes[where] = None
+                elif (known := made.get(id(entry))) is not None:
+                    changes[where] = known
                 else:
-                    entries[where] = map_entry(entry)
-        self._entries[difference.key] = entries
+                    changes[where] = made[id(entry)] = map_entry(entry)
+        held = self._entries.get(difference.key, NOTHING)
+        self._entries[difference.key] = held.changed(changes) if changes else held
 
-    def _whole(self, endpoint_id: int) -> Entries:
-        return {
-            map_key(key, egress=direction == "egress"): map_entry(entry)
-            for (direction, key), entry in self._computed.entries(endpoint_id).items()
-        }
+    def _whole(self, endpoint_id: int) -> PolicyEntryMap:
+        return PolicyEntryMap(
+            {
+                map_key(key, egress=direction == "egress"): map_entry(entry)
+                for (direction, key), entry in self._computed.entries(endpoint_id).items()
+            }
+        )
 
     def _redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
         """The DNS proxy; rules that need another one are refused before they come here."""
@@ -256,5 +263,5 @@ class RulePolicy:
             revision=self._computed.revision(endpoint_id),
             ingress_enforced=enforced.get("ingress", False),
             egress_enforced=enforced.get("egress", False),
-            entries=self._entries[key] if key is not None else {},
+            entries=self._entries[key] if key is not None else NOTHING,
         )

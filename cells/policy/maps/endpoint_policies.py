@@ -107,12 +107,16 @@ class EndpointPolicies:
             there = [row for row in rows if txn.get(row.endpoint_id) is not None]
             for row in there:
                 txn.put(row)
+        written = []
         for row in there:
             try:
-                self._write(row)
+                self._write_map(row)
+                written.append(row)
             except OSError as error:
+                self._failed(row.endpoint_id, error)
                 self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
                 self._changed.add(row.endpoint_id)
+        self._tell(*written)
         if self._changed:
             self.apply_soon()
 
@@ -206,22 +210,23 @@ class EndpointPolicies:
         except OSError as error:
             self._failed(policy.endpoint_id, error)
             raise
-        self._changed.discard(policy.endpoint_id)
         self._tell(policy)
 
-    def _tell(self, policy: EndpointPolicy) -> None:
-        """The map has this policy."""
-        self._written[policy.endpoint_id] = policy
+    def _tell(self, *policies: EndpointPolicy) -> None:
+        """The maps have these policies."""
         with self.realized.txn() as rows:
-            rows.put(
-                RealizedPolicy(
-                    endpoint_id=policy.endpoint_id,
-                    revision=policy.revision,
-                    ingress_enforced=policy.ingress_enforced,
-                    egress_enforced=policy.egress_enforced,
-                    entries=len(policy.entries),
+            for policy in policies:
+                self._changed.discard(policy.endpoint_id)
+                self._written[policy.endpoint_id] = policy
+                rows.put(
+                    RealizedPolicy(
+                        endpoint_id=policy.endpoint_id,
+                        revision=policy.revision,
+                        ingress_enforced=policy.ingress_enforced,
+                        egress_enforced=policy.egress_enforced,
+                        entries=len(policy.entries),
+                    )
                 )
-            )
 
     def _write_map(self, policy: EndpointPolicy) -> None:
         """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""

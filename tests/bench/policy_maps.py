@@ -1,0 +1,280 @@
+"""Policies up to the kernel: from an object or an identity to the last write of a hundred policy maps.
+
+Needs: root.   Gives: measure.
+The maps are real, and so are their epochs; what an endpoint's regeneration does besides (logs, state files)
+is left out. Also what a rule and an identity hold in memory, and what packets cost by how many entries there
+are. All times are the processor's: the machine may be busy with other things.
+"""
+
+from __future__ import annotations
+
+import gc
+import struct
+import time
+import tracemalloc
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from scapy.layers.inet import IP
+
+from cells.cluster.identity import Identity
+from cells.maps import Epochs, MapSpec, MapType, PolicyEntry, PolicyKey, PolicyMap, create_map
+from cells.maps.specs import policy_spec
+from cells.policy.control import RulePolicy
+from cells.policy.maps import (
+    EndpointPolicies,
+    EndpointPolicy,
+    NodePolicy,
+    PolicyEntries,
+    PolicySettings,
+    RealizedPolicy,
+)
+from cells.policy.rules import PolicyOptions
+from lifecycle import Table
+from tests.bench.packets import HOPS, POD, ns_a_packet
+from tests.bench.stats import Figure, Row, Sample
+from tests.kernel.datapath.packets import from_pod, tcp
+from tests.kernel.datapath.world import A, B, World
+
+ENDPOINTS, GROUPS = 100, 100
+SIZES = ((1, 100), (100, 10_000), (1_000, 10_000))
+"""Rules, identities."""
+CHANGES = 10
+FIRST = 1_000
+ENTRIES = (10, 1_000, 16_000)
+CHART = (
+    (10, 1_000),
+    (100, 1_000),
+    (1_000, 1_000),
+    (10, 10_000),
+    (100, 10_000),
+    (1_000, 10_000),
+    (10_000, 10_000),
+)
+
+
+def measure(folder: Path, rounds: int) -> list[Row | Figure]:
+    """All of it."""
+    del folder
+    return [*changes(rounds), *chart(), *memory(), *packets(rounds)]
+
+
+class Node:
+    """A hundred endpoints with real policy maps, and the rules they go by."""
+
+    def __init__(self, rules: int, identities: int) -> None:
+        self.size = identities
+        self.world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
+        self.world.know(Identity(FIRST + number, labels(number)) for number in range(identities))
+        self.maps = Maps()
+        self.policies = EndpointPolicies(
+            Table[EndpointPolicy]("endpoint-policies", key=lambda row: row.endpoint_id),
+            Table[RealizedPolicy]("endpoint-policies-realized", key=lambda row: row.endpoint_id),
+            self.world,
+            self.maps,
+            structlog.get_logger(),
+        )
+        self.policies.regenerate = self._regenerate
+        for number in range(rules):
+            self.world.apply(rule(number))
+        for _ in range(ENDPOINTS):
+            self._realize(self.maps.acquire())
+
+    def apply(self, object_: dict[str, Any]) -> None:
+        """An object, up to the last write."""
+        self.policies.change(self.world.apply(object_), "measured")
+
+    def know(self, identity: Identity) -> None:
+        """An identity, up to the last write."""
+        self.policies.introduce(identity.id, identity.labels)
+
+    def entries(self) -> int:
+        """Of all maps."""
+        return sum(slot.entries for slot in self.maps.slots.values())
+
+    def close(self) -> None:
+        """Close the maps."""
+        self.maps.close()
+
+    def _regenerate(self, endpoints: Collection[int], _reason: str) -> None:
+        for endpoint in endpoints:
+            self._realize(endpoint)
+
+    def _realize(self, endpoint: int) -> None:
+        self.policies.realize(endpoint, FIRST + endpoint - 1, labels(endpoint - 1))
+
+
+class Maps:
+    """Policy maps in the kernel, which nothing is pinned for."""
+
+    def __init__(self) -> None:
+        self._epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536))
+        self._bump = Epochs(self._epochs).bump
+        self.slots: dict[int, PolicyMap] = {}
+
+    def acquire(self) -> int:
+        """One more."""
+        number = len(self.slots) + 1
+        self.adopt(number)
+        return number
+
+    def adopt(self, endpoint_id: int) -> None:
+        """This one."""
+        table = create_map(policy_spec(endpoint_id, 16384))
+        self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._bump)
+
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
+        """As the agent does."""
+        self.slots[endpoint_id].replace(entries)
+
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
+        """Nobody else writes here."""
+        raise NotImplementedError
+
+    def release(self, endpoint_id: int) -> None:
+        """Close one."""
+        self.slots.pop(endpoint_id).map.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for slot in self.slots.values():
+            slot.map.close()
+        self._epochs.close()
+
+
+@contextmanager
+def node(rules: int, identities: int) -> Iterator[Node]:
+    """One, until the block ends."""
+    made = Node(rules, identities)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def changes(rounds: int) -> Iterator[Figure]:
+    """An object that a hundred endpoints are selected by, and an identity that all have rules for."""
+    for rules, identities in SIZES:
+        found: dict[str, list[float]] = defaultdict(list)
+        with node(rules, identities) as at:
+            for turn in range(1, rounds * CHANGES + 1):
+                began = time.process_time()
+                at.apply(for_everybody(turn))
+                found["object"].append((time.process_time() - began) * 1e3)
+                came = Identity(FIRST + identities + turn, labels(turn % identities, everybodys=True))
+                began = time.process_time()
+                at.know(came)
+                found["identity"].append((time.process_time() - began) * 1e3)
+                at.policies.change(at.world.unknow([came.id]), "measured")
+                for slot in at.maps.slots.values():
+                    slot.replace(at.policies.table.get(slot.endpoint_id).entries)  # type: ignore[union-attr]
+            entries = at.entries()
+        size = f"{rules:,} rules, {identities:,} identities"
+        yield Figure(
+            f"{size}: an object of all endpoints to the last map write",
+            "ms",
+            Sample(tuple(found["object"])),
+            250,
+        )
+        yield Figure(f"{size}: the slowest of them", "ms", Sample((max(found["object"]),)), 250)
+        yield Figure(
+            f"{size}: an identity to the maps of all endpoints", "ms", Sample(tuple(found["identity"])), 2
+        )
+        yield Figure(f"{size}: entries of all maps", "", Sample((float(entries),)))
+
+
+def chart() -> Iterator[Figure]:
+    """Everything computed and written from nothing, by how much there is."""
+    for rules, identities in CHART:
+        began = time.process_time()
+        with node(rules, identities) as at:
+            took = time.process_time() - began
+            entries = at.entries()
+        what = f"all from nothing: {rules:,} rules, {identities:,} identities, {entries:,} entries"
+        yield Figure(what, "ms", Sample((took * 1e3,)))
+
+
+def memory() -> Iterator[Figure]:
+    """Bytes that the agent holds for each rule, and for each identity."""
+    world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
+    yield Figure("memory an identity", "B", Sample((_held(10_000, lambda n: _know(world, n)),)))
+    yield Figure(
+        "memory a rule, that nobody here is selected by",
+        "B",
+        Sample((_held(1_000, lambda n: world.apply(rule(n))),)),
+    )
+
+
+def _know(world: RulePolicy, number: int) -> None:
+    world.know([Identity(FIRST + number, labels(number))])
+
+
+def _held(count: int, add: Any) -> float:
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(count):
+        add(number)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return (after - before) / count
+
+
+def packets(rounds: int) -> Iterator[Figure]:
+    """A packet that policy is asked for each time: one that starts a flow; by how many entries there are."""
+    for count in ENTRIES:
+        found = []
+        for _ in range(rounds):
+            with World() as world:
+                world.policies[A.id].close()
+                world.policies[A.id] = create_map(policy_spec(A.id, 16384))
+                world.maps["hive_policies"].update(
+                    struct.pack("<I", A.id), struct.pack("<I", world.policies[A.id].fd)
+                )
+                others = [(PolicyKey(5000 + n, True, 6, 80, 16), PolicyEntry()) for n in range(count - 1)]
+                world.allow(A, [*others, (PolicyKey(B.identity, True, 6, 80, 16), PolicyEntry())])
+                packet = from_pod(A) / tcp(A.ip, B.ip, "S")  # a SYN is always judged anew
+                packet[IP].ttl = HOPS
+                found.append(ns_a_packet(world, A, POD, bytes(packet)))
+        yield Figure(f"a packet that is judged, {count:,} entries", "ns", Sample(tuple(found)))
+
+
+def labels(number: int, *, everybodys: bool = False) -> tuple[str, ...]:
+    """Of an identity."""
+    return (
+        f"k8s:app=a{number}",
+        f"k8s:group={'all' if everybodys else f'g{number % GROUPS}'}",
+        "k8s:io.cilium.k8s.policy.cluster=default",
+        "k8s:io.kubernetes.pod.namespace=shop",
+        "k8s:tier=web",
+    )
+
+
+def rule(number: int) -> dict[str, Any]:
+    """One of an endpoint, which lets a hundredth of all identities in, and one more group."""
+    turn, endpoint = divmod(number, ENDPOINTS)
+    peers = [{"matchLabels": {"group": f"g{(endpoint * 7 + turn) % GROUPS}"}}]
+    return _object(f"p{number}", {"app": f"a{endpoint}"}, peers, 8000 + turn % 1000)
+
+
+def for_everybody(turn: int) -> dict[str, Any]:
+    """One of all endpoints, with other peers each time."""
+    peers = [{"matchLabels": {"group": f"g{turn % GROUPS}"}}, {"matchLabels": {"group": "all"}}]
+    return _object("everybody", {"tier": "web"}, peers, 9000)
+
+
+def _object(name: str, subject: dict[str, str], peers: list[dict[str, Any]], port: int) -> dict[str, Any]:
+    ports = [{"ports": [{"port": str(port), "protocol": "TCP"}]}]
+    return {
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {
+            "endpointSelector": {"matchLabels": subject},
+            "ingress": [{"fromEndpoints": peers, "toPorts": ports}],
+        },
+    }

@@ -1,0 +1,31 @@
+"""Entries of policy maps as values: changed without changing what others hold, and told apart."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cells.maps import PolicyEntry, PolicyEntryMap, PolicyKey
+
+KEYS = st.builds(PolicyKey, identity=st.integers(0, 300), egress=st.booleans())
+ENTRIES = st.sampled_from([PolicyEntry(), PolicyEntry(deny=True), PolicyEntry(proxy_port=7)])
+CHANGES = st.dictionaries(KEYS, st.none() | ENTRIES, max_size=9)
+
+
+@given(st.dictionaries(KEYS, ENTRIES, max_size=9), st.lists(CHANGES, max_size=6), st.data())
+def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_another(
+    first: dict[PolicyKey, PolicyEntry],
+    steps: list[dict[PolicyKey, PolicyEntry | None]],
+    data: st.DataObject,
+) -> None:
+    versions, models = [PolicyEntryMap(first)], [first]
+    for step in steps:
+        versions.append(versions[-1].changed(step))
+        after = models[-1] | step
+        models.append({key: entry for key, entry in after.items() if entry is not None})
+    for version, model in zip(versions, models, strict=True):
+        assert dict(version) == dict(version.items()) == model
+        assert len(version) == len(model)
+        assert version == PolicyEntryMap(model)
+    one, other = (data.draw(st.integers(0, len(steps))) for _ in range(2))
+    new, gone = versions[one].difference(versions[other])
+    reached = {key: entry for key, entry in (models[other] | new).items() if key not in gone}
+    assert reached == models[one]
