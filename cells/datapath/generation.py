@@ -11,7 +11,7 @@ has left them.
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Final, Self
@@ -112,9 +112,17 @@ def build_of(data: bytes) -> str:
 
 
 def load(
-    data: bytes, name: str, tables: Iterable[Map], generation: int, settings: DatapathSettings
+    data: bytes,
+    name: str,
+    tables: Iterable[Map],
+    generation: int,
+    settings: DatapathSettings,
+    programs: Collection[str] = ENTRIES.keys(),
 ) -> tuple[LoadedObject, Constants]:
-    """Load an object onto these maps; nothing uses it yet. The caller closes it. Raises LoadError."""
+    """Load these programs of an object onto these maps; nothing uses them yet. The caller closes it.
+
+    Raises LoadError.
+    """
     loaded = LoadedObject(data, name)
     tables = list(tables)
     try:
@@ -124,8 +132,9 @@ def load(
         constants = told.configured(settings)
         loaded.set_constants(SECTION, constants.pack())
         loaded.use_maps({table.spec.name: table.fd for table in tables})
+        loaded.use_programs(programs)
         loaded.load()
-        loaded.expect(ENTRIES)
+        loaded.expect(programs)
     except BaseException:
         loaded.close()
         raise

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -70,6 +70,8 @@ def library() -> ctypes.CDLL:
         "bpf_map__set_initial_value": (integer, [pointer, pointer, size]),
         "bpf_program__name": (text, [pointer]),
         "bpf_program__fd": (integer, [pointer]),
+        "bpf_program__set_autoload": (integer, [pointer, ctypes.c_bool]),
+        "bpf_program__autoload": (ctypes.c_bool, [pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
@@ -144,16 +146,22 @@ class LoadedObject:
         code = self._lib.bpf_map__set_initial_value(self.maps[section], value, len(value))
         self._check(code, f"cannot set {section}")
 
+    def use_programs(self, names: Container[str]) -> None:
+        """Load these programs alone."""
+        for handle in self._each("bpf_object__next_program"):
+            wanted = self._lib.bpf_program__name(handle).decode() in names
+            self._check(self._lib.bpf_program__set_autoload(handle, wanted), "cannot choose programs")
+
     def load(self) -> None:
-        """Have the verifier accept all programs; LoadError holds its log if it does not."""
+        """Have the verifier accept the programs; LoadError holds its log if it does not."""
         with captured_log() as log:
             code = self._lib.bpf_object__load(self._object)
         self._check(code, "refused by the kernel", "".join(log))
 
     def programs(self) -> dict[str, int]:
-        """Of a loaded object: the descriptors of the programs, by their names in the source."""
+        """Of a loaded object: the descriptors of the programs loaded, by their names in the source."""
         lib = self._lib
-        handles = self._each("bpf_object__next_program")
+        handles = filter(lib.bpf_program__autoload, self._each("bpf_object__next_program"))
         return {lib.bpf_program__name(handle).decode(): lib.bpf_program__fd(handle) for handle in handles}
 
     def expect(self, names: Iterable[str]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import yaml
+
+if TYPE_CHECKING:
+    import yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -64,6 +66,8 @@ def read_file(path: Path, name: str) -> Iterator[Located | BadFile]:
     except UnicodeDecodeError as error:
         yield BadFile(name, f"byte {error.start}: not UTF-8")
         return
+    import yaml  # the agent reads no files of policies, and is spared it
+
     loader = yaml.CSafeLoader(text)
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
@@ -77,13 +81,15 @@ def read_file(path: Path, name: str) -> Iterator[Located | BadFile]:
 
 
 def _objects(document: Any, node: yaml.Node, file: str) -> Iterator[Located | BadFile]:
+    from yaml import MappingNode
+
     if document is None:
         return
     if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
         yield BadFile(file, "expected a Kubernetes object with kind and metadata", node.start_mark.line + 1)
         return
     items = document.get("items")
-    if document["kind"].endswith("List") and isinstance(items, list) and isinstance(node, yaml.MappingNode):
+    if document["kind"].endswith("List") and isinstance(items, list) and isinstance(node, MappingNode):
         listed = next(value for key, value in node.value if key.value == "items")
         for item, inner in zip(items, listed.value, strict=True):
             yield from _objects(item, inner, file)
@@ -92,12 +98,14 @@ def _objects(document: Any, node: yaml.Node, file: str) -> Iterator[Located | Ba
 
 
 def _lines(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
+    from yaml import MappingNode, SequenceNode
+
     yield path, node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, MappingNode):
         for key, value in node.value:
             inner = f"{path}.{key.value}" if path else str(key.value)
             yield from _lines(value, inner)
             yield inner, key.start_mark.line + 1
-    elif isinstance(node, yaml.SequenceNode):
+    elif isinstance(node, SequenceNode):
         for index, value in enumerate(node.value):
             yield from _lines(value, f"{path}[{index}]")
