@@ -19,7 +19,7 @@ from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import exclusive
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.bench.peers import Pair, inside, ip, namespaces
 from tests.bench.stats import Figure, Row, Sample
 from tests.bench.tools import tool

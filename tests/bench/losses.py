@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from hive.lab import agent_process, pods
+from hive.lab.demo.upgrade import second_build
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
-from hive.lab.upgrade import second_build
 from tests.bench.nodes import our_lab
 from tests.bench.stats import Figure, Sample
 from tests.bench.tools import tool

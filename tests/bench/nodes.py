@@ -18,7 +18,7 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import PODS, Lab, create, destroy
-from hive.lab.probe import interfaces
+from hive.lab.traffic.probe import interfaces
 from tests.bench.peers import Pair
 from tests.support.waiting import eventually
 

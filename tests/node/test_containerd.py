@@ -12,10 +12,10 @@ import pytest
 
 from hive.client import ask
 from hive.lab import agent_process
+from hive.lab.demo.upgrade import second_build
 from hive.lab.kernel import belongings, look
 from hive.lab.node import Lab
-from hive.lab.probe import interfaces
-from hive.lab.upgrade import second_build
+from hive.lab.traffic.probe import interfaces
 from tests.support.account import agreed
 from tests.support.agents import serving
 from tests.support.containerd import Containerd, uid_of

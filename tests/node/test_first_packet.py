@@ -9,7 +9,7 @@ import pytest
 from hive.lab import pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 
 pytestmark = pytest.mark.node
 PODS = 25  # one in three lost its first packet when the link's ends came up in the wrong order

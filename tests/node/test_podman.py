@@ -9,7 +9,7 @@ import pytest
 from hive.lab import agent_process
 from hive.lab.kernel import belongings
 from hive.lab.node import Lab
-from hive.lab.probe import interfaces
+from hive.lab.traffic.probe import interfaces
 from tests.support.account import agreed
 from tests.support.agents import serving
 from tests.support.podman import NETWORK, Podman

@@ -23,12 +23,12 @@ from cells.maps import IpcacheKey, IpcacheValue, open_map
 from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
-from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.cluster.store import PORT
+from hive.lab.demo.upgrade import second_build
 from hive.lab.namespaces import inside
 from hive.lab.node import ROOT, Lab, exclusive
-from hive.lab.probe import ping
-from hive.lab.store import PORT
-from hive.lab.upgrade import second_build
+from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import ping
 from hive.main import cli
 from tests.support.etcd import installed
 from tests.support.namespaces import need_root

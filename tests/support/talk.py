@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hive.lab.flows import tcp_listener, tcp_receiver, tcp_sender, udp_receiver, udp_sender, udp_socket
 from hive.lab.namespaces import Namespaces, inside
-from hive.lab.probe import ping
+from hive.lab.traffic.flows import (
+    tcp_listener,
+    tcp_receiver,
+    tcp_sender,
+    udp_receiver,
+    udp_sender,
+    udp_socket,
+)
+from hive.lab.traffic.probe import ping
 from tests.support.waiting import eventually
 
 RATE = 1000.0

@@ -16,9 +16,9 @@ from typing import Any
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
-from hive.lab.flows import tcp_listener
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from hive.lab.traffic.flows import tcp_listener
 from tests.node.agent.test_pod_labels import pod, write
 from tests.support.agents import serving
 from tests.support.dns import Looked, dnsmasq, lookup

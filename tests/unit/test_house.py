@@ -226,9 +226,10 @@ def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
     assert len(names) <= 15
 
 
-def test_a_folder_of_cells_can_be_held_in_mind() -> None:
-    folders = {path.parent for room, path in MODULES if room == "cells"} - {
-        ROOMS["cells"]
+@pytest.mark.parametrize("room", ["cells", "hive"])
+def test_a_folder_of_families_can_be_held_in_mind(room: str) -> None:
+    folders = {path.parent for each, path in MODULES if each == room} - {
+        ROOMS[room]
     }  # that has families alone
     names = {
         str(each.relative_to(ROOT)): {

@@ -16,8 +16,8 @@ import click
 
 from hive.agent.command import pass_settings, settings_argument
 from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster
-from hive.lab.cluster_commands import apply, get, up_cluster
-from hive.lab.network import MOST_SEGMENTS
+from hive.lab.cluster.commands import apply, get, up_cluster
+from hive.lab.cluster.network import MOST_SEGMENTS
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.output import BAD, GOOD, document, json_text, output_option, table
 
@@ -237,14 +237,14 @@ def down(lab: Lab, everything: bool) -> None:
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Watch it work, in less than a minute. Exits 0 only if every check held."""
     need_root()
-    from hive.lab import demo, pair
-    from hive.lab.story import Story
+    from hive.lab.demo import node, pair
+    from hive.lab.demo.story import Story
 
     story = Story(quiet=as_json)
     with _orderly(), exclusive():
         if part != "2":
-            demo.make_room(lab)
-            demo.run(lab, story)
+            node.make_room(lab)
+            node.run(lab, story)
         if part != "1" and story.error is None:
             pair.run(Cluster(f"{lab.name}-pair"), story)
     story.end("It works:", "Something does not work:")

@@ -29,7 +29,7 @@ from hive.lab.children import undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 
 if TYPE_CHECKING:
-    from hive.lab.network import LabNetwork
+    from hive.lab.cluster.network import LabNetwork
 
 ROOT = Path("/run/hive-lab")
 PODS = Path("/run/netns")
@@ -184,7 +184,7 @@ def create(lab: Lab, network: LabNetwork | None = None) -> None:
 
 
 def _join(lab: Lab, node: Namespaces, outside: Namespaces, network: LabNetwork) -> None:
-    from hive.lab.network import plug, uplink
+    from hive.lab.cluster.network import plug, uplink
 
     place = network.place(int(lab.name.rpartition("-")[2]))
     node.run(uplink, outside.net, place)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from hive.lab.flows import udp_socket
+from hive.lab.traffic.flows import udp_socket
 from tests.kernel.datapath.node import ROUTER, LivePod
 from tests.support.namespaces import inside
 

@@ -14,7 +14,7 @@ from cells.node.host_ip_sync import HostIPSync
 from cells.node.netlink import PodLink
 from cells.node.netlink.connection import open_socket
 from cells.node.router import Router
-from hive.lab.flows import udp_socket
+from hive.lab.traffic.flows import udp_socket
 from lifecycle import Hive, invoke
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, add_pod, address_of, needed, pods
 from tests.support.namespaces import Namespaces, in_node, inside

@@ -9,7 +9,7 @@ import pytest
 
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.account import account, agreed
 from tests.support.agents import invoke, run_agent, serving
 

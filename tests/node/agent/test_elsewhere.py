@@ -14,7 +14,7 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.kernel import machine_links
 from hive.lab.node import Lab, wait_gone
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.agents import invoke
 from tests.support.waiting import eventually
 

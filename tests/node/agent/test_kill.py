@@ -17,7 +17,7 @@ from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.kernel import machine_links
 from hive.lab.node import Lab, wait_gone
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.account import agreed
 from tests.support.agents import Ended, call_environment, ended, invoke, serving, start_plugin
 from tests.support.points import EVERY

@@ -13,7 +13,7 @@ import pytest
 
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.agents import environment, serving
 from tests.support.waiting import eventually
 

@@ -13,7 +13,7 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.node.agent.test_policy_enforcement import conversation, denied, flows, is_cut
 from tests.support.agents import serving, terminated
 from tests.support.talk import talking

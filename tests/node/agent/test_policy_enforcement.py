@@ -15,10 +15,10 @@ from cells.maps import MetricsKey, MetricsValue, PolicyEntry, PolicyKey, open_ma
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
-from hive.lab.flows import tcp_listener
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.flows import tcp_listener
+from hive.lab.traffic.probe import ping
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

@@ -17,7 +17,7 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.agents import serving, terminated
 from tests.support.waiting import eventually
 

@@ -13,10 +13,10 @@ import pytest
 
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
+from hive.lab.demo.upgrade import second_build
 from hive.lab.kernel import look
 from hive.lab.node import Lab, wait_gone
-from hive.lab.probe import ping
-from hive.lab.upgrade import second_build
+from hive.lab.traffic.probe import ping
 from tests.support.account import agreed, in_kernel
 from tests.support.agents import call_environment, ended, invoke, serving, start_plugin, terminated
 from tests.support.waiting import eventually

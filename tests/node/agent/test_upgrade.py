@@ -7,10 +7,10 @@ import random
 import pytest
 
 from hive.lab import agent_process, pods
-from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.demo.upgrade import RATE, second_build, upgrade
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, wait_gone
-from hive.lab.upgrade import RATE, second_build, upgrade
+from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from tests.support.account import agreed
 from tests.support.agents import serving
 

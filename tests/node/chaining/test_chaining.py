@@ -16,7 +16,7 @@ from hive.client import ask
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
-from hive.lab.probe import ping, tcp_echo, tcp_echo_server
+from hive.lab.traffic.probe import ping, tcp_echo, tcp_echo_server
 from tests.node.agent.test_policy_enforcement import conversation, enforce, is_cut
 from tests.support.agents import serving, terminated
 from tests.support.chain import Chain, ChainError, addresses_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hive.lab import agent_process, pods
+from hive.lab.demo.upgrade import second_build
 from hive.lab.node import Lab, wait_gone
-from hive.lab.upgrade import second_build
 from tests.support.agents import invoke
 from tests.support.crash.calls import BPF_READS, HARMLESS, IOCTL_READS
 from tests.support.crash.interposer import Interposer

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hive.lab import agent_process
+from hive.lab.demo.upgrade import second_build
 from hive.lab.node import Lab, create, destroy, exclusive, wait_gone
-from hive.lab.upgrade import second_build
 from tests.support.account import agreed
 from tests.support.agents import invoke, serving
 from tests.support.crash.drill import POINTS, SEED, SURVIVORS, Drill, chosen

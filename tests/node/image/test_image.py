@@ -17,7 +17,7 @@ import pytest
 from hive import syscalls
 from hive.lab import pods
 from hive.lab.node import Lab
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support import chart
 from tests.support.apiserver import ADMIN_TOKEN
 from tests.support.containerd import Containerd

@@ -15,11 +15,11 @@ from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
-from hive.lab.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import ROOT, Lab, exclusive
-from hive.lab.probe import ping, routes
+from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import ping, routes
 from hive.main import cli
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually

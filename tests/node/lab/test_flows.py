@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hive.lab.flows import tcp_listener, tcp_receiver, tcp_sender, udp_receiver, udp_sender, udp_socket
-from hive.lab.probe import interfaces, ping, routes, tcp_echo, tcp_echo_server
+from hive.lab.traffic.flows import (
+    tcp_listener,
+    tcp_receiver,
+    tcp_sender,
+    udp_receiver,
+    udp_sender,
+    udp_socket,
+)
+from hive.lab.traffic.probe import interfaces, ping, routes, tcp_echo, tcp_echo_server
 from tests.support.namespaces import Namespaces, inside, need_root, new_netns
 from tests.support.waiting import eventually
 

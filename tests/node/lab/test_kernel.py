@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cells.maps import MapSpec, MapType, create_map, pin
-from hive.lab.aftermath import settled
+from hive.lab.demo.aftermath import settled
 from hive.lab.kernel import BPF_ROOT, STATE, Kernel, alive, belongings, look
 from tests.support.namespaces import node_namespace
 

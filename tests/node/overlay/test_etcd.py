@@ -15,9 +15,9 @@ from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import TUNNEL, Cluster
-from hive.lab.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import ROOT, Lab, exclusive
+from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.main import cli
 from tests.support.etcd import installed
 from tests.support.namespaces import need_root

@@ -29,10 +29,10 @@ from cells.maps import (
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import TUNNEL, Cluster
-from hive.lab.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import ROOT, Lab, exclusive
-from hive.lab.probe import ping
+from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import ping
 from hive.main import cli
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually

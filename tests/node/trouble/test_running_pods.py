@@ -19,7 +19,7 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
-from hive.lab.probe import ping
+from hive.lab.traffic.probe import ping
 from tests.support.account import agreed, in_kernel
 from tests.support.agents import invoke, run_agent, serving
 from tests.support.waiting import eventually

@@ -19,12 +19,12 @@ from pathlib import Path
 import pyroute2  # noqa: F401 (or each forked child would import it)
 
 from hive.lab import agent_process, pods
-from hive.lab.flows import udp_receiver, udp_sender, udp_socket
 from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, wait_gone
 from hive.lab.pods import Attached
-from hive.lab.probe import interfaces, ping
+from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import interfaces, ping
 from tests.support.account import agreed
 from tests.support.agents import serving
 from tests.support.crash.interposer import Interposer

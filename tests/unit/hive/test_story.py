@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from hive.lab.story import WIDTH, Story
+from hive.lab.demo.story import WIDTH, Story
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -9,7 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hive.lab import agent_process
-from hive.lab.flows import (
+from hive.lab.demo.story import Story
+from hive.lab.kernel import Kernel, look
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab, LabError
+from hive.lab.pods import Attached
+from hive.lab.traffic.flows import (
     Received,
     Sent,
     Streamed,
@@ -20,11 +25,6 @@ from hive.lab.flows import (
     udp_sender,
     udp_socket,
 )
-from hive.lab.kernel import Kernel, look
-from hive.lab.namespaces import inside
-from hive.lab.node import Lab, LabError
-from hive.lab.pods import Attached
-from hive.lab.story import Story
 
 RATE = 1000.0
 """UDP packets per second."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hive.lab.network import Place
+from hive.lab.cluster.network import Place
 from hive.lab.node import Lab, LabError
 
 Object = dict[str, Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hive.lab.agent_process import birth
 from hive.lab.children import undisturbed
-from hive.lab.network import LabNetwork, Place
+from hive.lab.cluster.network import LabNetwork, Place
 from hive.lab.node import LabError, wait_gone
 
 PORT = 2379

@@ -14,19 +14,19 @@ import click
 
 from hive.client import ask
 from hive.lab import agent_process
-from hive.lab.aftermath import settled
 from hive.lab.children import undisturbed
 from hive.lab.cluster import TUNNEL, Cluster
-from hive.lab.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.cluster.manifests import namespace_object
+from hive.lab.cluster.store import Store
+from hive.lab.demo.aftermath import settled
+from hive.lab.demo.story import Story
+from hive.lab.demo.talk import Talk
 from hive.lab.kernel import machine_links
-from hive.lab.manifests import namespace_object
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, LabError
 from hive.lab.pods import Attached
-from hive.lab.probe import routes
-from hive.lab.store import Store
-from hive.lab.story import Story
-from hive.lab.talk import Talk
+from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import routes
 
 RATE = 1000.0
 """UDP packets per second."""
@@ -213,7 +213,7 @@ class Pair:
             return node.run(_through_the_tunnel)
 
     def _answers(self, lab: Lab, name: str, address: str) -> bool:
-        from hive.lab.probe import ping
+        from hive.lab.traffic.probe import ping
 
         with lab.open_pod(name) as pod:
             return bool(pod.run(ping, address, 1))

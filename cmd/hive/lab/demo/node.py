@@ -12,15 +12,15 @@ import click
 from hive.client import ask
 from hive.endpoint import command as endpoint
 from hive.lab import agent_process, pods
-from hive.lab.aftermath import clear_away, settled
+from hive.lab.demo.aftermath import clear_away, settled
+from hive.lab.demo.story import WIDTH, Story
+from hive.lab.demo.talk import Talk
+from hive.lab.demo.upgrade import RATE, ids, second_build, tell, upgrade
 from hive.lab.kernel import Belongings, Kernel, belongings, look, machine_links
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, PREFIX, Lab, LabError, create, destroy
 from hive.lab.pods import Attached
-from hive.lab.probe import interfaces, routes
-from hive.lab.story import WIDTH, Story
-from hive.lab.talk import Talk
-from hive.lab.upgrade import RATE, ids, second_build, tell, upgrade
+from hive.lab.traffic.probe import interfaces, routes
 
 PODS = ("pod-1", "pod-2")
 SETTINGS = ("--enable-ipv6=true",) if Path("/proc/net/if_inet6").exists() else ()

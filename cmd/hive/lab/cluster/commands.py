@@ -11,7 +11,7 @@ import click
 
 from hive.lab import agent_process
 from hive.lab.cluster import Cluster
-from hive.lab.manifests import Object, read_objects
+from hive.lab.cluster.manifests import Object, read_objects
 from hive.lab.node import Lab, LabError, exclusive, need_root
 from hive.output import document, output_option, table
 

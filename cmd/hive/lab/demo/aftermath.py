@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from hive.lab import agent_process
 from hive.lab.children import undisturbed
+from hive.lab.demo.story import Story
 from hive.lab.kernel import Kernel, alive, look, machine_links
 from hive.lab.namespaces import Namespaces, mounted_below
 from hive.lab.node import Lab, destroy, processes
-from hive.lab.story import Story
 
 SETTLE_WITHIN = 10.0
 

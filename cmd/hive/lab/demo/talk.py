@@ -6,10 +6,10 @@ Needs: a story.   Gives: Talk.
 import socket
 import time
 
-from hive.lab.flows import tcp_listener
+from hive.lab.demo.story import Story
 from hive.lab.namespaces import Namespaces, inside
-from hive.lab.probe import ping, tcp_echo, tcp_echo_server
-from hive.lab.story import Story
+from hive.lab.traffic.flows import tcp_listener
+from hive.lab.traffic.probe import ping, tcp_echo, tcp_echo_server
 
 PINGS = 5
 ECHOED = 1 << 20

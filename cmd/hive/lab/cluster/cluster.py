@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hive.lab import agent_process, pods
-from hive.lab.manifests import Manifests, namespace_object, node_objects, pod_object
-from hive.lab.network import LabNetwork, Place, make_network, remove_network
+from hive.lab.cluster.manifests import Manifests, namespace_object, node_objects, pod_object
+from hive.lab.cluster.network import LabNetwork, Place, make_network, remove_network
+from hive.lab.cluster.store import Store
 from hive.lab.node import Lab, LabError, create, destroy, labs
-from hive.lab.store import Store
 
 MOST_NODES = 50
 TUNNEL = "--routing-mode=tunnel"

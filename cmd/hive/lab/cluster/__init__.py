@@ -1,0 +1,8 @@
+"""Several lab nodes as one cluster: the network between them, the objects they know, the store they share.
+
+Needs: root.   Gives: Cluster, TUNNEL, MOST_NODES.
+"""
+
+from hive.lab.cluster.cluster import MOST_NODES, TUNNEL, Cluster
+
+__all__ = ["MOST_NODES", "TUNNEL", "Cluster"]
