@@ -148,7 +148,7 @@ class Map:
         """Entries set and removed through this object."""
         self.failed_updates = self.failed_deletes = 0
         self.log: MapLog | None = None
-        """Where writes of single rows are noted; None: nowhere."""
+        """Where writes are noted; None: nowhere."""
         stride = (spec.value_size + 7) & ~7
         self.value_bytes = stride * possible_cpus() if spec.type in _PER_CPU else spec.value_size
         memory = bytearray(_ELEMENT.size + spec.key_size + self.value_bytes)
@@ -269,6 +269,8 @@ class Map:
         if len(keys) != len(entries) * self.spec.key_size or len(values) != len(entries) * self.value_bytes:
             raise self._wrong_size("keys or values", keys, values)
         self._batch(MAP_UPDATE_BATCH, len(entries), keys, values, flags)
+        if self.log is not None:
+            self.log.note_many(entries)
 
     def delete_batch(self, keys: Sequence[bytes]) -> None:
         """Remove many keys with one call; BpfError ENOENT, with the rest left, at one that is not there."""
@@ -276,6 +278,8 @@ class Map:
         if len(joined) != len(keys) * self.spec.key_size:
             raise self._wrong_size("keys", joined)
         self._batch(MAP_DELETE_BATCH, len(keys), joined)
+        if self.log is not None:
+            self.log.note_many([(key, None) for key in keys])
 
     def clear(self) -> int:
         """Remove every entry; how many there were."""

@@ -5,6 +5,8 @@ For:    Maps keeps one for each map that people ask about. Needs: nothing. Gives
 
 import time
 from collections import deque
+from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
 import anyio
@@ -42,6 +44,13 @@ class MapLog:
         self._count += 1
         self._changes.append(MapChange(self._count, time.time(), key, value, error))
         self.wake()
+
+    def note_many(self, changes: Collection[tuple[bytes, bytes | None]]) -> None:
+        """Remember changes made at once, of more than are kept the last."""
+        dropped = max(0, len(changes) - KEPT)
+        self._count += dropped
+        for key, value in islice(changes, dropped, None):
+            self.note(key, value)
 
     def since(self, number: int) -> list[MapChange]:
         """Those after the one of that number, as far as they are remembered."""

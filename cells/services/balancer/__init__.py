@@ -5,7 +5,28 @@ Gives: LoadBalancer, Write.
 """
 
 from cells.services.balancer.balancer import LoadBalancer, MaglevTable, Write
-from cells.services.balancer.entries import MapKey
+from cells.services.balancer.entries import (
+    AFFINITY_MATCH,
+    BACKENDS,
+    MAGLEV,
+    REVERSE_NAT,
+    SERVICES,
+    SOURCE_RANGES,
+    MapKey,
+)
 from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
 
-__all__ = ["IdAllocator", "IdsExhaustedError", "LoadBalancer", "MaglevTable", "MapKey", "Write"]
+__all__ = [
+    "AFFINITY_MATCH",
+    "BACKENDS",
+    "MAGLEV",
+    "REVERSE_NAT",
+    "SERVICES",
+    "SOURCE_RANGES",
+    "IdAllocator",
+    "IdsExhaustedError",
+    "LoadBalancer",
+    "MaglevTable",
+    "MapKey",
+    "Write",
+]

@@ -34,18 +34,22 @@ LAST_SERVICE_ID = 65534
 LAST_BACKEND_ID = (1 << 32) - 1
 
 _TYPE_FLAGS = {
-    ServiceType.CLUSTER_IP: ServiceFlag(0),
-    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT,
-    ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP,
-    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT,
-    ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER,
-    ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
+    ServiceType.CLUSTER_IP: 0,
+    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT.value,
+    ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP.value,
+    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT.value,
+    ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER.value,
+    ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT.value,
 }
+_EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
+_TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
+_ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
+_L7, _LOOPBACK = ServiceFlag.L7_LOAD_BALANCER.value, ServiceFlag.LOOPBACK.value
 
 _ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
 """As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
 
-SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED
+_SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
 """What the bit means of slot 0."""
 
 _FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
@@ -61,14 +65,14 @@ class Write(NamedTuple):
     value: bytes | None
 
 
-class BackendRecord(msgspec.Struct):
-    """A backend that is in use."""
+class BackendRecord(msgspec.Struct, gc=False):
+    """A backend, in use by so many frontends."""
 
     id: int
     address: Address
     state: BackendState
     zone: int = 0
-    frontends: set[FrontendKey] = msgspec.field(default_factory=set)
+    users: int = 0
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -161,9 +165,12 @@ class LoadBalancer:
                 kept = tuple(one for one in held.frontend.backends if one.address not in held.pending)
                 self.installed[key] = msgspec.structs.replace(held, pending=frozenset())
                 writes += self.upsert(msgspec.structs.replace(held.frontend, backends=kept))
-        for record in [one for one in self.backends.values() if not one.frontends]:
+        for record in [one for one in self.backends.values() if not one.users]:
             writes.append(self._forget(record))
         current = {where for one in self.installed.values() for where in one.affinity}
+        current |= {
+            entries.reverse_nat_key(one.id, key.address.ip.version) for key, one in self.installed.items()
+        }
         writes += [one for one in self._orphans if one.where not in current]
         self._orphans = []
         return writes
@@ -180,7 +187,7 @@ class LoadBalancer:
             number = ids[backend.address]
             if backend.address not in self.backends:
                 self._restore_backend(number, restored.backends[number], restored.zones[number])
-            self.backends[backend.address].frontends.add(key)
+            self.backends[backend.address].users += 1
         self.installed[key] = Installed(
             id=one.id,
             frontend=one.frontend,
@@ -208,16 +215,19 @@ class LoadBalancer:
         key = frontend.key
         held = self.installed.get(key)
         number = held.id if held is not None else self._service_ids.allocate(key)
-        frontend = self._with_states(frontend, held)
         pending: frozenset[Address] = frozenset()
-        if held is not None and held.pending:
-            pending = held.pending - {one.address for one in frontend.backends}
-            left = [one for one in held.frontend.backends if one.address in pending]
-            frontend = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left))
+        before: set[Address] = set()
+        if held is not None:
+            frontend = self._with_states(frontend, held)
+            before = {one.address for one in held.frontend.backends}
+            if held.pending:
+                pending = held.pending - {one.address for one in frontend.backends}
+                left = [one for one in held.frontend.backends if one.address in pending]
+                frontend = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left))
         writes: list[Write] = []
-        new_backends = self._use_backends(frontend, writes)
-        wanted, table = self._entries(number, frontend)
-        new = msgspec.structs.replace(wanted, pending=pending)
+        now = {one.address for one in frontend.backends}
+        new_backends = self._use_backends(frontend, now - before, writes)
+        new, table = self._entries(number, frontend, pending)
         old = held if held is not None else Installed(number, frontend)
         version = key.address.ip.version
         writes += [Write(where, None) for where in sorted(old.affinity - new.affinity)]
@@ -226,22 +236,24 @@ class LoadBalancer:
         writes += new_backends
         if table is not None and new.maglev != old.maglev:
             writes.append(Write(entries.maglev_key(number, version), table))
-        for slot, value in enumerate(new.slots, 1):
-            if slot > len(old.slots) or old.slots[slot - 1] != value:
-                writes.append(Write(entries.service_key(key, slot), value))
+        first = _same(old.slots, new.slots)
+        if first < len(new.slots):
+            keys = entries.service_keys(key, first + 1, len(new.slots) + 1)
+            had = old.slots[first:]
+            for slot, (where, value) in enumerate(zip(keys, new.slots[first:], strict=True)):
+                if slot >= len(had) or had[slot] != value:
+                    writes.append(Write(where, value))
         if held is None:
             writes.append(
                 Write(entries.reverse_nat_key(number, version), entries.reverse_nat_value(key.address))
             )
         if new.master != old.master:
             writes.append(Write(entries.service_key(key, 0), new.master))
-        writes += [
-            Write(entries.service_key(key, slot), None)
-            for slot in range(len(new.slots) + 1, len(old.slots) + 1)
-        ]
+        surplus = entries.service_keys(key, len(new.slots) + 1, len(old.slots) + 1)
+        writes += [Write(where, None) for where in surplus]
         writes += [Write(where, entries.PRESENT) for where in sorted(new.affinity - old.affinity)]
         self.installed[key] = new
-        writes += self._drop_backends(old, {one.address for one in frontend.backends})
+        writes += self._drop_backends(before - now)
         return writes
 
     def delete(self, key: FrontendKey) -> list[Write]:
@@ -250,26 +262,27 @@ class LoadBalancer:
         if held is None:
             return []
         version = key.address.ip.version
-        writes = [Write(entries.service_key(key, slot), None) for slot in range(len(held.slots) + 1)]
+        writes = [Write(where, None) for where in entries.service_keys(key, 0, len(held.slots) + 1)]
         if held.maglev is not None:
             writes.append(Write(entries.maglev_key(held.id, version), None))
         writes.append(Write(entries.reverse_nat_key(held.id, version), None))
         writes += [Write(where, None) for where in sorted(held.affinity)]
         writes += [Write(where, None) for where in sorted(held.ranges)]
-        writes += self._drop_backends(held, set())
+        writes += self._drop_backends({one.address for one in held.frontend.backends})
         self._service_ids.release(held.id)
         return writes
 
-    def _with_states(self, frontend: Frontend, held: Installed | None) -> Frontend:
+    @staticmethod
+    def _with_states(frontend: Frontend, held: Installed) -> Frontend:
         """A backend that was not active stays as it was until its source says otherwise, or it has been gone.
 
         Sources say active by default: terminating is final, and quarantine is lifted by who set it.
         """
-        if held is None:
-            return frontend
         states = {
             one.address: one.state for one in held.frontend.backends if one.state is not BackendState.ACTIVE
         }
+        if not states:
+            return frontend
         return msgspec.structs.replace(
             frontend,
             backends=tuple(
@@ -280,33 +293,33 @@ class LoadBalancer:
             ),
         )
 
-    def _use_backends(self, frontend: Frontend, writes: list[Write]) -> list[Write]:
-        """Number new backends; their entries. Entries that become terminating are written at once."""
+    def _use_backends(self, frontend: Frontend, more: set[Address], writes: list[Write]) -> list[Write]:
+        """Number new backends; their entries. Entries that become terminating are written at once.
+
+        ``more`` are those that the frontend did not have.
+        """
         new: list[Write] = []
+        backends = self.backends
         for backend in frontend.backends:
-            record = self.backends.get(backend.address)
-            version = backend.address.ip.version
+            address = backend.address
+            record = backends.get(address)
             if record is None:
-                number = self._backend_ids.allocate(backend.address)
-                record = BackendRecord(number, backend.address, backend.state)
-                self.backends[backend.address] = record
-                new.append(Write(entries.backend_key(number, version), self._backend_value(record)))
+                number = self._backend_ids.allocate(address)
+                backends[address] = record = BackendRecord(number, address, backend.state)
+                new.append(_backend_write(record))
             elif BackendState.TERMINATING is backend.state is not record.state:
                 record.state = backend.state
-                writes.append(Write(entries.backend_key(record.id, version), self._backend_value(record)))
-            record.frontends.add(frontend.key)
+                writes.append(_backend_write(record))
+        for address in more:
+            backends[address].users += 1
         return new
 
-    @staticmethod
-    def _backend_value(record: BackendRecord) -> bytes:
-        return entries.backend_value(record.address, record.state, record.zone)
-
-    def _drop_backends(self, held: Installed, kept: set[Address]) -> Iterator[Write]:
-        """Backends that the frontend had and nobody uses any more."""
-        for address in sorted({one.address for one in held.frontend.backends} - kept):
+    def _drop_backends(self, addresses: Iterable[Address]) -> Iterator[Write]:
+        """A frontend has these no more; those go that nobody uses."""
+        for address in sorted(addresses):
             record = self.backends[address]
-            record.frontends.discard(held.frontend.key)
-            if not record.frontends:
+            record.users -= 1
+            if not record.users:
                 yield self._forget(record)
 
     def _forget(self, record: BackendRecord) -> Write:
@@ -321,18 +334,17 @@ class LoadBalancer:
                 return self._entries(held.id, held.frontend)[1]
         return None
 
-    def _entries(self, number: int, frontend: Frontend) -> tuple[Installed, bytes | None]:
+    def _entries(
+        self, number: int, frontend: Frontend, pending: frozenset[Address] = frozenset()
+    ) -> tuple[Installed, bytes | None]:
         """What a frontend needs in the maps, its backends being numbered, and its look-up table."""
-        ids = {one.address: self.backends[one.address].id for one in frontend.backends}
+        records = self.backends
+        ids = {one.address: records[one.address].id for one in frontend.backends}
         chosen, others = selectable(sorted(frontend.backends, key=lambda one: ids[one.address]))
         preferred = [one for one in chosen if one.preferred]
-        ordered = [*preferred, *(one for one in chosen if not one.preferred)]
-        slots = [
-            entries.slot_value(backend=ids[one.address], number=number, quarantined=False) for one in ordered
-        ]
-        slots += [
-            entries.slot_value(backend=ids[one.address], number=number, quarantined=True) for one in others
-        ]
+        ordered = [*preferred, *(one for one in chosen if not one.preferred)] if preferred else chosen
+        slots = entries.slot_values([ids[one.address] for one in ordered], number, quarantined=False)
+        slots += entries.slot_values([ids[one.address] for one in others], number, quarantined=True)
         affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
         master = entries.master_value(
             count=len(preferred or ordered),
@@ -350,34 +362,35 @@ class LoadBalancer:
             frontend=frontend,
             slots=tuple(slots),
             master=master,
-            affinity=frozenset(entries.affinity_key(number, ids[one.address]) for one in matches),
+            affinity=frozenset([entries.affinity_key(number, ids[one.address]) for one in matches]),
             ranges=frozenset(self._ranges(number, frontend)),
             maglev=digest,
+            pending=pending,
         )
         return installed, table
 
-    def _ranges(self, number: int, frontend: Frontend) -> Iterable[MapKey]:
+    @staticmethod
+    def _ranges(number: int, frontend: Frontend) -> Iterable[MapKey]:
         for text in frontend.source_ranges:
             prefix = ip_network(text)
             if prefix.version == frontend.key.address.ip.version:
                 yield entries.source_range_key(number, prefix)
 
-    def _flags(self, frontend: Frontend, *, affinity: bool) -> ServiceFlag:
-        flags = _TYPE_FLAGS[frontend.type]
-        for flag, holds in (
-            (ServiceFlag.EXT_LOCAL_SCOPE, frontend.ext_local and frontend.type in _FROM_OUTSIDE),
-            (ServiceFlag.INT_LOCAL_SCOPE, frontend.int_local),
-            (ServiceFlag.TWO_SCOPES, frontend.two_scopes),
-            (ServiceFlag.AFFINITY, affinity),
-            (ServiceFlag.ROUTABLE, frontend.routable),
-            (ServiceFlag.SOURCE_RANGE, bool(frontend.source_ranges)),
-            (SOURCE_RANGE_DENY, frontend.source_ranges_deny),
-            (ServiceFlag.L7_LOAD_BALANCER, bool(frontend.l7_proxy_port)),
-            (ServiceFlag.LOOPBACK, frontend.loopback),
-        ):
-            if holds:
-                flags |= flag
-        return flags
+    @staticmethod
+    def _flags(frontend: Frontend, *, affinity: bool) -> int:
+        """As a plain number: combining members of an enumeration costs more than all else here."""
+        return (
+            _TYPE_FLAGS[frontend.type]
+            | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
+            | _INT_LOCAL * frontend.int_local
+            | _TWO_SCOPES * frontend.two_scopes
+            | _AFFINITY * affinity
+            | _ROUTABLE * frontend.routable
+            | _SOURCE_RANGE * bool(frontend.source_ranges)
+            | _SOURCE_RANGE_DENY * frontend.source_ranges_deny
+            | _L7 * bool(frontend.l7_proxy_port)
+            | _LOOPBACK * frontend.loopback
+        )
 
     def _table(
         self, frontend: Frontend, backends: Sequence[Backend], ids: Mapping[Address, int]
@@ -393,6 +406,22 @@ class LoadBalancer:
             return None, held.maglev if held is not None else None
         table = self._maglev(backends, ids)
         return table, hashlib.sha256(table).digest()
+
+
+def _backend_write(record: BackendRecord) -> Write:
+    address = record.address
+    value = entries.backend_value(address, record.state, record.zone)
+    return Write(entries.backend_key(record.id, address.ip.version), value)
+
+
+def _same(old: Sequence[bytes], new: Sequence[bytes]) -> int:
+    """How many are the same from the first on."""
+    if not old:
+        return 0
+    return next(
+        (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+        min(len(old), len(new)),
+    )
 
 
 def _discard(maps: Maps, families: Iterable[int]) -> list[Write]:

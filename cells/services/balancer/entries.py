@@ -8,13 +8,26 @@ a frontend are in network order, the rest in the machine's, which is little-endi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple
 
-from cells.services.model.types import Address, BackendState, FrontendKey, IPAddress, ServiceFlag
+from cells.services.model.types import Address, BackendState, FrontendKey, ServiceFlag
 
 AFFINITY_MATCH = "cilium_lb_affinity_match"
 PRESENT = b"\x00"
+
+SERVICES = {version: f"cilium_lb{version}_services_v2" for version in (4, 6)}
+BACKENDS = {version: f"cilium_lb{version}_backends_v3" for version in (4, 6)}
+REVERSE_NAT = {version: f"cilium_lb{version}_reverse_nat" for version in (4, 6)}
+MAGLEV = {version: f"cilium_lb{version}_maglev" for version in (4, 6)}
+SOURCE_RANGES = {version: f"cilium_lb{version}_source_range" for version in (4, 6)}
+"""Names of maps, by family."""
+
+_U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
+_BE16 = struct.Struct(">H").pack
+_AFTER_PORT = struct.Struct("<BBHBx").pack
+_AFTER_SLOT = struct.Struct("<BBxx").pack
 
 
 class MapKey(NamedTuple):
@@ -24,19 +37,18 @@ class MapKey(NamedTuple):
     key: bytes
 
 
-def family(address: IPAddress) -> int:
-    """The digit in a map's name."""
-    return address.version
-
-
 def service_key(frontend: FrontendKey, slot: int) -> MapKey:
     """Slot 0 is the frontend itself, the others its backends."""
+    return service_keys(frontend, slot, slot + 1)[0]
+
+
+def service_keys(frontend: FrontendKey, first: int, end: int) -> list[MapKey]:
+    """The keys of slots ``first`` to ``end``, without that."""
     address = frontend.address
-    tail = struct.pack("<HBBxx", slot, address.protocol, frontend.scope)
-    return MapKey(
-        f"cilium_lb{family(address.ip)}_services_v2",
-        address.ip.packed + struct.pack(">H", address.port) + tail,
-    )
+    head = address.ip.packed + _BE16(address.port)
+    tail = _AFTER_SLOT(address.protocol, frontend.scope)
+    name = SERVICES[address.ip.version]
+    return [MapKey(name, head + _U16(slot) + tail) for slot in range(first, end)]
 
 
 def master_value(
@@ -44,7 +56,7 @@ def master_value(
     count: int,
     quarantined: int,
     number: int,
-    flags: ServiceFlag,
+    flags: int,
     timeout: int = 0,
     algorithm: int = 0,
     proxy_port: int = 0,
@@ -53,35 +65,30 @@ def master_value(
     union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
     union |= algorithm << 24
     return (
-        struct.pack("<IH", union, count)
-        + struct.pack(">H", number)
-        + struct.pack("<HH", int(flags), quarantined)
+        struct.pack("<IH", union, count) + struct.pack(">H", number) + struct.pack("<HH", flags, quarantined)
     )
 
 
-def slot_value(*, backend: int, number: int, quarantined: bool) -> bytes:
-    """A slot: which backend."""
-    flags = ServiceFlag.QUARANTINED if quarantined else ServiceFlag(0)
-    return struct.pack("<IH", backend, 0) + struct.pack(">H", number) + struct.pack("<HH", int(flags), 0)
+def slot_values(backends: Iterable[int], number: int, *, quarantined: bool) -> list[bytes]:
+    """Slots of a frontend by its number: which backends."""
+    flags = ServiceFlag.QUARANTINED.value if quarantined else 0
+    tail = b"\0\0" + _BE16(number) + struct.pack("<HH", flags, 0)
+    return [_U32(backend) + tail for backend in backends]
 
 
 def backend_key(number: int, version: int) -> MapKey:
     """A backend by its number."""
-    return MapKey(f"cilium_lb{version}_backends_v3", struct.pack("<I", number))
+    return MapKey(BACKENDS[version], _U32(number))
 
 
 def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
-    return (
-        address.ip.packed
-        + struct.pack(">H", address.port)
-        + struct.pack("<BBHBx", address.protocol, int(state), 0, zone)
-    )
+    return address.ip.packed + _BE16(address.port) + _AFTER_PORT(address.protocol, state, 0, zone)
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:
     """What replies of a frontend's backends are translated to."""
-    return MapKey(f"cilium_lb{version}_reverse_nat", struct.pack(">H", number))
+    return MapKey(REVERSE_NAT[version], _BE16(number))
 
 
 def reverse_nat_value(address: Address) -> bytes:
@@ -92,7 +99,7 @@ def reverse_nat_value(address: Address) -> bytes:
 def source_range_key(number: int, prefix: IPv4Network | IPv6Network) -> MapKey:
     """A range of clients that a frontend serves."""
     head = struct.pack("<I", 32 + prefix.prefixlen) + struct.pack(">Hxx", number)
-    return MapKey(f"cilium_lb{prefix.version}_source_range", head + prefix.network_address.packed)
+    return MapKey(SOURCE_RANGES[prefix.version], head + prefix.network_address.packed)
 
 
 def affinity_key(number: int, backend: int) -> MapKey:
@@ -102,9 +109,4 @@ def affinity_key(number: int, backend: int) -> MapKey:
 
 def maglev_key(number: int, version: int) -> MapKey:
     """The look-up table of a frontend, in the outer map."""
-    return MapKey(f"cilium_lb{version}_maglev", struct.pack(">H", number))
-
-
-def maglev_value(table: list[int]) -> bytes:
-    """The one entry of an inner map: the backend's number for each slot of the table."""
-    return struct.pack(f"<{len(table)}I", *table)
+    return MapKey(MAGLEV[version], _BE16(number))

@@ -28,9 +28,10 @@ from cells.kubernetes import (
 from cells.maps import MapSettings
 from cells.services.balancer import LoadBalancer
 from cells.services.control.kernel import KernelServices
+from cells.services.control.pending import ServiceMaps
 from cells.services.control.redirects import LocalRedirect, local_redirects
 from cells.services.control.served import ServedFrontend, served_frontends
-from cells.services.control.target import ServiceMaps, ServicesTarget
+from cells.services.control.target import ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions

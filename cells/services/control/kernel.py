@@ -8,16 +8,17 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 
 from cells.maps import Map, Maps, create_map, map_by_id
 from cells.services.balancer import MapKey, Write
-from cells.services.control.target import TABLE, ServiceMaps
+from cells.services.control.pending import TABLE, Entries, ServiceMaps
 from lifecycle import HiveError
 
 
 class KernelServices:
-    """The real :class:`~cells.services.control.target.ServiceMaps`."""
+    """The real :class:`~cells.services.control.pending.ServiceMaps`."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
@@ -27,16 +28,16 @@ class KernelServices:
         """The maps of this node."""
         return KernelServices(maps)
 
-    def dump(self) -> dict[MapKey, bytes]:
+    def dump(self) -> Entries:
         """Through descriptors of its own, as the loop may use the others meanwhile."""
-        found: dict[MapKey, bytes] = {}
+        found: Entries = {}
         for held in self._held():
             with map_by_id(held.id, held.spec.name) as table:
-                found.update((MapKey(held.spec.name, key), value) for key, value in table.items())
+                found[held.spec.name] = dict(table.items())
         for outer in (self._maps.maglev4, self._maps.maglev6):
             with map_by_id(outer.id, outer.spec.name) as table:
-                found.update((MapKey(outer.spec.name, key), TABLE) for key, _ in table.items())
-        return found
+                found[outer.spec.name] = dict.fromkeys([key for key, _ in table.items()], TABLE)
+        return {name: entries for name, entries in found.items() if entries}
 
     def write_tables(self, writes: Sequence[Write]) -> None:
         """Through descriptors of its own. New tables at once: the kernel waits once for all of them."""
@@ -58,31 +59,32 @@ class KernelServices:
 
     @staticmethod
     def _update(table: Map, entries: list[tuple[bytes, bytes]]) -> None:
-        try:
+        with _full(table):
             table.update_batch(entries)
-        except OSError as error:
-            if error.errno == errno.E2BIG:
-                raise HiveError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
-            raise
 
     def write(self, where: MapKey, value: bytes | None) -> None:
         """Set the entry, or remove it."""
         table = self._by_name[where.map]
-        try:
-            if value is None:
-                table.delete(where.key)
-            else:
-                table.update(where.key, value)
-        except OSError as error:
-            if error.errno == errno.E2BIG:
-                raise HiveError(f"{where.map} is full: raise bpf-lb-map-max") from error
-            raise
+        if value is None:
+            table.delete(where.key)
+            return
+        with _full(table):
+            table.update(where.key, value)
+
+    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+        """Set entries, or remove them, with one system call."""
+        table = self._by_name[name]
+        if writes[0].value is None:
+            table.delete_batch([where.key for where, _ in writes])
+        else:
+            with _full(table):
+                table.update_batch([(where.key, value) for where, value in writes if value is not None])
 
     def void_verdicts(self) -> None:
         """The node's epoch: flows that were sent to an address as it is go to its backends now."""
         self._maps.epochs.bump()
 
-    @property
+    @cached_property
     def _by_name(self) -> Mapping[str, Map]:
         return {table.spec.name: table for table in self._held()}
 
@@ -91,3 +93,14 @@ class KernelServices:
         yield from (maps.backends4, maps.backends6, maps.reverse_nat4, maps.reverse_nat6)
         yield from (maps.services4, maps.services6, maps.affinity_match)
         yield from (maps.source_range4, maps.source_range6)
+
+
+@contextmanager
+def _full(table: Map) -> Iterator[None]:
+    """Say what to do about a full map."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise HiveError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
+        raise

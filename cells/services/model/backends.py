@@ -5,16 +5,19 @@ Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topolog
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 
 from cells.kubernetes import EndpointConditions, EndpointSlice
 from cells.services.model.options import LoadBalancerOptions
 from cells.services.model.types import (
     ANY_PROTOCOL,
+    DEFAULT_WEIGHT,
     PROTOCOLS,
     Address,
     Backend,
     BackendState,
+    is_port,
     parse_address,
 )
 
@@ -37,39 +40,47 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
 
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several slices is active if one says so."""
-    found: dict[str, dict[Address, Backend]] = {}
+    found: dict[str, dict[bytes, Backend]] = {}
     for slice_ in slices:
-        for backend in _of_slice(slice_, options):
-            held = found.setdefault(backend.port_name, {}).get(backend.address)
+        for key, backend in _of_slice(slice_, options):
+            of_port = found.setdefault(backend.port_name, {})
+            held = of_port.get(key)
             if held is None or backend.state < held.state:
-                found[backend.port_name][backend.address] = backend
-    return {
-        name: tuple(sorted(backends.values(), key=lambda one: (one.address.ip.version, one.address)))
-        for name, backends in found.items()
-    }
+                of_port[key] = backend
+    return {name: tuple([of_port[key] for key in sorted(of_port)]) for name, of_port in found.items()}
 
 
-def _of_slice(slice_: EndpointSlice, options: LoadBalancerOptions) -> Iterable[Backend]:
-    version = {"IPv4": 4, "IPv6": 6}.get(slice_.address_type)
+def _of_slice(slice_: EndpointSlice, options: LoadBalancerOptions) -> Iterable[tuple[bytes, Backend]]:
+    """Each backend of a slice, with bytes that are in the order of addresses."""
+    version = _VERSIONS.get(slice_.address_type)
+    if version is None:
+        return
+    ports = [
+        (
+            port.port,
+            number if options.bpf_lb_proto_diff else ANY_PROTOCOL,
+            port.name or "",
+        )
+        for port in slice_.ports or ()
+        if is_port(port.port) and (number := PROTOCOLS.get(port.protocol or "TCP")) is not None
+    ]
+    tails = [struct.pack(">HB", port, protocol) for port, protocol, _ in ports]
     for endpoint in slice_.endpoints or ():
         state = state_of(endpoint.conditions, options)
-        if state is None or version is None:
+        if state is None:
             continue
+        node, zone = endpoint.node_name or "", endpoint.zone or ""
         hints = endpoint.hints.for_zones if endpoint.hints is not None else None
+        hinted = tuple([each.name for each in hints]) if hints else None
         for text in endpoint.addresses or ():
             address = parse_address(text)
             if address is None or address.version != version:
                 continue
-            for port in slice_.ports or ():
-                number = PROTOCOLS.get(port.protocol or "TCP")
-                if port.port is None or number is None:
-                    continue
-                protocol = number if options.bpf_lb_proto_diff else ANY_PROTOCOL
-                yield Backend(
-                    address=Address(address, port.port, protocol),
-                    state=state,
-                    node=endpoint.node_name or "",
-                    port_name=port.name or "",
-                    zone=endpoint.zone or "",
-                    hinted_zones=tuple(zone.name for zone in hints) if hints else None,
-                )
+            packed = _MARKS[version] + address.packed
+            for (port, protocol, name), tail in zip(ports, tails, strict=True):
+                at = Address(address, port, protocol)
+                yield packed + tail, Backend(at, state, node, name, DEFAULT_WEIGHT, zone, hinted)
+
+
+_VERSIONS = {"IPv4": 4, "IPv6": 6}
+_MARKS = {4: b"\4", 6: b"\6"}

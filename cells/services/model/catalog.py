@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from cells.kubernetes import EndpointSlice, Pod, Service
-from cells.services.model.backends import backends_of
+from cells.services.model.backends import Backends, backends_of
 from cells.services.model.frontends import frontends_of
 from cells.services.model.host_ports import host_port_frontends
 from cells.services.model.options import LoadBalancerOptions, Node
@@ -41,6 +41,8 @@ class ServiceCatalog:
         self._node = node
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
+        self._backends: dict[ServiceName, Backends] = {}
+        """Of the slices, as far as somebody has asked since they changed."""
         self._pods: dict[ServiceName, Pod] = {}
         self._ready: set[ServiceName] = set()
         self.redirects: dict[ServiceName, Redirect] = {}
@@ -70,6 +72,7 @@ class ServiceCatalog:
         """A slice, new or changed."""
         name = ServiceName(slice_.metadata.namespace, slice_.service)
         self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
+        self._backends.pop(name, None)
         self._ready.add(name)
         return self._changes(name)
 
@@ -77,8 +80,11 @@ class ServiceCatalog:
         """A slice that is gone."""
         slices = self._slices.get(name, {})
         slices.pop(slice_name, None)
+        self._backends.pop(name, None)
         if not slices:
             self._slices.pop(name, None)
+            if name not in self._services:
+                self._ready.discard(name)
         return self._changes(name)
 
     def move(self, node: Node) -> Iterator[FrontendChange]:
@@ -142,9 +148,17 @@ class ServiceCatalog:
         service = self._services.get(name)
         frontends: list[Frontend] = []
         if service is not None and name in self._ready:
-            backends = backends_of(self._slices.get(name, {}).values(), self._options)
-            frontends = frontends_of(service, backends, self._node, self._options)
+            frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
         return self._replace(name, frontends)
+
+    def _backends_of(self, name: ServiceName) -> Backends:
+        slices = self._slices.get(name)
+        if not slices:
+            return {}
+        found = self._backends.get(name)
+        if found is None:
+            found = self._backends[name] = backends_of(slices.values(), self._options)
+        return found
 
     def _replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> Iterator[FrontendChange]:
         """The frontends that one owner claims are these from now on."""

@@ -24,12 +24,14 @@ from cells.services.model.types import (
     IPAddress,
     ServiceName,
     ServiceType,
+    is_port,
     is_wildcard,
     parse_address,
     parse_prefix,
 )
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
+LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 LOCAL = "Local"
 TYPES = "service.cilium.io/type"
@@ -127,7 +129,7 @@ class _Conversion:
         for port in ports:
             number = port.node_port if type_ is ServiceType.NODE_PORT else port.port
             protocol = PROTOCOLS.get(port.protocol) if self._options.bpf_lb_proto_diff else ANY_PROTOCOL
-            if protocol is None:
+            if protocol is None or not is_port(number):
                 continue
             for ip in addresses:
                 for scope in (EXTERNAL, INTERNAL) if twins else (EXTERNAL,):
@@ -168,25 +170,29 @@ class _Conversion:
             return 0
         config = self._spec.session_affinity_config
         client_ip = config.client_ip if config is not None else None
-        return client_ip.timeout_seconds if client_ip is not None else DEFAULT_AFFINITY_TIMEOUT
+        if client_ip is None:
+            return DEFAULT_AFFINITY_TIMEOUT
+        return min(max(client_ip.timeout_seconds, 1), LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, key: FrontendKey, type_: ServiceType, port: ServicePort) -> tuple[Backend, ...]:
         """The backends of the frontend's family that its traffic policy and zone leave."""
-        backends = [
-            one
-            for one in self._backends.get(port.name, ())
-            if one.address.ip.version == key.address.ip.version
-        ]
-        backends = self._in_zone(backends)
+        backends = self._in_zone(self._of_family(port.name, key.address.ip.version))
         if type_ is ServiceType.CLUSTER_IP or key.scope == INTERNAL:
             local = self._int_local
         else:
             local = self._ext_local
         if local:
-            backends = [one for one in backends if one.node in ("", self._node.name)]
-        return tuple(backends)
+            return tuple([one for one in backends if one.node in ("", self._node.name)])
+        return backends
 
-    def _in_zone(self, backends: list[Backend]) -> list[Backend]:
+    def _of_family(self, port_name: str, version: int) -> tuple[Backend, ...]:
+        """They are in the order of their addresses, so the ends tell whether all are of one."""
+        backends = self._backends.get(port_name, ())
+        if backends and backends[0].address.ip.version == version == backends[-1].address.ip.version:
+            return backends
+        return tuple([one for one in backends if one.address.ip.version == version])
+
+    def _in_zone(self, backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
         """Those hinted for our zone, all where hints cannot decide."""
         zone = self._node.zone
         if not self._options.enable_service_topology or not zone or self._ext_local or self._int_local:
@@ -194,8 +200,7 @@ class _Conversion:
         every = [one for group in self._backends.values() for one in group]
         if any(one.hinted_zones is None for one in every):
             return backends
-        hinted = [one for one in backends if zone in (one.hinted_zones or ())]
-        return hinted or backends
+        return tuple([one for one in backends if zone in (one.hinted_zones or ())]) or backends
 
 
 def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
@@ -204,6 +209,8 @@ def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend
     Active ones; of those the preferred, if there are any. Where none is active, terminating ones serve on.
     """
     active = [one for one in backends if one.state is BackendState.ACTIVE]
+    if len(active) == len(backends):
+        return active, []
     if not active:
         active = [one for one in backends if one.state is BackendState.TERMINATING]
     chosen = set(map(id, active))

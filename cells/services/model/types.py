@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import NamedTuple
+from socket import AF_INET, inet_pton
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -76,7 +77,7 @@ class ServiceFlag(IntFlag):
     """Of a slot; of slot 0 it is SOURCE_RANGE_DENY."""
 
 
-class Address(NamedTuple):
+class Address(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
     """An address with a port; protocol 0 stands for any."""
 
     ip: IPAddress
@@ -145,6 +146,10 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
 def parse_address(text: str) -> IPAddress | None:
     """An IP address, None where the text is none."""
     try:
+        return IPv4Address(inet_pton(AF_INET, text))  # a third of the time of reading it in Python
+    except (OSError, ValueError):
+        pass
+    try:
         return ip_address(text)
     except ValueError:
         return None
@@ -156,6 +161,11 @@ def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:
         return ip_network(text.strip(), strict=False)
     except ValueError:
         return None
+
+
+def is_port(number: int | None) -> TypeGuard[int]:
+    """Whether a port can have this number."""
+    return number is not None and 0 < number < 1 << 16
 
 
 def is_wildcard(address: IPAddress) -> bool:

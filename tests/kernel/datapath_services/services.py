@@ -20,7 +20,7 @@ from cells.services.balancer.entries import (
     reverse_nat_key,
     reverse_nat_value,
     service_key,
-    slot_value,
+    slot_values,
 )
 from cells.services.model import Address, BackendState, FrontendKey, ServiceFlag
 
@@ -63,9 +63,7 @@ class Services:
             self._write(affinity_key(number, each.number), b"\0")
         active = [each for each in backends if each.state is BackendState.ACTIVE]
         for slot, each in enumerate(active, 1):
-            self._write(
-                service_key(key, slot), slot_value(backend=each.number, number=number, quarantined=False)
-            )
+            self._write(service_key(key, slot), slot_values([each.number], number, quarantined=False)[0])
         self._write(reverse_nat_key(number, frontend.ip.version), reverse_nat_value(frontend))
         master = master_value(count=len(active), quarantined=0, number=number, flags=flags, timeout=timeout)
         self._write(service_key(key, 0), master)

@@ -17,6 +17,7 @@ from cells.services import settings as service_settings
 from cells.services.balancer import LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
 from cells.services.control import ServedFrontend, ServiceMaps
+from cells.services.control.pending import Entries
 from cells.services.control.served import served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.model import (
@@ -62,8 +63,11 @@ class FakeServiceMaps:
         self.full = False
         self.voided = 0
 
-    def dump(self) -> dict[MapKey, bytes]:
-        return dict(self.entries)
+    def dump(self) -> Entries:
+        found: Entries = {}
+        for where, value in self.entries.items():
+            found.setdefault(where.map, {})[where.key] = value
+        return found
 
     def write(self, where: MapKey, value: bytes | None) -> None:
         if value is None:
@@ -72,6 +76,11 @@ class FakeServiceMaps:
             raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
         else:
             self.entries[where] = value
+
+    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+        for where, value in writes:
+            assert where.map == name
+            self.write(where, value)
 
     def write_tables(self, writes: Sequence[Write]) -> None:
         for where, value in writes:

@@ -1,0 +1,248 @@
+"""Whatever is written, fails or is cut short: no frontend names a backend that is missing, or another's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+
+import pytest
+
+from cells.services import control
+from cells.services.balancer import LoadBalancer, MapKey, Write
+from cells.services.balancer.entries import backend_value, service_key
+from cells.services.control.pending import Entries
+from cells.services.control.served import served_frontends
+from cells.services.control.target import ServicesTarget
+from cells.services.maglev import MaglevTables, Seed
+from cells.services.model import (
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceName,
+    ServiceType,
+)
+from cells.services.settings import DEFAULT_SEED
+from lifecycle import BatchError, HiveError
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = LoadBalancerOptions(bpf_lb_algorithm="maglev")
+SERVICES, BACKENDS = "cilium_lb4_services_v2", "cilium_lb4_backends_v3"
+Wanted = dict[FrontendKey, Frontend]
+
+
+class KilledError(BaseException):
+    """The agent is no more."""
+
+
+class WatchedMaps:
+    """Maps that are looked at after every single write; that may be full; and the agent ends before one."""
+
+    def __init__(self) -> None:
+        self.entries: dict[MapKey, bytes] = {}
+        self.allowed: dict[bytes, set[bytes]] = {}
+        """Of each frontend, its key without the slot: the backends it may have now."""
+        self.room: dict[str, int] = {}
+        self.left = -1
+        self.many = 0
+        self.count = 0
+
+    def dump(self) -> Entries:
+        found: Entries = {}
+        for where, value in self.entries.items():
+            found.setdefault(where.map, {})[where.key] = value
+        return found
+
+    def write(self, where: MapKey, value: bytes | None) -> None:
+        if self.left == 0:
+            raise KilledError
+        self.left -= 1
+        self.count += 1
+        if value is None:
+            self.entries.pop(where, None)
+        else:
+            used = sum(each.map == where.map for each in self.entries)
+            if where not in self.entries and used >= self.room.get(where.map, 1 << 20):
+                raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
+            self.entries[where] = value
+        assert list(self.faults()) == []
+
+    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+        self.many += 1
+        assert len({value is None for _, value in writes}) == 1
+        for where, value in writes:
+            assert where.map == name
+            self.write(where, value)
+
+    def write_tables(self, writes: Sequence[Write]) -> None:
+        for where, value in writes:
+            self.write(where, value if value is None else b"")
+
+    def void_verdicts(self) -> None: ...
+
+    def faults(self) -> Iterator[str]:
+        """Slots that count, and lead nowhere or to whom they should not."""
+        for (name, key), value in self.entries.items():
+            if name != SERVICES or key[6:8] != b"\0\0":
+                continue
+            frontend = key[:6] + key[8:]
+            for slot in range(1, int.from_bytes(value[4:6], "little") + 1):
+                at = MapKey(SERVICES, key[:6] + slot.to_bytes(2, "little") + key[8:])
+                held = self.entries.get(at)
+                backend = self.entries.get(MapKey(BACKENDS, held[:4])) if held is not None else None
+                if backend is None:
+                    yield f"{key.hex()}: slot {slot} leads nowhere"
+                elif backend[:7] not in self.allowed[frontend]:
+                    yield f"{key.hex()}: slot {slot} leads to {backend.hex()}"
+
+    def served(self) -> dict[bytes, set[bytes]]:
+        """Who serves each frontend now."""
+        found: dict[bytes, set[bytes]] = {}
+        for (name, key), value in self.entries.items():
+            if name == SERVICES and key[6:8] == b"\0\0":
+                slots = range(1, int.from_bytes(value[4:6], "little") + 1)
+                ats = [MapKey(name, key[:6] + slot.to_bytes(2, "little") + key[8:]) for slot in slots]
+                numbers = [self.entries[at][:4] for at in ats]
+                found[key[:6] + key[8:]] = {self.entries[MapKey(BACKENDS, each)][:7] for each in numbers}
+        return found
+
+
+def name(key: FrontendKey) -> bytes:
+    raw = service_key(key, 0).key
+    return raw[:6] + raw[8:]
+
+
+def addresses(frontend: Frontend) -> set[bytes]:
+    return {backend_value(each.address, BackendState.ACTIVE)[:7] for each in frontend.backends}
+
+
+def someone(draw: random.Random, number: int) -> Frontend:
+    """A frontend with backends that others have too."""
+    backends = tuple(
+        Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6))
+        for each in draw.sample(range(1, 9), draw.randrange(5))
+    )
+    key = FrontendKey(Address(ip_address(f"10.96.0.{number}"), 80, 6))
+    affinity = draw.choice((0, 0, 60))
+    name = ServiceName("shop", "web")
+    return Frontend(key, ServiceType.LOAD_BALANCER, name, backends, affinity_timeout=affinity)
+
+
+class Agent:
+    """One that keeps the maps as a table says."""
+
+    def __init__(self, maps: WatchedMaps, wanted: Wanted) -> None:
+        self.maps = maps
+        self.wanted = wanted
+        self.table = control.frontends()
+        with self.table.txn() as rows:
+            rows.replace_all(wanted.values())
+        maglev = MaglevTables(251, Seed.parse(DEFAULT_SEED))
+        self.target = ServicesTarget(self.table, LoadBalancer(OPTIONS, maglev), maps, served_frontends())
+
+    async def change(self, put: Wanted, drop: set[FrontendKey]) -> None:
+        """Become otherwise: what was may still be, until it is done."""
+        for key, frontend in put.items():
+            self.maps.allowed.setdefault(name(key), set()).update(addresses(frontend))
+            self.wanted[key] = frontend
+        for key in drop:
+            self.wanted.pop(key, None)
+        with suppress(BatchError):
+            await self.target.drop(drop)
+        with suppress(BatchError):
+            await self.target.put(put)
+
+    async def settled(self) -> None:
+        """All is as wanted, and nothing else is there; then nothing else may be."""
+        await self.target.dump()
+        await self.target.put(dict(self.wanted))
+        await self.target.dump()
+        wanted = {name(key): addresses(frontend) for key, frontend in self.wanted.items()}
+        assert self.maps.served() == wanted
+        used = set().union(*wanted.values())
+        assert {value[:7] for where, value in self.maps.entries.items() if where.map == BACKENDS} == used
+        self.maps.allowed = wanted | {key: set() for key in self.maps.allowed if key not in wanted}
+
+
+def change(draw: random.Random, wanted: Wanted) -> tuple[Wanted, set[FrontendKey]]:
+    fresh = [someone(draw, number) for number in draw.sample(range(1, 7), draw.randrange(1, 5))]
+    drop = {each for each in sorted(wanted) if draw.random() < 0.2}
+    return {each.key: each for each in fresh if each.key not in drop}, drop
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_frontend_leads_nowhere_while_maps_are_full_or_not(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    for _ in range(15):
+        maps.room = {each: draw.randrange(12) for each in (SERVICES, BACKENDS) if draw.random() < 0.4}
+        await agent.change(*change(draw, agent.wanted))
+        if draw.random() < 0.3:
+            maps.room = {}
+            await agent.settled()
+    maps.room = {}
+    await agent.settled()
+    assert maps.many
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_nowhere(seed: int) -> None:
+    """The next one goes on from there."""
+    draw = random.Random(seed)  # noqa: S311
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    await agent.change({each.key: each for each in (someone(draw, number) for number in range(1, 5))}, set())
+    await agent.settled()
+    put, drop = change(draw, agent.wanted)
+    before, entries, allowed = dict(agent.wanted), dict(maps.entries), dict(maps.allowed)
+    await agent.change(put, drop)
+    await agent.settled()
+    writes = maps.count
+    for number in range(writes):
+        maps = WatchedMaps()
+        maps.entries = dict(entries)
+        maps.allowed = {key: set(value) for key, value in allowed.items()}
+        agent = Agent(maps, dict(before))
+        await agent.target.dump()
+        maps.left = number
+        try:
+            await agent.change(put, drop)
+        except KilledError:
+            pass
+        else:
+            return  # there are no more
+        maps.left = -1
+        await Agent(maps, agent.wanted).settled()
+    raise AssertionError(f"not done after {writes} writes")
+
+
+async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    draw = random.Random(1)  # noqa: S311
+    known = {each: someone(draw, each) for each in (1, 2, 3)}
+    backends = [Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
+    first, second, third = (
+        Frontend(known[number].key, ServiceType.CLUSTER_IP, ServiceName("shop", "web"), tuple(have))
+        for number, have in ((1, backends[:1]), (2, backends[1:]), (3, backends[1:]))
+    )
+    await agent.change({first.key: first}, set())
+    maps.room = {BACKENDS: 1}
+    for each in (second, third):
+        maps.allowed[name(each.key)] = addresses(each)
+    with pytest.raises(BatchError) as raised:
+        await agent.target.put({first.key: first, second.key: second, third.key: third})
+    assert set(raised.value.failures) == {second.key, third.key}
+    assert set(maps.served()) == {name(first.key)}
+    await agent.target.drop([first.key])  # there is room now
+    await agent.target.put({second.key: second, third.key: third})
+    assert set(maps.served()) == {name(second.key), name(third.key)}
