@@ -28,6 +28,7 @@ from cells.config import drift as config_drift
 from cells.datapath import conntrack
 from cells.endpoint import ciliumendpoint
 from cells.endpoint import gc as endpoint_gc
+from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.node import (
@@ -44,6 +45,7 @@ from cells.node.host_ip_sync import HostIPSync
 from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
+from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
 from cells.services import control as services
@@ -91,6 +93,7 @@ agent = module(
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,
+    policy_host.cell,
     service_settings.cell,
     dns_proxy.cell,
     services.cell,
@@ -99,6 +102,7 @@ agent = module(
     health_checks.cell,
     redirect_skips.cell,
     endpoint.cell,
+    host_endpoint.cell,
     endpoint_restore.cell,
     ciliumendpoint.cell,
     endpoint_gc.cell,

@@ -40,6 +40,7 @@ from cells.cluster.nodes import ClusterNode
 from cells.cni.server import ChainingSettings, QueueLock
 from cells.config import AgentConfig
 from cells.datapath import Datapath, DatapathSettings
+from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import Ipam
 from cells.kubernetes import KubernetesAPI
@@ -95,6 +96,7 @@ def facts(
     programs: DatapathSettings | None = None,
     outside: NodePorts | None = None,
     sockets: SocketLB | None = None,
+    host: HostEndpoint | None = None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
 
@@ -127,6 +129,7 @@ def facts(
         kvstore=kvstore,
         masquerading=next((one.now for one in masquerades), Masquerading),
         services=served,
+        host_firewall=host is not None and host.enabled,
     )
 
 

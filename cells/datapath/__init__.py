@@ -10,7 +10,7 @@ Why:    programs are shared by all endpoints and differ only through maps, so ad
 from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
-from cells.datapath.datapath import TUNNEL_LINK, Datapath, read_object
+from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy, read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.datapath.watchdog import DatapathWatchdog
@@ -26,6 +26,7 @@ __all__ = [
     "Datapath",
     "DatapathSettings",
     "DatapathWatchdog",
+    "HostPolicy",
     "LoadError",
     "LoadedObject",
     "MonitorNotifications",

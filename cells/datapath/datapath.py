@@ -31,6 +31,7 @@ from cells.datapath.selfcheck import self_check
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
+    NODE_AUDITS_HOST,
     BpfError,
     EndpointConfig,
     Map,
@@ -65,6 +66,16 @@ class InForce:
     programs: MappingProxyType[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """Whose policy the node itself has."""
+
+    endpoint_id: int = 0
+    """0: it may do everything."""
+    audited: bool = False
+    """What that policy refuses is let through, and told."""
+
+
 class Datapath:
     """The node's eBPF programs: one set for all endpoints, replaced as a whole.
 
@@ -93,6 +104,7 @@ class Datapath:
         self._node: NodeConfig | None = None
         self.notifications = settings.notifications
         """What the programs tell of packets; tell() changes it."""
+        self._host: HostPolicy | None = None
         lifecycle.append(Hook("load the datapath", self._start, self._stop))
 
     @property
@@ -167,9 +179,34 @@ class Datapath:
         value = self._maps.node.lookup(bytes(4))
         return None if value is None or not any(value) else NodeConfig.unpack(value)
 
+    @property
+    def host_policy(self) -> HostPolicy:
+        """Whose policy the node itself has; before :meth:`set_host_policy`, what a former agent has said."""
+        if self._host is not None:
+            return self._host
+        known = self.known_node()
+        if known is None:
+            return HostPolicy()
+        return HostPolicy(known.host_endpoint, audited=bool(known.flags & NODE_AUDITS_HOST))
+
+    def set_host_policy(self, policy: HostPolicy) -> None:
+        """Have the node itself do only what an endpoint's policy allows, from now on. Raises BpfError."""
+        before = self.host_policy
+        self._host = policy
+        if policy == before:
+            return
+        node = self._node or self.known_node()
+        if node is not None:
+            self._maps.node.update(bytes(4), self._row(node))
+        self._maps.epochs.bump()  # what pods send to the node is judged anew
+
     def _row(self, node: NodeConfig) -> bytes:
+        host = self.host_policy
         told = structs.replace(
-            node, flags=self.notifications.flags, aggregation=self.notifications.aggregation
+            node,
+            flags=self.notifications.flags | NODE_AUDITS_HOST * host.audited,
+            aggregation=self.notifications.aggregation,
+            host_endpoint=host.endpoint_id,
         )
         return told.pack()
 

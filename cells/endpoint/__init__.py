@@ -39,6 +39,7 @@ from cells.endpoint.table.states import (
     State,
     StatusEntry,
     StatusLog,
+    Subject,
     displayed,
     health_of,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "StateFiles",
     "StatusEntry",
     "StatusLog",
+    "Subject",
     "cell",
     "config_row",
     "controllers_of",

@@ -43,7 +43,7 @@ class Families:
     tunnelled: bool = False
     """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
     serves_outside: bool = False
-    """Whether clients outside are served, for which all devices need programs."""
+    """Whether clients outside are served, or the node has a policy: for that all devices need programs."""
 
 
 def native_devices(

@@ -21,6 +21,7 @@ from cells.node.devices import Device, DeviceSettings
 from cells.node.netlink import news
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
+from cells.policy.maps import PolicySettings
 from cells.services.settings import ServiceSettings
 from cells.tunnel import TunnelSettings
 from lifecycle import (
@@ -56,6 +57,7 @@ class Masquerade:
         selection: DeviceSettings,
         tunnel: TunnelSettings,
         services: ServiceSettings | None = None,
+        policy: PolicySettings | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -76,7 +78,9 @@ class Masquerade:
         """Whether pods' IPv6 packets are masqueraded."""
         self._chosen = bool(selection.devices)
         self._tunnelled = tunnel.tunnelled
-        self._serves = services is not None and services.outside
+        self._serves = (services is not None and services.outside) or (
+            policy is not None and policy.enable_host_firewall
+        )
         self._router = router
         self._sysctls = sysctls
         self._own = own

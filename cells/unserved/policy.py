@@ -13,9 +13,6 @@ class UnservedPolicy(UnservedSettings, frozen=True):
     policy_cidr_match_mode: str = ""
     """Networks in policies never select nodes."""
 
-    enable_host_firewall: bool = False
-    """The node itself is not protected yet."""
-
     enable_xdp_prefilter: bool = False
     """Packets are not dropped by the driver yet."""
 

@@ -27,9 +27,16 @@ class KubernetesStatus(Status, frozen=True):
 
 
 class Mode(Model, frozen=True):
-    """A part that is only in a mode: host firewall, encryption, chaining, clock source."""
+    """A part that is only in a mode: encryption, chaining, clock source."""
 
     mode: str = ""
+
+
+class HostFirewall(Model, frozen=True):
+    """Whether the node has a policy of its own, and on which devices."""
+
+    mode: str = ""
+    devices: list[str] = field(default_factory=list)
 
 
 class Switch(Model, frozen=True):
@@ -188,7 +195,7 @@ class StatusResponse(Model, frozen=True):
     kvstore: Status | None = None
     kubernetes: KubernetesStatus | None = None
     kube_proxy_replacement: ProxyReplacement | None = None
-    host_firewall: Mode | None = None
+    host_firewall: HostFirewall | None = None
     encryption: Mode | None = None
     cni_chaining: Mode | None = None
     clock_source: Mode | None = None

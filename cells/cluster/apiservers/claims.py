@@ -134,7 +134,7 @@ class ApiServerClaims:
                 self._identities.release(claimed.identity)
                 self._ipcache.withdraw(RESOURCE, [str(prefix)])
         at_home = any(self._identity_of_others(one) == HOST for one in self._servers)
-        self._identities.relabel(HOST, (*RESERVED_IDENTITIES[HOST], *([LABEL] if at_home else ())))
+        self._identities.label_host("kube-apiserver", [LABEL] if at_home else ())
 
     def _labels(self, prefix: IPNetwork) -> tuple[str, ...] | None:
         """Those of the identity the prefix should have; None where it has that of other claims."""

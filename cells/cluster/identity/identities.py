@@ -13,10 +13,11 @@ import msgspec
 
 from cells.cluster.identity.allocator import IdentityAllocator, Labels, NodeAllocator
 from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
-from cells.cluster.identity.labels import labels_sha256
+from cells.cluster.identity.labels import labels_sha256, parse, texts
 from cells.cluster.identity.numbers import (
     CLUSTER,
     FIXED,
+    HOST,
     LOCAL,
     REMOTE_NODES,
     RESERVED_IDENTITIES,
@@ -81,6 +82,8 @@ class Identities:
         self._cluster: set[int] = set()
         """Those that the cluster knows: they are listed whether or not anybody here has them."""
         self._asked: dict[Labels, anyio.Event] = {}
+        self._of_host: dict[str, frozenset[str]] = {}
+        """The host's labels, by who says so."""
 
     def acquire_now(self, labels: Labels, former: int = 0) -> Identity | None:
         """One more reference to the identity of ``labels``, if that takes no waiting; else None.
@@ -132,9 +135,11 @@ class Identities:
                 else:
                     self._drop(number)
 
-    def relabel(self, number: int, labels: Labels) -> None:
-        """A fixed identity stands for these labels now: the host is an API server, or is none any more."""
-        if scope_of(number) in FIXED and self.table.get(number) != (known := Identity(number, labels)):
+    def label_host(self, of: str, labels: Iterable[str]) -> None:
+        """The host has these labels, too, by somebody's word: of its node, or that it is an API server."""
+        self._of_host[of] = frozenset(labels)
+        known = Identity(HOST, texts(map(parse, {*RESERVED_IDENTITIES[HOST]}.union(*self._of_host.values()))))
+        if self.table.get(HOST) != known:
             self._put(known)
 
     # This node's own, over a restart

@@ -8,6 +8,7 @@
 #include <linux/pkt_cls.h>
 
 #include "host/egress.h"
+#include "host/policy.h"
 #include "overlay/egress.h"
 #include "overlay/ingress.h"
 #include "netdev/egress.h"
@@ -38,7 +39,14 @@ SEC("tc")
 int hive_from_host(struct __sk_buff *skb)
 {
 	struct flow flow = {};
+	int verdict;
 
+	if (unlikely(host_endpoint())) {
+		verdict = host_guard(skb, &flow, EGRESS);
+		if (verdict != TC_ACT_OK)
+			return finish(skb, &flow, verdict);
+		flow = (struct flow){};
+	}
 	return finish(skb, &flow, host_sends(skb, &flow));
 }
 
@@ -50,7 +58,7 @@ int hive_to_pod(struct __sk_buff *skb)
 	return finish(skb, &flow, pod_gets(skb, &flow));
 }
 
-/* Everything may reach the host: it has no policy of its own. */
+/* What reaches the host here has been judged where it came from. */
 SEC("tc")
 int hive_to_host(struct __sk_buff *skb)
 {
@@ -76,15 +84,25 @@ SEC("tc")
 int hive_from_device(struct __sk_buff *skb)
 {
 	struct flow flow = {};
+	int verdict = device_gets(skb, &flow);
 
-	return finish(skb, &flow, device_gets(skb, &flow));
+	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
+		verdict = host_guard(skb, &flow, INGRESS);
+	return finish(skb, &flow, verdict);
 }
 
 SEC("tc")
 int hive_to_device(struct __sk_buff *skb)
 {
 	struct flow flow = {};
+	int verdict;
 
+	if (unlikely(host_endpoint())) {
+		verdict = host_guard(skb, &flow, EGRESS);
+		if (verdict != TC_ACT_OK)
+			return finish(skb, &flow, verdict);
+		flow = (struct flow){};
+	}
 	return finish(skb, &flow, device_sends(skb, &flow));
 }
 

@@ -3,6 +3,7 @@
 Needs: Ipam, HostLinks, Maps, LocalAddresses, PolicyMaps and the endpoint cell.   Gives: cell.
 """
 
+from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore.edges import LinkEvents, RestoreAddresses, RestoreLinks, StaleMaps
 from cells.endpoint.restore.exposed import ExposedEndpoints, RegeneratedEndpoints
 from cells.endpoint.restore.link_events import KernelLinkEvents
@@ -14,11 +15,12 @@ from cells.ipam import Ipam
 from cells.maps import Maps, PolicyMaps
 from cells.node.local_addresses import LocalAddresses
 from cells.node.netlink import HostLinks
-from lifecycle import invoke, module, provide, provide_private
+from lifecycle import after, invoke, module, provide, provide_private
 
 
+@after(HostEndpoint)
 def stale_maps(maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> StaleMaps:
-    """The node's maps, as restore looks at them."""
+    """The node's maps, as restore looks at them: after the host endpoint has taken its own."""
     return KernelStaleMaps(maps, local, policies)
 
 

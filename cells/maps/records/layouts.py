@@ -45,11 +45,13 @@ NODE_NOTIFY_DROP: Final = 1
 NODE_NOTIFY_TRACE: Final = 2
 NODE_NOTIFY_POLICY_VERDICT: Final = 4
 NODE_AUDITS_POLICY: Final = 8
+NODE_AUDITS_HOST: Final = 16
 NODE_EVENTS: Final = {
     NODE_NOTIFY_DROP: "drops",
     NODE_NOTIFY_TRACE: "traces",
     NODE_NOTIFY_POLICY_VERDICT: "policy verdicts",
     NODE_AUDITS_POLICY: "policy is audited only",
+    NODE_AUDITS_HOST: "the node's own policy is audited only",
 }
 """In words, for people."""
 
@@ -112,7 +114,8 @@ _node = Layout(
     pod_cidr6="16s",
     pod_prefix6="I",
     aggregation="I",
-    pad="16x",
+    host_endpoint="I",
+    pad="12x",
 )
 _NO_IPV6: Final = IPv6Address(0)
 _NO_IPV4: Final = IPv4Address(0)
@@ -386,11 +389,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
     pod_cidr: IPv4Network | None
     flags: int = 0
     """NODE_NOTIFY_DROP, NODE_NOTIFY_TRACE, NODE_NOTIFY_POLICY_VERDICT: which events the programs send.
-    NODE_AUDITS_POLICY: what policy refuses is let through, and told."""
+    NODE_AUDITS_POLICY: what policy refuses is let through, and told; NODE_AUDITS_HOST: the same of the
+    node's own policy."""
     router_ip6: IPv6Address | None = None
     pod_cidr6: IPv6Network | None = None
     aggregation: int = 0
     """Of trace events, 0 (none) to 4 (maximum)."""
+    host_endpoint: int = 0
+    """Whose policy the node itself has; 0: it may do everything."""
 
     def pack(self) -> bytes:
         cidr, cidr6 = self.pod_cidr or _NO_NETWORK, self.pod_cidr6 or _NO_NETWORK6
@@ -400,13 +406,13 @@ class NodeConfig(msgspec.Struct, frozen=True):
             *links,
             *(cidr.network_address.packed, cidr.netmask.packed, self.flags),
             *((self.router_ip6 or _NO_IPV6).packed, cidr6.network_address.packed, cidr6.prefixlen),
-            self.aggregation,
+            *(self.aggregation, self.host_endpoint),
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         ip4, host_ifindex, host_mac, net_mac, net_ifindex, cidr4, mask, flags, *rest = _node.unpack(data)
-        ip6, cidr6, bits6, aggregation = rest
+        ip6, cidr6, bits6, aggregation, host_endpoint = rest
         return cls(
             IPv4Address(ip4) if any(ip4) else None,
             *(host_ifindex, host_mac, net_ifindex, net_mac),
@@ -414,5 +420,5 @@ class NodeConfig(msgspec.Struct, frozen=True):
             flags,
             IPv6Address(ip6) if any(ip6) else None,
             IPv6Network((cidr6, bits6)) if bits6 else None,
-            aggregation,
+            *(aggregation, host_endpoint),
         )

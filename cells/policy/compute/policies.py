@@ -200,9 +200,16 @@ class ComputedPolicies:
             self._release(shared, list(shared.peers))
 
     def add_identity(self, identity: int, labels: LabelSet) -> list[Difference]:
-        """Know an identity: the entries it gets; of one that had other labels also those that go."""
-        before = [] if identity not in self._cache.identities else self.remove_identity(identity)
-        return before + list(self._follow(self._cache.add_identity(identity, labels)))
+        """Know an identity: the entries it gets; of one that had other labels also those that go.
+
+        Endpoints of such an identity may be selected by other rules now.
+        """
+        relabelled = identity in self._cache.identities
+        before = self.remove_identity(identity) if relabelled else []
+        found = before + list(self._follow(self._cache.add_identity(identity, labels)))
+        if relabelled:
+            found += [self._recompute(one) for one in self._shared.values() if one.key.identity == identity]
+        return found
 
     def remove_identity(self, identity: int) -> list[Difference]:
         """Forget an identity: the entries that go."""

@@ -71,6 +71,8 @@ def policy_options(
         enable_policy=policy.enable_policy.value,
         enforces_init=kubernetes.has_source,
         allow_localhost="always" if localhost else "policy",
+        enable_host_firewall=policy.enable_host_firewall,
+        host_names=False,
         enable_l7_proxy=names,
         learns_names=names,
         serves_requests=False,

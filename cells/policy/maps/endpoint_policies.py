@@ -54,6 +54,8 @@ class EndpointPolicies:
         """Endpoints whose maps are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
         """What maps were last made whole."""
+        self._hosts: set[int] = set()
+        """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
         """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
         self.apply_soon: Callable[[], object] = lambda: None
@@ -77,12 +79,17 @@ class EndpointPolicies:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
+        self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
         for table in (self.table, self.realized):
             with table.txn() as rows:
                 rows.delete(endpoint_id)
         self._pool.release(endpoint_id)
+
+    def follow_host(self, endpoint_id: int) -> None:
+        """The endpoint is the node itself: its map follows its policy, and nothing else is regenerated."""
+        self._hosts.add(endpoint_id)
 
     # Policies
 
@@ -156,6 +163,8 @@ class EndpointPolicies:
                 rows.put(policy)
                 if self._is_realized(policy, known):
                     self._tell(policy)
+                elif policy.endpoint_id in self._hosts:
+                    self._changed.add(policy.endpoint_id)
                 elif policy.revision != self.status(policy.endpoint_id).revision:
                     regenerated.add(policy.endpoint_id)
                 elif policy != known:

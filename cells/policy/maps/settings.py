@@ -40,6 +40,9 @@ class PolicySettings(Settings, frozen=True):
     policy_map_full_reconciliation_interval: Duration = minutes(15)
     """How often whole policy maps are compared with what should be in them; 0 never does."""
 
+    enable_host_firewall: bool = False
+    """Whether the node itself does only what policies with a nodeSelector allow."""
+
     enable_endpoint_lockdown_on_policy_overflow: bool = False
     """Whether an endpoint whose policy map has no room may do nothing, not what there was room for."""
 

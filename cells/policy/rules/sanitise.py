@@ -29,6 +29,7 @@ from cells.policy.rules.schema import (
 
 NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
 NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
+NO_HOST_NAMES = "the DNS proxy serves pods, not the node itself: leave dns out, or allow the port as a whole"
 NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
 NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
 
@@ -47,15 +48,20 @@ def sanitise(spec: RuleSpec, options: PolicyOptions, *, cluster_wide: bool) -> N
         raise PolicyError("rule cannot have NodeSelector")
     for path, rule in spec.parts():
         with at(path):
-            _served(rule, options)
+            _served(rule, options, hosts=hosts)
             if isinstance(rule, IngressRule):
                 _ingress(rule, options, hosts=hosts)
             else:
                 _egress(rule, options, hosts=hosts)
 
 
-def _served(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
+def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
     """Refuse by name what this agent cannot do."""
+    if hosts and not options.host_names:
+        for index, port in enumerate(rule.to_ports or ()):
+            if port.rules is not None and port.rules.dns is not None:
+                with at(f"toPorts[{index}].rules.dns"):
+                    raise PolicyError(NO_HOST_NAMES)
     if options.enable_l7_proxy and not options.serves_requests:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):

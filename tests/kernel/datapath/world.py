@@ -168,11 +168,11 @@ class World:
             self.identify(ip, HOST)
         self.tell()
 
-    def tell(self, flags: int = 0, aggregation: int = 0) -> None:
-        """Which events the programs send."""
+    def tell(self, flags: int = 0, aggregation: int = 0, host_endpoint: int = 0) -> None:
+        """Which events the programs send, and whose policy the node has."""
         node = NodeConfig(
             *(IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")),
-            *(flags, IPv6Address(ROUTER6), IPv6Network("fd00:10:1::/64"), aggregation),
+            *(flags, IPv6Address(ROUTER6), IPv6Network("fd00:10:1::/64"), aggregation, host_endpoint),
         )
         self.maps["hive_node"].update(bytes(4), node.pack())
 

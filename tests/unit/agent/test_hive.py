@@ -20,8 +20,9 @@ from cells.agent import agent
 from cells.cluster.ipcache import IpcacheMap
 from cells.cluster.node_ids import NodeMap
 from cells.config import AgentConfig
-from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog
+from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog, HostPolicy
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
+from cells.endpoint.host import HostPrograms
 from cells.endpoint.restore import StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
 from cells.maps import Maps, MapWatchdog, PolicyMaps, TunnelConfig
@@ -98,6 +99,16 @@ async def no_routes(name: str) -> list[TunnelRoute]:
     return []
 
 
+class NoHostPolicy:
+    """Programs of a node that may do everything."""
+
+    host_policy = HostPolicy()
+
+    def set_host_policy(self, policy: HostPolicy) -> None:
+        """It stays so."""
+        assert policy == HostPolicy()
+
+
 def nothing() -> None:
     """Nor descriptors to give up."""
 
@@ -113,6 +124,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
         replace(PolicyMapPool, kernel),
+        replace(HostPrograms, NoHostPolicy()),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
         replace(LxcMap, FakeLxcMap()),

@@ -25,6 +25,7 @@ from cells.endpoint import (
 from cells.node.netlink import mac_text, parse_mac
 
 ZERO_MAC = bytes(6)
+POLICY_AUDIT_MODE = "PolicyAuditMode"
 ANY_SOURCES = frozenset({"any", "unspec"})
 
 
@@ -74,6 +75,16 @@ def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
     )
 
 
+def audit_option(audited: bool) -> dict[str, str]:
+    """The option of the host endpoint that can be changed."""
+    return {POLICY_AUDIT_MODE: ENABLED if audited else DISABLED}
+
+
+def requested_audit(body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]) -> bool:
+    """Whether PATCH of the options of the host endpoint asks for its policy to be audited only."""
+    return _requested(body, POLICY_AUDIT_MODE, now, immutable)
+
+
 def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
     """The labels a user put on the endpoint."""
     return models.LabelConfigurationSpec(user=sorted(endpoint.custom_labels))
@@ -87,19 +98,23 @@ def requested_verification(
     Clients send all options back, those they do not change as words, others as ``0`` or ``1``. Raises
     EndpointError 400 for an option that cannot be changed, or a value that is none.
     """
-    verify = now
+    return _requested(body, SOURCE_IP_VERIFICATION, now, immutable)
+
+
+def _requested(
+    body: models.EndpointConfigurationSpec, option: str, now: bool, immutable: Mapping[str, str]
+) -> bool:
+    wanted = now
     for name, value in sorted((body.options or {}).items()):
-        if name == SOURCE_IP_VERIFICATION:
+        if name == option:
             if value.lower() not in ON | OFF:
                 raise EndpointError(
                     400, f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}'
                 )
-            verify = value.lower() in ON
+            wanted = value.lower() in ON
         elif name not in immutable or _switched(value) != _switched(immutable[name]):
-            raise EndpointError(
-                400, f"option {name} of an endpoint cannot be changed: only {SOURCE_IP_VERIFICATION} can"
-            )
-    return verify
+            raise EndpointError(400, f"option {name} of this endpoint cannot be changed: only {option} can")
+    return wanted
 
 
 def _switched(value: str) -> str:

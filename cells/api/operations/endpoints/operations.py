@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from cells.api.models import v1 as models
 from cells.api.operations.endpoints import mapping as endpoint_mapping
 from cells.api.operations.endpoints.encoded import EncodedEndpoints
@@ -24,8 +26,11 @@ from cells.endpoint import (
     EndpointError,
     EndpointRequest,
     Endpoints,
+    State,
+    StatusLog,
     controllers_of,
 )
+from cells.endpoint.host import HostEndpoint
 from cells.ipam import Family
 from cells.maps import PoolEmpty
 from cells.observe.controllers import Controllers
@@ -52,8 +57,10 @@ class EndpointOperations:
         pool: PolicyPool,
         policies: EndpointPolicyModels,
         facts: NodeStatus,
+        host: HostEndpoint | None = None,
     ) -> None:
         self._endpoints = endpoints
+        self._host = host
         self._controllers = controllers
         self._changes = changes
         self._encoded = EncodedEndpoints(endpoints, controllers, policies)
@@ -82,13 +89,16 @@ class EndpointOperations:
 
     async def list_endpoints(self, request: Request) -> Response:
         """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
+        host = self._host.row if self._host is not None else None
         if not request.body:
-            return answer(200, self._encoded.all(config_mapping.host_addressing(self._facts.node())))
+            found = self._encoded.all(config_mapping.host_addressing(self._facts.node()))
+            return answer(200, found if host is None else [*found, self._model(host)])
         wanted = read_body(request, list[str], "labels")
-        found = [e for e in self._endpoints.all() if endpoint_mapping.has_labels(e, wanted)]
-        if wanted and not found:
+        every = self._endpoints.all() if host is None else [*self._endpoints.all(), host]
+        chosen = [e for e in every if endpoint_mapping.has_labels(e, wanted)]
+        if wanted and not chosen:
             return empty(404)
-        return answer(200, [self._model(endpoint) for endpoint in found])
+        return answer(200, [self._model(endpoint) for endpoint in chosen])
 
     async def get_endpoint(self, request: Request) -> Response:
         """GET /endpoint/{id}."""
@@ -122,7 +132,7 @@ class EndpointOperations:
 
     async def delete_endpoint(self, request: Request) -> Response:
         """DELETE /endpoint/{id}."""
-        return self._deleted([self._find(request)])
+        return self._deleted([self._find_pod(request)])
 
     async def delete_endpoints(self, request: Request) -> Response:
         """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
@@ -141,11 +151,11 @@ class EndpointOperations:
 
     async def get_endpoint_health(self, request: Request) -> Response:
         """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
-        return answer(200, endpoint_mapping.health_model(self._endpoints.shown_state(self._find(request))))
+        return answer(200, endpoint_mapping.health_model(self._shown(self._find(request))[0]))
 
     async def get_endpoint_log(self, request: Request) -> Response:
         """GET /endpoint/{id}/log, the newest line first."""
-        log = self._endpoints.status(self._find(request).id)
+        _, log = self._shown(self._find(request))
         return answer(200, [endpoint_mapping.log_line(entry) for entry in log.entries()])
 
     async def get_endpoint_labels(self, request: Request) -> Response:
@@ -154,7 +164,7 @@ class EndpointOperations:
 
     async def get_endpoint_config(self, request: Request) -> Response:
         """GET /endpoint/{id}/config."""
-        realized = endpoint_mapping.configuration_model(self._find(request))
+        realized = self._configuration(self._find(request))
         immutable = config_mapping.event_options(self._facts.node().notifications)
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
 
@@ -162,6 +172,15 @@ class EndpointOperations:
         """PATCH /endpoint/{id}/config: the endpoint is built by the time of the answer."""
         endpoint = self._find(request)
         body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
+        if self._host is not None and endpoint is self._host.row:
+            self._host.audit(
+                endpoint_mapping.requested_audit(
+                    body,
+                    self._host.audited,
+                    config_mapping.event_options(self._facts.node().notifications),
+                )
+            )
+            return empty(200)
         verify = endpoint_mapping.requested_verification(
             body,
             not endpoint.datapath.disable_sip_verification,
@@ -171,23 +190,47 @@ class EndpointOperations:
 
     async def patch_endpoint_labels(self, request: Request) -> Response:
         """PATCH /endpoint/{id}/labels: ``user`` is all that a user wants on it."""
-        endpoint = self._find(request)
+        endpoint = self._find_pod(request)
         body = read_body(request, models.LabelConfigurationSpec, "configuration")
         return _built(await self._changes.relabel(endpoint, body.user))
 
     def _find(self, request: Request) -> Endpoint:
         text = request.match_info["id"]
         endpoint = self._endpoints.lookup(text)
+        host = self._host.row if self._host is not None else None
+        if endpoint is None and host is not None and text in {str(host.id), f"cilium-local:{host.id}"}:
+            return host
         if endpoint is None:
             raise EndpointError(404, f"endpoint {text} not found")
         return endpoint
 
+    def _find_pod(self, request: Request) -> Endpoint:
+        endpoint = self._find(request)
+        if self._host is not None and endpoint is self._host.row:
+            raise EndpointError(400, f"endpoint {endpoint.id} is the node itself: it follows its Node object")
+        return endpoint
+
+    def _shown(self, endpoint: Endpoint) -> tuple[State, StatusLog]:
+        """The state it shows, and its log."""
+        if self._host is not None and endpoint is self._host.row:
+            return self._host.shown_state, self._host.status
+        return self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
+
+    def _configuration(self, endpoint: Endpoint) -> models.EndpointConfigurationSpec:
+        configuration = endpoint_mapping.configuration_model(endpoint)
+        if self._host is None or endpoint is not self._host.row:
+            return configuration
+        return replace(configuration, options=endpoint_mapping.audit_option(self._host.audited))
+
     def _model(self, endpoint: Endpoint) -> models.Endpoint:
         addressing = config_mapping.host_addressing(self._facts.node())
-        shown, log = self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
+        shown, log = self._shown(endpoint)
         controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))
         policy = self._policies.of(endpoint)
-        return endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, policy, controllers)
+        model = endpoint_mapping.endpoint_model(endpoint, shown, log, addressing, policy, controllers)
+        if self._host is None or endpoint is not self._host.row:
+            return model
+        return replace(model, spec=self._configuration(endpoint))
 
 
 def _built(wrong: str) -> Response:

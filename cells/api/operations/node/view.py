@@ -55,6 +55,7 @@ class NodeView:
         kvstore: KVStore | None = None,
         masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
         services: Callable[[], ServiceFacts] | None = None,
+        host_firewall: bool = False,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -75,6 +76,7 @@ class NodeView:
         self._kvstore = kvstore
         self._masquerading = masquerading
         self._services = services
+        self._host_firewall = host_firewall
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
@@ -141,6 +143,7 @@ class NodeView:
             kvstore=kvstore_status(self._kvstore),
             masquerading=self._masquerading(),
             services=self._services() if self._services is not None else NOTHING_SERVED,
+            host_firewall=self._host_firewall,
         )
 
 

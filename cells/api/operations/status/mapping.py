@@ -107,6 +107,8 @@ class StatusFacts:
     """How the store that nodes share is."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
     services: ServiceFacts = NOTHING_SERVED
+    host_firewall: bool = False
+    """Whether the node has a policy of its own."""
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -197,7 +199,10 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
         kvstore=facts.kvstore,
         kubernetes=facts.kubernetes,
         kube_proxy_replacement=proxy_replacement(facts.services, facts.uplinks),
-        host_firewall=wire.Mode(mode="Disabled"),
+        host_firewall=wire.HostFirewall(
+            mode="Enabled" if facts.host_firewall else "Disabled",
+            devices=sorted(facts.uplinks) if facts.host_firewall else [],
+        ),
         encryption=wire.Mode(mode="Disabled"),
         cni_chaining=wire.Mode(mode=facts.node.chaining),
         clock_source=wire.Mode(mode="ktime"),

@@ -53,13 +53,15 @@ struct node_config {
 	struct address pod_cidr6;
 	__u32 pod_prefix6;
 	__u32 aggregation; /* of trace events, as monitor-aggregation counts: 0 none to 4 maximum */
-	__u64 pad[2];
+	__u32 host_endpoint; /* whose policy the node itself has; 0: it may do everything */
+	__u32 pad[3];
 };
 
 #define NODE_NOTIFY_DROP 1
 #define NODE_NOTIFY_TRACE 2
 #define NODE_NOTIFY_POLICY_VERDICT 4
 #define NODE_AUDITS_POLICY 8 /* what policy refuses is let through, and told */
+#define NODE_AUDITS_HOST 16  /* the same of the node's own policy */
 
 /* cilium_lxc: where an address of this node lives. */
 struct address_key {

@@ -10,6 +10,7 @@
 #include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 
+#include "host/policy.h"
 #include "lib/mark.h"
 #include "lib/network.h"
 #include "nat/error.h"
@@ -94,7 +95,10 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 		return DROP(INGRESS, DROP_UNROUTABLE); /* gone, or never here: the stack might send it back */
 	if (local->flags & ADDRESS_IS_HOST) {
 		verdict = overlay_returns(skb, flow, family);
-		return verdict == UNDECIDED ? overlay_to_host(skb, flow, family) : verdict;
+		if (verdict != UNDECIDED)
+			return verdict;
+		refused = unlikely(host_endpoint()) ? host_admits(skb, flow, family) : 0;
+		return refused ? DROP(INGRESS, refused) : overlay_to_host(skb, flow, family);
 	}
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;

@@ -4,6 +4,7 @@
 
 #include <linux/pkt_cls.h>
 
+#include "host/policy.h"
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
@@ -221,6 +222,10 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	proxied = flow->proxy_port;
 	if (unlikely(proxied) && proxy_takes(skb, flow, family))
 		return to_proxy(skb, flow, status, family);
+	if (local && local->flags & ADDRESS_IS_HOST && unlikely(host_endpoint())) {
+		verdict = host_admits(skb, flow, family);
+		return verdict ? DROP(INGRESS, verdict) : to_stack(skb, flow, status, family); /* asked every time */
+	}
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	received = status;

@@ -103,6 +103,15 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 | (__u32)entry->proxy_port << 16;
 }
 
+/* Whether what the endpoint's policy refuses is let through. */
+static __always_inline bool is_audited(__u32 endpoint)
+{
+	const struct node_config *node = node_facts();
+
+	return node && (node->flags & NODE_AUDITS_POLICY ||
+			(node->flags & NODE_AUDITS_HOST && endpoint == node->host_endpoint));
+}
+
 /* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Tells of what is new, and notes in
  * `flow` the proxy that is to take it.
  */
@@ -112,7 +121,8 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 	int answer = policy_ask(flow, direction, use), refused = REFUSED(answer);
 	__u32 how = MATCHED(MATCH_OF(answer), family);
 
-	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY && node_tells(NODE_AUDITS_POLICY))) {
+	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY &&
+		     is_audited(direction == EGRESS ? flow->source : flow->destination))) {
 		tell_verdict(skb, flow, direction, 0, how | AUDITED);
 		return 0;
 	}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Host policies: what the node itself may get and send, by the policy of its host endpoint.
+ *
+ * Asked where packets come to the node or leave it: at native devices, and between it and pods. What goes on with a
+ * flow that was let through the other way passes, and so does neighbour discovery. Without a host endpoint nobody is
+ * asked.
+ */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "ct/conntrack.h"
+#include "lib/identity.h"
+#include "lib/mark.h"
+#include "lib/network.h"
+#include "nodeport/forward.h"
+#include "pod/neighbours.h"
+#include "policy/policy.h"
+
+/* The endpoint whose policy is the node's; 0: the node may do everything. */
+static __always_inline __u32 host_endpoint(void)
+{
+	const struct node_config *node = node_facts();
+
+	return node ? node->host_endpoint : 0;
+}
+
+static __always_inline bool is_host(const struct address *ip, __u8 family)
+{
+	const struct address_info *local = address_lookup(ip, family);
+
+	return local && local->flags & ADDRESS_IS_HOST;
+}
+
+/* 0 if the packet, which is read, may pass; else the reason to drop it. Of a protocol that conntrack does not know
+ * (`tracked`) every packet is judged by itself. A node whose policy map is gone is not locked up for that.
+ */
+static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, enum direction direction, bool tracked,
+				      __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = skb->len };
+	enum ct_status status = CT_ESTABLISHED;
+	__u32 now = ct_now();
+	struct ct_entry *entry;
+	int refused;
+
+	if (tracked) {
+		status = ct_lookup(flow, direction, now, family, &entry);
+		if (status == CT_REPLY || status == CT_RELATED)
+			return 0;
+	}
+	refused = policy_check(skb, flow, direction, status == CT_NEW, &use, family);
+	if (refused)
+		return refused == DROP_ENDPOINT_NOT_READY ? 0 : refused;
+	return status == CT_NEW ? ct_create(flow, direction, now, family) : 0;
+}
+
+/* The same for what a pod, or another node by the tunnel, sends to the node. `flow` says who that is. */
+VERIFIED_ALONE host_admits(struct __sk_buff *skb, struct flow *flow, __u32 family)
+{
+	if (!flow)
+		return DROP_INVALID;
+	flow->destination = host_endpoint();
+	flow->destination_identity = IDENTITY_HOST;
+	return host_judge(skb, flow, INGRESS, true, family);
+}
+
+/* For what a device brings: 0 too if it is not for the node. What cannot be read is the stack's to refuse. */
+static __always_inline int host_gets(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	int refused = parse_network(skb, flow, family);
+
+	if (refused || !is_host(&flow->daddr, family))
+		return 0;
+	refused = parse_payload(skb, flow, true, family);
+	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
+		return refused;
+	if (family == FAMILY_IPV6 && !refused && finds_neighbours(flow))
+		return 0;
+	flow->source_identity = nodeport_client_identity(flow, family);
+	flow->destination = host_endpoint();
+	flow->destination_identity = IDENTITY_HOST;
+	return host_judge(skb, flow, INGRESS, !refused, family);
+}
+
+/* Whether others than the node itself have sent it, and so have been judged: pods, proxies for them, clients outside
+ * that are passed on; or it is a tunnel's, of which the packet inside counts.
+ */
+static __always_inline bool is_others(__u32 mark)
+{
+	switch (mark & MARK_KIND) {
+	case MARK_TO_PROXY:
+	case MARK_SNAT_DONE:
+	case MARK_OVERLAY:
+	case MARK_INGRESS_PROXY:
+	case MARK_EGRESS_PROXY:
+	case MARK_IDENTITY:
+		return true;
+	}
+	return false;
+}
+
+/* For what leaves by a device, or to a pod: 0 too if the node has not sent it. */
+static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	int refused;
+
+	if (is_others(mark_read(skb)))
+		return 0;
+	refused = parse_network(skb, flow, family);
+	if (refused || !is_host(&flow->saddr, family) || is_host(&flow->daddr, family))
+		return 0;
+	refused = parse_payload(skb, flow, true, family);
+	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
+		return refused;
+	if (family == FAMILY_IPV6 && !refused && finds_neighbours(flow))
+		return 0;
+	flow->source = host_endpoint();
+	flow->source_identity = IDENTITY_HOST;
+	flow->destination_identity = identity_of(ipcache_lookup(&flow->daddr, family));
+	if (flow->destination_identity == IDENTITY_WORLD)
+		flow->destination_identity = world_identity(family);
+	return host_judge(skb, flow, EGRESS, !refused, family);
+}
+
+VERIFIED_ALONE host4_gets(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? host_gets(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+}
+
+VERIFIED_ALONE host6_gets(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? host_gets(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+}
+
+VERIFIED_ALONE host4_leaves(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? host_leaves(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+}
+
+VERIFIED_ALONE host6_leaves(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? host_leaves(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+}
+
+/* Let the packet go on, or not, as the node's policy says; the verdict. `flow` is the packet's as it leaves here. */
+static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, enum direction direction)
+{
+	struct ethernet *eth = packet_eth(skb);
+	int refused = 0;
+
+	if (!eth)
+		return TC_ACT_OK;
+	*flow = (struct flow){};
+	if (eth->protocol == bpf_htons(ETH_P_IP))
+		refused = direction == INGRESS ? host4_gets(skb, flow) : host4_leaves(skb, flow);
+	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
+		refused = direction == INGRESS ? host6_gets(skb, flow) : host6_leaves(skb, flow);
+	return refused ? DROP(direction, refused) : TC_ACT_OK;
+}

@@ -1,0 +1,55 @@
+"""The host endpoint's labels are those of its node; its policy is in force once all rules are known.
+
+For:    nobody.   Needs: HostEndpoint, Identities, ReadTable[ClusterNode], KnownRules.   Gives: HostLabels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cells.cluster.identity import HOST, Identities, Label, texts
+from cells.cluster.nodes import ClusterNode
+from cells.endpoint.host import HostEndpoint
+from cells.policy.maps import KnownRules
+from lifecycle import Change, Jobs, ReadTable
+
+
+class HostLabels:
+    """Follows this node's row."""
+
+    def __init__(
+        self,
+        host: HostEndpoint,
+        identities: Identities,
+        nodes: ReadTable[ClusterNode],
+        rules: KnownRules | None,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._host = host
+        self._identities = identities
+        self._nodes = nodes
+        self._rules = rules
+        if host.enabled:
+            jobs.one_shot("put in force", self._first)
+            jobs.observe("labels of the node", nodes.changes, self._follow)
+
+    async def _first(self) -> None:
+        await self._nodes.wait_initialized()
+        self._label(self._nodes.all())
+        if self._rules is not None:
+            await self._rules.known()
+        self._host.put_in_force()
+
+    async def _follow(self, changes: list[Change[ClusterNode]]) -> None:
+        self._label(change.row for change in changes if change.row is not None)
+
+    def _label(self, nodes: Iterable[ClusterNode]) -> None:
+        for node in nodes:
+            if node.local:
+                labels = [Label("k8s", key, value) for key, value in node.labels.items()]
+                counting, _ = self._identities.filter.split(labels)
+                self._identities.label_host("node", texts(counting))
+        known = self._identities.get(HOST)
+        if known is not None:
+            self._host.relabel(known.labels)
