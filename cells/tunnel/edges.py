@@ -10,26 +10,27 @@ from typing import Protocol
 
 from cells.ipam import IPNetwork
 from cells.maps import TunnelConfig, TunnelKey, TunnelValue
-from cells.tunnel.network import FoundDevice, TunnelRoute
+from cells.node.netlink import FoundVxlan
+from cells.tunnel.network import TunnelRoute
 from cells.tunnel.objects import TunnelDevice
 
 
 class TunnelLinks(Protocol):
     """The node's links; TunnelNetwork. Methods raise NetlinkError."""
 
-    async def find(self, name: str) -> FoundDevice | None:
+    async def find(self, name: str) -> FoundVxlan | None:
         """The link of that name."""
         ...
 
     async def create(self, name: str, device: TunnelDevice) -> None:
-        """Make the device, up."""
+        """Make the device, down."""
         ...
 
     async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
         """The MTU, and up."""
         ...
 
-    async def delete(self, ifindex: int, name: str) -> None:
+    async def delete(self, ifindex: int) -> None:
         """Remove a link."""
         ...
 

@@ -15,9 +15,8 @@ import msgspec
 
 from cells.datapath import TUNNEL_LINK
 from cells.maps import TUNNEL_OWN_IDENTITIES, TunnelConfig
-from cells.node.netlink import NetlinkError
+from cells.node.netlink import FoundVxlan, NetlinkError
 from cells.tunnel.edges import TunnelLinks, TunnelMaps
-from cells.tunnel.network import FoundDevice
 from cells.tunnel.objects import ORDER, TunnelDevice, TunnelFacts, TunnelObject, TunnelPrograms
 from lifecycle import BatchError, BatchFailures, HiveError, Logger
 
@@ -59,7 +58,7 @@ class TunnelKernel:
         link = await self._links.find(TUNNEL_LINK)
         if link is not None:
             right = link.up and _usable(link)
-            found.append(link.device if right else TunnelDevice(link.device.port, (0, 0), 0))
+            found.append(TunnelDevice(link.port, link.source_ports, link.mtu if right else 0))
             if right and self._programs.serves_tunnel(link.ifindex):
                 found.append(TunnelPrograms())
         facts = self._maps.facts()
@@ -87,7 +86,7 @@ class TunnelKernel:
         device = TunnelDevice(0, (0, 0), 0).key
         if device in batch and (link := await self._links.find(TUNNEL_LINK)) is not None:
             try:
-                await self._links.delete(link.ifindex, TUNNEL_LINK)
+                await self._links.delete(link.ifindex)
                 self._log.info("tunnel removed", device=TUNNEL_LINK)
             except OSError as error:
                 failures[device] = error
@@ -109,7 +108,7 @@ class TunnelKernel:
         self._maps.tell(facts)
         self._maps.void_verdicts()  # flows that went another way
 
-    async def _link(self) -> FoundDevice:
+    async def _link(self) -> FoundVxlan:
         link = await self._links.find(TUNNEL_LINK)
         if link is None:
             raise HiveError(f"{TUNNEL_LINK} is not there")
@@ -118,34 +117,44 @@ class TunnelKernel:
     async def _device(self, wanted: TunnelDevice) -> None:
         """In place where the kernel can: only another port takes another device."""
         link = await self._links.find(TUNNEL_LINK)
-        if link is not None and not (_usable(link) and _same_ports(link.device, wanted)):
+        if link is not None and not (_usable(link) and _same_ports(link, wanted)):
             self._log.warning(
                 "the tunnel's device is another than wanted, making it anew",
                 device=TUNNEL_LINK,
                 kind=link.kind,
-                port=link.device.port,
+                port=link.port,
                 wanted_port=wanted.port,
             )
-            await self._links.delete(link.ifindex, TUNNEL_LINK)
+            await self._links.delete(link.ifindex)
             link = None
         if link is None:
-            try:
-                await self._links.create(TUNNEL_LINK, wanted)
-            except NetlinkError as error:
-                raise HiveError(f"the tunnel cannot be made: {error}") from error
-            self._log.info("tunnel made", device=TUNNEL_LINK, port=wanted.port, mtu=wanted.mtu)
-            link = await self._link()
-            self._write_settings()
-            self._programs.attach_tunnel(link.ifindex)  # before anything arrives that nobody looks at
+            link = await self._new_device(wanted)
             if (facts := self._maps.facts()) != TunnelConfig():
                 self._tell(msgspec.structs.replace(facts, ifindex=link.ifindex))
-        elif not link.up or link.device.mtu != wanted.mtu:
+        elif not link.up or link.mtu != wanted.mtu:
             await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
 
+    async def _new_device(self, wanted: TunnelDevice) -> FoundVxlan:
+        """Its programs are on it before anything arrives that nobody would look at."""
+        try:
+            await self._links.create(TUNNEL_LINK, wanted)
+            link = await self._link()
+            try:
+                self._write_settings()
+                self._programs.attach_tunnel(link.ifindex)
+                await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
+            except BaseException:
+                await self._links.delete(link.ifindex)
+                raise
+        except NetlinkError as error:
+            raise HiveError(f"the tunnel cannot be made on UDP port {wanted.port}: {error}") from error
+        self._log.info("tunnel made", device=TUNNEL_LINK, port=wanted.port, mtu=wanted.mtu)
+        return link
 
-def _usable(link: FoundDevice) -> bool:
+
+def _usable(link: FoundVxlan) -> bool:
     return link.kind == "vxlan" and link.metadata
 
 
-def _same_ports(one: TunnelDevice, other: TunnelDevice) -> bool:
+def _same_ports(one: FoundVxlan, other: TunnelDevice) -> bool:
     return (one.port, one.source_ports) == (other.port, other.source_ports)

@@ -1,6 +1,6 @@
-"""The tunnel's device and routes by pyroute2, in worker threads.
+"""The tunnel's device, and routes over cilium_host, in worker threads.
 
-Needs: pyroute2, loaded at the first call.   Gives: TunnelNetwork, FoundDevice, TunnelRoute.
+Needs: VxlanLinks; pyroute2, loaded once there are routes.   Gives: TunnelNetwork, TunnelRoute.
 Source: ip-link(8) on vxlan; Cilium 1.17, setupVxlanDevice and the node routes of tunnel mode.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio.to_thread
 
 from cells.ipam import IPAddress, IPNetwork
-from cells.node.netlink import NetlinkError, routes_over
+from cells.node.netlink import FoundVxlan, NetlinkError, VxlanLinks, routes_over
 from cells.tunnel.objects import TunnelDevice
 
 if TYPE_CHECKING:
@@ -26,21 +26,9 @@ T = TypeVar("T")
 
 RTPROT_KERNEL: Final = 2
 """As Cilium's: what manages routes by their protocol, like systemd-networkd, leaves these alone."""
-_MAIN, _UP = 254, 1
+_MAIN: Final = 254
 _LINK_SCOPE, _UNIVERSE = 253, 0
 _GONE: Final = frozenset({errno.ESRCH, errno.ENODEV, errno.ENOENT})
-
-
-@dataclass(frozen=True, slots=True)
-class FoundDevice:
-    """A link of the device's name."""
-
-    ifindex: int
-    kind: str
-    up: bool
-    metadata: bool
-    """Whether it takes the other end from each packet."""
-    device: TunnelDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +49,24 @@ class TunnelRoute:
 class TunnelNetwork:
     """Reads and writes the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
 
-    async def find(self, name: str) -> FoundDevice | None:
+    def __init__(self) -> None:
+        self._links = VxlanLinks()
+
+    async def find(self, name: str) -> FoundVxlan | None:
         """The link of that name."""
-        try:
-            socket.if_nametoindex(name)
-        except OSError:  # as on every node without a tunnel, which needs no pyroute2
-            return None
-        return await self._do(f"find {name}", lambda ip: _found(ip, name))
+        return await anyio.to_thread.run_sync(self._links.find, name)
 
     async def create(self, name: str, device: TunnelDevice) -> None:
-        """Make the device, up. EEXIST: the name is taken; EADDRINUSE: another socket has the port."""
-        low, high = device.source_ports
-        ports: dict[str, Any] = {"vxlan_port_range": {"low": low, "high": high}} if high else {}
-
-        def make(ip: IPRoute) -> None:
-            ip.link(
-                "add",
-                ifname=name,
-                kind="vxlan",
-                mtu=device.mtu,
-                vxlan_collect_metadata=True,
-                vxlan_learning=False,
-                vxlan_port=device.port,
-                **ports,
-            )
-            try:
-                ip.link("set", ifname=name, state="up")
-            except BaseException:
-                ip.link("del", ifname=name)
-                raise
-
-        await self._do(f"create {name} on UDP port {device.port}", make)
+        """Make the device, down. EEXIST: the name is taken."""
+        await anyio.to_thread.run_sync(self._links.create, name, device.mtu, device.port, device.source_ports)
 
     async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
-        """The MTU, and up; nothing that passes is lost."""
-        await self._do(f"set up {name}", lambda ip: ip.link("set", index=ifindex, mtu=mtu, state="up"))
+        """The MTU, and up; nothing that passes is lost. EADDRINUSE: another socket has the port."""
+        await anyio.to_thread.run_sync(self._links.set_up, ifindex, name, mtu)
 
-    async def delete(self, ifindex: int, name: str) -> None:
+    async def delete(self, ifindex: int) -> None:
         """Remove a link; gone already is fine."""
-        await self._do(f"delete {name}", lambda ip: ip.link("del", index=ifindex), gone_is_fine=True)
+        await anyio.to_thread.run_sync(self._links.delete, ifindex)
 
     async def routes(self, name: str) -> list[TunnelRoute]:
         """The routes of ours over a link: of the kernel's protocol, and with an MTU, as its own are not."""
@@ -154,27 +121,6 @@ def _index(name: str) -> int:
 def _is_network(destination: IPNetwork) -> bool:
     """Whether it may be a range of pods, not the kernel's own for an address."""
     return destination.num_addresses > 1 and not (destination.is_link_local or destination.is_multicast)
-
-
-def _found(ip: IPRoute, name: str) -> FoundDevice | None:
-    indexes = ip.link_lookup(ifname=name)
-    if not indexes:
-        return None
-    links = list(ip.get_links(indexes[0]))
-    if not links:
-        return None
-    link = links[0]
-    information = link.get_attr("IFLA_LINKINFO")
-    kind = information.get_attr("IFLA_INFO_KIND") if information is not None else ""
-    data = information.get_attr("IFLA_INFO_DATA") if information is not None and kind == "vxlan" else None
-    ports = data.get_attr("IFLA_VXLAN_PORT_RANGE") if data is not None else None
-    device = TunnelDevice(
-        port=data.get_attr("IFLA_VXLAN_PORT") or 0 if data is not None else 0,
-        source_ports=(ports["low"], ports["high"]) if ports else (0, 0),
-        mtu=link.get_attr("IFLA_MTU") or 0,
-    )
-    metadata = bool(data is not None and data.get_attr("IFLA_VXLAN_COLLECT_METADATA"))
-    return FoundDevice(link["index"], kind or "", bool(link["flags"] & _UP), metadata, device)
 
 
 def _routes(ip: IPRoute, ifindex: int) -> Iterable[TunnelRoute]:

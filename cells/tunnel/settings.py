@@ -19,9 +19,9 @@ VXLAN_PORT: Final = 8472
 class TunnelSettings(Settings, frozen=True):
     """How pods' packets reach other nodes."""
 
-    routing_mode: Literal["native", "tunnel"] = "native"
-    """How packets reach pods of other nodes: native, by the routes of the network; tunnel, encapsulated from
-    node to node. A change converts the node at the next start."""
+    routing_mode: Literal["native", "tunnel"] = "tunnel"
+    """How packets reach pods of other nodes: tunnel, encapsulated from node to node; native, by the routes of
+    the network. A change converts the node at the next start."""
 
     tunnel_protocol: str = "vxlan"
     """What encapsulates them: vxlan (RFC 7348), over IPv4."""

@@ -1,7 +1,7 @@
 """The tunnel of this node: its device, the programs on it, and what those of pods know of it.
 
 Needs: TunnelSettings, Datapath, TunnelLinks, TunnelMaps, Table[Device], Table[NodeAddress], PodMtu, RouteMtu,
-Sysctls, DirectRouteSettings, ClusterAllocator.
+Sysctls, DirectRouteSettings, ClusterAllocator, Health.
 Gives: Tunnel; the tables ``tunnel`` and ``tunnel-status``.
 """
 
@@ -27,6 +27,7 @@ from cells.tunnel.objects import TunnelObject, wanted
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import (
     Derived,
+    Health,
     HiveError,
     Hook,
     Jobs,
@@ -45,6 +46,11 @@ INTERVAL: Final = seconds(30)
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 FILTERS_GONE: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+
+NO_IPV4: Final = (
+    "routing-mode=tunnel: this node has no IPv4 address, and tunnels over IPv6 are not supported; pods of"
+    " other nodes are out of reach: give it one, or set routing-mode=native"
+)
 
 SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
@@ -75,9 +81,11 @@ class Tunnel:
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
+        health: Health,
         log: Logger,
     ) -> None:
         self.settings = settings
+        self._health = health.child("underlay")
         self._direct = direct is not None and direct.auto_direct_node_routes
         self._pooled = ipam is not None and ipam.ipam == "multi-pool"
         self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
@@ -123,10 +131,7 @@ class Tunnel:
                 " set routing-mode=native, or another ipam"
             )
         if self.settings.tunnelled and not self._has_ipv4():
-            raise HiveError(
-                "routing-mode=tunnel: this node has no IPv4 address, and tunnels over IPv6 are not supported;"
-                " give it one, or set routing-mode=native"
-            )
+            self._log.warning(NO_IPV4)
         try:
             await self._reconciler.sweep()
         except ReconcileError as error:
@@ -148,3 +153,7 @@ class Tunnel:
 
     async def _look(self, _: object) -> None:
         self._reconciler.trigger()
+        if self.settings.tunnelled and not self._has_ipv4():
+            self._health.degraded(NO_IPV4)
+        elif self.settings.tunnelled:
+            self._health.ok("this node has an IPv4 address")

@@ -166,11 +166,11 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if not (has (.Values.routingMode | default "native") (list "native" "tunnel")) -}}
+{{- if not (has (.Values.routingMode | default "tunnel") (list "native" "tunnel")) -}}
 {{- fail (printf "routingMode=%s: not served here: expected native or tunnel, or leave it out" .Values.routingMode) -}}
 {{- end -}}
-{{- if and (eq .Values.routingMode "tunnel") .Values.autoDirectNodeRoutes -}}
-{{- fail "routingMode=tunnel: not served here with autoDirectNodeRoutes: leave one of them out" -}}
+{{- if and (ne .Values.routingMode "native") .Values.autoDirectNodeRoutes -}}
+{{- fail "autoDirectNodeRoutes=true: needs routingMode=native, since packets to other nodes go through the tunnel otherwise" -}}
 {{- end -}}
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}

@@ -28,8 +28,6 @@ CONFIG = "ConfigMap/cilium-config"
 DIFFERENT_KEYS = {
     "prometheus-serve-addr": "metrics of agents are served by default",
     "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
-    "routing-mode": "native unless a tunnel is asked for: the agent's own default",
-    "tunnel-protocol": "left out unless it is said: there is vxlan alone",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
 }
 OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
@@ -157,7 +155,8 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),
         ({"routingMode": "bogus"}, "routingMode=bogus: not served here: expected native or tunnel"),
-        ({"routingMode": "tunnel", "autoDirectNodeRoutes": True}, "not served here with autoDirectNode"),
+        ({"routingMode": "tunnel", "autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs"),
+        ({"autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs routingMode"),
         ({"tunnelProtocol": "geneve"}, "tunnelProtocol=geneve: not served here yet: expected vxlan"),
         ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),

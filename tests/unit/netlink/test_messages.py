@@ -12,6 +12,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from cells.node.netlink import VethPair, messages
+from cells.node.netlink.vxlan import mtu_and_up, new_vxlan
 from cells.node.netlink.wire import Request, encode
 
 MAC_A = bytes.fromhex("02aabbccdd01")
@@ -86,12 +87,34 @@ def bpf_filter(parent: int) -> bytes:
 PAIR = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, 9)
 HERE = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, None)
 
+
+def vxlan(more: list[Any]) -> bytes:
+    data = [
+        ("IFLA_VXLAN_COLLECT_METADATA", True),
+        ("IFLA_VXLAN_LEARNING", False),
+        ("IFLA_VXLAN_PORT", 8472),
+        *more,
+    ]
+    info = {"attrs": [("IFLA_INFO_KIND", "vxlan"), ("IFLA_INFO_DATA", {"attrs": data})]}
+    attributes = [("IFLA_IFNAME", "cilium_vxlan"), ("IFLA_MTU", 1500), ("IFLA_LINKINFO", info)]
+    return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
+
+
 CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     "veth with its peer in a pod": (
         messages.create_veth(PAIR),
         lambda: veth([("IFLA_NET_NS_FD", 9)]),
     ),
     "veth with both ends here": (messages.create_veth(HERE), lambda: veth([])),
+    "VXLAN": (new_vxlan("cilium_vxlan", 1500, 8472, (0, 0)), lambda: vxlan([])),
+    "VXLAN that sends from a range of ports": (
+        new_vxlan("cilium_vxlan", 1500, 8472, (40000, 40999)),
+        lambda: vxlan([("IFLA_VXLAN_PORT_RANGE", {"low": 40000, "high": 40999})]),
+    ),
+    "VXLAN up": (
+        mtu_and_up(12, "cilium_vxlan", 1400),
+        lambda: link(19, REQUEST | ACK, {"index": 12, "flags": 1, "change": 1}, [("IFLA_MTU", 1400)]),
+    ),
     "look a link up": (
         messages.get_link("cilium_host"),
         lambda: link(18, REQUEST | ACK, {}, [("IFLA_IFNAME", "cilium_host"), ("IFLA_EXT_MASK", 8)]),

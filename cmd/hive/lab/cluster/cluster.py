@@ -110,7 +110,7 @@ class Cluster:
         found = ["--ipam=kubernetes", *self.store.settings]
         if TUNNEL in more:
             return [*found, *more]
-        found += ["--auto-direct-node-routes=true"]
+        found += ["--routing-mode=native", "--auto-direct-node-routes=true"]
         # Between segments the router leads to the pods: it knows every range, as BGP would have told it.
         between = ["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else []
         return [*found, *between, *more]

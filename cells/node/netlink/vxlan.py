@@ -1,0 +1,117 @@
+"""VXLAN devices in collect-metadata mode: made, found, changed in place, removed.
+
+Needs: a network namespace of the calling thread.   Gives: VxlanLinks, FoundVxlan.
+Formats: linux/if_link.h, IFLA_VXLAN_*; the tests compare them with pyroute2's encoder byte by byte.
+Each call is one exchange over a socket of its own, for a worker thread. Calls raise NetlinkError.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from cells.node.netlink import messages as m
+from cells.node.netlink.connection import Connection, NetlinkError, open_socket
+from cells.node.netlink.rows import read_link
+from cells.node.netlink.wire import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Message,
+    Request,
+    attribute,
+    attributes,
+    text,
+    u32,
+)
+
+IFLA_VXLAN_LEARNING, IFLA_VXLAN_PORT_RANGE, IFLA_VXLAN_PORT, IFLA_VXLAN_COLLECT_METADATA = 7, 10, 15, 25
+
+_PORT: Final = struct.Struct("!H")
+_PORTS: Final = struct.Struct("!HH")
+_KIND: Final = text(m.IFLA_INFO_KIND, "vxlan")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVxlan:
+    """A link, and what there is to it if it is a VXLAN device; port 0, (0, 0) and False where it is none."""
+
+    ifindex: int
+    kind: str
+    up: bool
+    mtu: int
+    port: int
+    source_ports: tuple[int, int]
+    """The range that it sends from; (0, 0): the kernel's choice."""
+    metadata: bool
+    """Whether it takes the other end from each packet."""
+
+
+class VxlanLinks:
+    """The devices of a namespace; no state of its own."""
+
+    def find(self, name: str) -> FoundVxlan | None:
+        """The link of that name, whatever its kind."""
+        try:
+            with _connection() as connection:
+                return read_vxlan(connection.run(m.get_link(name))[-1])
+        except NetlinkError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+
+    def create(self, name: str, mtu: int, port: int, source_ports: tuple[int, int] = (0, 0)) -> None:
+        """Make a device, down. EEXIST: the name is taken."""
+        with _connection() as connection:
+            connection.run(new_vxlan(name, mtu, port, source_ports))
+
+    def set_up(self, ifindex: int, name: str, mtu: int) -> None:
+        """The MTU, and up; repeating it changes nothing. EADDRINUSE: another socket has the device's port."""
+        with _connection() as connection:
+            connection.run(mtu_and_up(ifindex, name, mtu))
+
+    def delete(self, ifindex: int) -> None:
+        """Remove a link; gone already is fine."""
+        with _connection() as connection:
+            connection.run(m.delete_link(ifindex))
+
+
+def new_vxlan(name: str, mtu: int, port: int, source_ports: tuple[int, int]) -> Request:
+    """The message of :meth:`VxlanLinks.create`: the device learns nothing, each packet says where it goes."""
+    data = attribute(IFLA_VXLAN_COLLECT_METADATA, b"\1") + attribute(IFLA_VXLAN_LEARNING, b"\0")
+    data += attribute(IFLA_VXLAN_PORT, _PORT.pack(port))
+    if source_ports != (0, 0):
+        data += attribute(IFLA_VXLAN_PORT_RANGE, _PORTS.pack(*source_ports))
+    body = m.LINK.pack(0, 0, 0, 0, 0) + text(m.IFLA_IFNAME, name) + u32(m.IFLA_MTU, mtu)
+    body += attribute(m.IFLA_LINKINFO, _KIND + attribute(m.IFLA_INFO_DATA, data))
+    return Request(f"create {name} on UDP port {port}", m.RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def mtu_and_up(ifindex: int, name: str, mtu: int) -> Request:
+    """The message of :meth:`VxlanLinks.set_up`."""
+    body = m.LINK.pack(0, 0, ifindex, m.IFF_UP, m.IFF_UP) + u32(m.IFLA_MTU, mtu)
+    return Request(f"set up {name}", m.RTM_SETLINK, 0, body)
+
+
+def read_vxlan(message: Message) -> FoundVxlan:
+    """The link of an RTM_NEWLINK."""
+    link = read_link(message)
+    information = dict(attributes(dict(attributes(message.body, m.LINK.size)).get(m.IFLA_LINKINFO, b""), 0))
+    data: dict[int, bytes] = {}
+    if link.kind == "vxlan":
+        data = dict(attributes(information.get(m.IFLA_INFO_DATA, b""), 0))
+    low, high = _PORTS.unpack(data.get(IFLA_VXLAN_PORT_RANGE, bytes(4)))
+    (port,) = _PORT.unpack(data.get(IFLA_VXLAN_PORT, bytes(2)))
+    metadata = any(data.get(IFLA_VXLAN_COLLECT_METADATA, b""))
+    return FoundVxlan(link.ifindex, link.kind, link.up, link.mtu, port, (low, high), metadata)
+
+
+@contextmanager
+def _connection() -> Iterator[Connection]:
+    fd = open_socket()
+    try:
+        yield Connection(fd)
+    finally:
+        os.close(fd)
