@@ -26,6 +26,7 @@ from tests.kernel.datapath_overlay.world import (
     UNKNOWN_REMOTE,
     OverlayWorld,
 )
+from tests.kernel.datapath_services.services import VIP, VIP6, Backend, Services
 
 pytestmark = pytest.mark.kernel
 
@@ -179,6 +180,27 @@ def test_a_packet_that_does_not_fit_is_told_so_in_ipv6(overlay: OverlayWorld) ->
     rebuilt = told.copy()
     del rebuilt[ICMPv6PacketTooBig].cksum
     assert bytes(rebuilt) == bytes(told)
+
+
+@pytest.mark.parametrize(
+    ("source", "service", "backend"), [(A.ip, VIP, REMOTE), (A.ip6, VIP6, REMOTE6)], ids=["ipv4", "ipv6"]
+)
+def test_what_does_not_fit_is_quoted_as_the_pod_has_sent_it(
+    overlay: OverlayWorld, source: str, service: str, backend: str
+) -> None:
+    Services(overlay.maps).serve(service, [Backend(1, backend)], port=53)
+    packet = big(source, service, MTU + 1)
+    if IP in packet:
+        packet[IP].flags = "DF"
+    packet = Ether(bytes(packet))  # with its checksums
+    for _ in range(3):  # the first is evaluated, later ones are remembered
+        answer = overlay.pod_sends(A, packet)
+        assert answer.action == REDIRECT
+        assert overlay.recorder.tunnelled is None
+        told = answer.packet
+        quoted = bytes(told[ICMP].payload if IP in packet else told[ICMPv6PacketTooBig].payload)
+        assert quoted == bytes(packet)[14 : 14 + len(quoted)]
+        assert len(quoted) >= 28
 
 
 @pytest.mark.parametrize(("length", "flags"), [(MTU, "DF"), (MTU + 1, "")])

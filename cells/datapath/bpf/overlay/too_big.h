@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "lb/pod.h"
 #include "lib/events.h"
 #include "lib/network.h"
 #include "lib/rewrite.h"
@@ -39,14 +40,36 @@ VERIFIED_ALONE exceeds(struct __sk_buff *skb, const struct flow *flow, __u32 mtu
 	return ip && ip->frag_off & bpf_htons(IP_DONT_FRAGMENT);
 }
 
+/* Give a packet on its way to a backend the service's address back, by which the pod knows it: 0, or the reason to
+ * drop it.
+ */
+static __always_inline int as_sent(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+{
+	struct address service;
+	__be16 port;
+	int refused;
+
+	if (!flow->translated || !lb_frontend_of(flow->rev_nat_index, &service, &port, family))
+		return 0;
+	refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &service, family);
+	return refused ? refused : translate_port(skb, flow, DESTINATION, flow->dport, port);
+}
+
 /* From the pod's gateway, on the link the packet came by. */
 VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mtu)
 {
 	const struct node_config *node = node_facts();
-	struct ethernet *eth = packet_eth(skb);
+	struct ethernet *eth;
 	mac_t host_mac;
+	int refused;
 
-	if (!flow || !node || !eth)
+	if (!flow || !node)
+		return DROP(EGRESS, DROP_INVALID);
+	refused = as_sent(skb, flow, FAMILY_IPV4);
+	if (refused)
+		return DROP(EGRESS, refused);
+	eth = packet_eth(skb);
+	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	host_mac = mac_read(eth->destination);
 	const struct icmp4_error error = {
@@ -66,10 +89,17 @@ VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mt
 VERIFIED_ALONE too_big6(struct __sk_buff *skb, const struct flow *flow, __u32 mtu)
 {
 	const struct node_config *node = node_facts();
-	struct ethernet *eth = packet_eth(skb);
+	struct ethernet *eth;
 	mac_t host_mac;
+	int refused;
 
-	if (!flow || !node || !eth)
+	if (!flow || !node)
+		return DROP(EGRESS, DROP_INVALID);
+	refused = as_sent(skb, flow, FAMILY_IPV6);
+	if (refused)
+		return DROP(EGRESS, refused);
+	eth = packet_eth(skb);
+	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	host_mac = mac_read(eth->destination);
 	const struct icmp6_error error = {
