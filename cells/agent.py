@@ -48,6 +48,7 @@ from cells.policy import control as policy_control
 from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
+from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
 from cells.services import settings as service_settings
@@ -101,6 +102,7 @@ agent = module(
     outside.cell,
     health_checks.cell,
     redirect_skips.cell,
+    l2_announcements.cell,
     endpoint.cell,
     host_endpoint.cell,
     endpoint_restore.cell,

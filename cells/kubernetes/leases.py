@@ -37,6 +37,8 @@ class Lease(Object, frozen=True, gc=False):
     spec: LeaseSpec = LeaseSpec()
 
 
+RELEASE: Final = 2.0
+"""Seconds that giving a lease back may take: whoever ends does not wait for a server that is away."""
 LEASES: Final = Kind(Lease, "coordination.k8s.io/v1", "leases")
 
 
@@ -49,7 +51,7 @@ class Election:
     """Holds a lease, or waits until its holder has not renewed it for its whole duration.
 
     Durations are seconds. Expiry is measured by our own clock from when a change of the lease was seen: the
-    clocks of two machines are never compared.
+    clocks of two machines are never compared. ``observed`` is told who holds the lease, after each answer.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Election:
         deadline: float = 10.0,
         retry: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
+        observed: Callable[[str], None] | None = None,
     ) -> None:
         self._client = client
         self._name = name
@@ -74,10 +77,13 @@ class Election:
         self._deadline = deadline
         self._retry = retry
         self._clock = clock
+        self._observed = observed
         self._seen: LeaseSpec | None = None
         self._seen_at = 0.0
         self.leader = ""
         """Who was last seen to hold it."""
+        self.lost = False
+        """Whether it was ours and is not any more, though the work was not done."""
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
         """Wait for the lease, then work while it is held; released at the end.
@@ -93,7 +99,7 @@ class Election:
                 await work()
                 group.cancel_scope.cancel()
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(self._retry):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(RELEASE):
                 await self._release()
 
     async def _renew(self, scope: anyio.CancelScope) -> None:
@@ -107,16 +113,20 @@ class Election:
                     continue
             if self.leader != self._identity or self._clock() - held >= self._deadline:
                 self._log.warning("leader election lost", lease=self._name, holder=self.leader)
+                self.lost = True
                 scope.cancel()
                 return
 
     async def _try(self) -> bool:
         """Whether the lease is ours now."""
         try:
-            return await self._take()
+            taken = await self._take()
         except KubernetesError as error:
             self._log.warning("lease cannot be taken", lease=self._name, error=str(error))
             return False
+        if self._observed is not None:
+            self._observed(self.leader)
+        return taken
 
     async def _take(self) -> bool:
         mine = False

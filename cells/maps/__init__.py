@@ -45,6 +45,7 @@ from cells.maps.node_maps import Maps
 from cells.maps.policy.entries import PolicyEntryMap
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
+from cells.maps.records.announcements import AGENT_LIVENESS, L2_RESPONDER_VALUE, L2ResponderKey
 from cells.maps.records.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
 from cells.maps.records.layouts import (
     ENDPOINT_ANY_SOURCE,
@@ -116,6 +117,7 @@ from cells.observe.metrics import Collector, Family, counter
 from lifecycle import Member, config, invoke, module, provide
 
 __all__ = [
+    "AGENT_LIVENESS",
     "ANY",
     "CT_IN",
     "CT_OUT",
@@ -132,6 +134,7 @@ __all__ = [
     "ENDPOINT_REQUIRE_EGRESS_PROG",
     "ENDPOINT_ROUTED_BY_HOST",
     "EXIST",
+    "L2_RESPONDER_VALUE",
     "LXC_HOST",
     "METRIC_EGRESS",
     "METRIC_INGRESS",
@@ -161,6 +164,7 @@ __all__ = [
     "FragmentPorts",
     "IpcacheKey",
     "IpcacheValue",
+    "L2ResponderKey",
     "LinkInfo",
     "LxcKey",
     "LxcValue",

@@ -130,6 +130,10 @@ class Maps:
     """cilium_ipmasq_v6: the same of IPv6."""
     devices: Map
     """hive_devices: ifindex to DeviceConfig."""
+    l2_responder4: Map
+    """cilium_l2_responder_v4: L2ResponderKey to how many were answered, addresses of services."""
+    runtime_config: Map
+    """cilium_runtime_config: what changes while programs run; index AGENT_LIVENESS."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
 

@@ -7,6 +7,7 @@ For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec().
 from typing import Final
 
 from cells.maps.bpf.map import NO_PREALLOC, MapSpec, MapType
+from cells.maps.records.announcements import L2_RESPONDER_VALUE, L2ResponderKey
 from cells.maps.records.conntrack import (
     CT4_KEY,
     CT6_KEY,
@@ -117,5 +118,10 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipmasq4": MapSpec("cilium_ipmasq_v4", MapType.LPM_TRIE, 8, 1, 16384, NO_PREALLOC),
         "ipmasq6": MapSpec("cilium_ipmasq_v6", MapType.LPM_TRIE, 20, 1, 16384, NO_PREALLOC),
         "devices": MapSpec("hive_devices", MapType.HASH, 4, DeviceConfig.SIZE, 256, NO_PREALLOC),
+        "l2_responder4": MapSpec(
+            *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),
+            *(4096, NO_PREALLOC),
+        ),
+        "runtime_config": MapSpec("cilium_runtime_config", MapType.ARRAY, 4, 8, 256),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
     }

@@ -44,6 +44,13 @@ class Families:
     """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
     serves_outside: bool = False
     """Whether clients outside are served, or the node has a policy: for that all devices need programs."""
+    announces: int = 0
+    """Milliseconds for which devices answer for services after the agent was alive; 0: never."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all devices need programs, though nothing be masqueraded there."""
+        return self.serves_outside or bool(self.announces)
 
 
 def native_devices(
@@ -55,7 +62,7 @@ def native_devices(
     chosen: bool,
 ) -> dict[int, NativeDevice]:
     """Those with programs, by index. ``chosen``: the setting ``devices`` names them."""
-    if not (families.ipv4 or families.ipv6 or families.serves_outside):
+    if not (families.ipv4 or families.ipv6 or families.everywhere):
         return {}
     devices = list(devices)
     native = native_uplinks(devices, chosen=chosen)
@@ -65,7 +72,7 @@ def native_devices(
     found: dict[int, NativeDevice] = {}
     for device in native:
         masquerades = _selected(device.name, settings.egress_masquerade_interfaces)
-        if not (masquerades or families.serves_outside):
+        if not (masquerades or families.everywhere):
             continue
         ipv4, ipv6 = (
             masquerade_address(
@@ -82,6 +89,7 @@ def native_devices(
             native4,
             native6,
             flags | DEVICE_MASQUERADE_IPV4 * (ipv4 is not None) | DEVICE_MASQUERADE_IPV6 * (ipv6 is not None),
+            families.announces,
         )
         found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)
     return found

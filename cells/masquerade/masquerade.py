@@ -22,7 +22,7 @@ from cells.node.netlink import news
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
 from cells.policy.maps import PolicySettings
-from cells.services.settings import ServiceSettings
+from cells.services.settings import AnnouncementSettings, ServiceSettings
 from cells.tunnel import TunnelSettings
 from lifecycle import (
     Derived,
@@ -58,6 +58,7 @@ class Masquerade:
         tunnel: TunnelSettings,
         services: ServiceSettings | None = None,
         policy: PolicySettings | None = None,
+        announcements: AnnouncementSettings | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -81,6 +82,7 @@ class Masquerade:
         self._serves = (services is not None and services.outside) or (
             policy is not None and policy.enable_host_firewall
         )
+        self._announces = announcements.liveness if announcements is not None else 0
         self._router = router
         self._sysctls = sysctls
         self._own = own
@@ -119,7 +121,10 @@ class Masquerade:
             return {}
         ranges = [each.alloc_range for each in self._router.addressing().values()]
         families = Families(
-            ranges, self.ipv4, self.ipv6, tunnelled=self._tunnelled, serves_outside=self._serves
+            *(ranges, self.ipv4, self.ipv6),
+            tunnelled=self._tunnelled,
+            serves_outside=self._serves,
+            announces=self._announces,
         )
         node_ips = list(self._own.all().values())
         return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)

@@ -13,8 +13,5 @@ class UnservedAnnouncements(UnservedSettings, frozen=True):
     enable_bgp_control_plane: bool = False
     """Routes are not announced yet."""
 
-    enable_l2_announcements: bool = False
-    """Addresses of services are not announced yet."""
-
     enable_l2_pod_announcements: bool = False
     """Addresses of pods are not announced yet."""

@@ -29,7 +29,8 @@ class IdentitySettings(Settings, frozen=True):
     """Give the cluster's DNS servers and Cilium's pods fixed identities, 100 to 115."""
 
     k8s_namespace: str = ""
-    """Namespace of Cilium's own pods, for well-known identities."""
+    """Namespace of Cilium's own pods: for well-known identities, and where Leases of announced services are;
+    default when empty."""
 
     def validate(self) -> None:
         """Refuse rules that are none; raises ValueErrors of one line."""

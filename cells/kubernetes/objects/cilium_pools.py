@@ -13,7 +13,7 @@ from msgspec import Meta as Limits
 from msgspec import field
 
 from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import Condition, Object, Selector, Wire
+from cells.kubernetes.objects.meta import Condition, Meta, Object, Selector, Wire
 
 
 class PoolIPv4(Wire, frozen=True, gc=False):
@@ -83,9 +83,16 @@ class L2AnnouncementSpec(Wire, frozen=True, gc=False):
     load_balancer_ips: bool = field(name="loadBalancerIPs", default=False)
 
 
+class PolicyMeta(Meta, frozen=True, gc=False):
+    """With the count of changes of the spec, which conditions tell."""
+
+    generation: int = 0
+
+
 class CiliumL2AnnouncementPolicy(Object, frozen=True, gc=False):
     """Which addresses of services are answered for on the local network."""
 
+    metadata: PolicyMeta
     spec: L2AnnouncementSpec = L2AnnouncementSpec()
     status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
 

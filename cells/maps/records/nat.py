@@ -44,7 +44,7 @@ _device = Layout(
     native4_mask="4s",
     native6="16s",
     native6_prefix="I",
-    pad="4x",
+    announces="I",
     mac="6s2x",
 )
 
@@ -88,6 +88,8 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     native6: IPv6Network | None = None
     flags: int = 0
     """DEVICE_*."""
+    announces: int = 0
+    """Milliseconds for which it answers for services after the agent was alive; 0: never."""
 
     def pack(self) -> bytes:
         network, prefix = (_NO_IPV4.packed, _NO_IPV4.packed), (_NO_IPV6.packed, 0)
@@ -96,11 +98,11 @@ class DeviceConfig(msgspec.Struct, frozen=True):
         if self.native6 is not None:
             prefix = self.native6.network_address.packed, self.native6.prefixlen
         addresses = (self.ipv4 or _NO_IPV4).packed, self.flags, (self.ipv6 or _NO_IPV6).packed
-        return _device.pack(*addresses, *network, *prefix, self.mac)
+        return _device.pack(*addresses, *network, *prefix, self.announces, self.mac)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ipv4, flags, ipv6, network, mask, network6, prefix, mac = _device.unpack(data)
+        ipv4, flags, ipv6, network, mask, network6, prefix, announces, mac = _device.unpack(data)
         return cls(
             mac,
             IPv4Address(ipv4) if any(ipv4) else None,
@@ -108,4 +110,5 @@ class DeviceConfig(msgspec.Struct, frozen=True):
             IPv4Network((network, IPv4Address(mask).compressed)) if any(mask) else None,
             IPv6Network((network6, prefix)) if prefix else None,
             flags,
+            announces,
         )

@@ -127,7 +127,6 @@ class Shapes:
         self._open = open_
         self._special: dict[type[Any], Schema] = {
             Selector: SELECTOR,
-            Meta: {"type": "object"},
             **(special or {}),
         }
 
@@ -157,6 +156,8 @@ class Shapes:
     def _struct(self, found: inspect.StructType) -> Schema:
         if found.cls in self._special:
             return self._special[found.cls]
+        if issubclass(found.cls, Meta):
+            return {"type": "object"}
         required = " ".join(one.encode_name for one in found.fields if one.required)
         made = obj(required, **{one.encode_name: self._type(one.type) for one in found.fields})
         return {**made, KEEP: True} if found.cls.__name__ in self._open else made

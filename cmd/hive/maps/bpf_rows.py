@@ -14,6 +14,7 @@ from cells.maps import (
     CT_RELATED,
     CT_SERVICE,
     ENDPOINT_FLAGS,
+    L2_RESPONDER_VALUE,
     NODE_EVENTS,
     TUNNEL_OWN_IDENTITIES,
     CtEntry,
@@ -22,6 +23,7 @@ from cells.maps import (
     FragmentPorts,
     IpcacheKey,
     IpcacheValue,
+    L2ResponderKey,
     LxcKey,
     LxcValue,
     MetricsKey,
@@ -232,6 +234,12 @@ def _number(name: str, what: str) -> Callable[[bytes, bytes], Row | None]:
     return read
 
 
+def _announced(key: bytes, value: bytes) -> Row:
+    place = L2ResponderKey.unpack(key)
+    (responses,) = L2_RESPONDER_VALUE.unpack(value)
+    return {"address": str(place.ip), "ifindex": place.ifindex, "responses sent": responses}
+
+
 _READERS: Final[Mapping[str, Callable[[bytes, bytes], Row | None]]] = {
     "cilium_lxc": _lxc,
     "cilium_ipcache": _ipcache,
@@ -245,6 +253,8 @@ _READERS: Final[Mapping[str, Callable[[bytes, bytes], Row | None]]] = {
     "hive_tunnel": _tunnel,
     "cilium_tunnel_map": _tunnel_endpoint,
     "cilium_node_map_v2": _node_id,
+    "cilium_l2_responder_v4": _announced,
+    "cilium_runtime_config": _number("index", "value"),
     "hive_epoch": _number("endpoint", "epoch"),
     "hive_policies": _number("endpoint", "map id"),
     "hive_entry": _number("slot", "program id"),

@@ -153,6 +153,7 @@ class World:
             "cilium_ipcache",
             "cilium_tunnel_map",
             "cilium_node_map_v2",
+            "cilium_l2_responder_v4",
             *(name for name in self.maps if name.startswith("cilium_lb")),
         ):
             self.maps[name].clear()

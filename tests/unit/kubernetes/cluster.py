@@ -15,13 +15,13 @@ from tests.unit.apiserver.replay import RECORDINGS
 Body = dict[str, Any]
 
 
-def kubeconfig(folder: Path, url: str) -> str:
-    """Path of a kubeconfig of an administrator of the server at ``url``."""
+def kubeconfig(folder: Path, url: str, token: str = ADMIN_TOKEN) -> str:
+    """Path of a kubeconfig of an administrator, or whose token it is, of the server at ``url``."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {"token": ADMIN_TOKEN}}],
+        "users": [{"name": "u", "user": {"token": token}}],
     }
     path = folder / "kubeconfig"
     path.write_text(json.dumps(config), encoding="utf-8")

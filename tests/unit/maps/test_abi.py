@@ -15,8 +15,7 @@ from cells.maps.records.abi import LAYOUTS, Layout
 
 HEADERS = (
     *("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h", "nodeport/maps.h"),
-    "lb/skip.h",
-    "sock/maps.h",
+    *("lb/skip.h", "sock/maps.h", "netdev/announce.h"),
 )
 NOT_RECORDS = {"address", "nat_entry", "ipmasq4_key", "ipmasq6_key"}
 """Parts of others, forms of others, and prefixes, which the kernel lays out."""

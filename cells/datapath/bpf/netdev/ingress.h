@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes to the node by a native device: clients outside get to services, and answers to masqueraded pods and to
- * those clients find back. The rest is the stack's.
+/* What comes to the node by a native device: clients outside find services and get to them, and answers to
+ * masqueraded pods and to those clients find back. The rest is the stack's.
  */
 #pragma once
 
@@ -9,6 +9,7 @@
 #include "lb/outside.h"
 #include "lib/network.h"
 #include "nat/error.h"
+#include "netdev/announce.h"
 #include "netdev/maps.h"
 #include "nodeport/answer.h"
 #include "nodeport/conntrack.h"
@@ -90,10 +91,12 @@ static __always_inline int device_gets_ip(struct __sk_buff *skb, struct flow *fl
 
 static __always_inline int device_gets(struct __sk_buff *skb, struct flow *flow)
 {
+	const struct device_config *device;
 	__u32 ifindex = skb->ifindex;
 	struct ethernet *eth;
 
-	if (!bpf_map_lookup_elem(&hive_devices, &ifindex))
+	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
+	if (!device)
 		return TC_ACT_OK;
 	eth = packet_eth(skb);
 	if (!eth)
@@ -102,5 +105,7 @@ static __always_inline int device_gets(struct __sk_buff *skb, struct flow *flow)
 		return device_gets_ip(skb, flow, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6))
 		return device_gets_ip(skb, flow, FAMILY_IPV6);
+	if (eth->protocol == bpf_htons(ETH_P_ARP))
+		return device_gets_arp(skb, device);
 	return TC_ACT_OK;
 }

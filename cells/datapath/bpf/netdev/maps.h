@@ -13,7 +13,7 @@ struct device_config {
 	__be32 native4_mask;
 	struct address native6;
 	__u32 native6_prefix;
-	__u32 pad;
+	__u32 announces; /* milliseconds for which it answers for services after the agent was alive; 0: never */
 	mac_t mac;
 };
 

@@ -1,0 +1,189 @@
+"""Which node answers for each service: an election by Lease.
+
+Needs: the table ``l2-candidates``, KubernetesAPI, ResponderKernel.
+Gives: Elections, L2Lease, lease_name().
+Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace, held by name of
+        node. client-go's leader election.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from cells.cluster.identity import IdentitySettings
+from cells.config import AgentConfig
+from cells.kubernetes import Key, KubernetesAPI
+from cells.services.announcements.candidates import Candidate
+from cells.services.announcements.kernel import ResponderKernel
+from cells.services.settings import AnnouncementSettings
+from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
+
+PREFIX: Final = "cilium-l2announce-"
+COLLECT: Final = minutes(1)
+
+
+class L2Lease(msgspec.Struct, frozen=True):
+    """A row of the table ``l2-leases``: who answers for a service; nobody, as far as is known, if empty."""
+
+    service: Key
+    lease: str
+    holder: str
+    held: bool
+    """Whether it is this node."""
+
+
+class Elections:
+    """Takes part in the election for every service that this node may answer for, and tells who has won.
+
+    The table of leases is initialized once the server has told of each service known at the start, or after
+    as long as a lease lasts: what an earlier agent answered for is kept until then. Only from then on the
+    programs are told that an agent lives, so that they never answer for what another node may have.
+    """
+
+    def __init__(
+        self,
+        settings: AnnouncementSettings,
+        agent: AgentConfig,
+        identity: IdentitySettings,
+        api: KubernetesAPI,
+        kernel: ResponderKernel,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._namespace = identity.k8s_namespace or "default"
+        self._api = api
+        self._kernel = kernel
+        self._log = log
+        self._jobs = jobs
+        self.leases: Table[L2Lease] = Table("l2-leases", key=lambda row: row.service)
+        """Who answers for which service."""
+        self._first = self.leases.initializer("who holds which lease")
+        self._electing: set[Key] = set()
+        if settings.enable_l2_announcements:
+            tables.add(self.leases)
+
+    def follow(self, candidates: ReadTable[Candidate]) -> None:
+        """Take part from now on."""
+        settings = self._settings
+        alive = self._jobs.timer(
+            "tell that the agent is alive", self._live, settings.agent_liveness_update_interval
+        )
+        self._jobs.one_shot("elections", partial(self._run, candidates, alive))
+        self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)
+
+    async def _run(self, candidates: ReadTable[Candidate], alive: Timer) -> None:
+        await candidates.wait_initialized()
+        async with anyio.create_task_group() as group:
+            changes = candidates.changes()
+            first = changes.take()
+            group.start_soon(self._begin, [each.row.service for each in first if each.row is not None], alive)
+            self._join(group, candidates, first)
+            async for batch in changes:
+                self._join(group, candidates, batch)
+
+    def _join(
+        self, group: TaskGroup, candidates: ReadTable[Candidate], batch: Iterable[Change[Candidate]]
+    ) -> None:
+        for change in batch:
+            row = change.row
+            if row is None or row.service in self._electing:
+                continue
+            if row.local:
+                self._log.warning(
+                    "a service with externalTrafficPolicy Local is announced: the node that answers may have"
+                    " none of its backends; make it Cluster",
+                    service="/".join(row.service),
+                )
+            group.start_soon(self._elect, candidates, row.service)
+
+    async def _begin(self, services: Iterable[Key], alive: Timer) -> None:
+        """The table is known once it has all of these."""
+        with anyio.move_on_after(self._settings.l2_announcements_lease_duration):
+            async with anyio.create_task_group() as group:
+                for key in services:
+                    group.start_soon(self.leases.wait_for, key)
+        self._first.done()
+        alive.trigger()
+
+    async def _elect(self, candidates: ReadTable[Candidate], key: Key) -> None:
+        """Take part for as long as the service is a candidate."""
+        self._electing.add(key)
+        try:
+            while key in candidates:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_until_gone, candidates, key, group.cancel_scope)
+                    await self._stand(candidates, key)
+                    group.cancel_scope.cancel()
+        finally:
+            self._electing.discard(key)
+            with self.leases.txn() as rows:
+                rows.delete(key)
+
+    async def _stand(self, candidates: ReadTable[Candidate], key: Key) -> None:
+        """Wait for the lease, and hold it until it is lost."""
+        from cells.kubernetes.api import Election  # loaded where there is a server
+
+        settings, name, own = self._settings, lease_name(key), self._agent.node_name
+
+        def tell(holder: str) -> None:
+            with self.leases.txn() as rows:
+                rows.put(L2Lease(key, name, holder, holder == own))
+
+        election = Election(
+            *(self._api.client, name, self._namespace, own, self._log),
+            duration=settings.l2_announcements_lease_duration,
+            deadline=settings.l2_announcements_renew_deadline,
+            retry=settings.l2_announcements_retry_period,
+            observed=tell,
+        )
+
+        async def hold() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                tell("")
+                if key in candidates and not election.lost:
+                    self._kernel.alive(0)  # the agent ends: others may answer from now on
+
+        await election.run(hold)
+
+    async def _live(self) -> None:
+        await self.leases.wait_initialized()
+        self._kernel.alive(time.monotonic_ns())
+
+    async def collect(self) -> None:
+        """Delete the leases that nobody holds, of services that nobody answers for any more."""
+        from cells.kubernetes.api import LEASES, ConflictError
+
+        client = self._api.client
+        told = json.loads(await client.page(LEASES, {}, self._namespace))
+        ours = {row.lease for row in self.leases.all()}
+        for one in told.get("items") or ():
+            name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
+            held = one.get("spec", {}).get("holderIdentity")
+            if not held and name.startswith(PREFIX) and name not in ours:
+                with suppress(ConflictError):  # somebody has just taken it
+                    await client.delete(LEASES, name, self._namespace, version=version)
+
+
+async def _until_gone(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:
+    await candidates.wait_gone(key)
+    scope.cancel()
+
+
+def lease_name(service: Key) -> str:
+    """Of the Lease by which nodes agree upon who answers."""
+    return PREFIX + "-".join(service)

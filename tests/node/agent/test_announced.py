@@ -1,0 +1,181 @@
+"""``type: LoadBalancer`` on a bare node: the operator gives an address, the node answers for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
+from tests.node.agent.test_api_server import NODE, PORT, asked
+from tests.node.agent.test_node_port import TARGET, answered
+from tests.support.agents import environment, serving
+from tests.support.waiting import eventually
+from tests.unit.kubernetes.cluster import pod
+
+pytestmark = pytest.mark.node
+
+VIP = NODE_ADDRESS.rpartition(".")[0] + ".80"
+"""In the network of the node and of the client: nobody routes there."""
+ALPHA = "/apis/cilium.io/v2alpha1"
+CIDR = "10.0.7.0/24"
+LEASE_SECONDS = 4
+LEASE = "cilium-l2announce-default-web"
+OBJECTS: list[tuple[str, dict[str, Any]]] = [
+    (
+        f"{ALPHA}/ciliumloadbalancerippools",
+        {
+            "apiVersion": "cilium.io/v2alpha1",
+            "kind": "CiliumLoadBalancerIPPool",
+            "metadata": {"name": "edge"},
+            "spec": {"blocks": [{"start": VIP}]},
+        },
+    ),
+    (
+        f"{ALPHA}/ciliuml2announcementpolicies",
+        {
+            "apiVersion": "cilium.io/v2alpha1",
+            "kind": "CiliumL2AnnouncementPolicy",
+            "metadata": {"name": "edge"},
+            "spec": {"loadBalancerIPs": True, "interfaces": ["^uplink$"]},
+        },
+    ),
+    (
+        "/api/v1/namespaces/default/services",
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {
+                "type": "LoadBalancer",
+                "ports": [{"name": "tcp", "port": TARGET, "targetPort": TARGET, "protocol": "TCP"}],
+            },
+        },
+    ),
+]
+
+
+@contextmanager
+def running(lab: Lab, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program in the node, ended at the end."""
+    with lab.open() as node:
+        process = node.popen(
+            [sys.executable, "-m", *words], env=environment(), cwd=Path.cwd(), stdout=subprocess.DEVNULL
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Cluster:
+    """A server and an operator in the node."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        with self._lab.open() as node:
+            return node.run(asked, method, path, body)
+
+    def answers(self, path: str) -> bool:
+        try:
+            self.ask("GET", path)
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture
+def cluster(node: Lab, tmp_path: Path) -> Iterator[Cluster]:
+    """With a pool, a policy and a service."""
+    config, objects = tmp_path / "kubeconfig", tmp_path / "objects.yaml"
+    known = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"podCIDRs": [CIDR]}}
+    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in (known, pod("server", NODE))))
+    found = Cluster(node)
+    served = ("tests.support.apiserver", "--plain", "--port", str(PORT))
+    operator = (f"--k8s-kubeconfig-path={config}", "--k8s-namespace=default", "--operator-k8s-client-qps=0")
+    with running(node, *served, "--kubeconfig", str(config), "--objects", str(objects)):
+        eventually(lambda: found.answers("/version"), within=20)
+        with running(node, "hive", "operator", *operator, f"--cluster-pool-ipv4-cidr={CIDR}"):
+            eventually(lambda: all(found.answers(path) for path, _ in OBJECTS), within=30)
+            for path, body in OBJECTS:
+                found.ask("POST", path, body)
+            yield found
+
+
+def mac_of(lab: Lab, link: str) -> str:
+    with lab.open() as node:
+        return str(node.run(_read, f"/sys/class/net/{link}/address"))
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text().strip()
+
+
+def neighbour(lab: Lab) -> str:
+    """Where the client outside finds the address: asks anew."""
+    with lab.open_outside() as outside:
+        outside.run(_forget)
+        return str(outside.run(_resolve))
+
+
+def _forget() -> None:
+    subprocess.run(["ip", "neighbour", "flush", "to", VIP], check=True, capture_output=True)
+
+
+def _resolve() -> str:
+    subprocess.run(["ping", "-c1", "-W1", VIP], check=False, capture_output=True)
+    shown = subprocess.run(["ip", "-j", "neighbour", "show", "to", VIP], check=True, capture_output=True)
+    return next((one["lladdr"] for one in json.loads(shown.stdout) if "lladdr" in one), "")
+
+
+@pytest.mark.timeout(180)
+def test_a_client_of_the_same_network_finds_and_reaches_a_load_balancer_s_address(
+    node: Lab, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", NODE)
+    settings = (
+        *(f"--k8s-kubeconfig-path={tmp_path / 'kubeconfig'}", "--k8s-client-qps=0"),
+        *(f"--ipv4-range={CIDR}", "--enable-node-port=true", "--k8s-namespace=default"),
+        *("--enable-l2-announcements=true", f"--l2-announcements-lease-duration={LEASE_SECONDS}s"),
+        *("--l2-announcements-renew-deadline=2s", "--l2-announcements-retry-period=500ms"),
+    )
+    pid = serving(node, *settings)
+    server = pods.add(node, "server")
+    cluster.ask(
+        "POST",
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [server.ipv4]}],
+            "ports": [{"name": "tcp", "port": TARGET, "protocol": "TCP"}],
+        },
+    )
+    eventually(lambda: answered(node, 4, (VIP, TARGET), server) == (OUTSIDE_ADDRESS, VIP), within=30)
+    assert neighbour(node) == mac_of(node, "uplink")
+    leases = ask("/statedb/dump/l2-leases", api_socket(pid))["l2-leases"]
+    assert [(one["obj"]["lease"], one["obj"]["holder"]) for one in leases] == [(LEASE, NODE)]
+
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    eventually(lambda: not neighbour(node), within=LEASE_SECONDS + 20)
+
+    serving(node, *settings)
+    eventually(lambda: neighbour(node) == mac_of(node, "uplink"), within=30)
+    assert answered(node, 4, (VIP, TARGET), server) == (OUTSIDE_ADDRESS, VIP)
