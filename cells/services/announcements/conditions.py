@@ -49,7 +49,7 @@ class PolicyConditions:
                 await self._write(change.row)
 
     async def _write(self, policy: CiliumL2AnnouncementPolicy) -> None:
-        from cells.kubernetes.api import NotFoundError  # loaded where there is a server
+        from cells.kubernetes import api  # loaded where there is a server
 
         _, faults = read_policy(policy)
         for kind, text in faults.items():
@@ -63,7 +63,7 @@ class PolicyConditions:
         body = {"status": {"conditions": wanted}}
         try:
             await self._api.client.patch(CILIUM_L2_ANNOUNCEMENTS, policy.name, body, subresource="status")
-        except NotFoundError:
+        except api.NotFoundError:
             return
 
 

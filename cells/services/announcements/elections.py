@@ -134,7 +134,7 @@ class Elections:
 
     async def _stand(self, candidates: ReadTable[Candidate], key: Key) -> None:
         """Wait for the lease, and hold it until it is lost."""
-        from cells.kubernetes.api import Election  # loaded where there is a server
+        from cells.kubernetes import api  # loaded where there is a server
 
         settings, name, own = self._settings, lease_name(key), self._agent.node_name
 
@@ -142,7 +142,7 @@ class Elections:
             with self.leases.txn() as rows:
                 rows.put(L2Lease(key, name, holder, holder == own))
 
-        election = Election(
+        election = api.Election(
             *(self._api.client, name, self._namespace, own, self._log),
             duration=settings.l2_announcements_lease_duration,
             deadline=settings.l2_announcements_renew_deadline,
@@ -166,17 +166,17 @@ class Elections:
 
     async def collect(self) -> None:
         """Delete the leases that nobody holds, of services that nobody answers for any more."""
-        from cells.kubernetes.api import LEASES, ConflictError
+        from cells.kubernetes import api
 
         client = self._api.client
-        told = json.loads(await client.page(LEASES, {}, self._namespace))
+        told = json.loads(await client.page(api.LEASES, {}, self._namespace))
         ours = {row.lease for row in self.leases.all()}
         for one in told.get("items") or ():
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
             held = one.get("spec", {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
-                with suppress(ConflictError):  # somebody has just taken it
-                    await client.delete(LEASES, name, self._namespace, version=version)
+                with suppress(api.ConflictError):  # somebody has just taken it
+                    await client.delete(api.LEASES, name, self._namespace, version=version)
 
 
 async def _until_gone(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:
