@@ -48,6 +48,7 @@ from cells.policy import control as policy_control
 from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
+from cells.proxy import envoy
 from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
@@ -97,6 +98,7 @@ agent = module(
     policy_host.cell,
     service_settings.cell,
     dns_proxy.cell,
+    envoy.cell,
     services.cell,
     sockets.cell,
     outside.cell,

@@ -8,6 +8,7 @@
 #include <linux/pkt_cls.h>
 
 #include "host/egress.h"
+#include "host/ingress.h"
 #include "host/policy.h"
 #include "overlay/egress.h"
 #include "overlay/ingress.h"
@@ -62,8 +63,9 @@ int hive_to_pod(struct __sk_buff *skb)
 SEC("tc")
 int hive_to_host(struct __sk_buff *skb)
 {
-	(void)skb;
-	return TC_ACT_OK;
+	struct flow flow = {};
+
+	return finish(skb, &flow, host_receives(skb, &flow));
 }
 
 SEC("tc")

@@ -287,21 +287,29 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     auth_type: int = 0
     packets: int = 0
     octets: int = 0
+    only_by_proxy: bool = False
+    """Whether nothing passes while no proxy listens on the port; else it goes where it was sent."""
 
     def pack(self, key: PolicyKey) -> bytes:
         """The value under ``key``, whose wild protocol and port it repeats."""
-        flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2
+        flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2 | self.only_by_proxy << 7
         proxy_port = self.proxy_port.to_bytes(2, "big")
         return _policy_entry.pack(proxy_port, flags, self.auth_type, self.packets, self.octets)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         proxy_port, flags, auth_type, packets, total = _policy_entry.unpack(data)
-        return cls(bool(flags & 1), int.from_bytes(proxy_port, "big"), auth_type, packets, total)
+        port = int.from_bytes(proxy_port, "big")
+        return cls(bool(flags & 1), port, auth_type, packets, total, bool(flags & 0x80))
 
     def same_verdict(self, other: "PolicyEntry") -> bool:
         """Whether they decide alike, whatever they counted."""
-        return (self.deny, self.proxy_port, self.auth_type) == (other.deny, other.proxy_port, other.auth_type)
+        return self.verdict == other.verdict
+
+    @property
+    def verdict(self) -> tuple[object, ...]:
+        """What decides, without what was counted."""
+        return self.deny, self.proxy_port, self.auth_type, self.only_by_proxy
 
 
 class MetricsKey(msgspec.Struct, frozen=True):

@@ -5,16 +5,17 @@ Gives: Repository, SelectorCache, ComputedPolicies, DirectionPolicy, and the ent
 """
 
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.entries import Entry, Key, PortKey, Redirect
+from cells.policy.compute.entries import Entry, Key, PortKey, Redirect, Said
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.lookup import Match, lookup
 from cells.policy.compute.map_entries import map_entries, map_entry, map_key
-from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
+from cells.policy.compute.policies import DIRECTIONS, ComputedPolicies, Difference, NamedPort, PolicyKey
 from cells.policy.compute.repository import Changed, Repository, Resolved
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import PolicyConflictError, SelectorPolicy
 
 __all__ = [
+    "DIRECTIONS",
     "Changed",
     "ComputedPolicies",
     "Difference",
@@ -30,6 +31,7 @@ __all__ = [
     "Redirect",
     "Repository",
     "Resolved",
+    "Said",
     "SelectorCache",
     "SelectorPolicy",
     "lookup",

@@ -82,9 +82,9 @@ class DirectionPolicy:
         if not ports:
             return
         wildcard = filter_.wildcard if filter_.port.port or filter_.port.name else None
-        for_everybody = self._entry(filter_, wildcard, None) if wildcard is not None else None
+        for_everybody = self._entry(filter_, ALL, wildcard, None) if wildcard is not None else None
         for peer, policy in filter_.selectors.items():
-            entry = self._entry(filter_, policy, wildcard if peer != ALL else None)
+            entry = self._entry(filter_, peer, policy, wildcard if peer != ALL else None)
             if entry is None or (
                 peer != ALL and for_everybody is not None and entry.same_effect(for_everybody)
             ):
@@ -92,7 +92,7 @@ class DirectionPolicy:
             self._says.setdefault(peer, []).append((ports, entry))
 
     def _entry(
-        self, filter_: Filter, policy: SelectorPolicy, wildcard: SelectorPolicy | None
+        self, filter_: Filter, peer: PeerSelector, policy: SelectorPolicy, wildcard: SelectorPolicy | None
     ) -> Entry | None:
         """The entry of one selector; None while the proxy that must serve it is not there.
 
@@ -107,6 +107,9 @@ class DirectionPolicy:
             redirect = self._proxies(filter_, asking)
             if redirect is None:
                 return None
+            if redirect.said is not None:
+                peers = (peer,) if wildcard is None else (peer, ALL)
+                redirect = redirect._replace(said=frozenset((filter_.port, one) for one in peers))
         return Entry(
             redirect=redirect,
             auth=AUTH_TYPES[policy.auth] if policy.auth is not None else None,

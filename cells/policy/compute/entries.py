@@ -5,11 +5,14 @@ Key: (direction,) identity or 0, protocol or 0, port prefix. Source: the layout 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from cells.policy.compute.selector_policy import RuleOrigin
+from cells.policy.labels import PeerSelector
+from cells.policy.rules.rule import PortRange
 
 AUTH_DISABLED, AUTH_SPIRE, AUTH_ALWAYS_FAIL = 0, 1, 2
 AUTH_TYPES = {"disabled": AUTH_DISABLED, "required": AUTH_SPIRE, "test-always-fail": AUTH_ALWAYS_FAIL}
@@ -47,6 +50,9 @@ class PortKey(NamedTuple):
 
 EVERYTHING = PortKey()
 
+Said = tuple[PortRange, PeerSelector]
+"""A filter of a direction, by its ports, and one of its selectors."""
+
 
 class Key(NamedTuple):
     """A key of one direction: an identity, 0 for any, and ports."""
@@ -56,11 +62,25 @@ class Key(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """The proxy that takes the traffic; the lowest priority number wins, then the lowest port."""
+    """The proxy that takes the traffic; the lowest priority number wins, then the lowest port.
+
+    A proxy that is told by its port alone what holds has one for each ``said``: what rules say, on which
+    ports and to which selectors. It has no ``port`` before that is known. Others leave ``said`` None.
+    """
 
     priority: int
     port: int
     name: str
+    said: frozenset[Said] | None = None
+
+    @classmethod
+    def merged(cls, redirects: Sequence[Redirect]) -> Redirect | None:
+        """Of several for one key: to peers of two selectors rules say both."""
+        chosen = min(redirects, default=None, key=lambda one: one[:3])
+        if chosen is None or chosen.said is None or len(redirects) == 1:
+            return chosen
+        said = (one.said for one in redirects if one.name == chosen.name and one.said is not None)
+        return chosen._replace(said=frozenset[Said]().union(*said))
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -91,7 +111,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         redirects = [one for one in (self.redirect, other.redirect) if one is not None]
         auths = [one for one in (self.auth, other.auth) if one is not None]
         return Entry(
-            redirect=min(redirects, default=None),
+            redirect=Redirect.merged(redirects),
             auth=max(auths, default=None),
             inherited_auth=max(self.inherited_auth, other.inherited_auth),
             origins=origins,

@@ -27,9 +27,11 @@ def map_key(key: Key, *, egress: bool) -> PolicyKey:
 
 
 def map_entry(entry: Entry) -> PolicyEntry:
-    """What stands there."""
+    """What stands there. A proxy of one port by which it knows what holds must not be passed by."""
+    redirect = entry.redirect
     return PolicyEntry(
         deny=entry.deny,
-        proxy_port=entry.redirect.port if entry.redirect is not None else 0,
+        proxy_port=redirect.port if redirect is not None else 0,
         auth_type=0 if entry.deny else entry.auth_type,
+        only_by_proxy=redirect is not None and redirect.said is not None,
     )

@@ -150,6 +150,11 @@ class ComputedPolicies:
         shared = self._of_endpoint.get(endpoint)
         return shared.directions.get(direction) if shared is not None else None
 
+    def of_key(self, key: PolicyKey, direction: Direction) -> DirectionPolicy | None:
+        """A direction of a policy, None for one that no endpoint has."""
+        shared = self._shared.get(key)
+        return shared.directions.get(direction) if shared is not None else None
+
     def by_identity(self, endpoint: int, direction: Direction) -> Mapping[int, Entries]:
         """A direction's entries by identity; none for an unknown endpoint."""
         shared = self._of_endpoint.get(endpoint)

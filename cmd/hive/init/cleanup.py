@@ -127,6 +127,7 @@ def bpf_steps(places: Places) -> list[Step]:
 def state_steps(places: Places) -> list[Step]:
     """The rest: links with their routes, mounts, files, and others' CNI configurations back in force."""
     return [
+        ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
         ("links cilium_* and lxc*, with their routes", traces.remove_links),
         ("network namespaces cilium-*", traces.remove_namespaces),
         (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),
@@ -137,3 +138,9 @@ def state_steps(places: Places) -> list[Step]:
             partial(traces.remove_cni_configuration, places.cni_conf_dir, places.cni_conf_file),
         ),
     ]
+
+
+def _end_envoy(state_dir: Path) -> list[str]:
+    from cells.proxy.envoy import end_envoy
+
+    return end_envoy(state_dir)

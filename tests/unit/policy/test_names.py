@@ -99,7 +99,7 @@ async def test_a_rule_that_needs_to_read_requests_is_refused_and_told_why(tmp_pa
         await eventually(lambda: bool(node.objects.all()))
         (told,) = node.objects.all()
         assert (told.valid, told.path) == (False, "spec.egress[1].toPorts[0].rules.http")
-        assert "no proxy of this agent reads http yet" in told.message
+        assert "there is no Envoy to read http" in told.message
 
 
 with_answers = [name for name in names() if load(name).get("dns_answers")]

@@ -164,7 +164,7 @@ VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now,
 		.node_port = flow->node_port,
 		.dsr_internal = flow->dsr,
 		.from_tunnel = flow->from_tunnel,
-		.proxy_redirect = !!flow->proxy_port,
+		.proxy_redirect = flow->proxy_port || flow->from_proxy,
 		.rev_nat_index = direction == EGRESS ? flow->rev_nat_index : 0,
 		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
 	};

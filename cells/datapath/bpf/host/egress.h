@@ -9,6 +9,7 @@
 #include "lib/network.h"
 #include "overlay/send.h"
 #include "pod/deliver.h"
+#include "proxy/redirect.h"
 
 /* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
  * its destination. Our mark says so, unless somebody has put another in its place; the host's own packets have none.
@@ -22,6 +23,11 @@ static __always_inline void learn_sender(struct __sk_buff *skb, struct flow *flo
 		mark_write(skb, 0); /* routing rules would match it twice */
 		flow->source_identity = marked_identity(mark);
 		flow->through_stack = true;
+		return;
+	}
+	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* one of this node, for whose address it has */
+		mark_write(skb, 0);
+		flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
 		return;
 	}
 	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node, for one of its pods */
@@ -40,6 +46,7 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
+	bool by_proxy = (mark_read(skb) & MARK_KIND) == MARK_INGRESS_PROXY;
 	int refused = parse(skb, flow, family);
 	enum ct_status status;
 
@@ -59,9 +66,12 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	learn_sender(skb, flow, family);
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);
-	refused = ingress_check(skb, flow, use, ct_now(), family, &status);
+	refused = by_proxy ? admit(flow, ct_now(), family)
+			   : ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
+	if (unlikely(flow->proxy_port))
+		return ingress_proxied_again(skb, flow);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
 			 family);
 }

@@ -121,6 +121,7 @@ struct policy_key {
 #define POLICY_DENY (1 << 0)
 #define POLICY_ANY_PROTOCOL (1 << 1)
 #define POLICY_ANY_PORT (1 << 2)
+#define POLICY_ONLY_BY_PROXY (1 << 7) /* our own: while its proxy is away, nothing passes */
 
 struct policy_entry {
 	__be16 proxy_port;

@@ -64,6 +64,8 @@ struct flow {
 	bool dsr;	   /* the same, by way of another node, whose answers do not go there */
 	bool local_only;   /* no other node may serve it */
 	__be16 proxy_port;  /* who takes it instead of whom it is for, as its policy says; 0: nobody */
+	bool only_by_proxy; /* not without that one */
+	bool from_proxy;    /* which sends it for whom it was from; answers are the proxy's */
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */

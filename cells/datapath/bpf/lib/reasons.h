@@ -29,6 +29,7 @@
 #define DROP_IS_CLUSTER_IP 174 /* a service that nobody outside may ask */
 #define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
 #define DROP_SOURCE_RANGE 177 /* a client that the service does not serve */
+#define DROP_NO_PROXY 178 /* the proxy that is to take it does not listen */
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_AUTH_REQUIRED 189

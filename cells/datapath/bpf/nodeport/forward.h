@@ -44,6 +44,8 @@ static __always_inline int nodeport_deliver(struct __sk_buff *skb, struct flow *
 	refused = ingress_check(skb, flow, use, now, family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
+	if (unlikely(flow->proxy_port)) /* a proxy's answers would not leave as the service's */
+		return DROP(INGRESS, DROP_NO_PROXY);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 

@@ -61,6 +61,21 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	return 0;
 }
 
+/* A packet that a layer 7 proxy has let in: nobody is asked again, and the answers are the proxy's. */
+static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
+{
+	struct ct_entry *entry;
+
+	flow->from_proxy = true;
+	if (ct_lookup(flow, INGRESS, now, family, &entry) == CT_NEW)
+		return ct_create(flow, INGRESS, now, family);
+	if (unlikely(!entry->proxy_redirect)) {
+		entry->proxy_redirect = 1;
+		entry->verdict = 0;
+	}
+	return 0;
+}
+
 /* How the packet enters the pod. */
 enum entrance {
 	BY_PEER, /* straight to the pod's end of the link: from a program at ingress only */

@@ -26,14 +26,6 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 	return TC_ACT_OK;
 }
 
-static __always_inline int to_proxy(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
-{
-	count(skb, REASON_FORWARDED, EGRESS);
-	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_PROXY, 0, TRACED(status, family));
-	return TC_ACT_OK;
-}
-
 /* 0 if the pod may send the packet, else the reason to drop it. `status` is conntrack's word on it. */
 static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
 					const struct use *use, __u32 now, __u8 family)
@@ -195,6 +187,10 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
+	if (status == CT_REPLY && unlikely(entry->proxy_redirect)) { /* the stack knows the proxy's socket */
+		mark_write(skb, MARK_TO_PROXY);
+		return pass_to_proxy(skb, flow, EGRESS, status, family);
+	}
 	if (status == CT_REPLY && unlikely(entry->node_port || entry->dsr_internal)) {
 		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
 		if (verdict != UNDECIDED)
@@ -221,7 +217,9 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		return DROP(EGRESS, verdict);
 	proxied = flow->proxy_port;
 	if (unlikely(proxied) && proxy_takes(skb, flow, family))
-		return to_proxy(skb, flow, status, family);
+		return pass_to_proxy(skb, flow, EGRESS, status, family);
+	if (unlikely(flow->only_by_proxy))
+		return DROP(EGRESS, DROP_NO_PROXY);
 	if (local && local->flags & ADDRESS_IS_HOST && unlikely(host_endpoint())) {
 		verdict = host_admits(skb, flow, family);
 		return verdict ? DROP(INGRESS, verdict) : to_stack(skb, flow, status, family); /* asked every time */
@@ -230,9 +228,12 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	received = status;
 	if (to_pod) {
+		flow->proxy_port = 0;
 		verdict = ingress_check(skb, flow, use, now, family, &received);
 		if (verdict)
 			return DROP(INGRESS, verdict);
+		if (unlikely(flow->proxy_port))
+			return ingress_proxied(skb, flow, status, family);
 	}
 	/* Of replies only what is one to both sides: nobody's policy counts those. Not while a proxy is away: it is to
 	 * have the flow as soon as it is back.

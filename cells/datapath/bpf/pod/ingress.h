@@ -14,6 +14,7 @@
 #include "pod/egress.h"
 #include "pod/links.h"
 #include "pod/neighbours.h"
+#include "proxy/redirect.h"
 
 static __always_inline bool own_destination(const struct flow *flow, const struct endpoint_config *self, __u8 family)
 {
@@ -32,16 +33,6 @@ static __always_inline __u32 sender_of(const struct flow *flow, __u32 mark, __u8
 		return marked_identity(mark);
 	}
 	return identity_of(ipcache_lookup(&flow->saddr, family));
-}
-
-/* A packet that a layer 7 proxy has let in: nobody is asked again. */
-static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
-{
-	struct ct_entry *entry;
-
-	if (ct_lookup(flow, INGRESS, now, family, &entry) != CT_NEW)
-		return 0;
-	return ct_create(flow, INGRESS, now, family);
 }
 
 static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
@@ -68,6 +59,8 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		refused = policy_check(skb, flow, INGRESS, false, &use, family);
 	if (refused)
 		return DROP(INGRESS, refused);
+	if (unlikely(flow->proxy_port))
+		return ingress_proxied_again(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
 		tell_trace(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));

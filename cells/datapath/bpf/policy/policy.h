@@ -72,7 +72,8 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
  * take the packet.
  */
 #define REFUSED(answer) ((answer) & 0xff)
-#define MATCH_OF(answer) ((answer) >> 8 & 0xff)
+#define MATCH_OF(answer) ((answer) >> 8 & 0x7f)
+#define ONLY_BY_PROXY 0x8000
 #define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))
 
 /* Ask the policy of the flow's endpoint on this side. Counts the entry's use. */
@@ -100,7 +101,8 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	if (entry->bits & POLICY_DENY)
 		return DROP_POLICY_DENY | match << 8;
 	/* Nobody has authenticated: that is for a later version. */
-	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 | (__u32)entry->proxy_port << 16;
+	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 |
+	       (entry->bits & POLICY_ONLY_BY_PROXY ? ONLY_BY_PROXY : 0) | (__u32)entry->proxy_port << 16;
 }
 
 /* Whether what the endpoint's policy refuses is let through. */
@@ -127,6 +129,7 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 		return 0;
 	}
 	flow->proxy_port = refused ? 0 : PROXY_OF(answer);
+	flow->only_by_proxy = flow->proxy_port && answer & ONLY_BY_PROXY;
 	if (unlikely(refused || new))
 		tell_verdict(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port), how);
 	return refused;

@@ -6,8 +6,13 @@
  */
 #pragma once
 
+#include <linux/pkt_cls.h>
+
+#include "lib/events.h"
 #include "lib/mark.h"
+#include "lib/metrics.h"
 #include "lib/packet.h"
+#include "lib/rewrite.h"
 
 #define LOOPBACK bpf_htonl(0x7f000001)
 
@@ -82,11 +87,49 @@ VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u3
 	return !refused;
 }
 
+static __always_inline void mark_for_proxy(struct __sk_buff *skb, const struct flow *flow)
+{
+	mark_write(skb, MARK_TO_PROXY | (__u32)flow->proxy_port << 16);
+}
+
 /* Whether the proxy takes the packet. Then the stack is to have it. */
 static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	if (!proxy_assign(skb, flow, family))
 		return false;
-	mark_write(skb, MARK_TO_PROXY | (__u32)flow->proxy_port << 16);
+	mark_for_proxy(skb, flow);
 	return true;
+}
+
+/* Tell that the packet goes to a proxy; the verdict. */
+static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+					 __u8 status, __u8 family)
+{
+	count(skb, REASON_FORWARDED, direction);
+	if (unlikely(flow->report))
+		tell_trace(skb, flow, TRACE_TO_PROXY, 0, TRACED(status, family));
+	return TC_ACT_OK;
+}
+
+/* What ingress policy wants a proxy to take, where the packet enters the host's stack: the verdict. */
+static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct flow *flow, __u8 status, __u8 family)
+{
+	if (!proxy_takes(skb, flow, family))
+		return DROP(INGRESS, DROP_NO_PROXY);
+	return pass_to_proxy(skb, flow, INGRESS, status, family);
+}
+
+/* The same where it leaves the stack, which has no sockets for it there: it enters again by cilium_net, see
+ * host_receives(). The verdict.
+ */
+static __always_inline int ingress_proxied_again(struct __sk_buff *skb, const struct flow *flow)
+{
+	const struct node_config *node = node_facts();
+	struct ethernet *eth = packet_eth(skb);
+
+	if (!node || !eth)
+		return DROP(INGRESS, DROP_NO_CONFIG);
+	mark_for_proxy(skb, flow);
+	mac_write(eth->destination, node->net_mac);
+	return bpf_redirect(node->net_ifindex, BPF_F_INGRESS);
 }

@@ -1,0 +1,138 @@
+"""HTTP rules to redirects: each set of peers for which rules say the same has a port of the proxy's.
+
+For:    RulePolicy. Needs: HTTPProxyPorts.   Gives: HTTPRedirect, HTTPRedirects, http_redirects().
+Why:    the datapath knows who asks, the proxy what is asked. So the datapath chooses the port by the peer's
+        identity, and behind a port there are requests alone: no address is believed by the proxy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from cells.policy.compute import DirectionPolicy, Entry, Key, PolicyKey, Redirect, Said
+from cells.policy.control.edges import HTTPProxyPorts
+from cells.policy.labels import LabelSet
+from cells.policy.rules import Direction, HTTPRule
+from lifecycle import Table
+
+
+class HTTPRedirect(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table ``http-redirects``: what a proxy lets through that listens on a port."""
+
+    name: str
+    """The same over restarts, and whatever the rules say of requests."""
+    port: int
+    direction: Direction
+    identity: int
+    """Of the endpoints whose policy it is."""
+    labels: tuple[str, ...]
+    """That the identity stands for."""
+    rules: tuple[HTTPRule, ...] | None
+    """Requests that may pass; None for all."""
+
+
+def http_redirects() -> Table[HTTPRedirect]:
+    """The ``http-redirects`` table, by name."""
+    return Table("http-redirects", key=lambda row: row.name)
+
+
+class HTTPRedirects:
+    """The redirects of each policy, kept up to date entry by entry."""
+
+    def __init__(self, table: Table[HTTPRedirect], ports: HTTPProxyPorts | None) -> None:
+        self._table = table
+        self._ports = ports
+        self._used: dict[PolicyKey, dict[tuple[Direction, Key], frozenset[Said]]] = {}
+        self._rows: dict[PolicyKey, set[str]] = {}
+
+    def redirect(self, direction: Direction) -> Redirect | None:
+        """The proxy of a direction, whose port follows; None without one."""
+        if self._ports is None or not self._ports.serves:
+            return None
+        return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
+
+    def with_port(self, key: PolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
+        """The entry with the port of its redirect. It denies where there is none left."""
+        redirect = entry.redirect
+        if redirect is None or redirect.said is None or self._ports is None:
+            return entry
+        port = self._ports.port(_name(key, labels, direction, redirect.said))
+        if not port:
+            return Entry(deny=True, origins=entry.origins)
+        return msgspec.structs.replace(entry, redirect=redirect._replace(port=port))
+
+    def follow(
+        self,
+        key: PolicyKey,
+        labels: LabelSet,
+        directions: Mapping[Direction, DirectionPolicy | None],
+        changed: Iterable[tuple[Direction, Key, Entry | None]],
+    ) -> None:
+        """Some entries of a policy have changed, or what its rules say of requests."""
+        used = self._used.setdefault(key, {})
+        before = self._rows.pop(key, set())
+        for direction, where, entry in changed:
+            redirect = entry.redirect if entry is not None else None
+            if redirect is not None and redirect.said is not None:
+                used[direction, where] = redirect.said
+            else:
+                used.pop((direction, where), None)
+        wanted = self._names(key, labels, used)
+        if not used:
+            del self._used[key]
+        if not before and not wanted:
+            return
+        self._rows[key] = set(wanted)
+        with self._table.txn() as rows:
+            for name in before - wanted.keys():
+                rows.delete(name)
+            for name, (direction, said) in wanted.items():
+                port = self._ports.port(name) if self._ports is not None else 0
+                row = HTTPRedirect(
+                    name=name,
+                    port=port,
+                    direction=direction,
+                    identity=key.identity,
+                    labels=tuple(map(str, labels)),
+                    rules=_rules(directions.get(direction), said),
+                )
+                if port and rows.get(name) != row:
+                    rows.put(row)
+
+    def forget(self, key: PolicyKey) -> None:
+        """No endpoint has the policy any more."""
+        self._used.pop(key, None)
+        names = self._rows.pop(key, ())
+        if names:
+            with self._table.txn() as rows:
+                for name in names:
+                    rows.delete(name)
+
+    @staticmethod
+    def _names(
+        key: PolicyKey, labels: LabelSet, used: Mapping[tuple[Direction, Key], frozenset[Said]]
+    ) -> dict[str, tuple[Direction, frozenset[Said]]]:
+        sets = {(direction, said) for (direction, _), said in used.items()}
+        return {_name(key, labels, direction, said): (direction, said) for direction, said in sets}
+
+
+def _name(key: PolicyKey, labels: LabelSet, direction: Direction, said: frozenset[Said]) -> str:
+    """By what stays the same over restarts: labels, not numbers of identities."""
+    parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, said)))
+    return f"{direction}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
+
+
+def _rules(policy: DirectionPolicy | None, said: frozenset[Said]) -> tuple[HTTPRule, ...] | None:
+    """What may pass by any of the filters: all of it, if one of them says nothing of requests."""
+    found: dict[HTTPRule, None] = {}
+    for filter_ in policy.filters if policy is not None else ():
+        for peer, how in filter_.selectors.items():
+            if (filter_.port, peer) not in said or how.deny:
+                continue
+            if how.rules is None or not how.rules.http:
+                return None
+            found |= dict.fromkeys(how.rules.http)
+    return tuple(found)

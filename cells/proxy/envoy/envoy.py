@@ -1,0 +1,151 @@
+"""Envoy's configuration: files that it watches, written as redirects come, change and go.
+
+Controller: the table ``http-redirects`` in, Envoy's files out.
+Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], RedirectPorts, Program.
+Gives:  Envoy.
+Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too. Each is
+        replaced at once, clusters before routes before listeners, so nothing refers to what is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cells.config import AgentConfig
+from cells.endpoint import Endpoint
+from cells.policy.control import HTTPRedirect
+from cells.policy.maps import EndpointPolicies, KnownRules
+from cells.proxy.dns import ProxyPort
+from cells.proxy.envoy import resources
+from cells.proxy.envoy.ports import RedirectPorts
+from cells.proxy.envoy.process import FOLDER, Process
+from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.resources import Place, Resource
+from cells.proxy.envoy.settings import EnvoySettings
+from lifecycle import Jobs, Logger, Table
+
+
+class _Response(msgspec.Struct):
+    resources: list[Resource]
+
+
+class Envoy:
+    """Serves from the time its jobs run, and goes on when the agent stops."""
+
+    def __init__(
+        self,
+        settings: EnvoySettings,
+        program: Program,
+        ports: RedirectPorts,
+        dns: ProxyPort,
+        agent: AgentConfig,
+        redirects: Table[HTTPRedirect],
+        rules: KnownRules,
+        endpoints: Table[Endpoint],
+        policies: EndpointPolicies,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._dns = dns
+        self._redirects = redirects
+        self._rules = rules
+        self._endpoints = endpoints
+        self._policies = policies
+        self._place = Place(agent.state_dir / FOLDER)
+        self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
+        """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
+        self._written: dict[Path, bytes] = {}
+        if not ports.serves or program.path is None:
+            return
+        log_file = settings.envoy_log or self._place.folder / "envoy.log"
+        self._process = Process(program.path, self._place, log_file, log)
+        jobs.observe("configure Envoy", self._changes, self._write)
+        jobs.one_shot("run Envoy", self._run)
+        jobs.one_shot("forget former redirects", self._forget)
+
+    async def _run(self) -> None:
+        """Raises EnvoyError, OSError, to be called again."""
+        self._prepare()
+        await self._process.run()
+
+    def _prepare(self) -> None:
+        """Read what there is from before; raises OSError."""
+        self._place.folder.mkdir(mode=0o755, exist_ok=True)
+        self._place.routes("").parent.mkdir(mode=0o700, exist_ok=True)
+        for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
+            if not path.exists():
+                self._replace(path, resources.discovery("0", ()))
+            elif path not in self._written and not self._former[name]:
+                self._former[name] = {one["name"]: one for one in _resources(path)}
+
+    async def _changes(self) -> AsyncIterator[None]:
+        self._prepare()
+        changes = self._redirects.changes()
+        while True:
+            changes.take()
+            yield
+            await changes.wait()
+
+    async def _write(self, _: None) -> None:
+        """Raises OSError."""
+        redirects = sorted(self._redirects.all(), key=lambda row: row.name)
+        self._put(self._place.clusters, "clusters", resources.clusters(redirects, self._settings))
+        for one in redirects:
+            routes = resources.routes(one, self._settings)
+            self._replace(self._place.routes(one.name), _discovery([routes]))
+        addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
+        wanted = resources.listeners(redirects, self._settings, self._place, addresses)
+        self._put(self._place.listeners, "listeners", wanted)
+        kept = {one.name for one in redirects} | self._former["listeners"].keys()
+        for path in self._place.routes("").parent.glob("*.json"):
+            if path.stem not in kept:
+                path.unlink()
+                self._written.pop(path, None)
+
+    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> None:
+        """These, and those from before that may be in use."""
+        self._replace(path, _discovery((self._former[kind] | {one["name"]: one for one in wanted}).values()))
+
+    def _replace(self, path: Path, content: Resource) -> None:
+        data = msgspec.json.encode(content)
+        if self._written.get(path) == data:
+            return
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(data)
+        temporary.rename(path)
+        self._written[path] = data
+
+    async def _forget(self) -> None:
+        """What was told Envoy before counts until every endpoint has its policy by the rules of now."""
+        await self._rules.known()
+        for endpoint in self._endpoints.all():
+            while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.revision:
+                if self._endpoints.get(endpoint.id) is None:
+                    break
+                await self._policies.realized.wait_changed(endpoint.id, seen)
+        self._former = {"listeners": {}, "clusters": {}}
+        self._ports.keep({one.name for one in self._redirects.all()})
+        await self._write(None)
+
+
+def _resources(path: Path) -> Iterable[Any]:
+    """What a file of ours has; nothing where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Response).resources
+    except (OSError, msgspec.MsgspecError):
+        return ()
+
+
+def _discovery(found: Iterable[Resource]) -> Resource:
+    """With its digest as the version."""
+    kept = list(found)
+    return resources.discovery(hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:16], kept)

@@ -1,0 +1,105 @@
+"""The ports that Envoy listens on: chosen once for each redirect, and kept.
+
+For:    RulePolicy, whose map entries name them, and Envoy.   Needs: AgentConfig, ProxyPort, Program.
+Gives:  RedirectPorts.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cells.config import AgentConfig
+from cells.policy.control import PolicyRuleSettings
+from cells.proxy.dns import ProxyPort
+from cells.proxy.envoy.program import Program
+from lifecycle import Hook, Lifecycle, Logger
+
+RANGE: Final = range(10000, 20000)
+"""Where ports are looked for: below those that the kernel gives to sockets."""
+FILE: Final = "http_ports_state.json"
+
+
+class RedirectPorts:
+    """HTTPProxyPorts of this node. Known over a restart once its hook has run."""
+
+    def __init__(
+        self,
+        program: Program,
+        dns: ProxyPort,
+        switches: PolicyRuleSettings,
+        agent: AgentConfig,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._serves = switches.enable_l7_proxy and program.path is not None
+        self._dns = dns
+        self._agent = agent
+        self._log = log
+        self._kept: dict[str, int] = {}
+        self._taken: set[int] = set()
+        lifecycle.append(Hook("read the ports of HTTP redirects", self._read))
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is an Envoy, and it may be used."""
+        return self._serves
+
+    def port(self, name: str) -> int:
+        """The port of a redirect; 0 where none is left."""
+        port = self._kept.get(name, 0)
+        if port or not self._serves:
+            return port
+        port = self._free()
+        if not port:
+            self._log.error("no port is left for a redirect: nothing may pass it", redirect=name)
+            return 0
+        self._kept[name] = port
+        self._taken.add(port)
+        self._write()
+        return port
+
+    @property
+    def _path(self) -> Path:
+        return self._agent.state_dir / FILE
+
+    async def _read(self) -> None:
+        try:
+            self._kept = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as error:
+            self._log.warning("redirects get other ports than before", file=str(self._path), error=str(error))
+        self._taken = set(self._kept.values())
+
+    def _write(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(msgspec.json.encode(self._kept))
+            temporary.rename(self._path)
+        except OSError as error:
+            self._log.warning("a redirect's port is not kept for the next agent", error=str(error))
+
+    def keep(self, names: set[str]) -> None:
+        """No other redirects are there any more: their ports may be others'."""
+        if self._kept.keys() - names:
+            self._kept = {name: port for name, port in self._kept.items() if name in names}
+            self._taken = set(self._kept.values())
+            self._write()
+
+    def _free(self) -> int:
+        choices = (one for one in random.sample(RANGE, len(RANGE)) if one not in self._taken)
+        return next((one for one in choices if one != self._dns.port and self._is_free(one)), 0)
+
+    def _is_free(self, port: int) -> bool:
+        try:
+            for family in self._dns.families:
+                with socket.socket(family, socket.SOCK_STREAM) as one:
+                    one.bind(("127.0.0.1" if family == socket.AF_INET else "::1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,138 @@
+"""Envoy's process: started, watched, started again. It outlives the agent: flows go on without one.
+
+For:    Envoy. Needs: Program, Place.   Gives: Process, end_envoy().
+Source: pidfd_open(2), posix_spawn(3), setsid(2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.proxy.envoy.resources import Place, bootstrap
+from lifecycle import HiveError, Logger
+
+FOLDER: Final = "envoy"
+"""Envoy's directory in the state directory."""
+PID_FILE: Final = "envoy.pid"
+PATIENCE: Final = 10.0
+"""Seconds that an Envoy which is to end gets for that."""
+DRAIN: Final = 5
+"""Seconds after which the connections of a redirect that is gone are closed."""
+
+
+class EnvoyError(HiveError):
+    """Envoy does not run."""
+
+
+class _Running(msgspec.Struct):
+    pid: int
+    digest: str
+    """Of what it was started with."""
+
+
+class Process:
+    """One Envoy of this node."""
+
+    def __init__(self, program: Path, place: Place, log_file: Path, log: Logger) -> None:
+        self._program = program
+        self._place = place
+        self._log_file = log_file
+        self._log = log
+
+    async def run(self) -> None:
+        """Have it run, and watch it. Raises EnvoyError when it ends, OSError."""
+        began = msgspec.json.encode(bootstrap(self._place))
+        command = self._command()
+        stat = self._program.stat()
+        digest = hashlib.sha256(
+            b"\0".join([began, *map(os.fsencode, command), b"%d %d" % (stat.st_size, stat.st_mtime_ns)])
+        ).hexdigest()
+        former = _started(self._place)
+        if former is not None and former.digest != digest:
+            await self._end(former.pid)
+            former = None
+        if former is None:
+            self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._place.bootstrap.write_bytes(began)
+            pid = self._spawn(command)
+            (self._place.folder / PID_FILE).write_bytes(msgspec.json.encode(_Running(pid, digest)))
+            self._log.info("Envoy was started", pid=pid, program=str(self._program))
+        else:
+            pid = former.pid
+            self._log.info("Envoy goes on", pid=pid)
+        await self._ended(pid)
+        raise EnvoyError(f"Envoy ended, pid {pid}{_how(pid)}: see {self._log_file}")
+
+    def _command(self) -> list[str]:
+        return [
+            str(self._program),
+            *("-c", str(self._place.bootstrap)),
+            *("--log-path", str(self._log_file), "--log-level", "warning"),
+            *("--drain-time-s", str(DRAIN), "--drain-strategy", "immediate", "--disable-hot-restart"),
+        ]
+
+    def _spawn(self, command: list[str]) -> int:
+        """In a session of its own, so that what ends the agent does not end it."""
+        null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in (0, 1, 2)]
+        return os.posix_spawn(self._program, command, os.environ, file_actions=null, setsid=True)
+
+    async def _end(self, pid: int) -> None:
+        self._log.info("Envoy is ended: it was started otherwise", pid=pid)
+        os.kill(pid, signal.SIGTERM)
+        with anyio.move_on_after(PATIENCE):
+            await self._ended(pid)
+            return
+        os.kill(pid, signal.SIGKILL)
+        await self._ended(pid)
+
+    @staticmethod
+    async def _ended(pid: int) -> None:
+        """Return once it has ended."""
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        loop = asyncio.get_running_loop()
+        over = anyio.Event()
+        try:
+            loop.add_reader(handle, over.set)
+            await over.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+
+
+def end_envoy(state_dir: Path) -> list[str]:
+    """End the Envoy that an agent with this state directory has started; what was ended. Raises OSError."""
+    former = _started(Place(state_dir / FOLDER))
+    if former is None:
+        return []
+    os.kill(former.pid, signal.SIGKILL)
+    return [f"Envoy, pid {former.pid}"]
+
+
+def _started(place: Place) -> _Running | None:
+    """The one that an agent before this has started, if it runs."""
+    try:
+        former = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
+        command = Path(f"/proc/{former.pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return former if os.fsencode(place.bootstrap) in command else None
+
+
+def _how(pid: int) -> str:
+    """How a child ended; of another agent's child nobody says."""
+    try:
+        _, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return ""
+    return f", status {os.waitstatus_to_exitcode(status)}"

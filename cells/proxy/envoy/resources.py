@@ -1,0 +1,211 @@
+"""Redirects as Envoy's configuration: its bootstrap, listeners, routes and clusters.
+
+Pure values, as Envoy's xDS has them in JSON.
+Gives:  bootstrap(), clusters(), listeners(), routes(), discovery().
+Source: envoyproxy.io, the v3 API; Cilium 1.17, the listeners and routes of its proxy.
+
+A redirect is a listener on its port and a route configuration of its name. The listener stays as it is for as
+long as the redirect is there. What rules say of requests is in the routes, which open connections follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cells.policy.control import HTTPRedirect, HTTPRule
+from cells.proxy.envoy.settings import EnvoySettings
+
+Resource = dict[str, Any]
+
+_TYPES: Final = "type.googleapis.com/envoy."
+_SOL_SOCKET, _SO_MARK = 1, 36
+INGRESS_PROXY: Final = 0x0A00
+EGRESS_PROXY: Final = 0x0B00
+"""Marks of what a proxy sends; of the latter the pod's identity is in it, too."""
+DENIED: Final = "Access denied\r\n"
+FOR_EVER: Final = "0s"
+LARGEST_EXPRESSION: Final = 1_000_000
+"""Instructions of RE2; Envoy's own bound of 100 is less than rules may have."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where Envoy's files are."""
+
+    folder: Path
+
+    @property
+    def bootstrap(self) -> Path:
+        """What Envoy begins with."""
+        return self.folder / "bootstrap.json"
+
+    @property
+    def clusters(self) -> Path:
+        """Whom requests go on to."""
+        return self.folder / "clusters.json"
+
+    @property
+    def listeners(self) -> Path:
+        """All redirects."""
+        return self.folder / "listeners.json"
+
+    @property
+    def admin(self) -> Path:
+        """The socket of Envoy's administration."""
+        return self.folder / "sockets" / "admin.sock"
+
+    def routes(self, name: str) -> Path:
+        """What passes one redirect."""
+        return self.folder / "routes" / f"{name}.json"
+
+
+def discovery(version: str, resources: Iterable[Resource]) -> Resource:
+    """A file's content: a DiscoveryResponse."""
+    return {"version_info": version, "resources": list(resources)}
+
+
+def bootstrap(place: Place) -> Resource:
+    """What Envoy is started with."""
+    return {
+        "node": {"id": "hive", "cluster": "hive"},
+        "admin": {"address": {"pipe": {"path": str(place.admin), "mode": 0o600}}},
+        "dynamic_resources": {"cds_config": _file(place.clusters), "lds_config": _file(place.listeners)},
+        "layered_runtime": {
+            "layers": [
+                {"name": "hive", "static_layer": {"re2.max_program_size.error_level": LARGEST_EXPRESSION}}
+            ]
+        },
+    }
+
+
+def _file(path: Path) -> Resource:
+    return {"path_config_source": {"path": str(path)}, "resource_api_version": "V3"}
+
+
+def _any(kind: str, **fields: Any) -> Resource:
+    return {"@type": f"{_TYPES}{kind}", **fields}
+
+
+def _filter(name: str, kind: str, **fields: Any) -> Resource:
+    return {"name": name, "typed_config": _any(kind, **fields)}
+
+
+def clusters(redirects: Iterable[HTTPRedirect], settings: EnvoySettings) -> list[Resource]:
+    """One for ingress, one for each identity whose pods' requests are sent on."""
+    identities = sorted({one.identity for one in redirects if one.direction == "egress"})
+    found = [_cluster("ingress", settings)]
+    for identity in identities:
+        mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16 & 0xFF
+        option = {"level": _SOL_SOCKET, "name": _SO_MARK, "int_value": mark, "state": "STATE_PREBIND"}
+        found.append(
+            _cluster(f"egress-{identity}", settings) | {"upstream_bind_config": {"socket_options": [option]}}
+        )
+    return found
+
+
+def _cluster(name: str, settings: EnvoySettings) -> Resource:
+    """Requests go to whom they were for, by the protocol they came with."""
+    options = _any(
+        "extensions.upstreams.http.v3.HttpProtocolOptions",
+        common_http_protocol_options={"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"},
+        use_downstream_protocol_config={"http2_protocol_options": {}},
+    )
+    return _any(
+        "config.cluster.v3.Cluster",
+        name=name,
+        type="ORIGINAL_DST",
+        lb_policy="CLUSTER_PROVIDED",
+        connect_timeout=f"{settings.proxy_connect_timeout}s",
+        typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
+    )
+
+
+def listeners(
+    redirects: Iterable[HTTPRedirect], settings: EnvoySettings, place: Place, addresses: list[str]
+) -> list[Resource]:
+    """One for each redirect, on its port of these addresses."""
+    return [_listener(one, settings, place, addresses) for one in redirects]
+
+
+def _listener(
+    redirect: HTTPRedirect, settings: EnvoySettings, place: Place, addresses: list[str]
+) -> Resource:
+    first, *others = [
+        {"socket_address": {"address": address, "port_value": redirect.port}} for address in addresses
+    ]
+    filters = [_filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst")]
+    if redirect.direction == "ingress":  # the server sees who asks
+        kind = "extensions.filters.listener.original_src.v3.OriginalSrc"
+        filters.append(_filter("original_src", kind, mark=INGRESS_PROXY))
+    return _any(
+        "config.listener.v3.Listener",
+        name=redirect.name,
+        address=first,
+        additional_addresses=[{"address": one} for one in others],
+        transparent=True,
+        listener_filters=filters,
+        filter_chains=[{"filters": [_connection_manager(redirect, settings, place)]}],
+    )
+
+
+def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: Place) -> Resource:
+    normal = settings.http_normalize_path
+    return _filter(
+        "http",
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix="hive",
+        rds={"route_config_name": redirect.name, "config_source": _file(place.routes(redirect.name))},
+        use_remote_address=True,
+        skip_xff_append=True,
+        normalize_path=normal,
+        merge_slashes=normal,
+        path_with_escaped_slashes_action="UNESCAPE_AND_REDIRECT" if normal else "KEEP_UNCHANGED",
+        server_header_transformation="PASS_THROUGH",
+        stream_idle_timeout=FOR_EVER,
+        upgrade_configs=[{"upgrade_type": "websocket"}],
+        http_filters=[_filter("router", "extensions.filters.http.router.v3.Router")],
+    )
+
+
+def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
+    """What passes a redirect: each rule is a route, and the last one refuses."""
+    cluster = "ingress" if redirect.direction == "ingress" else f"egress-{redirect.identity}"
+    rules = (HTTPRule(),) if redirect.rules is None else redirect.rules
+    passing = [_route(rule, cluster, settings) for rule in rules]
+    refusing = {
+        "match": {"prefix": ""},
+        "direct_response": {"status": 403, "body": {"inline_string": DENIED}},
+    }
+    return _any(
+        "config.route.v3.RouteConfiguration",
+        name=redirect.name,
+        virtual_hosts=[{"name": redirect.name, "domains": ["*"], "routes": [*passing, refusing]}],
+    )
+
+
+def _route(rule: HTTPRule, cluster: str, settings: EnvoySettings) -> Resource:
+    action: Resource = {"cluster": cluster, "timeout": f"{settings.http_request_timeout}s"}
+    if settings.http_retry_count:
+        action["retry_policy"] = {"retry_on": "5xx", "num_retries": settings.http_retry_count}
+    return {"match": {"prefix": "", "headers": list(_headers(rule))}, "route": action}
+
+
+def _headers(rule: HTTPRule) -> Iterable[Resource]:
+    """What a request's headers must be: expressions mean the whole value, as RE2 reads them."""
+    for name, text in ((":path", rule.path), (":method", rule.method), (":authority", rule.host)):
+        if text:
+            yield {"name": name, "string_match": {"safe_regex": {"regex": text}}}
+    for header in rule.headers:
+        name, _, value = header.partition(" ")
+        yield _header(name.rstrip(":"), value)
+    for match in rule.header_matches:
+        yield _header(match.name, match.value)
+
+
+def _header(name: str, value: str) -> Resource:
+    if value:
+        return {"name": name, "string_match": {"exact": value}}
+    return {"name": name, "present_match": True}

@@ -1,0 +1,58 @@
+"""Rules that speak of HTTP: Envoy lets through what they allow, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hive.lab import agent_process
+from hive.lab.node import Lab
+from tests.support.agents import serving
+from tests.support.requests import PUBLIC, policy, shop
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+
+def test_a_pod_is_asked_what_its_policy_allows(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place:
+        answer = place.get("/public/1?x=1")
+        assert answer.status == 200
+        assert answer.body == place.client.ipv4, "the server sees who asks"
+        refused = place.get("/secret")
+        assert (refused.status, refused.body) == (403, "Access denied\r\n")
+        assert place.get("/public/1", method="POST").status == 403
+
+
+def test_a_pod_asks_others_what_its_own_policy_allows(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place:
+        place.rule(policy(PUBLIC, direction="egress"))
+        eventually(lambda: place.get("/secret").status == 403)
+        assert place.get("/public/1").status == 200
+        place.rule(policy(PUBLIC), policy({"headers": ["X-Shop: 1"]}, direction="egress", name="out"))
+        eventually(lambda: place.get("/public/1").status == 403)
+        assert place.get("/public/1", **{"X-Shop": "1"}).status == 200, "both policies allow it"
+        assert place.get("/secret", **{"X-Shop": "1"}).status == 403, "the server's is asked as well"
+
+
+def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place, place.talking() as ask:
+        assert ask("/public/1") == 200
+        envoy, ports = place.envoy, place.ports
+        agent_process.crash(node)
+        assert ask("/public/2") == 200, "the connection goes on"
+        assert place.get("/secret").status == 403
+        place.pid = serving(node, f"--manifests-dir={tmp_path}", "--enable-ipv6=true")
+        eventually(lambda: place.ports == ports)
+        assert ask("/public/3") == 200
+        assert place.envoy == envoy
+        place.rule(policy({"path": "/other"}))
+        eventually(lambda: ask("/public/4") == 403)
+        assert ask("/other") == 200, "what the rules say now, of open connections, too"
+        os.kill(envoy, signal.SIGKILL)
+        eventually(lambda: place.get("/other").status == 200)
+        assert place.envoy != envoy, "the agent has started another one"
+        assert place.get("/public/1").status == 403

