@@ -32,6 +32,7 @@ from tests.bench import (
     policy_maps,
     polling,
     restore,
+    service_sync,
     startup,
     tables,
     traffic,
@@ -65,6 +66,7 @@ PARTS: dict[str, Measure] = {
     "policies": policies.measure,
     "policy-maps": policy_maps.measure,
     "names": names.measure,
+    "service-sync": service_sync.measure,
     "objects": objects.measure,
 }
 LOSSES = "losses"

@@ -29,10 +29,10 @@ CONNECTIONS = 5_000
 
 
 @contextlib.contextmanager
-def server(program: Path, pods: Pair) -> Iterator[None]:
-    """The answering side, in the server pod, for the time of the block."""
+def server(program: Path, pods: Pair, ports: int = 1) -> Iterator[None]:
+    """The answering side, in the server pod, for the time of the block; at so many ports from PORT on."""
     process = subprocess.Popen(
-        [program, "serve", "0", str(PORT)],
+        [program, "serve", "0", str(PORT), str(ports)],
         stdout=subprocess.PIPE,
         preexec_fn=pods.server.enter,  # noqa: PLW1509 - the benchmark has one thread
     )

@@ -231,22 +231,24 @@ def down(lab: Lab, everything: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Tell nothing, print the account as JSON.")
 @click.option(
     "--part",
-    type=click.Choice(["1", "2"]),
-    help="Only the first part, one node, or the second, two nodes.",
+    type=click.Choice(["1", "2", "3"]),
+    help="Only the first part, one node; the second, two nodes; or the third, services.",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Watch it work, in less than a minute. Exits 0 only if every check held."""
     need_root()
-    from hive.lab.demo import node, pair
+    from hive.lab.demo import node, pair, services
     from hive.lab.demo.story import Story
 
     story = Story(quiet=as_json)
     with _orderly(), exclusive():
-        if part != "2":
+        if part in {None, "1"}:
             node.make_room(lab)
             node.run(lab, story)
-        if part != "1" and story.error is None:
+        if part in {None, "2"} and story.error is None:
             pair.run(Cluster(f"{lab.name}-pair"), story)
+        if part in {None, "3"} and story.error is None:
+            services.run(Cluster(f"{lab.name}-services"), story)
     story.end("It works:", "Something does not work:")
     if as_json:
         click.echo(json_text(story.account()))

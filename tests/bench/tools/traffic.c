@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Request-response and connection time over TCP, pinned to a processor.
 //
-//   traffic serve CPU PORT               answers one byte with one byte, on every connection
+//   traffic serve CPU PORT [COUNT]       answers one byte with one byte, on every connection, at COUNT ports
 //   traffic rr CPU HOST PORT COUNT       one connection, COUNT round trips
 //   traffic crr CPU HOST PORT COUNT      COUNT times connect, one round trip, close
 //
@@ -56,23 +56,32 @@ static void no_delay(int fd)
 	check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)), "TCP_NODELAY");
 }
 
-static void serve(uint16_t port)
+static int listen_at(uint16_t port)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-	struct pollfd fds[MAX_CONNECTIONS];
-	int one = 1, count = 1;
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+	check(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), "SO_REUSEADDR");
+	check(bind(fd, (struct sockaddr *)&address, sizeof(address)), "bind");
+	check(listen(fd, 128), "listen");
+	return fd;
+}
+
+static void serve(uint16_t port, int ports)
+{
+	struct pollfd fds[MAX_CONNECTIONS] = {};
+	int count = ports;
 	char byte;
 
-	fds[0].fd = socket(AF_INET, SOCK_STREAM, 0);
-	fds[0].events = POLLIN;
-	check(setsockopt(fds[0].fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), "SO_REUSEADDR");
-	check(bind(fds[0].fd, (struct sockaddr *)&address, sizeof(address)), "bind");
-	check(listen(fds[0].fd, 128), "listen");
+	for (int i = 0; i < ports; i++) {
+		fds[i].fd = listen_at(port + i);
+		fds[i].events = POLLIN;
+	}
 	puts("ready");
 	fflush(stdout);
 	for (;;) {
 		check(poll(fds, count, -1) < 0, "poll");
-		for (int i = count - 1; i > 0; i--) {
+		for (int i = count - 1; i >= ports; i--) {
 			if (!fds[i].revents)
 				continue;
 			if (read(fds[i].fd, &byte, 1) == 1 && write(fds[i].fd, &byte, 1) == 1)
@@ -80,8 +89,10 @@ static void serve(uint16_t port)
 			close(fds[i].fd);
 			fds[i] = fds[--count];
 		}
-		if (fds[0].revents && count < MAX_CONNECTIONS) {
-			fds[count].fd = accept(fds[0].fd, NULL, NULL);
+		for (int i = 0; i < ports; i++) {
+			if (!fds[i].revents || count == MAX_CONNECTIONS)
+				continue;
+			fds[count].fd = accept(fds[i].fd, NULL, NULL);
 			check(fds[count].fd < 0, "accept");
 			fds[count].events = POLLIN;
 			fds[count].revents = 0;
@@ -142,12 +153,18 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
 
-	if (argc == 4 && !strcmp(argv[1], "serve")) {
+	if ((argc == 4 || argc == 5) && !strcmp(argv[1], "serve")) {
+		int ports = argc == 5 ? atoi(argv[4]) : 1;
+
 		pin(argv[2]);
-		serve(atoi(argv[3]));
+		if (ports < 1 || ports > MAX_CONNECTIONS / 2) {
+			fprintf(stderr, "traffic: %s ports: expected 1 to %d\n", argv[4], MAX_CONNECTIONS / 2);
+			return 2;
+		}
+		serve(atoi(argv[3]), ports);
 	}
 	if (argc != 6 || (strcmp(argv[1], "rr") && strcmp(argv[1], "crr"))) {
-		fprintf(stderr, "usage: traffic serve CPU PORT | traffic rr|crr CPU HOST PORT COUNT\n");
+		fprintf(stderr, "usage: traffic serve CPU PORT [COUNT] | traffic rr|crr CPU HOST PORT COUNT\n");
 		return 2;
 	}
 	pin(argv[2]);

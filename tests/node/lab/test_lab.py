@@ -77,6 +77,14 @@ def test_the_demo_of_two_nodes_is_told_to_people(lab: Lab) -> None:
     assert "✘" not in done.stdout
 
 
+def test_the_demo_of_services_holds(lab: Lab) -> None:
+    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "3")
+    account = json.loads(done.stdout)
+    assert [check for check in account["checks"] if not check["ok"]] == []
+    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    assert account["measured"]["services_removed"]["answered"] > 0
+
+
 def test_up_again_keeps_what_is_there(lab: Lab) -> None:
     assert hive("lab", "up", "--name", lab.name, "--pods", "1").returncode == 0
     first = listed(lab.name)

@@ -5,7 +5,6 @@ Needs: root, the compiled plugin and objects; etcd, if the nodes are to share id
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from hive.lab.cluster.store import Store
 from hive.lab.demo.aftermath import settled
 from hive.lab.demo.story import Story
 from hive.lab.demo.talk import Talk
+from hive.lab.demo.until import eventually
 from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, LabError
@@ -31,7 +31,6 @@ from hive.lab.traffic.probe import routes
 RATE = 1000.0
 """UDP packets per second."""
 SETTINGS = ("--identity-change-grace-period=1s",)
-WITHIN = 15.0
 TEAM = "k8s:io.cilium.k8s.namespace.labels.team=blue"
 
 
@@ -89,7 +88,7 @@ class Pair:
         for number, lab in enumerate(self._labs, 1):
             self._attached.append(self._cluster.add_pod(lab, f"pod-{number}"))
         for lab, other in self._both():
-            told = _eventually(lambda lab=lab, other=other: self._source(lab, other))
+            told = eventually(lambda lab=lab, other=other: self._source(lab, other))
             self._story.check(f"{lab.name} knows {other.name}", bool(told), f"from {told}")
 
     def talk(self) -> None:
@@ -151,12 +150,12 @@ class Pair:
         namespace["metadata"]["labels"]["team"] = "blue"
         self._cluster.manifests.write("namespaces", [namespace])
         for (lab, other), (number, _) in zip(self._both(), before, strict=True):
-            labelled = _eventually(lambda lab=lab: TEAM in self._identity(lab)[1])
+            labelled = eventually(lambda lab=lab: TEAM in self._identity(lab)[1])
             now, _ = self._identity(lab)
             seen = f"identity {number} became {now}"
             ok = labelled and now != number
             if self._etcd:
-                known = _eventually(lambda lab=lab, other=other: self._known_there(lab, other))
+                known = eventually(lambda lab=lab, other=other: self._known_there(lab, other))
                 ok, seen = ok and known, f"{seen}, on {other.name} as well"
             self._story.check(f"the pod of {lab.name} has another identity", bool(ok), seen)
 
@@ -171,7 +170,7 @@ class Pair:
         for lab in self._labs:
             agent_process.terminate(lab)
         self._start(TUNNEL)
-        _eventually(self._both_tunnel)
+        eventually(self._both_tunnel)
         self._talk_both_ways()
         for lab in self._labs:
             packets = self._tunnelled(lab)
@@ -193,7 +192,7 @@ class Pair:
         first, second = self._labs
         one, two = self._attached
         with first.open_pod("pod-1") as here, second.open_pod("pod-2") as there:
-            _eventually(lambda: self._answers(first, "pod-1", two.ipv4))
+            eventually(lambda: self._answers(first, "pod-1", two.ipv4))
             self._talk.ping("ping pod-1 → pod-2", here, two.ipv4)
             self._talk.ping("ping pod-2 → pod-1", there, one.ipv4)
             self._talk.echo("TCP  pod-1 → pod-2", here, there, two.ipv4, one.ipv4)
@@ -240,14 +239,6 @@ class Pair:
         address = self._attached[self._labs.index(lab)].ipv4
         known = {row["cidr"]: row["identity"] for row in self._ask(other, "/v1/ip")}
         return bool(known.get(f"{address}/32") == self._identity(lab)[0])
-
-
-def _eventually(condition: Any) -> Any:
-    """What it gives, once that is true; the last it gave after WITHIN seconds."""
-    deadline = time.monotonic() + WITHIN
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
 
 
 def _through_the_tunnel() -> int:

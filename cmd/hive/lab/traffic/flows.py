@@ -154,10 +154,10 @@ def udp_socket() -> socket.socket:
     return sock
 
 
-def tcp_listener(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-    """A TCP socket listening on a free port."""
+def tcp_listener(family: socket.AddressFamily = socket.AF_INET, port: int = 0) -> socket.socket:
+    """A TCP socket listening on a port, 0 for a free one."""
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.bind(("", 0))
+    sock.bind(("", port))
     sock.listen()
     return sock
 

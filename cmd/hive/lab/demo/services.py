@@ -1,0 +1,281 @@
+"""``hive lab demo``, the third part: clients outside and a service; every claim is checked while it is made.
+
+Needs: root, the compiled plugin and objects.   Gives: run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from cells.services.maglev import Candidate, fill
+from hive.lab import agent_process, pods
+from hive.lab.children import Child, undisturbed
+from hive.lab.cluster import Cluster
+from hive.lab.demo.aftermath import settled
+from hive.lab.demo.story import Story
+from hive.lab.demo.until import eventually
+from hive.lab.kernel import machine_links
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab
+from hive.lab.pods import Attached
+from hive.lab.traffic.flows import tcp_listener
+from hive.lab.traffic.requests import Asked, answer, ask, ask_on
+
+SETTINGS = ("--enable-node-port=true",)
+PORT, ANYWHERE, HERE = 8080, 30080, 30081
+"""Where pods listen; the node ports of a service that leads anywhere, and of one that stays on the node."""
+ASKED = 60
+MAGLEV_SIZE, MAGLEV_SEED = 16381, 0x24B7EF82
+"""As Cilium's defaults are."""
+
+Object = dict[str, Any]
+
+
+def run(cluster: Cluster, story: Story) -> None:
+    """Tell the story on two nodes, and leave nothing behind, however it ends."""
+    with undisturbed():
+        cluster.remove(cluster.nodes())  # what one that was killed left
+    machine = machine_links()
+    part = Services(cluster, story)
+    try:
+        part.nodes()
+        with part.servers():
+            for chapter in (part.one_node, part.two_nodes, part.removed):
+                chapter()
+        part.maglev()
+    except click.ClickException as error:
+        story.fail(error.format_message())
+    except (OSError, RuntimeError, ValueError) as error:
+        story.fail(f"{type(error).__name__}: {error}")
+    finally:
+        story.step("nothing left of the services", "Both nodes are taken down", "Their services with them.")
+        with undisturbed():
+            cluster.remove(cluster.nodes())
+            left = settled(lambda: sorted(machine_links() - machine))
+        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
+
+
+class Services:
+    """The chapters, in their order; what one finds out the later ones use."""
+
+    def __init__(self, cluster: Cluster, story: Story) -> None:
+        self._cluster = cluster
+        self._story = story
+        self._labs: list[Lab] = []
+        self._pods: dict[str, tuple[Lab, Attached]] = {}
+
+    def nodes(self) -> None:
+        """Two nodes and three pods that answer."""
+        self._story.step(
+            "services",
+            "Two nodes that serve clients outside",
+            "Pods one and two are on the first node, three is on the second. Each answers with its name and"
+            " the address it sees its client at. The client is in the network between the nodes.",
+        )
+        self._labs = self._cluster.make(2, 1)
+        pids = {lab: agent_process.start(lab, *self._cluster.settings(SETTINGS)) for lab in self._labs}
+        for lab, pid in pids.items():
+            agent_process.wait_ready(lab, pid)
+        first, second = self._labs
+        for name, lab in (("one", first), ("two", first), ("three", second)):
+            self._pods[name] = lab, self._cluster.add_pod(lab, name)
+        self._story.check("both agents serve", True, ", ".join(lab.name for lab in self._labs))
+
+    @contextmanager
+    def servers(self) -> Iterator[None]:
+        """The pods answer meanwhile."""
+        started: list[Child[int]] = []
+        try:
+            for name, (lab, pod) in self._pods.items():
+                with lab.open_pod(pod.pod) as place:
+                    with inside(place):
+                        listener = tcp_listener(port=PORT)
+                    with listener:
+                        started.append(place.start(answer, listener, name))
+            yield
+        finally:
+            for each in started:
+                each.kill()
+
+    def one_node(self) -> None:
+        """Both backends on the node that is asked."""
+        first, _ = self._labs
+        self._story.step(
+            "one node",
+            f"A service with a node port, {ANYWHERE}, and backends on one node",
+            f"The client asks the first node {ASKED} times.",
+        )
+        self._serve("one", "two")
+        found = self._asked(first, ANYWHERE, {"one", "two"})
+        self._story.check("every request is answered", not found.failed, _answers(found))
+        seen = {client for _, client in found.answered}
+        self._story.check("backends see the client itself", seen == {self._client}, ", ".join(sorted(seen)))
+
+    def two_nodes(self) -> None:
+        """What each backend sees, by policy and by the node that is asked."""
+        self._story.step(
+            "two nodes",
+            "Another backend on the second node; whom each sees, by externalTrafficPolicy",
+            "With Cluster any backend serves, and one on another node sees the node that was asked. With"
+            " Local only those on the node serve, and see the client.",
+        )
+        self._serve("one", "two", "three")
+        first, second = self._labs
+        lines = [f"{'policy':8} {'asked':22} {'backend':8} sees"]
+        for policy, port in (("Cluster", ANYWHERE), ("Local", HERE)):
+            for lab in (first, second):
+                here = {name for name, (where, _) in self._pods.items() if where == lab}
+                wanted = set(self._pods) if policy == "Cluster" else here
+                found = self._asked(lab, port, wanted)
+                own = self._cluster.place(lab).ipv4
+                expected = {(name, self._client if name in here else own) for name in wanted}
+                self._story.check(
+                    f"{policy}, asked at {lab.name}", set(found.answered) == expected and not found.failed,
+                    _answers(found),
+                )  # fmt: skip
+                lines += [f"{policy:8} {lab.name:22} {name:8} {who}" for name, who in sorted(found.answered)]
+        self._story.show(lines)
+        self._story.measured["services_seen"] = lines[1:]
+
+    def removed(self) -> None:
+        """A backend ends under load."""
+        first, _ = self._labs
+        lab, pod = self._pods["two"]
+        self._story.step(
+            "removed",
+            "A backend goes, while a client asks as fast as it can",
+            "First its slice says that it is terminating; once nobody is sent there any more it leaves the"
+            " slice, and its pod goes.",
+        )
+        with self._cluster.network.open() as outside:
+            child = outside.start(ask_on, self._target(first, ANYWHERE), 0.001)
+            try:
+                self._ask(first, ANYWHERE)
+                self._serve("one", "two", "three", terminating=("two",))
+                gone = eventually(lambda: "two" not in self._ask(first, ANYWHERE).servers)
+                self._serve("one", "three")
+                pods.delete(lab, pod.pod)
+                self._ask(first, ANYWHERE)
+                load = child.finish(within=30)
+            finally:
+                child.kill()
+        self._story.check("nobody new is sent to it", bool(gone), "two has left the answers")
+        self._story.check(
+            "no request failed", not load.failed and bool(load.answered),
+            f"{_answers(load)}; {len(load.failed)} failed {load.failed[:1] or ''}".rstrip(),
+        )  # fmt: skip
+        self._story.measured["services_removed"] = {
+            "answered": load.answered.total(),
+            "failed": len(load.failed),
+        }
+
+    def maglev(self) -> None:
+        """How many connections move that would not have to."""
+        self._story.step(
+            "maglev",
+            "What a backend that goes does to the others, with bpf-lb-algorithm=maglev",
+            f"Of a table of {MAGLEV_SIZE} slots: those that led to others and now lead elsewhere. With a"
+            " plain modulus of their number nearly all would.",
+        )
+        rows = [(count, *_disruption(count)) for count in (10, 50, 100)]
+        self._story.show(["backends   slots moved needlessly   shares of backends differ by"])
+        self._story.show([f"{count:8}   {moved:20.2%}   {spread:4} slots" for count, moved, spread in rows])
+        most = max(moved for _, moved, _ in rows)
+        self._story.check("few move that need not", most < 0.02, f"at most {most:.2%}")
+        self._story.measured["maglev"] = {str(count): moved for count, moved, _ in rows}
+
+    # What the chapters share
+
+    @property
+    def _client(self) -> str:
+        return self._cluster.place(self._labs[0]).routers[0]
+
+    def _target(self, lab: Lab, port: int) -> tuple[str, int]:
+        return self._cluster.place(lab).ipv4, port
+
+    def _ask(self, lab: Lab, port: int) -> Asked:
+        with self._cluster.network.open() as outside:
+            return outside.run(ask, self._target(lab, port), ASKED)
+
+    def _asked(self, lab: Lab, port: int, servers: set[str]) -> Asked:
+        """Once these answer there, and no others: what comes of it."""
+        found = Asked()
+
+        def answered() -> bool:
+            nonlocal found
+            found = self._ask(lab, port)
+            return set(found.servers) == servers and not found.failed
+
+        eventually(answered)
+        return found
+
+    def _serve(self, *names: str, terminating: Collection[str] = ()) -> None:
+        endpoints = []
+        for name in names:
+            lab, pod = self._pods[name]
+            ends = name in terminating
+            conditions = {"ready": not ends, "serving": True, "terminating": ends}
+            endpoints.append({"addresses": [pod.ipv4], "nodeName": lab.name, "conditions": conditions})
+        services = ((ANYWHERE, "web", "Cluster"), (HERE, "web-local", "Local"))
+        objects = [
+            each
+            for number, (port, name, policy) in enumerate(services, 10)
+            for each in _objects(name, f"10.96.0.{number}", port, policy, endpoints)
+        ]
+        self._cluster.manifests.write("services", objects)
+
+
+def _objects(
+    name: str, address: str, node_port: int, policy: str, endpoints: Sequence[Object]
+) -> list[Object]:
+    metadata = {"name": name, "namespace": "default"}
+    ports = [{"name": "http", "port": 80, "nodePort": node_port, "protocol": "TCP"}]
+    spec = {"type": "NodePort", "clusterIP": address, "clusterIPs": [address], "ports": ports}
+    labels = {"kubernetes.io/service-name": name}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {**spec, "externalTrafficPolicy": policy},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {**metadata, "name": f"{name}-1", "labels": labels},
+            "addressType": "IPv4",
+            "endpoints": list(endpoints),
+            "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}],
+        },
+    ]
+
+
+def _answers(found: Asked) -> str:
+    each = [f"{count} by {name}" for name, count in sorted(_by_server(found).items())]
+    return f"{found.answered.total()} answered: {', '.join(each) or 'by nobody'}"
+
+
+def _by_server(found: Asked) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for (name, _), count in found.answered.items():
+        counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def _disruption(count: int) -> tuple[float, int]:
+    """The share of slots that moved although their backend stayed; by how many slots backends differ."""
+    backends = [Candidate(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at, 1) for at in range(count)]
+    before, after = (_slots(backends), _slots([each for each in backends if each.id != count // 2]))
+    moved = sum(1 for one, other in zip(before, after, strict=True) if one != other and one != count // 2)
+    shares = [len(list(group)) for _, group in itertools.groupby(sorted(before))]
+    return moved / MAGLEV_SIZE, max(shares) - min(shares)
+
+
+def _slots(backends: Sequence[Candidate]) -> list[int]:
+    table = fill(backends, MAGLEV_SIZE, MAGLEV_SEED)
+    return list(memoryview(table).cast("I"))

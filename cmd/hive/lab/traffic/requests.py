@@ -1,0 +1,75 @@
+"""Requests that each take a connection of their own, and servers that answer with their name.
+
+For child processes inside pods: a function that goes on takes the :class:`Stop` of its child first.
+Needs: sockets only.   Gives: answer, ask, ask_on, Asked.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hive.lab.children import Stop
+
+_PATIENCE = 2.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """What became of requests: how many each server answered, by its name and whom it saw as the client."""
+
+    answered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def servers(self) -> list[str]:
+        """Who has answered."""
+        return sorted({name for name, _ in self.answered})
+
+
+def answer(stop: Stop, listener: socket.socket, name: str) -> int:
+    """Tell every client the server's name and the client's address, until told to stop; how many."""
+    count = 0
+    listener.settimeout(0.02)
+    while not stop.wait(0):
+        try:
+            connection, peer = listener.accept()
+        except TimeoutError:
+            continue
+        with connection:
+            connection.settimeout(_PATIENCE)
+            if connection.recv(1):
+                connection.sendall(f"{name} {peer[0]}".encode())
+                count += 1
+    return count
+
+
+def ask(target: tuple[str, int], count: int) -> Asked:
+    """`count` requests, one after the other."""
+    found = Asked()
+    for _ in range(count):
+        _ask(target, found)
+    return found
+
+
+def ask_on(stop: Stop, target: tuple[str, int], pause: float) -> Asked:
+    """Requests until told to stop."""
+    found = Asked()
+    while not stop.wait(pause):
+        _ask(target, found)
+    return found
+
+
+def _ask(target: tuple[str, int], found: Asked) -> None:
+    try:
+        with socket.create_connection(target, _PATIENCE) as connection:
+            connection.sendall(b"?")
+            name, _, seen = connection.recv(100).decode().partition(" ")
+    except OSError as error:
+        found.failed.append(str(error))
+        return
+    if seen:
+        found.answered[name, seen] += 1
+    else:
+        found.failed.append("no answer")
