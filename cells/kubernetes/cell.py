@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from cells.kubernetes.manifests import ManifestsSource, manifest_files
 from cells.kubernetes.objects import (
-    CILIUM_ENDPOINTS,
     CILIUM_IDENTITIES,
     CILIUM_NODES,
     ENDPOINT_SLICES,
@@ -18,7 +17,6 @@ from cells.kubernetes.objects import (
     NODES,
     PODS,
     SERVICES,
-    CiliumEndpoint,
     CiliumIdentity,
     CiliumNode,
     EndpointSlice,
@@ -76,11 +74,6 @@ def cilium_identities(resources: Resources) -> Table[CiliumIdentity]:
     return resources.table(CILIUM_IDENTITIES)
 
 
-def cilium_endpoints(resources: Resources) -> Table[CiliumEndpoint]:
-    """Every CiliumEndpoint."""
-    return resources.table(CILIUM_ENDPOINTS)
-
-
 def client_metrics(api: KubernetesAPI) -> Member[Collector]:
     """Requests as metrics, where there is a server."""
 
@@ -100,6 +93,6 @@ cell = module(
     config(KubernetesSettings),
     provide(source_statuses, forgotten_objects, manifest_files, Resources, KubernetesAPI, ManifestsSource),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
-    provide(cilium_nodes, cilium_identities, cilium_endpoints, client_metrics),
+    provide(cilium_nodes, cilium_identities, client_metrics),
     invoke(KubernetesAPI, ManifestsSource),
 )

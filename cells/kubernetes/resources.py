@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from cells.kubernetes.objects import (
-    CILIUM_ENDPOINTS,
     CILIUM_IDENTITIES,
     ENDPOINT_SLICES,
     KINDS,
+    KNOWN_ENDPOINT_SLICES,
+    KNOWN_ENDPOINTS,
     PODS,
-    CiliumEndpoint,
     CiliumIdentity,
     EndpointSlice,
     Kind,
@@ -37,17 +37,6 @@ def _pod_addresses(pod: Pod) -> tuple[str, ...]:
     return () if pod.finished or pod.spec.host_network else pod.addresses
 
 
-def _endpoint_addresses(endpoint: CiliumEndpoint) -> tuple[str, ...]:
-    networking = endpoint.status.networking
-    pairs = networking.addressing or () if networking is not None else ()
-    return tuple(one for pair in pairs for one in (pair.ipv4, pair.ipv6) if one)
-
-
-def _endpoint_node(endpoint: CiliumEndpoint) -> tuple[str, ...]:
-    networking = endpoint.status.networking
-    return (networking.node,) if networking is not None and networking.node else ()
-
-
 def _service(endpoints: EndpointSlice) -> tuple[tuple[str, str], ...]:
     return ((endpoints.namespace, endpoints.service),) if endpoints.service else ()
 
@@ -67,10 +56,13 @@ INDEXES: dict[str, dict[str, Any]] = {
         "node": lambda pod: (pod.spec.node_name,) if pod.spec.node_name else (),
     },
     ENDPOINT_SLICES.qualified: {"service": _service},
-    CILIUM_ENDPOINTS.qualified: {"address": _endpoint_addresses, "node": _endpoint_node},
     CILIUM_IDENTITIES.qualified: {"labels": _meaning},
 }
 """Kind -> index -> the values a row is found by."""
+
+
+KEPT: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (KNOWN_ENDPOINTS, KNOWN_ENDPOINT_SLICES)}
+"""Kinds of which an agent keeps less than it reads."""
 
 
 class Resources:
@@ -86,7 +78,7 @@ class Resources:
     ) -> None:
         self.forgotten = Forgotten(forgotten, statuses, health, log)
         """What a server has lost, and is in force here."""
-        self.kinds: tuple[Kind[Any], ...] = KINDS
+        self.kinds: tuple[Kind[Any], ...] = tuple(KEPT.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any]] = {}
         self._sinks: dict[str, Sink[Any]] = {}
         for kind in self.kinds:

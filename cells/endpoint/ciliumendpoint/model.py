@@ -21,6 +21,8 @@ from cells.kubernetes import (
     CiliumEndpointStatus,
     NamedPort,
     Pod,
+    owner_of,
+    said,
 )
 from cells.policy.maps import RealizedPolicy
 
@@ -52,6 +54,11 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str]:
         """Namespace and name."""
         return self.namespace, self.name
+
+    @property
+    def said(self) -> int:
+        """All of it as a number, to compare with KnownEndpoint."""
+        return said(self.labels, self.pod, self.pod_uid, self.status)
 
 
 def told(
@@ -130,12 +137,12 @@ def status(wanted: PodEndpoint) -> dict[str, Any]:
 
 def of_object(row: CiliumEndpoint) -> PodEndpoint:
     """What an object says, to compare."""
-    owner = next((one for one in row.metadata.owner_references or () if one.kind == "Pod"), None)
+    pod, pod_uid = owner_of(row)
     return PodEndpoint(
         namespace=row.namespace,
         name=row.name,
-        pod=owner.name if owner is not None else "",
-        pod_uid=owner.uid if owner is not None else "",
+        pod=pod,
+        pod_uid=pod_uid,
         labels=row.labels,
         status=row.status,
     )

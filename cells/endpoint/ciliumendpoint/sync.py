@@ -1,7 +1,7 @@
 """CiliumEndpoint objects made equal to what is to be told of this node's pods.
 
 Reconciler: Table[PodEndpoint] in, objects of an API server out.
-Needs:  KubernetesAPI, Table[CiliumEndpoint], Table[PodEndpoint], ReadTable[ClusterNode].
+Needs:  KubernetesAPI, Resources, Table[PodEndpoint], ReadTable[ClusterNode].
 Gives:  CiliumEndpointSync.
 Source: Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
 """
@@ -16,11 +16,14 @@ from cells.endpoint.ciliumendpoint.model import PodEndpoint, body, of_object, ow
 from cells.endpoint.ciliumendpoint.published import PodEndpoints
 from cells.kubernetes import (
     CILIUM_ENDPOINTS,
-    CiliumEndpoint,
+    KNOWN_ENDPOINTS,
+    CiliumEndpointStatus,
     ForgottenObject,
     Key,
+    KnownEndpoint,
     KubernetesAPI,
     KubernetesSettings,
+    Resources,
 )
 from lifecycle import (
     Backoff,
@@ -46,10 +49,12 @@ class CiliumEndpointObjects:
     def __init__(
         self,
         api: KubernetesAPI,
-        table: Table[CiliumEndpoint],
+        wanted: Table[PodEndpoint],
+        table: Table[KnownEndpoint],
         nodes: ReadTable[ClusterNode],
         forgotten: Table[ForgottenObject],
     ) -> None:
+        self._wanted = wanted
         self._forgotten = forgotten
         self._api = api
         self._table = table
@@ -57,12 +62,25 @@ class CiliumEndpointObjects:
 
     async def dump(self) -> Mapping[Key, PodEndpoint]:
         """What the objects that say they are of this node say."""
-        own = {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
-        found = {row.key: row for ip in own for row in self._table.by("node").get(ip)}
+        own = self._own_addresses()
         lost = {
             (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
         }
-        return {key: of_object(row) for key, row in found.items() if key not in lost}
+        found = [row for row in self._table.all() if row.node in own and row.key not in lost]
+        return {row.key: self._shown(row) for row in found}
+
+    def _shown(self, row: KnownEndpoint) -> PodEndpoint:
+        """What is wanted, where the object says that; else something that is not."""
+        wanted = self._wanted.get(row.key)
+        if wanted is not None and wanted.said == row.said:
+            return wanted
+        nothing = CiliumEndpointStatus()
+        return PodEndpoint(
+            namespace=row.namespace, name=row.name, pod="", pod_uid="", labels={}, status=nothing
+        )
+
+    def _own_addresses(self) -> set[str]:
+        return {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
 
     async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
         """Create objects, or change their status. Raises BatchError."""
@@ -81,8 +99,8 @@ class CiliumEndpointObjects:
             try:
                 if (one := wanted.get(key)) is not None:
                     await self._write(one)
-                elif (seen := self._table.get(key)) is not None:
-                    await self._delete(key, seen.metadata.uid)
+                else:
+                    await self._drop(key)
             except api.KubernetesError as error:
                 failures[key] = error
         if failures:
@@ -91,14 +109,19 @@ class CiliumEndpointObjects:
     async def _write(self, wanted: PodEndpoint) -> None:
         from cells.kubernetes import api
 
-        client, there = self._api.client, self._table.get(wanted.key)
-        if there is None:
+        client = self._api.client
+        if wanted.key not in self._table:
             try:
                 await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
             except api.ConflictError:  # the watch is late, or a former pod of the name left it
-                there = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
+                pass
             else:
                 return
+        try:
+            there = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
+        except api.NotFoundError:
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            return
         held = of_object(there)
         if held == wanted:
             return
@@ -120,6 +143,18 @@ class CiliumEndpointObjects:
         except api.NotFoundError:
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
 
+    async def _drop(self, key: Key) -> None:
+        """Delete the object, if it still says that it is of this node."""
+        from cells.kubernetes import api
+
+        try:
+            there = await self._api.client.get(CILIUM_ENDPOINTS, key[1], key[0])
+        except api.NotFoundError:
+            return
+        networking = there.status.networking
+        if networking is not None and networking.node in self._own_addresses():
+            await self._delete(key, there.metadata.uid)
+
     async def _delete(self, key: Key, uid: str) -> None:
         from cells.kubernetes import api
 
@@ -138,7 +173,7 @@ class CiliumEndpointSync:
         settings: KubernetesSettings,
         api: KubernetesAPI,
         wanted: Table[PodEndpoint],
-        table: Table[CiliumEndpoint],
+        resources: Resources,
         nodes: ReadTable[ClusterNode],
         forgotten: Table[ForgottenObject],
         *,
@@ -146,20 +181,25 @@ class CiliumEndpointSync:
         tables: Tables,
     ) -> None:
         self._wanted = wanted
-        self._table = table
+        self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
         if not settings.asks_api_server:
             return
-        objects = CiliumEndpointObjects(api, table, nodes, forgotten)
+        objects = CiliumEndpointObjects(api, wanted, self._table, nodes, forgotten)
         backoff = Backoff(first=1.0, maximum=60.0)
         self._reconciler: Reconciler[Key, PodEndpoint] = Reconciler(
-            wanted, objects, full_every=SWEEP, after=table.wait_initialized, batch=BATCH, backoff=backoff
+            wanted,
+            objects,
+            full_every=SWEEP,
+            after=self._table.wait_initialized,
+            batch=BATCH,
+            backoff=backoff,
         )
         tables.add(self._reconciler.statuses)
         jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
         jobs.observe("changed by others", self._changes, self._look)
         jobs.observe("lost objects", forgotten.changes, self._write_lost)
 
-    async def _changes(self) -> AsyncIterator[Sequence[Change[CiliumEndpoint]]]:
+    async def _changes(self) -> AsyncIterator[Sequence[Change[KnownEndpoint]]]:
         await self._table.wait_initialized()
         async for changes in self._table.changes(self._table.revision):
             yield changes
@@ -168,10 +208,10 @@ class CiliumEndpointSync:
         """What the server has lost is written again."""
         self._reconciler.trigger()
 
-    async def _look(self, changes: Sequence[Change[CiliumEndpoint]]) -> None:
+    async def _look(self, changes: Sequence[Change[KnownEndpoint]]) -> None:
         """What somebody changed of ours is put right."""
         for change in changes:
             wanted = self._wanted.get(change.key)
-            if wanted is not None and (change.row is None or of_object(change.row) != wanted):
+            if wanted is not None and (change.row is None or change.row.said != wanted.said):
                 self._reconciler.trigger()
                 return

@@ -73,7 +73,7 @@ class Folder:
             for one in read.objects:
                 owner = owners.setdefault((one.kind.qualified, one.key), name)
                 if owner == name:
-                    merged[one.kind.qualified][one.key] = one.row
+                    merged[one.kind.qualified][one.key] = one.kind.kept(one.row)
                     continue
                 shown = "/".join(part for part in one.key if part)
                 place = f"{self._path / name}:{one.place.line}:{one.place.column}"

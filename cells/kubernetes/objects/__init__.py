@@ -52,6 +52,14 @@ from cells.kubernetes.objects.cilium_pools import (
 )
 from cells.kubernetes.objects.core import NAMESPACES, NODES, PODS, ContainerPort, Namespace, Node, Pod
 from cells.kubernetes.objects.kind import Column, Kind
+from cells.kubernetes.objects.known_endpoint import (
+    KNOWN_ENDPOINT_SLICES,
+    KNOWN_ENDPOINTS,
+    KnownEndpoint,
+    KnownEndpointSlice,
+    owner_of,
+    said,
+)
 from cells.kubernetes.objects.meta import Condition, Key, Meta, Object, Requirement, Selector
 from cells.kubernetes.objects.services import (
     ENDPOINT_SLICES,
@@ -103,6 +111,8 @@ __all__ = [
     "CILIUM_POD_IP_POOLS",
     "ENDPOINT_SLICES",
     "KINDS",
+    "KNOWN_ENDPOINTS",
+    "KNOWN_ENDPOINT_SLICES",
     "NAMESPACES",
     "NETWORK_POLICIES",
     "NODES",
@@ -131,6 +141,8 @@ __all__ = [
     "EndpointSlice",
     "Key",
     "Kind",
+    "KnownEndpoint",
+    "KnownEndpointSlice",
     "Meta",
     "NamedPort",
     "Namespace",
@@ -145,4 +157,6 @@ __all__ = [
     "Selector",
     "Service",
     "ServicePort",
+    "owner_of",
+    "said",
 ]

@@ -5,6 +5,8 @@ Needs: nothing.   Gives: Kind, Column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -69,6 +71,20 @@ class Kind(Generic[T]):
         self.columns = columns
         self.status = status
         """Whether the status is written on a path of its own."""
+        self._keep: Callable[[Any], Any] | None = None
+
+    def kept_as(self, keep: Callable[[T], Any]) -> Kind[Any]:
+        """The same kind, of which tables hold what ``keep`` makes of an object; it has the object's ``key``.
+
+        For objects of which there are very many.
+        """
+        found: Kind[Any] = copy(self)
+        found._keep = keep  # of the same class
+        return found
+
+    def kept(self, row: T) -> Any:
+        """What a table holds of an object that was read."""
+        return row if self._keep is None else self._keep(row)
 
     @property
     def table(self) -> str:

@@ -194,7 +194,8 @@ class Reflector(Generic[T]):
             return self._one_by_one(body, broken)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedError(f"list of {self._kind.qualified}: {error}") from error
-        return whole.items or [], whole.metadata.resource_version, whole.metadata.continue_
+        rows = [self._kind.kept(row) for row in whole.items or ()]
+        return rows, whole.metadata.resource_version, whole.metadata.continue_
 
     def _one_by_one(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
         """The same when some object is not as its definition says: it keeps its last good row."""
@@ -209,11 +210,12 @@ class Reflector(Generic[T]):
 
     def _row(self, raw: msgspec.Raw, broken: list[str]) -> T | None:
         try:
-            return self._kind.decoder.decode(raw)
+            row: T = self._kind.kept(self._kind.decoder.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             known, told = self._last_good(raw)
             broken.append(f"{told}: {error}")
             return known
+        return row
 
     def _last_good(self, raw: msgspec.Raw) -> tuple[T | None, str]:
         try:

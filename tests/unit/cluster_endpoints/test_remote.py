@@ -143,7 +143,7 @@ async def test_an_address_that_two_claim_is_the_others_when_one_goes(tmp_path: P
         await eventually(lambda: one.row("10.0.2.7/32") == (301, "192.0.2.3"))
         one.write(name="other")
         await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
-        (prefix, *_) = (claim.prefix for claim in one.table.all()[0].claims())
+        (prefix, *_) = one.table.all()[0].prefixes
         own = IpcacheEntry(prefix=prefix, identity=9, source=Source.LOCAL, resource="x")
         one.ipcache.upsert(own)
         assert one.row("fd00::7/128") == (9, "0.0.0.0"), "what this node knows itself is stronger"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,11 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import identity, ipcache
-from cells.cluster.endpoints.remote import Port, RemoteEndpoint
+from cells.cluster.endpoints import RemoteEndpoint
 from cells.cluster.identity import INIT, INIT_LABELS, Identities
 from cells.cluster.ipcache import IpcacheMap
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import Resources
+from cells.kubernetes import NamedPort, Resources
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
@@ -263,12 +262,11 @@ spec:
 def far(name: str, port: int) -> RemoteEndpoint:
     """A pod of another node with such a port."""
     return RemoteEndpoint(
-        namespace="shop",
-        name=name,
+        key=("shop", name),
         identity=4321,
         node="192.0.2.9",
-        addresses=(ip_address("10.9.0.1"),),
-        ports=(Port("web", port, "TCP"),),
+        prefixes=("10.9.0.1/32",),
+        ports=(NamedPort("web", port, "TCP"),),
     )
 
 
