@@ -182,7 +182,7 @@ class Reflector(Generic[T]):
                 break
             query["continue"] = following
             await anyio.lowlevel.checkpoint()
-        self._sink.listed(found, broken)
+        await self._sink.listed(found, broken)
         self._version = version
         self._failures = 0
 
@@ -247,7 +247,7 @@ class Reflector(Generic[T]):
                         continue
                     metadata = _bookmark(event).metadata
                     if (metadata.annotations or {}).get(INITIAL_END) == "true":
-                        self._sink.listed(found, broken)
+                        await self._sink.listed(found, broken)
                         self._version, self._failures = metadata.resource_version, 0
                         return  # the rest is the ordinary watch's
                 await stretch.pause()
@@ -287,24 +287,24 @@ class Reflector(Generic[T]):
         refusal: KubernetesError | None = None
         rows: dict[Any, T | None] = {}
         broken: list[str] = []
-        version = self._version
+        last: WatchEvent | None = None
         for event in batch:
             if event.type == "ERROR":
                 refusal = _refusal(event)
                 break
-            metadata = _bookmark(event).metadata
-            version = metadata.resource_version or version
-            if event.type == "BOOKMARK":
-                continue
             if event.type == "DELETED":
+                metadata = _bookmark(event).metadata
                 rows[metadata.namespace, metadata.name] = None
-            elif event.type not in {"ADDED", "MODIFIED"}:
+            elif event.type in {"ADDED", "MODIFIED"}:
+                if (row := self._row(event.object, broken)) is not None:
+                    rows[row.key] = row
+            elif event.type != "BOOKMARK":
                 refusal = MalformedError(f"watch of {self._kind.qualified}: an event {event.type!r}")
                 break
-            elif (row := self._row(event.object, broken)) is not None:
-                rows[row.key] = row
+            last = event
+        version = _bookmark(last).metadata.resource_version if last is not None else ""
         self._sink.change(rows, broken)
-        self._version = version
+        self._version = version or self._version
         if refusal is not None:
             raise refusal
 

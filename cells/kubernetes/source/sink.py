@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Generic, TypeVar
 
+import anyio.lowlevel
 import msgspec
 
 from cells.kubernetes.objects import Key, Kind, Object
@@ -19,6 +21,8 @@ from lifecycle import Health, Logger, Table
 
 T = TypeVar("T", bound=Object)
 
+PART = 500
+"""Objects of a list that are taken in at once."""
 MOST_TOLD = 10
 """Broken objects that are told of one kind."""
 
@@ -71,16 +75,32 @@ class Sink(Generic[T]):
         """Make these the rows: a list came whole."""
         with self._table.txn() as txn:
             txn.replace_all(rows.values())
+        self._complete(broken, state)
+
+    def _complete(self, broken: Sequence[str], state: State) -> None:
         self._broken = dict(_split(one) for one in broken)
         self._synced = True
         self._first.done()
         self._heard(state)
 
-    def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
-        """A server's list came whole. If it lacks most of what is known, that stays in force for now."""
-        gone = [row.key for row in self._table.all() if row.key not in rows] if self._forgotten else []
+    async def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
+        """A server's list came whole. If it lacks most of what is known, that stays in force for now.
+
+        Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
+        what is gone.
+        """
+        gone = [row.key for row in self._table.all() if row.key not in rows]
         if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
-            self.replace(rows, broken)
+            rest = iter(rows.values())
+            while part := list(islice(rest, PART)):
+                with self._table.txn() as txn:
+                    for row in part:
+                        txn.put(row)
+                await anyio.lowlevel.checkpoint()
+            with self._table.txn() as txn:
+                for key in gone:
+                    txn.delete(key)
+            self._complete(broken, "watching")
             if self._forgotten is not None:
                 self._forgotten.listed(self._kind.qualified)
             return
