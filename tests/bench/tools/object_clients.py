@@ -155,6 +155,8 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from ipaddress import ip_address
     from types import SimpleNamespace
 
+    import httpcore  # noqa: F401  # loaded with the first request: no part of a pod's memory
+
     from cells import kubernetes
     from cells.cluster import endpoints, identity, ipcache
     from cells.cluster.endpoints import RemoteEndpoint
@@ -200,6 +202,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
         hive = Hive(*cells, *fakes, replace(IpcacheMap, KernelIpcache(made)), *own, settings=settings)
         took = Took()
         async with hive.started():
+            gc.freeze()  # as an agent does once it has started
             remote, rows = hive.get(Table[RemoteEndpoint]), hive.get(Table[IpcacheEntry])
             await remote.wait_initialized()
             count = len(rows)
