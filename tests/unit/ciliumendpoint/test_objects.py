@@ -76,6 +76,7 @@ class Node:
         self.endpoints = hive.get(Table[Endpoint])
         self.policies = hive.get(Table[RealizedPolicy])
         self.shown = hive.get(Table[PodEndpoint])
+        self.objects = hive.get(kubernetes.Resources).table(kubernetes.KNOWN_ENDPOINTS)
 
     def put(self, row: Endpoint) -> None:
         with self.endpoints.txn() as rows:
@@ -162,7 +163,9 @@ async def test_what_others_do_to_an_object_is_put_right(one: Cluster, tmp_path: 
     one.put(pod("web", app="web"))
     async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
         node.put(endpoint())
-        await eventually(lambda: found(one))
+        await eventually(
+            lambda: ("default", "web") in node.objects
+        )  # the watch tells of it, not only the store
         one.delete("CiliumEndpoint", "web", "default")
         await eventually(lambda: found(one))
         changed = found(one)
