@@ -68,6 +68,8 @@ class Allocator:
         self._shown: dict[Family, dict[str, str]] = {family: {} for family in Family}
         """The owners by the addresses' texts, which are asked for more often than they change."""
         self._excluded: dict[IPAddress, str] = {}
+        self._held: dict[IPAddress, str] = {}
+        """Addresses in use that no range had when they were claimed; one that has them may come."""
         self._expirations = Expirations(clock)
         self.allocated = dict.fromkeys(Family, 0)
         """How often an address was given to somebody."""
@@ -255,7 +257,7 @@ class Allocator:
             valid = ", ".join(map(str, addresses.networks))
             text = f"provided IP is not in the valid range. The range of valid IPs is {valid}"
             raise IpamError(FAILED, text)
-        if ip in self._owners or not addresses.take(ip):
+        if ip in self._owners or ip in self._held or not addresses.take(ip):
             raise IpamError(FAILED, "provided IP is already allocated")
         self._own(ip, owner, name)
         self.allocated[family] += 1
@@ -268,6 +270,7 @@ class Allocator:
             raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
         self._started()
         self._expirations.stop(ip)
+        self._held.pop(ip, None)
         family = Family.of(ip)
         given = [each for _, of, each in self._all() if of is family and each.give_back(ip)]
         self.released[family] += bool(given)
@@ -277,6 +280,11 @@ class Allocator:
         if self._owners.pop(ip, None) is not None:
             del self._shown[family][self._keys.pop(ip)]
         self._use_changed()
+
+    def hold(self, ip: IPAddress, owner: str) -> None:
+        """``owner`` has this address, though no range has it: no range that comes hands it out, until its
+        release()."""
+        self._held[ip] = owner
 
     def exclude(self, ip: IPAddress, owner: str) -> None:
         """Never hand out this address, which ``owner`` has elsewhere. It need not be in a range."""
@@ -361,8 +369,8 @@ class Allocator:
             except RangeFull:
                 text = "all pod CIDR ranges are exhausted" if self._several else "range is full"
                 raise self._unavailable(text, pool, family, owner) from None
-            if ip in self._owners:
-                continue  # by a range of another pool: taken here too, it is met only once
+            if ip in self._owners or ip in self._held:
+                continue  # by a range of another pool, or none: taken here too, it is met only once
             if (excluded_for := self._excluded.get(ip)) is None:
                 self._own(ip, owner, pool)
                 self.allocated[family] += 1

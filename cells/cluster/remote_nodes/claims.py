@@ -8,7 +8,7 @@ Source: Cilium 1.17, NodeManager.nodeUpdated.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_network
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from cells.cluster.identity import HEALTH, INGRESS, REMOTE_NODE, WORLD, WORLD_IP
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
 from cells.config import AgentConfig
-from cells.ipam import Family
+from cells.ipam import Family, IPNetwork
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 
 NOWHERE: Final = IPv4Address(0)
@@ -95,10 +95,39 @@ def worlds_of(agent: AgentConfig) -> dict[Family, int]:
     return {Family.IPV4 if agent.ipv4 else Family.IPV6: WORLD}
 
 
+class Contested(msgspec.Struct, frozen=True):
+    """A claim, and this node's own ranges."""
+
+    claim: NodeClaim
+    own: tuple[IPNetwork, ...]
+
+    @property
+    def stands(self) -> bool:
+        """Whether the prefix lies outside of our ranges: our pods stay ours whatever others say."""
+        inner = ip_network(self.claim.prefix)
+        return self.claim.source is not Source.UNSPEC or not any(
+            inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
+            for outer in self.own
+        )
+
+
 def node_claims(nodes: ReadTable[ClusterNode], agent: AgentConfig, tables: Tables) -> ReadTable[NodeClaim]:
     """The table ``remote-node-prefixes``."""
-    found = nodes.flat_map(
-        lambda node: claims_of(node, worlds_of(agent)), key=lambda one: one.key, name="remote-node-prefixes"
+    worlds, name = worlds_of(agent), f"{agent.cluster_name}/{agent.node_name}"
+    told = nodes.flat_map(
+        lambda node: claims_of(node, worlds), key=lambda one: one.key, name="told-node-prefixes"
+    )
+    own = nodes.filter(lambda node: node.local, name="own-node").map(
+        lambda node: tuple(node.all_cidrs()), name="own-ranges"
+    )
+    contested = told.left_join(
+        own,
+        lambda claim, ranges: Contested(claim, ranges or ()),
+        on=lambda _: name,
+        name="contested-prefixes",
+    )
+    found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
+        lambda one: one.claim, name="remote-node-prefixes"
     )
     tables.add(found)
     return found

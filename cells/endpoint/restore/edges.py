@@ -51,6 +51,10 @@ class RestoreAddresses(Protocol):
         """Claim exactly this address; raises IpamError."""
         ...
 
+    def hold(self, ip: IPAddress, owner: str) -> None:
+        """Somebody has this address, which no range has: none that comes is to hand it out."""
+        ...
+
     def release(self, ip: IPAddress, pool: str) -> None:
         """Give it back."""
         ...

@@ -206,8 +206,8 @@ class RestoredEndpoints:
     def _claim(self, endpoint: Endpoint) -> None:
         """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
 
-        An address of a family that is off now, or out of the node's range, is nobody's to take: it stays the
-        endpoint's.
+        An address of a family that is off now, or out of the node's range, stays the endpoint's: a range that
+        comes to have it does not hand it out.
         """
         addresses = self._addresses
         on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
@@ -219,6 +219,9 @@ class RestoredEndpoints:
                 except IpamError as error:
                     raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
                 undo.callback(addresses.release, owned, pool)
+            for stray in () if endpoint.datapath.external_ipam else set(endpoint.addresses).difference(on):
+                addresses.hold(stray, f"{endpoint.title} [restored]")
+                undo.callback(addresses.release, stray, addresses.default_pool)
             self._policies.adopt(endpoint.id)
             undo.pop_all()
 
@@ -265,6 +268,7 @@ class RestoredEndpoints:
     def _reserved(self, number: int, address: IPAddress) -> bool:
         """Whether the address is kept for its endpoint; a warning, if it cannot be."""
         if not self._addresses.covers(address):
+            self._addresses.hold(address, f"endpoint {number} [quarantined]")
             return True
         try:
             self._addresses.allocate(

@@ -163,6 +163,7 @@ class FakeAddresses:
 
     default_pool: str = "default"
     taken: dict[IPAddress, str] = field(default_factory=dict)
+    held: dict[IPAddress, str] = field(default_factory=dict)
     released: list[tuple[IPAddress, str]] = field(default_factory=list)
     timers: dict[IPAddress, str] = field(default_factory=dict)
     ranges: Mapping[Family, IPNetwork] = field(
@@ -183,6 +184,9 @@ class FakeAddresses:
             raise IpamError(500, "provided IP is already allocated")
         self.taken[ip] = owner
         return ip
+
+    def hold(self, ip: IPAddress, owner: str) -> None:
+        self.held[ip] = owner
 
     def release(self, ip: IPAddress, pool: str) -> None:
         self.released.append((ip, pool))

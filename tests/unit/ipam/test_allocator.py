@@ -197,3 +197,19 @@ def test_the_old_timer_of_a_released_address_does_not_hurt_its_next_owner() -> N
 def test_no_range_no_address() -> None:
     with pytest.raises(NotStartedError, match="depend on Ipam"):
         Allocator("default", FakeClock()).allocate_next("x")
+
+
+def test_an_address_that_a_pod_kept_from_elsewhere_is_not_handed_out_by_a_range_that_comes() -> None:
+    ipam = allocator("10.0.1.0/30")
+    kept = IPv4Address("10.0.2.1")
+    assert not ipam.covers(kept)
+    ipam.hold(kept, "default/old [restored]")
+    ipam.follow(Family.IPV4, [IPv4Network("10.0.1.0/30"), IPv4Network("10.0.2.0/30")])
+    handed_out = {ipam.allocate_next("default/web")[0].ip for _ in range(3)}
+    assert handed_out == {IPv4Address(f"10.0.{text}") for text in ("1.1", "1.2", "2.2")}
+    with refused(502, "range is full"):
+        ipam.allocate_next("default/late")
+    with refused(500, "provided IP is already allocated"):
+        ipam.allocate(kept, "default/late", "default")
+    ipam.release(kept, "default")
+    assert ipam.allocate_next("default/late")[0].ip == kept

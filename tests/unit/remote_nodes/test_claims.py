@@ -152,3 +152,24 @@ async def test_a_range_of_two_nodes_leads_to_the_first_by_name() -> None:
         with nodes.txn() as txn:
             txn.delete("default/n2")
         await eventually(lambda: leads_to().get("10.2.0.0/24") == "192.0.2.3")
+
+
+async def test_what_another_node_says_of_our_own_range_does_not_count() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    kernel = FakeIpcacheMap()
+    agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    ours, moved = (
+        node(1, cidr, name=agent.node_name, source=Source.LOCAL) for cidr in ("10.1.0.0/24", "10.9.0.0/24")
+    )
+    async with claiming(nodes, kernel):
+        with nodes.txn() as txn:
+            txn.put(node(2, "10.1.0.0/24"))
+            txn.put(node(3, "10.1.0.128/25"))
+        await eventually(lambda: {"10.1.0.0/24", "10.1.0.128/25"} <= set(kernel.rows))
+        with nodes.txn() as txn:
+            txn.put(ours)
+        await eventually(lambda: set(kernel.rows).isdisjoint({"10.1.0.0/24", "10.1.0.128/25"}))
+        assert "192.0.2.2/32" in kernel.rows, "the node itself is known"
+        with nodes.txn() as txn:
+            txn.put(moved)
+        await eventually(lambda: {"10.1.0.0/24", "10.1.0.128/25"} <= set(kernel.rows))
