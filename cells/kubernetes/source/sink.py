@@ -92,12 +92,14 @@ class Sink(Generic[T]):
         gone = [row.key for row in self._table.all() if row.key not in rows]
         if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
             rest = iter(rows.values())
-            while part := list(islice(rest, PART)):
+            for _ in range((len(rows) - 1) // PART):
                 with self._table.txn() as txn:
-                    for row in part:
+                    for row in islice(rest, PART):
                         txn.put(row)
                 await anyio.lowlevel.checkpoint()
             with self._table.txn() as txn:
+                for row in rest:
+                    txn.put(row)
                 for key in gone:
                     txn.delete(key)
             self._complete(broken, "watching")
