@@ -42,6 +42,11 @@ class Folder:
         """Whether every file there is has been good once: only then does absence mean anything."""
         return all(one.ever_good for one in self._files.values())
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no manifest at all."""
+        return not self._files
+
     def read(self, names: Iterable[str] | None = None) -> bool:
         """Look at the files of those names, or at all; whether anything has changed. Raises OSError."""
         if names is None:

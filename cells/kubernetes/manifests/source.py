@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SETTLE: Final = 0.02
 """Seconds in which several changes are one."""
+FILLED: Final = 10.0
+"""Seconds without another change after which a folder that was emptied counts as filled again."""
 
 
 def manifest_files() -> Table[ManifestFile]:
@@ -35,6 +37,10 @@ class ManifestsSource:
 
     A file counts as a whole: one that cannot be read keeps its last good objects. The tables are initialized
     once every file has been good: what a broken one holds is not known, so its absence means nothing.
+
+    A folder that loses all of several manifests at once, or is another one and empty, was emptied or is not
+    mounted: that is no wish to have nothing. What was in force stays so until there are manifests again, and
+    for as long as more of them come.
     """
 
     def __init__(
@@ -50,6 +56,9 @@ class ManifestsSource:
     ) -> None:
         self._resources = resources
         self._files = files
+        self._emptied = False
+        """Whether the folder lost everything, and has not been filled again."""
+        self._changed = anyio.Event()
         self._log = log
         if not settings.manifests_dir:
             return
@@ -60,6 +69,7 @@ class ManifestsSource:
         self._folder = Folder(self._path, resources.kinds)
         lifecycle.append(Hook("read the manifests", self._start))
         jobs.one_shot("manifests", self._keep)
+        jobs.one_shot("manifests-filled", self._wait_filled)
 
     async def _start(self) -> None:
         for sink in self._resources.sinks():
@@ -78,11 +88,30 @@ class ManifestsSource:
         except OSError as error:
             self._health.degraded(f"{self._path}: {error.strerror}; what was read last stays in force", error)
             raise
+        if self._folder.empty and not self._emptied and len(self._files) > (0 if names is None else 1):
+            self._emptied = True
+            self._log.error("the folder of manifests is empty, objects stay in force", path=str(self._path))
         self._tell()
+
+    async def _wait_filled(self) -> None:
+        """For ever: what a folder lacks that was emptied goes when it is filled again, and quiet."""
+        while True:
+            changed = self._changed
+            with anyio.move_on_after(None if not self._emptied or self._folder.empty else FILLED) as quiet:
+                await changed.wait()
+            if quiet.cancelled_caught:
+                self._emptied = False
+                self._log.info("the folder of manifests is filled again", path=str(self._path))
+                self._tell()
 
     def _tell(self) -> None:
         found = self._folder.objects()
-        if self._folder.complete:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+        if self._emptied:
+            for sink in self._resources.sinks():
+                sink.change(found.get(sink.kind.qualified, {}), state="synced")
+        elif self._folder.complete:
             for sink in self._resources.sinks():
                 sink.replace(found.get(sink.kind.qualified, {}), state="synced")
         else:  # what is missing is not known to be gone
@@ -98,6 +127,12 @@ class ManifestsSource:
                 self._log.warning("manifest cannot be read, its last good objects stay", error=one.error)
         with self._files.txn() as txn:
             txn.replace_all(now)
+        if self._emptied:
+            there = (
+                f"has {len(now)} manifests again" if now else "is empty; an empty manifest says that it may"
+            )
+            self._health.degraded(f"{self._path} lost all manifests and {there}; all objects stay in force")
+            return
         wrong = [one.error for one in now if one.error]
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

@@ -175,6 +175,32 @@ async def test_the_tables_follow_the_folder(tmp_path: Path) -> None:
         await eventually(lambda: pod_names(hive) == {"c"})
 
 
+async def test_a_folder_that_is_emptied_takes_nothing_away_until_it_is_filled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kubernetes.manifests.source.FILLED", 0.3)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.yaml").write_text(POD.format(name=name, app="web"))
+    async with agent(tmp_path) as hive:
+        for name in ("a", "b", "c"):
+            (tmp_path / f"{name}.yaml").unlink()
+
+        def degraded() -> list[str]:
+            return [one.message for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
+
+        await eventually(lambda: any("is empty" in one for one in degraded()))
+        assert pod_names(hive) == {"a", "b", "c"}
+        (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
+        (tmp_path / "b.yaml").write_text(POD.format(name="d", app="web"))
+        await eventually(lambda: "d" in pod_names(hive))
+        await eventually(lambda: pod_names(hive) == {"a", "d"})
+        await eventually(lambda: not degraded())
+        (tmp_path / "a.yaml").unlink()
+        await eventually(lambda: pod_names(hive) == {"d"})
+        (tmp_path / "b.yaml").write_text("")  # said in so many words: there is nothing
+        await eventually(lambda: pod_names(hive) == set())
+
+
 async def test_a_broken_file_is_told_in_health_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
     async with agent(tmp_path) as hive:
