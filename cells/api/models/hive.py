@@ -141,6 +141,23 @@ class Explained(Model, frozen=True, omit_defaults=False):
     elsewhere: Sequence[str]
 
 
+class DecidingRule(Model, frozen=True, omit_defaults=False):
+    """A rule in words, and its labels."""
+
+    rule: str
+    labels: Sequence[str]
+
+
+class VerdictRules(Model, frozen=True, omit_defaults=False):
+    """The rules that decide on a packet of an endpoint; none where no rule speaks of it.
+
+    ``verdict`` is ``unknown`` of an endpoint that has no policy by rules here.
+    """
+
+    verdict: str
+    rules: Sequence[DecidingRule]
+
+
 class Reached(Model, frozen=True, omit_defaults=False):
     """Whether a pod reaches another, and which directions deny it; none when it does."""
 

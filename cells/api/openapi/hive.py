@@ -35,6 +35,22 @@ OPERATIONS = (
     ),
     Described(
         "GET",
+        "/hive/policy/verdict",
+        "Which rules decide on a packet of an endpoint",
+        (
+            ok("The verdict and its rules.", wire.VerdictRules),
+            Answer(400, "What is asked for cannot be understood.", wire.Failure),
+        ),
+        (
+            query("endpoint", "The endpoint's number.", example="12"),
+            query("direction", "ingress or egress.", example="ingress"),
+            query("identity", "The peer's identity, a number.", example="2"),
+            query("protocol", "The IP protocol, a number.", example="6"),
+            query("port", "The destination's port, of ICMP the type.", example="80"),
+        ),
+    ),
+    Described(
+        "GET",
         "/hive/policy/reachability",
         "Which pods of a namespace on this node reach which",
         (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),

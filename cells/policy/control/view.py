@@ -108,6 +108,10 @@ class PolicyView:
             return None
         return decide(policy, peer, LabelSet.parse(labels), protocol, port)
 
+    def knows(self, endpoint_id: int) -> bool:
+        """Whether the endpoint has a policy by rules."""
+        return self._policy.computed.key(endpoint_id) is not None
+
     def decide(self, endpoint_id: int, direction: Direction, peer: int, protocol: int, port: int) -> Match:
         """Which entry decides on a packet, and by its origins which rules; for ICMP the port is the type.
 

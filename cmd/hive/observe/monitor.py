@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -30,6 +30,7 @@ from cells.observe.events import (
 from cells.observe.monitor import SOCKET, GobError, Payloads
 from hive.client import connect, socket_option
 from hive.observe.monitor_json import json_line
+from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
 
 KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict}
@@ -120,6 +121,7 @@ _endpoint = click.IntRange(1, 65535)
 )
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many events.")
+@click.option("--rules/--no-rules", default=True, help="Ask the agent by which rules a verdict was given.")
 @click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
 def command(
     agent_socket: Path,
@@ -131,6 +133,7 @@ def command(
     networks: tuple[IPv4Network | IPv6Network, ...],
     as_json: bool,
     count: int | None,
+    rules: bool,
     as_hex: bool,
 ) -> int:
     """Show drops, traces and policy verdicts as the datapath tells of them, until ctrl-C.
@@ -146,6 +149,7 @@ def command(
         networks,
     )
     shown = lost = 0
+    known = Rules(agent_socket) if rules else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
     try:
         with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
@@ -157,7 +161,8 @@ def command(
                 shown += not isinstance(event, Lost)
                 lost += event.count if isinstance(event, Lost) else 0
                 cpu = each.cpu
-                click.echo(json_line(event, cpu) if as_json else _line(event, cpu))
+                by = known.of(event) if known is not None and isinstance(event, Verdict) else None
+                click.echo(json_line(event, cpu, by) if as_json else _line(event, cpu, by))
                 if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
                     click.echo(hex_dump(event.packet))
                 if shown == count:
@@ -180,8 +185,10 @@ def events(stream: socket.socket) -> Iterator[Sample | Lost]:
             raise click.ClickException(f"this is no monitor socket: {error}") from error
 
 
-def _line(event: Event, cpu: int | None) -> str:
+def _line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None) -> str:
     text = event_text(event)
+    if rules is not None and isinstance(event, Verdict):
+        text += rules_text(event, rules)
     prefix = "" if isinstance(event, Lost) or cpu is None else f"CPU {cpu:02}: "
     return click.style(prefix + text, fg=_COLOURS[type(event)])
 

@@ -21,9 +21,11 @@ from cells.observe.events import (
 )
 
 
-def json_line(event: Event, cpu: int | None) -> str:
-    """Without its end; ``cpu`` None where none is known."""
+def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None = None) -> str:
+    """Without its end; ``cpu`` None where none is known, ``rules`` None where nobody was asked."""
     record = _record(event)
+    if rules is not None:
+        record["rules"] = rules
     if cpu is not None:
         record = {"cpu": f"CPU {cpu:02}:"} | record
     if not isinstance(event, Lost | Raw) and (packet := dissect(event.packet)) is not None:

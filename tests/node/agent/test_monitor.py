@@ -8,16 +8,28 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
+from tests.node.agent.test_pod_labels import pod, write
 from tests.support.agents import environment, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
+
+NO_PINGS: dict[str, Any] = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNetworkPolicy",
+    "metadata": {"name": "no-pings", "namespace": "default"},
+    "spec": {
+        "endpointSelector": {"matchLabels": {"app": "second"}},
+        "ingressDeny": [{"fromEndpoints": [{"matchLabels": {"app": "first"}}]}],
+    },
+}
 
 
 @contextmanager
@@ -55,6 +67,27 @@ def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path, endi
         monitor.send_signal(ending)
         assert monitor.wait(10) == 0
     assert "0 lost" in (tmp_path / "seen.err").read_text()
+
+
+def test_a_verdict_is_shown_with_the_rule_it_was_given_by(node: Lab, tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    write(manifests, "pods", *(pod(name, {"app": name}) for name in ("first", "second")))
+    write(manifests, "policy", NO_PINGS)
+    serving(node, f"--manifests-dir={manifests}")
+    pods.add(node, "first")
+    second = pods.add(node, "second")
+    with watching(node, tmp_path / "seen", "-t", "policy-verdict"):
+
+        def seen() -> bool:
+            with node.open_pod("first") as calling:
+                calling.run(ping, second.ipv4, 1)
+            return (
+                ", by spec.ingressDeny[0] of CiliumNetworkPolicy default/no-pings"
+                in (tmp_path / "seen").read_text()
+            )
+
+        eventually(seen, within=15)
 
 
 def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:

@@ -24,4 +24,10 @@ async def test_what_cannot_be_told_is_one_line(tmp_path: Path) -> None:
             told = await node.ask("GET", f"/hive/policy/explain?{query}")
             assert told.status == 400
             assert told.body["err"].startswith(error)
+        for query, status in {
+            "endpoint=7&direction=ingress&identity=2&protocol=6&port=80": 200,
+            "endpoint=7&direction=both&identity=2&protocol=6&port=80": 400,
+            "endpoint=x&direction=ingress&identity=2&protocol=6&port=80": 400,
+        }.items():
+            assert (await node.ask("GET", f"/hive/policy/verdict?{query}")).status == status
         assert (await node.ask("GET", "/hive/policy/reachability?namespace=nowhere")).status == 400

@@ -76,7 +76,7 @@ def agent(directory: Path, sent: bytes) -> Iterator[Path]:
 
 def watch(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> Result:
     with agent(directory, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        return hive(capsys, "monitor", "-H", path, *options)
+        return hive(capsys, "monitor", "--no-rules", "-H", path, *options)
 
 
 def test_events_are_shown_a_line_each_and_losses_counted(

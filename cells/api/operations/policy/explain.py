@@ -12,7 +12,15 @@ from ipaddress import ip_address, ip_network
 from itertools import permutations
 from typing import NamedTuple
 
-from cells.api.models.hive import Explained, ExplainedDirection, Failure, NearRule, Reached
+from cells.api.models.hive import (
+    DecidingRule,
+    Explained,
+    ExplainedDirection,
+    Failure,
+    NearRule,
+    Reached,
+    VerdictRules,
+)
 from cells.api.part import ApiPart, Route
 from cells.api.wire import answer
 from cells.cluster.identity import RESERVED_IDENTITIES, Identities
@@ -76,6 +84,7 @@ class ExplainOperations:
         return [
             Route("GET", "/hive/policy/explain", self.get_explanation),
             Route("GET", "/hive/policy/reachability", self.get_reachability),
+            Route("GET", "/hive/policy/verdict", self.get_verdict),
         ]
 
     async def get_explanation(self, request: Request) -> Response:
@@ -101,6 +110,22 @@ class ExplainOperations:
         except _RefusedError as refused:
             return answer(400, Failure(err=str(refused)))
         return answer(200, found)
+
+    async def get_verdict(self, request: Request) -> Response:
+        """GET /hive/policy/verdict: which rules decide on a packet, as the datapath tells of one."""
+        try:
+            endpoint, identity, protocol, port = (
+                _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")
+            )
+            direction = _direction_of(request.query)
+        except _RefusedError as refused:
+            return answer(400, Failure(err=str(refused)))
+        if self._view is None or not self._view.knows(endpoint):
+            return answer(200, VerdictRules(verdict="unknown", rules=[]))
+        match = self._view.decide(endpoint, direction, identity, protocol, port)
+        origins = sorted(match.entry.origins) if match.entry is not None else []
+        rules = [DecidingRule(rule=one.text, labels=one.labels) for one in origins]
+        return answer(200, VerdictRules(verdict=match.verdict, rules=rules))
 
     def _pods(self, namespace: str) -> list[Peer]:
         there = [one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace]
@@ -198,6 +223,23 @@ class ExplainOperations:
             if one.pod_name and one.pod == name:
                 return Peer(name, one.identity, one)
         raise _RefusedError(f"there is no pod {name} on this node: name the address of one on another node")
+
+
+def _number(query: dict[str, str], name: str) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise _RefusedError(f"{name} {text[:20]!r}: expected a number")
+    return int(text)
+
+
+def _direction_of(query: dict[str, str]) -> Direction:
+    match query.get("direction", ""):
+        case "ingress":
+            return "ingress"
+        case "egress":
+            return "egress"
+        case other:
+            raise _RefusedError(f"direction {other[:20]!r}: expected ingress or egress")
 
 
 def _asked(query: dict[str, str]) -> Asked:

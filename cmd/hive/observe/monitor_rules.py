@@ -1,0 +1,60 @@
+"""Which rules of which objects a policy verdict follows from, asked of the agent.
+
+For:   ``hive monitor``.   Needs: the agent's API.   Gives: Rules.
+The datapath tells what was decided, not why. Rules may have changed since: then what they say now is told.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+
+from cells.observe.events import Verdict
+from hive.client import ask
+
+KEPT: Final = 2.0
+"""Seconds for which an answer holds."""
+MOST: Final = 1024
+
+Question = tuple[int, str, int, int, int]
+
+
+class Rules:
+    """Answers, each asked for once in a while; an agent that does not answer is not asked again."""
+
+    def __init__(self, agent_socket: Path) -> None:
+        self._socket = agent_socket
+        self._known: dict[Question, tuple[float, list[dict[str, Any]]]] = {}
+        self._silent = False
+
+    def of(self, verdict: Verdict) -> list[dict[str, Any]]:
+        """``rule`` in words and ``labels`` of each; none where no rule speaks of the packet."""
+        direction = "egress" if verdict.egress else "ingress"
+        question = (verdict.source, direction, verdict.remote_identity, verdict.protocol, verdict.port)
+        now = time.monotonic()
+        held = self._known.get(question)
+        if held is not None and now - held[0] < KEPT:
+            return held[1]
+        if self._silent:
+            return []
+        names = ("endpoint", "direction", "identity", "protocol", "port")
+        query = urlencode(dict(zip(names, question, strict=True)))
+        try:
+            found: list[dict[str, Any]] = ask(f"/hive/policy/verdict?{query}", self._socket)["rules"]
+        except click.ClickException as error:
+            click.echo(f"rules are not shown: {error.message}", err=True)
+            self._silent = True
+            return []
+        if len(self._known) >= MOST:
+            self._known.clear()
+        self._known[question] = (now, found)
+        return found
+
+
+def rules_text(verdict: Verdict, rules: list[dict[str, Any]]) -> str:
+    """What follows the line of a verdict: the rules by which it was given."""
+    if rules:
+        return ", by " + "; ".join(one["rule"] for one in rules)
+    return ", by no rule: none allows it" if verdict.verdict < 0 else ""
