@@ -34,7 +34,7 @@ from tests.support.etcd import installed
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(1000)]
 
 NAME = f"trouble-{os.getpid()}"
 SETTINGS = (TUNNEL, "--identity-change-grace-period=1s")
@@ -212,6 +212,45 @@ def test_half_of_an_ipcache_comes_back(cluster: Cluster) -> None:
     both_reach(cluster)
 
 
+def removed(what: str) -> None:
+    """By hand: the tunnel's device, or the route over cilium_host to the other node's pods."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        if what == "device":
+            ip.link("del", index=ip.link_lookup(ifname="cilium_vxlan")[0])
+            return
+        (host,) = ip.link_lookup(ifname="cilium_host")
+        (route,) = [
+            each for each in ip.get_routes(family=socket.AF_INET, oif=host, proto=2) if each["dst_len"] == 24
+        ]
+        ip.route("del", dst=f"{route.get_attr('RTA_DST')}/24", oif=host, proto=2)
+
+
+def host_reaches(lab: Lab, target: str) -> bool:
+    return bool(in_node(lab, partial(ping, target, 1)))
+
+
+def test_a_route_removed_by_hand_is_felt_by_no_pod(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    with traffic(cluster) as counted:
+        in_node(first, partial(removed, "route"))
+        eventually(partial(host_reaches, first, address(second)), within=30)
+    assert counted.lost == [0, 0]
+
+
+def test_a_device_removed_by_hand_is_there_again(cluster: Cluster) -> None:
+    """What passes meanwhile is lost: there is no device. Nothing is once it is back."""
+    first, _ = cluster.nodes()
+    with traffic(cluster) as counted:
+        in_node(first, partial(removed, "device"))
+        both_reach(cluster)
+    assert all(0 < lost < sent / 2 for lost, sent in zip(counted.lost, counted.sent, strict=True))
+    with traffic(cluster) as counted:
+        both_reach(cluster)
+    assert counted.lost == [0, 0]
+
+
 def uplink(up: str) -> None:
     from pyroute2 import IPRoute
 
@@ -229,6 +268,35 @@ def test_a_node_that_was_cut_off_is_back_as_soon_as_its_link(cluster: Cluster) -
     in_node(second, partial(uplink, "up"))
     both_reach(cluster)
     eventually(lambda: store_is(second, "Ok"), within=60)
+
+
+GONE = 600.0
+"""Seconds that a node is away, ten times as long as its keys last without it."""
+
+
+def knows(lab: Lab, other: Lab) -> bool:
+    return f"default/{other.name}" in json.dumps(asked(lab, "/v1/cluster/nodes"))
+
+
+def test_a_node_that_was_gone_for_ten_minutes_is_told_of_again(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    for lab in (first, second):
+        restarted(cluster, lab, "--kvstore-lease-ttl=60s")
+    both_reach(cluster)
+    numbers = [one["status"]["identity"]["id"] for one in asked(second, "/v1/endpoint")]
+    in_node(second, partial(uplink, "down"))
+    gone = time.monotonic()
+    eventually(lambda: not knows(first, second), within=180, every=0.5)
+    assert address(second) + "/32" not in in_node(first, rows)
+    eventually(lambda: time.monotonic() - gone > GONE, within=GONE + 10, every=1)
+    in_node(second, partial(uplink, "up"))
+    eventually(lambda: knows(first, second), within=60)
+    both_reach(cluster)
+    assert [one["status"]["identity"]["id"] for one in asked(second, "/v1/endpoint")] == numbers
+    with traffic(cluster) as counted:
+        for lab in (first, second):
+            restarted(cluster, lab)
+    assert counted.lost == [0, 0]
 
 
 def test_a_second_node_with_the_same_range_takes_nothing(cluster: Cluster) -> None:
