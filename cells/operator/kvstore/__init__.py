@@ -1,19 +1,21 @@
-"""What a kvstore needs done once: its heartbeat, and the end of identities that no node uses any more.
+"""What a kvstore needs done once: its heartbeat, what it says of the cluster, the end of identities nobody uses.
 
-Controller: keys of the store in, deletions and the heartbeat out.
-Needs:      KVStore, GCSettings.   Gives: KVStoreGC.
-Why:        agents know by the heartbeat that somebody writes to the store they read. Numbers are few, and who
-            took one cannot tell whether others use it by now.
+Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
+Needs:      KVStore, GCSettings, OperatorOptions.   Gives: KVStoreGC, ClusterConfig.
+Why:        agents know by the heartbeat that somebody writes to the store they read, and other clusters by the
+            configuration whose store it is. Numbers are few, and who took one cannot tell whether others use it
+            by now.
 """
 
+from cells.operator.kvstore.config import ClusterConfig
 from cells.operator.kvstore.gc import KVStoreGC
 from lifecycle import invoke, module, provide
 
-__all__ = ["KVStoreGC", "cell"]
+__all__ = ["ClusterConfig", "KVStoreGC", "cell"]
 
 cell = module(
     "kvstore-gc",
-    "Heartbeat of the kvstore, and identities that nobody uses",
-    provide(KVStoreGC),
-    invoke(KVStoreGC),
+    "Heartbeat of the kvstore, the cluster's configuration, and identities that nobody uses",
+    provide(KVStoreGC, ClusterConfig),
+    invoke(KVStoreGC, ClusterConfig),
 )

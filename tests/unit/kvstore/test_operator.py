@@ -1,9 +1,11 @@
-"""What the operator does for the store: its heartbeat, and the end of numbers that no node uses."""
+"""What the operator does for the store: its heartbeat, whose it is, and the end of unused numbers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import pytest
 
@@ -11,6 +13,7 @@ from cells.cluster import kvstore as store
 from cells.operator import kvstore
 from cells.operator.gc import GCSettings
 from cells.operator.kvstore import KVStoreGC
+from cells.operator.options import OperatorOptions
 from lifecycle import Hive, config, group
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
@@ -21,9 +24,10 @@ STATE = "cilium/state/identities/v1/"
 
 
 @asynccontextmanager
-async def operator(etcd: Etcd) -> AsyncIterator[KVStoreGC]:
-    settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}"}
-    hive = Hive(group(config(GCSettings)), store.cell, kvstore.cell, settings=settings)
+async def operator(etcd: Etcd, more: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[KVStoreGC]:
+    settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}", **more}
+    found = group(config(GCSettings), config(OperatorOptions))
+    hive = Hive(found, store.cell, kvstore.cell, settings=settings)
     async with hive.started():
         yield hive.get(KVStoreGC)
 
@@ -38,6 +42,19 @@ async def test_the_heart_beats(etcd: Etcd) -> None:
         etcd.delete("cilium/.heartbeat")
         await found.beat()
         assert etcd.all("cilium/.heartbeat")["cilium/.heartbeat"].endswith("Z")
+
+
+async def test_the_store_says_whose_it_is(etcd: Etcd) -> None:
+    key = "cilium/cluster-config/mesh-5"
+    told = {"id": 5, "capabilities": {"maxConnectedClusters": 255, "serviceExportsEnabled": False}}
+    more = {"cluster-name": "mesh-5", "cluster-id": "5", "kvstore-periodic-sync": "100ms"}
+    async with operator(etcd, more):
+        await eventually(lambda: key in etcd.all(key), within=15)
+        assert json.loads(etcd.all(key)[key]) == told
+        etcd.put(key, "{}")
+        await eventually(lambda: json.loads(etcd.all(key).get(key, "{}")) == told, within=15)
+        etcd.delete(key)
+        await eventually(lambda: key in etcd.all(key), within=15)
 
 
 async def test_a_number_without_nodes_goes_in_the_second_pass(etcd: Etcd) -> None:

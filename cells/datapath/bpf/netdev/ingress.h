@@ -16,6 +16,7 @@
 #include "nodeport/dsr.h"
 #include "nodeport/error.h"
 #include "nodeport/forward.h"
+#include "overlay/tunnel.h"
 
 /* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
 static __always_inline int device_brings(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
@@ -65,6 +66,18 @@ static __always_inline int device_serves(struct __sk_buff *skb, struct flow *flo
 	return refused ? DROP(INGRESS, refused) : nodeport_go_on(skb, flow, own, now, family);
 }
 
+/* Whether it is a packet of the tunnel's for this node: the kernel takes it out, and no pod was given its port. */
+static __always_inline bool brings_tunnel(const struct flow *flow)
+{
+	const struct tunnel_config *tunnel;
+
+	if (flow->protocol != IPPROTO_UDP)
+		return false;
+	tunnel = tunnel_facts();
+	return tunnel && flow->dport == tunnel->port && flow->daddr.words[0] == tunnel->source &&
+	       !nat_in_range(bpf_ntohs(tunnel->port));
+}
+
 static __always_inline int device_gets_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
@@ -73,6 +86,8 @@ static __always_inline int device_gets_ip(struct __sk_buff *skb, struct flow *fl
 
 	/* What cannot be read, or is a fragment before its first, is not ours to judge. */
 	if (parse(skb, flow, family))
+		return TC_ACT_OK;
+	if (family == FAMILY_IPV4 && brings_tunnel(flow))
 		return TC_ACT_OK;
 	if (own) {
 		verdict = device_serves(skb, flow, own, now, family);
