@@ -1,10 +1,10 @@
-"""What a kvstore needs done once: its heartbeat, what it says of the cluster, the end of identities nobody uses.
+"""What a kvstore needs done once: its heartbeat, whose it is, the end of identities that nobody uses.
 
 Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
 Needs:      KVStore, GCSettings, OperatorOptions.   Gives: KVStoreGC, ClusterConfig.
-Why:        agents know by the heartbeat that somebody writes to the store they read, and other clusters by the
-            configuration whose store it is. Numbers are few, and who took one cannot tell whether others use it
-            by now.
+Why:        agents know by the heartbeat that somebody writes to the store they read, and those of other
+            clusters by the configuration whose it is. Numbers are few, and who took one cannot tell whether
+            others use it by now.
 """
 
 from cells.operator.kvstore.config import ClusterConfig

@@ -1,8 +1,8 @@
 """Says in the store whose it is: the configuration of the cluster, for agents of others that read it.
 
 Needs: KVStore, OperatorOptions.   Gives: ClusterConfig.
-Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...): to a
-        store that every agent of a cluster writes to nobody could say that all is there.
+Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...): to
+        a store that every agent of a cluster writes to nobody could say that all is there.
 """
 
 from __future__ import annotations
