@@ -10,7 +10,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
-MAGLEV := cells/services/maglev/objects/libmaglev.so
+LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/node/netlink/ahead/objects/libahead.so
 # One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -53,9 +53,9 @@ lint: install-test
 bench: root install-test
 	$(BIN)/python -m tests.bench
 
-install: debian .make/installed $(OBJECTS) $(PLUGIN) $(MAGLEV)
+install: debian .make/installed $(OBJECTS) $(PLUGIN) $(LIBRARIES)
 
-install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN) $(MAGLEV)
+install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN) $(LIBRARIES)
 
 .PHONY: debian debian-test
 debian:
@@ -84,9 +84,9 @@ $(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch] cells/datapath/bpf/*/*.h) cells
 $(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
 	$(PYTHON) cmd/cilium-cni/build.py
 
-$(MAGLEV): cells/services/maglev/maglev.c cells/services/maglev/build.py | debian
-	$(PYTHON) cells/services/maglev/build.py
+$(LIBRARIES) &: cells/services/maglev/maglev.c cells/node/netlink/ahead/ahead.c cells/libraries.py | debian
+	$(PYTHON) cells/libraries.py
 
 clean:
-	rm -rf $(VENV) .make build dist cells/datapath/objects cells/services/maglev/objects cmd/hive/bin
+	rm -rf $(VENV) .make build dist cells/datapath/objects $(dir $(LIBRARIES)) cmd/hive/bin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

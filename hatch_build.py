@@ -1,4 +1,4 @@
-"""Build hook: compiles the eBPF objects, the Maglev table and the CNI plugin into the package.
+"""Build hook: compiles the eBPF objects, the cells' C libraries and the CNI plugin into the package.
 
 Needs: clang, libbpf's headers, gcc, musl-gcc.   Gives: a wheel with a platform tag, or the objects in
 place for an editable install.
@@ -36,7 +36,7 @@ class CompileHook(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         load("cells/datapath/build.py").compile_objects(ROOT / "cells/datapath/objects")
-        load("cells/services/maglev/build.py").compile_library()
+        load("cells/libraries.py").compile_libraries()
         load("cmd/cilium-cni/build.py").compile_plugin()
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False

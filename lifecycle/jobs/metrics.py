@@ -4,12 +4,12 @@ Needs:  nothing.
 Gives:  JobMetrics (injectable, whole hive) with its JobStats and JobTotals; Meter, with which a job counts.
 """
 
+import asyncio
 import re
 import time
 from types import TracebackType
 from typing import Literal
 
-import anyio
 import msgspec
 
 from lifecycle.hints.places import Place
@@ -92,7 +92,7 @@ class Meter:
         self.interval = self.retry_first = 0.0
 
     def __enter__(self) -> None:
-        self._began = anyio.current_time()
+        self._began = asyncio.get_running_loop().time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,7 +100,7 @@ class Meter:
         began, self._began = self._began or 0.0, None
         if error is not None and not isinstance(error, Exception):  # cancelled: no run, and nobody's fault
             return
-        self._last = anyio.current_time() - began
+        self._last = asyncio.get_running_loop().time() - began
         self._seconds += self._last
         self._longest = max(self._longest, self._last)
         if error is not None:

@@ -4,10 +4,10 @@ Needs:  a table.
 Gives:  Change, Changes.
 """
 
+import asyncio
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-import anyio
 import msgspec
 
 from lifecycle.tables.rows import Rows
@@ -42,7 +42,7 @@ class Changes(Generic[Row]):
 
     def __init__(self, table: Rows[Row]) -> None:
         self._table = table
-        self._event: anyio.Event | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._woken = False
         self._pending: dict[Hashable, tuple[Row | None, int]] = {}
         """Keys that may have changed, with the row as last seen and the revision of the last change."""
@@ -60,7 +60,6 @@ class Changes(Generic[Row]):
     def take(self) -> list[Change[Row]]:
         """What has changed since the last time, at once; empty when nothing has."""
         rows = self._table._current()  # noqa: SLF001  # the two are one mechanism
-        self._event = None
         self._woken = False
         batch = []
         for key, (old, revision) in self._pending.items():
@@ -75,15 +74,19 @@ class Changes(Generic[Row]):
         """Until there may be something to take() that came after the last one."""
         if self._pending or self._woken:
             return
-        if self._event is None:
-            self._event = anyio.Event()
-        await self._event.wait()
+        waiter = asyncio.get_running_loop().create_future()  # a third of what an anyio.Event costs
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:  # cancelled
+                self._waiters.remove(waiter)
 
     def wake(self) -> None:
         """End the wait() there is, or the next one: something may have changed."""
         self._woken = True
-        if self._event is not None:
-            self._event.set()
+        if self._waiters:
+            self._release()
 
     def tell(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
@@ -95,5 +98,11 @@ class Changes(Generic[Row]):
             else:
                 pending[key] = (seen, revision)
         self.revision = revision
-        if self._event is not None:
-            self._event.set()
+        if self._waiters:
+            self._release()
+
+    def _release(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

@@ -123,7 +123,8 @@ class ApiServerClaims:
                 touched |= {one for one in self._servers if contains(around, one)}
             elif prefix in servers:
                 touched.add(servers[prefix])
-        self._settle(touched)
+        if touched:
+            self._settle(touched)
 
     def _settle(self, prefixes: Iterable[IPNetwork]) -> None:
         """Claim what these should have now. Raises OSError where the kernel refuses: it is tried again."""

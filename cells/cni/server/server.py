@@ -8,12 +8,10 @@ container queue behind it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,18 +19,16 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
-from cells.cni.server.attachment.attach import AddressesLeaving, Attacher, NameTaken, PodSide, netns_cookie
-from cells.cni.server.attachment.begin import Attachment
+from cells.cni.server.addition import INTERNAL, Addition, AddTools
+from cells.cni.server.attachment.attach import Attacher, PodSide, netns_cookie
 from cells.cni.server.attachment.check import Checker
 from cells.cni.server.attachment.detach import Detacher
 from cells.cni.server.attachment.edges import PodEnd, PolicyPool
-from cells.cni.server.attachment.undo import Undo
 from cells.cni.server.protocol.errors import (
     FALLBACK_VERSION,
     INVALID_CONFIG,
     INVALID_ENVIRONMENT,
     NOT_AVAILABLE,
-    TRY_AGAIN,
     CniError,
     error_json,
 )
@@ -40,32 +36,12 @@ from cells.cni.server.protocol.packets import WISH_IPV6, decode_request, encode_
 from cells.cni.server.protocol.request import Call, read_call
 from cells.cni.server.protocol.transport import Connection, PacketServer, listen
 from cells.cni.server.times import CallTimes
-from cells.ipam import text_of
-from cells.maps import PolicyIdsExhausted, PoolEmpty
+from cells.maps import PolicyIdsExhausted
 from lifecycle import HiveError, Lifecycle, Logger
 
-_TRIES = 5
 _STATUS_SECONDS = 5.0
-_ADDRESS_SECONDS = 30.0
-"""How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""
-_INTERNAL = "internal error in the agent: its log tells more"
 
 Finish = Callable[[], Awaitable[object]]
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """How one try of an ADD went."""
-
-    undo: Undo
-    error: CniError | None = None
-    before_retry: Finish | None = None
-    """What to wait for before the next try."""
-    full: CniError | None = None
-    """What to say when no address is freed in time."""
-    attachment: Attachment | None = None
-    """What waits for an identity before it can be completed."""
-    answered: bool = False
 
 
 class CniServer:
@@ -95,7 +71,11 @@ class CniServer:
         self._log = log
         self._server = PacketServer(self._handle, log, uids=uids)
         self._tasks: TaskGroup | None = None
+        self._server.settle = self._settle
         self._lanes: dict[str, deque[tuple[Connection, Call]]] = {}
+        self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
+        self._ahead: Addition | None = None
+        """Whose link is being made while the loop serves the one before."""
         lifecycle.enter("serve cni.sock", self.serving)
 
     @asynccontextmanager
@@ -132,14 +112,21 @@ class CniServer:
         if connection.gone():
             connection.close()
             return
+        self._run(connection, call, partial(self._serve, connection, call))
+
+    def _run(self, connection: Connection, call: Call, step: Callable[[], Finish | None]) -> None:
+        """Take a step of a call; what it returns goes on in a task, and without that the call is over."""
         rest: Finish | None = None
         try:
-            rest = self._serve(connection, call)
+            rest = step()
         except CniError as error:
             self._refuse(connection, error, call.conf.cni_version)
         except Exception as error:  # noqa: BLE001  # one call's bug must not take cni.sock from the others
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
-            self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
+            self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
+        if self._ahead is not None and self._ahead.connection is connection:
+            self._lanes[call.container_id] = deque()
+            return
         if rest is None or self._tasks is None:
             self._end(connection, call)
             return
@@ -153,15 +140,21 @@ class CniServer:
             self._refuse(connection, error, call.conf.cni_version)
         except Exception as error:  # noqa: BLE001  # as in _begin
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
-            self._refuse(connection, CniError(_INTERNAL), call.conf.cni_version)
+            self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
         finally:
             self._end(connection, call)
-            waiting = self._lanes.pop(call.container_id)
-            while waiting:
-                self._begin(*waiting.popleft())
-                if (lane := self._lanes.get(call.container_id)) is not None:
-                    lane.extend(waiting)
-                    break
+            self._resume(call.container_id, self._lanes.pop(call.container_id))
+
+    async def _drain(self, container_id: str) -> None:
+        self._resume(container_id, self._lanes.pop(container_id))
+
+    def _resume(self, container_id: str, waiting: deque[tuple[Connection, Call]]) -> None:
+        """Serve the calls that waited in the container's lane, until one of them takes longer."""
+        while waiting:
+            if (lane := self._lanes.get(container_id)) is not None:
+                lane.extend(waiting)
+                return
+            self._begin(*waiting.popleft())
 
     def _end(self, connection: Connection, call: Call) -> None:
         connection.close()
@@ -196,101 +189,51 @@ class CniServer:
             raise CniError("interface name contains %", code=INVALID_ENVIRONMENT)
         netns_fd, netlink_fd = connection.fds
         side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
+        addition = Addition(self._tools, connection, call, side)
         if call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname):
             # Nobody was told of it, and how far its interface got in the pod is unknown.
             self._log.info("attachment of a killed agent is made again", attachment=call.attachment_id)
-            left = _Attempt(Undo(), before_retry=self._detacher.settled)
-            return partial(self._finish_add, connection, call, side, left)
-        attempt = self._try_add(connection, call, side)
-        if attempt.error is not None and not attempt.undo:
-            raise attempt.error
-        return None if attempt.answered else partial(self._finish_add, connection, call, side, attempt)
+            addition.before_retry = self._detacher.settled
+        elif addition.prepare() and (self._server.others or self._ahead is not None):
+            if self._go_ahead(addition):
+                return None
+        else:
+            addition.attach()
+        return addition.rest()
 
-    def _try_add(self, connection: Connection, call: Call, side: PodSide) -> _Attempt:
-        attempt = _Attempt(Undo())
-        try:
-            attachment = self._attacher.attach(call, side, attempt.undo)
-            if attachment.identified:
-                self._complete(connection, attempt, attachment)
-            else:
-                attempt.attachment = attachment
-        except PoolEmpty:
-            attempt.before_retry = self._pool.ready
-        except AddressesLeaving as leaving:
-            attempt.before_retry, attempt.full = leaving.wait, leaving.error
-        except NameTaken:
-            attempt.before_retry = partial(self._attacher.clear_the_way, call, side)
-        except CniError as error:
-            attempt.error = error
-        except Exception as error:  # noqa: BLE001  # whatever it is, what was done must be taken back
-            self._log.error("pod not added", attachment=call.attachment_id, exc_info=error)
-            attempt.error = CniError(_INTERNAL)
-        return attempt
+    def _go_ahead(self, addition: Addition) -> bool:
+        """Have this one's link made, and finish the ADD before it meanwhile; whether it could be begun."""
+        before, self._ahead = self._ahead, None
+        if before is not None:
+            before.await_link()
+        begun = addition.begin_link()
+        if begun:
+            self._ahead = addition
+        self._server.unsettled = begun
+        if before is not None:
+            self._finish_ahead(before)
+        return begun
 
-    def _complete(self, connection: Connection, attempt: _Attempt, attachment: Attachment) -> None:
-        endpoint, stdout = self._attacher.complete(attachment)
-        attempt.answered = connection.send(encode_reply(0, stdout))
-        if attempt.answered:
-            attempt.undo.forget()
-            ips = ", ".join(map(text_of, endpoint.addresses))
-            self._log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
+    def _settle(self) -> None:
+        """Finish the ADD whose link is being made, if there is one."""
+        while (addition := self._ahead) is not None:
+            self._ahead, self._server.unsettled = None, False
+            addition.await_link()
+            self._finish_ahead(addition)
 
-    async def _identify(self, connection: Connection, call: Call, attempt: _Attempt) -> None:
-        """Wait for the identity of a new endpoint, and complete it."""
-        attachment, attempt.attachment = attempt.attachment, None
-        if attachment is None:
-            return
-        try:
-            await self._attacher.identify(attachment)
-            await self._server.turn()
-            if not connection.gone():
-                self._complete(connection, attempt, attachment)
-        except CniError as error:
-            attempt.error = error
-        except Exception as error:  # noqa: BLE001  # as in _try_add
-            self._log.error("pod not added", attachment=call.attachment_id, exc_info=error)
-            attempt.error = CniError(_INTERNAL)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await attempt.undo.roll_back(self._log)
-            raise
+    def _finish_ahead(self, addition: Addition) -> None:
+        def finish() -> Finish | None:
+            addition.attach()
+            return addition.rest()
 
-    async def _finish_add(self, connection: Connection, call: Call, side: PodSide, attempt: _Attempt) -> None:
-        """Complete what waits for its identity; else roll back, wait, try again; or say why not."""
-        await self._identify(connection, call, attempt)
-        if attempt.answered:
-            return
-        tries, until = 0, anyio.current_time() + _ADDRESS_SECONDS
-        while tries < _TRIES:
-            tries += attempt.full is None  # others may take what is freed: only time ends waiting for that
-            with anyio.CancelScope(shield=True):
-                await attempt.undo.roll_back(self._log)
-            if attempt.full is not None and anyio.current_time() >= until:
-                attempt.error = attempt.full
-            if attempt.error is not None:
-                raise attempt.error
-            if attempt.before_retry is None or connection.gone():
-                connection.refused = True
-                self._log.warning("pod not added: the plugin went away", attachment=call.attachment_id)
-                return
-            try:
-                with anyio.CancelScope(deadline=until if attempt.full is not None else math.inf):
-                    await attempt.before_retry()
-                await self._server.turn()
-            except HiveError as error:
-                raise CniError(f"unable to create endpoint: {error}") from error
-            if connection.gone():
-                continue
-            attempt = self._try_add(connection, call, side)
-            await self._identify(connection, call, attempt)
-            if attempt.answered:
-                return
-        with anyio.CancelScope(shield=True):
-            await attempt.undo.roll_back(self._log)
-        raise attempt.error or CniError(
-            f"unable to set up veth on host side: interface {call.ifname} is made again by someone else",
-            code=TRY_AGAIN,
-        )
+        container_id = addition.call.container_id
+        waiting = self._lanes.pop(container_id, deque())
+        self._run(addition.connection, addition.call, finish)
+        if waiting and (lane := self._lanes.get(container_id)) is not None:
+            lane.extend(waiting)
+        elif waiting and self._tasks is not None:  # another ADD is half begun: they come after that
+            self._lanes[container_id] = waiting
+            self._tasks.start_soon(self._drain, container_id)
 
     # DEL
 

@@ -69,7 +69,8 @@ class PodLabelsWatch:
 
     async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
         """One that was begun or restored may have missed a change of its pod."""
-        self._look(int(str(change.key)) for change in changes)
+        numbers = [change.row.id for change in changes if change.row is not None]
+        self._look(number for number in numbers if self._is_outdated(number))
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         """One that stands for other labels now, or has another number, is nobody's to keep."""

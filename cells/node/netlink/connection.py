@@ -1,7 +1,7 @@
 """A route netlink socket that sends several requests in one datagram and finds out which of them failed.
 
 Needs: a file descriptor (its own, or one opened by the CNI plugin inside a pod's namespace).
-Gives: Connection.run(), NetlinkError.
+Gives: Connection.run(), answers(), NetlinkError.
 
 The kernel answers while it is being sent to, so nothing here waits; the socket is non-blocking, and an
 answer that is not there is an error. Only the last request asks for an acknowledgement: failures of the
@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from cells.node.netlink.wire import (
@@ -85,27 +85,12 @@ class Connection:
         The kernel tries every request, in order, even after one failed: a batch is not a transaction.
         Raises NetlinkError for the first that failed.
         """
-        first = self._send(requests)
-        final = requests[-1]
-        replies: list[Message] = []
-        failure: NetlinkError | None = None
-        datagram = self._receive(final.what)
-        if _is_success(datagram, first + len(requests) - 1):  # had another failed, that would have come first
-            return replies
-        while True:
-            for message in messages(datagram):
-                position = message.sequence - first
-                if not 0 <= position < len(requests):
-                    continue  # left over from an exchange that broke off
-                if message.type in {NLMSG_ERROR, NLMSG_DONE}:
-                    failure = failure or _failure(requests[position], message)
-                else:
-                    replies.append(message)
-                if position == len(requests) - 1 and _ends(message, final):
-                    if failure is not None:
-                        raise failure
-                    return replies
-            datagram = self._receive(final.what)
+        first, datagram = self.prepared(requests)
+        try:
+            os.write(self._fd, datagram)
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, requests[-1].what, "sending to netlink") from error
+        return answers(requests, first, self._receive)
 
     def dump(self, request: Request) -> list[Message]:
         """The rows of a dump, asked for again when the table changed under it."""
@@ -115,22 +100,44 @@ class Connection:
                 return rows
         raise NetlinkError(errno.EAGAIN, request.what, f"changed during each of {_DUMP_TRIES} tries")
 
-    def _send(self, requests: Sequence[Request]) -> int:
-        """Send a batch; returns the sequence number of its first request."""
+    def prepared(self, requests: Sequence[Request]) -> tuple[int, bytes]:
+        """The sequence number of the first of a batch, and the batch as a datagram."""
         first = self._sequence + 1
         self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
-        final = requests[-1]
-        try:
-            os.write(self._fd, encode(requests, first, acknowledge=not _asks(final)))
-        except OSError as error:
-            raise NetlinkError(error.errno or errno.EIO, final.what, "sending to netlink") from error
-        return first
+        return first, encode(requests, first, acknowledge=not _asks(requests[-1]))
 
     def _receive(self, what: str) -> bytes:
         try:
             return os.read(self._fd, _RECEIVE)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, what, "on reading the answer") from error
+
+
+def answers(requests: Sequence[Request], first: int, receive: Callable[[str], bytes]) -> list[Message]:
+    """What was asked for by a batch numbered from ``first`` on, out of the datagrams that come.
+
+    Raises NetlinkError for the first request that failed; what ``receive`` raises.
+    """
+    final = requests[-1]
+    replies: list[Message] = []
+    failure: NetlinkError | None = None
+    datagram = receive(final.what)
+    if _is_success(datagram, first + len(requests) - 1):  # had another failed, that would have come first
+        return replies
+    while True:
+        for message in messages(datagram):
+            position = message.sequence - first
+            if not 0 <= position < len(requests):
+                continue  # left over from an exchange that broke off
+            if message.type in {NLMSG_ERROR, NLMSG_DONE}:
+                failure = failure or _failure(requests[position], message)
+            else:
+                replies.append(message)
+            if position == len(requests) - 1 and _ends(message, final):
+                if failure is not None:
+                    raise failure
+                return replies
+        datagram = receive(final.what)
 
 
 def _is_success(datagram: bytes, sequence: int) -> bool:

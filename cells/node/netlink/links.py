@@ -14,6 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from cells.node.netlink import messages as m
+from cells.node.netlink.ahead import Ahead
 from cells.node.netlink.connection import Connection, NetlinkError, open_socket
 from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.node.netlink.reaper import Reaper
@@ -43,37 +44,58 @@ class HostLinks:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._opened: Connection | None = None
+        self._ahead: Ahead | None = None
         self._reaper = Reaper()
         lifecycle.enter("netlink", self.opened)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The socket and the reaper, open inside."""
+        """The sockets and the reaper, open inside."""
         fd = open_socket()
-        self._opened = Connection(fd)
+        try:
+            ahead = Ahead()
+        except BaseException:
+            os.close(fd)
+            raise
+        self._opened, self._ahead = Connection(fd), ahead
         try:
             async with self._reaper.running():
                 yield
         finally:
-            self._opened = None
+            self._opened = self._ahead = None
+            ahead.close()
             os.close(fd)
 
     @property
     def _connection(self) -> Connection:
         if self._opened is None:
-            raise NotStartedError("the netlink socket is not open: its hook has not started, or has stopped")
+            raise _closed()
         return self._opened
+
+    @property
+    def _other(self) -> Ahead:
+        if self._ahead is None:
+            raise _closed()
+        return self._ahead
 
     def create_veth(self, pair: VethPair) -> CreatedLink:
         """Create a pair, its peer in the pod's namespace at once; both ends are down.
 
         EEXIST: either name is taken. The indexes are asked for in the same datagram.
         """
-        replies = self._connection.run(
-            m.create_veth(pair),
-            m.get_link(pair.host_name),
-        )
+        replies = self._connection.run(m.create_veth(pair), m.get_link(pair.host_name))
         return CreatedLink(*read_indexes(replies[0]))
+
+    def begin_veth(self, pair: VethPair) -> None:
+        """Begin with what create_veth() does, in a thread; one at a time, so fetch created_veth() first.
+
+        The namespace's descriptor must stay open until then.
+        """
+        self._other.start(m.create_veth(pair), m.get_link(pair.host_name))
+
+    def created_veth(self) -> CreatedLink:
+        """The pair that was begun, waited for; raises what create_veth() does."""
+        return CreatedLink(*read_indexes(self._other.finish()[0]))
 
     def activate(self, ifindex: int, alias: str) -> None:
         """Turn reverse path filtering off, set the alias and bring the link up, in one message."""
@@ -183,6 +205,10 @@ class HostLinks:
     async def reap(self, ifindexes: Iterable[int]) -> None:
         """Delete links off the loop, together with those of other callers; see :class:`Reaper`."""
         await self._reaper.reap(ifindexes)
+
+
+def _closed() -> NotStartedError:
+    return NotStartedError("the netlink socket is not open: its hook has not started, or has stopped")
 
 
 def read_programs(connection: Connection, ifindex: int) -> LinkPrograms:

@@ -78,9 +78,16 @@ class FakeNode:
     """Identities have to be waited for until it is set."""
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
+    _begun: VethPair | None = None
+    ahead: int = 0
+    """Links whose making was begun before it was waited for."""
+    refuse_once: set[str] = field(default_factory=set)
 
     def _step(self, name: str) -> bool:
         self.steps.append(name)
+        if name in self.refuse_once:
+            self.refuse_once.remove(name)
+            return True
         return name in self.refuse
 
     def _number(self) -> int:
@@ -106,6 +113,16 @@ class FakeNode:
         index = self._number()
         self.links[index] = FakeLink(pair.host_name, pod, pair.pod_name, pair.mtu)
         return CreatedLink(index, index + 1000)
+
+    def begin_veth(self, pair: VethPair) -> None:
+        assert self._begun is None, "one pair at a time"
+        self._begun = pair
+        self.ahead += 1
+
+    def created_veth(self) -> CreatedLink:
+        assert self._begun is not None
+        pair, self._begun = self._begun, None
+        return self.create_veth(pair)
 
     def activate(self, ifindex: int, alias: str) -> None:
         if self._step("activate"):

@@ -1,6 +1,6 @@
 """The ADD of a pod: address, pair, endpoint, link up, pod configured; or nothing at all.
 
-Needs: the edges (Links, Addresses, Endpoints), LinkTeardown.   Gives: Attacher, NameTaken.
+Needs: the edges (Links, Addresses, Endpoints), LinkTeardown.   Gives: Attacher, Prepared, NameTaken.
 Source: the CNI specification, section 4 (ADD). The link comes up last, when every map row is there.
 """
 
@@ -65,6 +65,22 @@ class PodSide:
     link: PodEnd
 
 
+@dataclass(slots=True)
+class Prepared:
+    """An ADD of which is known what the pod gets."""
+
+    call: Call
+    pod: Pod
+    side: PodSide
+    pair: VethPair | None = None
+    """The link to make; None in a chain, where it is there."""
+    allocated: tuple[PodAddress, ...] = ()
+    begun: bool = False
+    """Whether somebody makes the link: await_link()."""
+    link: CreatedLink | None = None
+    failure: NetlinkError | None = None
+
+
 def host_link_name(container_id: str, ifname: str) -> str:
     """Name of the node's end: ``lxc`` and 12 hex digits, 15 characters as a link name may have."""
     return "lxc" + sha256(f"{container_id}:{ifname}".encode()).hexdigest()[:12]
@@ -123,23 +139,20 @@ class Attacher:
         except HiveError as error:
             return str(error)
 
-    def attach(self, call: Call, pod_side: PodSide, undo: Undo) -> Attachment:
-        """Attach the pod up to its endpoint's identity; then identify() if need be, and complete().
+    def prepare(self, call: Call, pod_side: PodSide, undo: Undo) -> Prepared:
+        """Choose what the pod gets; nothing of the kernel is changed. Then attach().
 
         ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
-        back. Raises CniError, NameTaken when a name is taken, PoolEmpty when there is no policy map yet.
+        back. Raises CniError, AddressesLeaving when no address is free yet.
         """
         previous = check_add(call)
         pod = pod_of(call.args)
         if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
             raise _exists(call.attachment_id)
         if previous is not None:
-            return self._chained.attach(call, pod, pod_side.link, undo)
-        macs, mtu, route_mtu = self._macs(call, pod), self._mtu(), self._route_mtu()
+            return Prepared(call, pod, pod_side)
+        macs, mtu = self._macs(call, pod), self._mtu()
         allocated = self._allocate(pod, undo)
-        addresses = tuple(each.ip for each in allocated)
-        routers = {router.version: router for router in self._gateways()}
-        gateways = tuple(routers[ip.version] for ip in addresses)
         pair = VethPair(
             host_name=host_link_name(call.container_id, call.ifname),
             host_mac=macs.host,
@@ -148,7 +161,43 @@ class Attacher:
             mtu=mtu,
             netns_fd=pod_side.netns_fd,
         )
-        created = self._create(pair, allocated, undo)
+        return Prepared(call, pod, pod_side, pair, allocated)
+
+    def begin_link(self, prepared: Prepared) -> bool:
+        """Have the link made while others go on, of one pod at a time; False where none is to be made."""
+        if prepared.pair is None:
+            return False
+        self._links.begin_veth(prepared.pair)
+        prepared.begun = True
+        return True
+
+    def await_link(self, prepared: Prepared) -> None:
+        """Wait until the link that was begun is there; what went wrong is told by attach()."""
+        try:
+            prepared.link = self._links.created_veth()
+        except NetlinkError as error:
+            prepared.failure = error
+
+    def attach(self, prepared: Prepared, undo: Undo) -> Attachment:
+        """Attach the pod up to its endpoint's identity; then identify() if need be, and complete().
+
+        ``undo`` as for prepare(). Raises CniError, NameTaken when a name is taken, PoolEmpty when there is no
+        policy map yet.
+        """
+        call, pod, pod_side, pair, allocated = (
+            prepared.call,
+            prepared.pod,
+            prepared.side,
+            prepared.pair,
+            prepared.allocated,
+        )
+        if pair is None:
+            return self._chained.attach(call, pod, pod_side.link, undo)
+        route_mtu = self._route_mtu()
+        addresses = tuple(each.ip for each in allocated)
+        routers = {router.version: router for router in self._gateways()}
+        gateways = tuple(routers[ip.version] for ip in addresses)
+        created = self._create(prepared, undo)
         new = self._register(call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo)
         attached = Attached(
             pair.host_name,
@@ -229,9 +278,12 @@ class Attacher:
             off = error.errno == errno.EACCES and any(ip.version == 6 for ip in addresses)
             raise CniError(f"{what}: {error}", needs_ipv6=off) from error
 
-    def _create(self, pair: VethPair, allocated: Sequence[PodAddress], undo: Undo) -> CreatedLink:
+    def _create(self, prepared: Prepared, undo: Undo) -> CreatedLink:
+        assert prepared.pair is not None  # noqa: S101  (asked for by attach)
         try:
-            created = self._links.create_veth(pair)
+            if prepared.failure is not None:
+                raise prepared.failure
+            created = prepared.link or self._links.create_veth(prepared.pair)
         except NetlinkError as error:
             if error.errno == errno.EEXIST:
                 raise NameTaken from error
@@ -239,7 +291,7 @@ class Attacher:
                 f"unable to set up veth on host side: unable to create veth pair: {kernel_reason(error)}"
             ) from error
         undo.forget()  # from here on the addresses leave with the link, never before it
-        undo.push("link", partial(self._teardown.finish, created.host_ifindex, *allocated))
+        undo.push("link", partial(self._teardown.finish, created.host_ifindex, *prepared.allocated))
         return created
 
     def _register(

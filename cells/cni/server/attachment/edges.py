@@ -20,6 +20,14 @@ class Links(Protocol):
         """Create a pair, the peer in the pod at once."""
         ...
 
+    def begin_veth(self, pair: VethPair) -> None:
+        """Begin with that in the background; one at a time."""
+        ...
+
+    def created_veth(self) -> CreatedLink:
+        """Wait for the pair that was begun."""
+        ...
+
     def activate(self, ifindex: int, alias: str) -> None:
         """Alias and up."""
         ...

@@ -107,6 +107,15 @@ class PacketServer:
         self._handle = handle
         self._log = log
         self._uids = frozenset(uids)
+        self.settle: Callable[[], object] = lambda: None
+        """Called when nobody else waits: what ``handle`` began and left to be finished is due."""
+        self.unsettled = False
+        """Whether there is such; ``handle`` says so."""
+        self.others = False
+        """Whether others have connected behind the one that is being handled."""
+        self._next: socket.socket | None = None
+        """Accepted, to be heard next."""
+        self._pumping = False
         self._buffer = bytearray(MAX_PACKET)
         self.silent: dict[socket.socket, None] = {}
         """Connected and yet to send, the oldest first."""
@@ -130,32 +139,59 @@ class PacketServer:
             self._again.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
+        self.settle()
+        if self._next is not None:
+            self._next.close()
+            self._next = None
         for connected in list(self.silent):
             self._drop(connected)
 
     def _accept(self) -> None:
         while self._has_turn():
-            try:
-                connected, _ = self._listener.accept()
-            except BlockingIOError:
+            connected, self._next = self._next or self._take(), None
+            if connected is None:
+                self.settle()
                 return
-            except OSError as error:
-                self._wait_for_descriptors(error)
-                return
-            connected.setblocking(False)
+            self._next = self._take()
+            self.others = self._next is not None or bool(self.silent)
             if not self._receive(connected):
                 self.silent[connected] = None
                 self._loop.add_reader(connected.fileno(), self._readable, connected)
                 if len(self.silent) > MOST_SILENT:
                     self._drop(next(iter(self.silent)))
+        self._come_back()
+
+    def _take(self) -> socket.socket | None:
+        """Who has connected, or None."""
+        try:
+            connected, _ = self._listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            self._wait_for_descriptors(error)
+            return None
+        connected.setblocking(False)
+        return connected
+
+    def _come_back(self) -> None:
+        """Go on in the next round of the loop, where something is left to do that wakes nobody."""
+        if not self._pumping and (self.unsettled or self._next is not None):
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        if self._listener.fileno() >= 0:  # else stopped meanwhile
+            self._accept()
 
     def _wait_for_descriptors(self, error: OSError) -> None:
         """The socket stays readable (accept(2)): look again in a moment instead of turning in circles."""
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + _QUIET
             self._log.error("connection on cni.sock has to wait", error=str(error))
-        self._loop.remove_reader(self._listener.fileno())
-        self._again = self._loop.call_later(_PAUSE, self._go_on)
+        if self._again is None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._again = self._loop.call_later(_PAUSE, self._go_on)
 
     def _go_on(self) -> None:
         self._again = None
@@ -184,8 +220,10 @@ class PacketServer:
             return
         self._loop.remove_reader(connected.fileno())
         self.silent.pop(connected, None)
+        self.others = self._next is not None or bool(self.silent)
         if not self._receive(connected):
             connected.close()
+        self._come_back()
 
     def _receive(self, connected: socket.socket) -> bool:
         """Read and hand over the packet; False when there is none yet."""
