@@ -54,9 +54,9 @@ class HealthTree:
     def report(self, module: str, level: Level, message: str, error: BaseException | None = None) -> None:
         """Put a status in place of the module's last one."""
         before = self._statuses.get(module)
-        if before is not None and error is None and before.error is None:
-            if before.level == level and before.message == message:
-                return
+        said = None if before is None else (before.level, before.message, before.error)
+        if error is None and said == (level, message, None):
+            return
         since = before.since if before is not None and before.level == level else self._clock()
         text = None if error is None else f"{type(error).__name__}: {error}"
         self._put(HealthStatus(module, level, message, since, text))

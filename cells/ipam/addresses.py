@@ -23,6 +23,36 @@ _WIDEST_IPV6: Final = 65536
 """Of a wider IPv6 network only so many addresses, the first, are used."""
 
 
+class PodIPv4(IPv4Address):
+    """An address of a pod. Its hash is worked out once: it is the key of many tables."""
+
+    __slots__ = ("_hashed",)
+
+    _hashed: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hashed
+        except AttributeError:
+            self._hashed = super().__hash__()
+            return self._hashed
+
+
+class PodIPv6(IPv6Address):
+    """As PodIPv4."""
+
+    __slots__ = ("_hashed",)
+
+    _hashed: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hashed
+        except AttributeError:
+            self._hashed = super().__hash__()
+            return self._hashed
+
+
 class Family(StrEnum):
     """An address family, named as the API names it."""
 
@@ -64,7 +94,7 @@ class AddressRange:
         total = network.num_addresses if host_bits < network.max_prefixlen - 1 else 0
         if network.version == 6:
             total = min(total, _WIDEST_IPV6)
-        self._address = IPv4Address if network.version == 4 else IPv6Address
+        self._address = PodIPv4 if network.version == 4 else PodIPv6
         self.network = network
         self.size = total - 2 if total > 2 else total
         """How many addresses can be allocated."""

@@ -8,6 +8,7 @@ seen at the beginning of the round without one.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
@@ -20,10 +21,13 @@ class Turns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """Whose turn it is next comes first."""
         self._taken = False
+        self.taken_at = -math.inf
+        """When a turn was last asked for, by the loop's clock."""
 
     async def take(self, peer: Hashable) -> None:
         """Return when neither this round of the loop nor the one before had a request."""
         loop = asyncio.get_running_loop()
+        self.taken_at = loop.time()
         if not self._taken:
             self._taken = True
             loop.call_soon(self._pause)

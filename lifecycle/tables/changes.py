@@ -53,9 +53,10 @@ class Changes(Generic[Row]):
         return self
 
     async def __anext__(self) -> list[Change[Row]]:
-        while not (batch := self.take()):
+        while True:
             await self.wait()
-        return batch
+            if batch := self.take():
+                return batch
 
     def take(self) -> list[Change[Row]]:
         """What has changed since the last time, at once; empty when nothing has."""

@@ -73,9 +73,11 @@ class PodEndpoints:
         self._tell(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
     def _tell(self, numbers: Iterable[int]) -> None:
+        found = {number: self._row(number) for number in numbers}
+        if not self._names and not any(found.values()):  # as without an API server
+            return
         with self._table.txn() as rows:
-            for number in numbers:
-                row = self._row(number)
+            for number, row in found.items():
                 before = self._names.pop(number, None)
                 if before is not None and (row is None or row.key != before):
                     rows.delete(before)

@@ -15,6 +15,13 @@ ZERO_MAC = bytes(6)
 IPAddress = IPv4Address | IPv6Address
 
 
+def addresses_of(ipv6: IPv6Address | None, ipv4: IPv4Address | None) -> tuple[IPAddress, ...]:
+    """Those there are, IPv6 first."""
+    if ipv6 is None:
+        return () if ipv4 is None else (ipv4,)
+    return (ipv6,) if ipv4 is None else (ipv6, ipv4)
+
+
 class EndpointError(Refusal):
     """An endpoint request that cannot be served.
 
@@ -81,7 +88,7 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def addresses(self) -> tuple[IPAddress, ...]:
         """The pod's addresses, IPv6 first."""
-        return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
+        return addresses_of(self.ipv6, self.ipv4)
 
     @property
     def attachment_id(self) -> str:
@@ -128,7 +135,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def addresses(self) -> tuple[IPAddress, ...]:
         """The pod's addresses, IPv6 first."""
-        return tuple(address for address in (self.ipv6, self.ipv4) if address is not None)
+        return addresses_of(self.ipv6, self.ipv4)
 
     @property
     def pod_labels(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * len(data)).from_buffer_copy(data)
 
 
-def pin(fd: int, path: Path) -> None:
+def pin(fd: int, path: Path | str) -> None:
     """Keep a map or program alive under ``path``; BpfError EEXIST if that name is taken."""
     name = buffer(os.fsencode(path) + b"\0")
     command(OBJ_PIN, buffer(_PIN.pack(ctypes.addressof(name), fd, 0)), "pin", str(path))

@@ -45,6 +45,7 @@ class PolicyMaps:
         self._maps = maps
         self._settings = settings
         self._directory = maps.directory
+        self._base = str(maps.directory)
         self._log = log
         self._pins: PolicyPins | None = None
         self._spare: deque[PolicyMap] = deque()
@@ -212,13 +213,15 @@ class PolicyMaps:
         return found
 
     def _pin(self, policy: PolicyMap) -> None:
-        path = self._directory / policy_name(policy.endpoint_id)
+        name = policy_name(policy.endpoint_id)
         try:
-            pin(policy.map.fd, path)
+            pin(policy.map.fd, f"{self._base}/{name}")
         except BpfError as error:
             if error.errno != errno.EEXIST:
                 raise
-            replace_pin(policy.map.fd, path)  # what it had before a restart, or what a stranger put there
+            replace_pin(
+                policy.map.fd, self._directory / name
+            )  # what it had before a restart, or what a stranger put there
 
     def _why_empty(self) -> Exception:
         self._started()

@@ -109,7 +109,7 @@ class RulePolicy:
         self._follow_mode()
         known = self._cache.identities.get(identity)
         if known is None:
-            for difference in self._computed.add_identity(identity, LabelSet.parse(labels)):
+            for difference in self._computed.add_identity(identity, LabelSet.of(tuple(labels))):
                 self._keep(difference)
         self._pods[endpoint_id] = pod
         self._assign(endpoint_id, PolicyKey(identity, self._named_ports(pod)))
@@ -197,7 +197,7 @@ class RulePolicy:
         """Identities that are new, or have other labels now."""
         rows: dict[int, EndpointPolicy] = {}
         for one in identities:
-            labels = LabelSet.parse(one.labels)
+            labels = LabelSet.of(one.labels)
             if self._cache.identities.get(one.id) != labels:
                 self._collect(self._computed.add_identity(one.id, labels), rows)
         return list(rows.values())

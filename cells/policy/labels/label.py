@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cells.cluster.identity import Label, parse
 from cells.policy.labels.cidr import Prefix, cidr_of_label
@@ -25,6 +25,12 @@ class LabelSet:
     def parse(cls, texts: Iterable[str]) -> LabelSet:
         """From texts, ``source:key[=value]``."""
         return cls(map(parse, texts))
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def of(cls, texts: tuple[str, ...]) -> LabelSet:
+        """As parse(), for labels that are asked about again and again: those of an identity."""
+        return cls.parse(texts)
 
     def __iter__(self) -> Iterator[Label]:
         return iter(self._labels)

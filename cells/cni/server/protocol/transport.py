@@ -21,17 +21,21 @@ from typing import Final
 from cells.cni.server.protocol.errors import FALLBACK_VERSION, CniError, error_json
 from cells.cni.server.protocol.packets import MAX_PACKET, encode_reply
 from lifecycle import HiveError, Logger, UsageError
-from lifecycle.http import clear_socket
+from lifecycle.http import clear_socket, turns_of
 
 BACKLOG: Final = 1024
 _PATH_LIMIT: Final = 107
 TURN: Final = 0.001  # seconds of calls, about one, before the loop's others get their turn
+_ASKED: Final = 1.0  # seconds since the last request of the API for which it counts as being asked
 MOST_SILENT: Final = 256
 """Connections that have sent nothing; of more, the oldest is closed. A plugin sends when it has connected."""
 _PAUSE: Final = 0.05  # seconds without accepting when the process has no descriptors left
 _QUIET: Final = 60.0  # seconds between two lines in the log about that
 _CREDENTIALS: Final = struct.Struct("3i")
 _MAX_FDS: Final = 2
+_CUT: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # as numbers: the enumeration takes 2 µs each time
+_PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 
 def listen(path: Path) -> socket.socket:
@@ -76,7 +80,7 @@ class Connection:
     def send(self, packet: bytes) -> bool:
         """Send the reply; False when the plugin is gone and nobody will read it."""
         try:
-            self._socket.send(packet, socket.MSG_NOSIGNAL)
+            self._socket.send(packet, _NO_SIGNAL)
         except OSError:
             return False
         return True
@@ -84,7 +88,7 @@ class Connection:
     def gone(self) -> bool:
         """Whether the plugin has closed its end."""
         try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not self._socket.recv(1, _PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -123,6 +127,7 @@ class PacketServer:
         self._again: asyncio.TimerHandle | None = None
         self._turn_ends: float | None = None
         self._turn_over = asyncio.Event()
+        self._rested = False
 
     def start(self, listener: socket.socket) -> None:
         """Serve on the running event loop until :meth:`stop`."""
@@ -212,6 +217,12 @@ class PacketServer:
         return now < self._turn_ends
 
     def _end_turn(self) -> None:
+        """In the next round; in the one after that while the API is asked: a request waits for one turn."""
+        if not self._rested and self._loop.time() - turns_of(self._loop).taken_at < _ASKED:
+            self._rested = True
+            self._loop.call_soon(self._end_turn)
+            return
+        self._rested = False
         self._turn_ends = None
         self._turn_over.set()
 
@@ -241,7 +252,7 @@ class PacketServer:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % 4])
         connection = Connection(connected, fds.tolist())
-        if not length or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) not in {0, 2}:
+        if not length or flags & _CUT or len(fds) not in {0, 2}:
             if length:
                 self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))
             connection.close()
