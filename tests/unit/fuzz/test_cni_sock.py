@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.cni.server.server import _INTERNAL
+from cells.cni.server.addition import INTERNAL
 from cells.endpoint.state.saved import encode
 from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import Client, Harness, Reply, harness, until
@@ -132,7 +132,7 @@ def test_every_packet_is_answered_and_nothing_is_left_half_done(
             if reply.code:
                 assert reply.json["code"] > 0
                 assert reply.message
-                assert _INTERNAL not in reply.message
+                assert INTERNAL not in reply.message
             node = made.node
             for endpoint in node.book.values():
                 encode(endpoint)
