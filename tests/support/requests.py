@@ -94,6 +94,13 @@ with grpc.insecure_channel(sys.argv[1] + ":{PORT}") as channel:
 """
 
 
+class Revisions(NamedTuple):
+    """Of rules: acknowledged, and in the policy map."""
+
+    revision: int
+    written: int
+
+
 class Answer(NamedTuple):
     """What a server, or a proxy before it, said."""
 
@@ -156,6 +163,14 @@ class Shop:
     @property
     def _redirects(self) -> list[Any]:
         found: list[Any] = ask("/statedb/dump/http-redirects", api_socket(self.pid))["http-redirects"]
+        return found
+
+    @property
+    def revisions(self) -> Revisions:
+        """Of the server's rules."""
+        table = "endpoint-policies-realized"
+        rows = [one["obj"] for one in ask(f"/statedb/dump/{table}", api_socket(self.pid))[table]]
+        (found,) = (Revisions(one["revision"], one["written"]) for one in rows if one["ingress_enforced"])
         return found
 
     def call(self, *methods: str) -> list[str]:

@@ -19,5 +19,5 @@ async def realize(policies: EndpointPolicies, rows: Iterable[EndpointPolicy], re
     await policies.apply()
     for endpoint_id, row in latest.items():
         seen = policies.realized.get(endpoint_id)
-        while seen is not None and not seen.error and seen.revision < row.revision:
+        while seen is not None and not seen.error and seen.written < row.revision:
             seen = await policies.realized.wait_changed(endpoint_id, seen)

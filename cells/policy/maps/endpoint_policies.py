@@ -58,6 +58,10 @@ class EndpointPolicies:
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
         """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
+        self.acknowledged: Callable[[int], bool] = lambda _id: True
+        """Whether proxies follow the endpoint's rules; when more do, follow_proxies() is called."""
+        self._awaiting: set[int] = set()
+        """Endpoints whose maps are right, and whose proxies are behind."""
         self.apply_soon: Callable[[], object] = lambda: None
         """Has apply() called."""
 
@@ -165,7 +169,7 @@ class EndpointPolicies:
                     self._tell(policy)
                 elif policy.endpoint_id in self._hosts:
                     self._changed.add(policy.endpoint_id)
-                elif policy.revision != self.status(policy.endpoint_id).revision:
+                elif policy.revision != self.status(policy.endpoint_id).written:
                     regenerated.add(policy.endpoint_id)
                 elif policy != known:
                     self._changed.add(policy.endpoint_id)
@@ -227,15 +231,25 @@ class EndpointPolicies:
             for policy in policies:
                 self._changed.discard(policy.endpoint_id)
                 self._written[policy.endpoint_id] = policy
+                revision = policy.revision
+                if not self.acknowledged(policy.endpoint_id):
+                    self._awaiting.add(policy.endpoint_id)
+                    revision = self.status(policy.endpoint_id).revision
                 rows.put(
                     RealizedPolicy(
                         endpoint_id=policy.endpoint_id,
-                        revision=policy.revision,
+                        revision=revision,
+                        written=policy.revision,
                         ingress_enforced=policy.ingress_enforced,
                         egress_enforced=policy.egress_enforced,
                         entries=len(policy.entries),
                     )
                 )
+
+    def follow_proxies(self) -> None:
+        """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""
+        awaiting, self._awaiting = self._awaiting, set()
+        self._tell(*(self._written[one] for one in awaiting if one in self._written))
 
     def _write_map(self, policy: EndpointPolicy) -> None:
         """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""
@@ -263,6 +277,7 @@ class EndpointPolicies:
                 RealizedPolicy(
                     endpoint_id=endpoint_id,
                     revision=known.revision,
+                    written=known.written,
                     ingress_enforced=known.ingress_enforced,
                     egress_enforced=known.egress_enforced,
                     entries=known.entries,

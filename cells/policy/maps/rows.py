@@ -43,7 +43,9 @@ class RealizedPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint_id: int
     revision: int = 0
-    """Of the rules the map was last made right for; 0 when it never was."""
+    """Of the rules that the map has and proxies have acknowledged; 0: none yet."""
+    written: int = 0
+    """Of the rules the map was last made right for."""
     ingress_enforced: bool = False
     egress_enforced: bool = False
     entries: int = 0

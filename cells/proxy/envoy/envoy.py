@@ -10,11 +10,13 @@ Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no age
 from __future__ import annotations
 
 import hashlib
+import math
 import socket
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import anyio
 import msgspec
 
 from cells.config import AgentConfig
@@ -23,12 +25,19 @@ from cells.policy.control import HTTPRedirect
 from cells.policy.maps import EndpointPolicies, KnownRules
 from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy import resources
+from cells.proxy.envoy.admin import has_taken
 from cells.proxy.envoy.ports import RedirectPorts
-from cells.proxy.envoy.process import FOLDER, Process
+from cells.proxy.envoy.process import FOLDER, EnvoyError, Process
 from cells.proxy.envoy.program import Program
 from cells.proxy.envoy.resources import Place, Resource
 from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Jobs, Logger, Table
+
+PATIENCE: Final = 10.0
+"""Seconds after which an Envoy that has not taken its configuration is told of."""
+LEAST_PAUSE: Final = 0.005
+MOST_PAUSE: Final = 0.5
+"""Seconds between two questions while something is to be acknowledged: to a file Envoy does not answer."""
 
 
 class _Response(msgspec.Struct):
@@ -64,13 +73,19 @@ class Envoy:
         self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
         self._written: dict[Path, bytes] = {}
+        self._told: list[HTTPRedirect] = []
+        self._versions: dict[str, str] = {}
+        """That Envoy says it has once it has taken all, by the names of its statistics."""
+        self._acknowledged: dict[str, HTTPRedirect] = {}
         if not ports.serves or program.path is None:
             return
-        log_file = settings.envoy_log or self._place.folder / "envoy.log"
+        log_file = settings.envoy_log or self._place.log
         self._process = Process(program.path, self._place, log_file, log)
         jobs.observe("configure Envoy", self._changes, self._write)
         jobs.one_shot("run Envoy", self._run)
         jobs.one_shot("forget former redirects", self._forget)
+        self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
+        policies.acknowledged = self._follows
 
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
@@ -98,22 +113,53 @@ class Envoy:
     async def _write(self, _: None) -> None:
         """Raises OSError."""
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
-        self._put(self._place.clusters, "clusters", resources.clusters(redirects, self._settings))
+        versions: dict[str, str] = {}
+        versions["cluster_manager.cds.version_text"] = self._put(
+            self._place.clusters, "clusters", resources.clusters(redirects, self._settings)
+        )
         for one in redirects:
-            routes = resources.routes(one, self._settings)
-            self._replace(self._place.routes(one.name), _discovery([routes]))
+            routes = _discovery([resources.routes(one, self._settings)])
+            self._replace(self._place.routes(one.name), routes)
+            versions[f"http.{resources.STATISTICS}.rds.{one.name}.version_text"] = routes["version_info"]
         addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
         wanted = resources.listeners(redirects, self._settings, self._place, addresses)
-        self._put(self._place.listeners, "listeners", wanted)
+        versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
+        self._told, self._versions = redirects, versions
+        self._acknowledge_soon()
         kept = {one.name for one in redirects} | self._former["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
             if path.stem not in kept:
                 path.unlink()
                 self._written.pop(path, None)
 
-    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> None:
-        """These, and those from before that may be in use."""
-        self._replace(path, _discovery((self._former[kind] | {one["name"]: one for one in wanted}).values()))
+    async def _acknowledge(self) -> None:
+        """Wait until Envoy has taken what it was told. Raises EnvoyError, to be called again."""
+        with anyio.move_on_after(PATIENCE):
+            pause = LEAST_PAUSE
+            while True:
+                told, versions = self._told, self._versions
+                if await has_taken(self._place.admin, versions) and told is self._told:
+                    self._acknowledged = {one.name: one for one in told}
+                    self._policies.follow_proxies()
+                    return
+                await anyio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE)
+        raise EnvoyError(f"Envoy has not taken its configuration for {PATIENCE:g} s: see {self._place.log}")
+
+    def _follows(self, endpoint_id: int) -> bool:
+        """Whether Envoy has acknowledged the rules of all redirects of an endpoint."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return endpoint is None or all(
+            self._acknowledged.get(one.name) is one
+            for one in self._redirects.all()
+            if one.identity == endpoint.identity
+        )
+
+    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
+        """These, and those from before that may be in use; their version."""
+        content = _discovery((self._former[kind] | {one["name"]: one for one in wanted}).values())
+        self._replace(path, content)
+        return str(content["version_info"])
 
     def _replace(self, path: Path, content: Resource) -> None:
         data = msgspec.json.encode(content)
@@ -128,7 +174,7 @@ class Envoy:
         """What was told Envoy before counts until every endpoint has its policy by the rules of now."""
         await self._rules.known()
         for endpoint in self._endpoints.all():
-            while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.revision:
+            while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.written:
                 if self._endpoints.get(endpoint.id) is None:
                     break
                 await self._policies.realized.wait_changed(endpoint.id, seen)

@@ -26,6 +26,8 @@ _SOL_SOCKET, _SO_MARK = 1, 36
 INGRESS_PROXY: Final = 0x0A00
 EGRESS_PROXY: Final = 0x0B00
 """Marks of what a proxy sends; of the latter the pod's identity is in it, too."""
+STATISTICS: Final = "hive"
+"""What Envoy's statistics of requests are called after."""
 DENIED: Final = "Access denied\r\n"
 FOR_EVER: Final = "0s"
 LARGEST_EXPRESSION: Final = 1_000_000
@@ -51,6 +53,11 @@ class Place(msgspec.Struct, frozen=True):
     def listeners(self) -> Path:
         """All redirects."""
         return self.folder / "listeners.json"
+
+    @property
+    def log(self) -> Path:
+        """What Envoy says, unless a setting says where."""
+        return self.folder / "envoy.log"
 
     @property
     def admin(self) -> Path:
@@ -156,7 +163,7 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
     return _filter(
         "http",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix="hive",
+        stat_prefix=STATISTICS,
         rds={"route_config_name": redirect.name, "config_source": _file(place.routes(redirect.name))},
         use_remote_address=True,
         skip_xff_append=True,

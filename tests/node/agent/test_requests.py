@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hive.lab import agent_process
+from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
 from tests.support.agents import serving
 from tests.support.requests import GRPC_SERVER, PUBLIC, ask_http, policy, shop
@@ -66,6 +68,23 @@ def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
         assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "PERMISSION_DENIED"]
 
 
+def test_a_revision_waits_until_envoy_has_taken_the_rules(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place:
+        os.kill(place.envoy, signal.SIGSTOP)
+        before = place.revisions
+        place.rule(policy({"path": "/other"}))
+        eventually(lambda: place.revisions.written > before.written)
+        assert place.revisions.revision == before.revision
+        os.kill(place.envoy, signal.SIGCONT)
+        eventually(lambda: place.revisions.revision > before.revision)
+        assert place.get("/other").status == 200, "at once"
+        assert place.get("/public/1").status == 403
+
+
+def _refuses(host: Namespaces, address: str) -> bool:
+    return host.run(ask_http, address, "/secret").status == 403
+
+
 def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path, "--allow-localhost=policy") as place, node.open() as host:
         answer = place.here.run(ask_http, place.server.ipv6, "/public/1")
@@ -78,5 +97,5 @@ def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> N
         }
         place.rule(allowed)
         for address in (place.server.ipv4, place.server.ipv6):
-            eventually(lambda address=address: host.run(ask_http, address, "/secret").status == 403)
+            eventually(partial(_refuses, host, address))
             assert host.run(ask_http, address, "/public/1").status == 200

@@ -150,7 +150,7 @@ async def test_a_new_endpoint_has_its_policy_in_its_map_at_once(room: Room) -> N
     assert room.maps.maps == {number: ALLOW_WEB}
     assert room.policies.table.get(number) == wanted(number, 1, ALLOW_WEB)
     assert room.policies.status(number) == RealizedPolicy(
-        endpoint_id=number, revision=1, ingress_enforced=True, entries=1
+        endpoint_id=number, revision=1, written=1, ingress_enforced=True, entries=1
     )
 
 
@@ -173,8 +173,23 @@ async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> 
     room.maps.broken.clear()
     room.policies.realize(number, 300, ())
     assert room.policies.status(number) == RealizedPolicy(
-        endpoint_id=number, revision=2, ingress_enforced=True
+        endpoint_id=number, revision=2, written=2, ingress_enforced=True
     )
+
+
+async def test_a_revision_is_there_when_proxies_have_acknowledged_it(room: Room) -> None:
+    number = room.made()
+    behind = {number}
+    room.policies.acknowledged = lambda endpoint: endpoint not in behind
+    room.rules.revision = 2
+    room.policies.realize(number, 300, ())
+    status = room.policies.status(number)
+    assert (status.revision, status.written, room.maps.maps[number]) == (1, 2, ALLOW_WEB)
+    room.policies.follow_proxies()
+    assert room.policies.status(number).revision == 1, "of other endpoints, that was"
+    behind.clear()
+    room.policies.follow_proxies()
+    assert room.policies.status(number).revision == 2
 
 
 async def test_an_endpoint_whose_map_is_full_may_do_nothing_if_wished_until_less_is_wanted() -> None:

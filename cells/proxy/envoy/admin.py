@@ -1,0 +1,27 @@
+"""What a running Envoy says of itself.
+
+Gives:  has_taken().
+Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+WARMING = "listener_manager.total_listeners_warming"
+
+
+async def has_taken(socket: Path, versions: Mapping[str, str]) -> bool:
+    """Whether Envoy has these versions of its configuration, and its listeners are ready."""
+    import httpcore
+
+    try:
+        async with httpcore.AsyncConnectionPool(uds=str(socket)) as pool:
+            answer = await pool.request("GET", "http://envoy/stats?filter=version_text$|listeners_warming$")
+    except (OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+        return False
+    said = dict(line.split(": ", 1) for line in answer.content.decode().splitlines() if ": " in line)
+    return said.get(WARMING) == "0" and all(
+        said.get(name, "").strip('"') == version for name, version in versions.items()
+    )
