@@ -27,8 +27,6 @@ from cells.kubernetes.objects.cilium_endpoint import (
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.objects.meta import Key
 
-_ENCODE: Final = msgspec.msgpack.Encoder(order="deterministic").encode
-
 
 class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     """The endpoint of a pod."""
@@ -76,7 +74,7 @@ class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
 
 def said(labels: Mapping[str, str], pod: str, pod_uid: str, status: CiliumEndpointStatus) -> int:
     """A number that is the same for what is the same, in this process: owner, labels and status."""
-    return hash(_ENCODE((labels, pod, pod_uid, status))) & (1 << 60) - 1 | 1
+    return hash((tuple(sorted(labels.items())), pod, pod_uid, status)) & (1 << 60) - 1 | 1
 
 
 def owner_of(row: CiliumEndpoint) -> tuple[str, str]:

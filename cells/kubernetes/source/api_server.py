@@ -156,7 +156,7 @@ class KubernetesAPI:
 
         ``change`` gives the object with its new status, None to leave it as it is. Raises KubernetesError.
         """
-        from cells.kubernetes.client import NotFoundError
+        from cells.kubernetes.client import MalformedError, NotFoundError
 
         namespace, name = key
         await self.reachable()
@@ -164,6 +164,10 @@ class KubernetesAPI:
             await self.client.update(kind, name, change, namespace, subresource="status")
         except NotFoundError:
             return
+        except MalformedError as error:  # it is written; what else the object says is nonsense
+            self._log.warning(
+                "status written of an object that cannot be read", object=name, error=str(error)
+            )
 
     async def keep(
         self,

@@ -46,20 +46,32 @@ ABSENT_PAUSE: Final = 10.0
 """Seconds between two looks for a kind that nobody serves."""
 
 
-class Bookmark(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a bookmark, and of an object that cannot be read whole."""
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What is read of an object that is gone, or cannot be read whole."""
 
     class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-        """Of either."""
+        """Of it."""
 
         resource_version: str = ""
         name: str = ""
         namespace: str = ""
+
+    metadata: Metadata = Metadata()
+
+
+class Bookmark(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a bookmark."""
+
+    class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+        """Of it."""
+
+        resource_version: str = ""
         annotations: dict[str, str] | None = None
 
     metadata: Metadata = Metadata()
 
 
+_HEAD: Final = msgspec.json.Decoder(Head)
 _BOOKMARK: Final = msgspec.json.Decoder(Bookmark)
 _STATUS: Final = msgspec.json.Decoder(Status)
 _RAW_LIST: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -219,7 +231,7 @@ class Reflector(Generic[T]):
 
     def _last_good(self, raw: msgspec.Raw) -> tuple[T | None, str]:
         try:
-            metadata = _BOOKMARK.decode(raw).metadata
+            metadata = _HEAD.decode(raw).metadata
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None, f"{self._kind.plural}/?"
         name = f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
@@ -293,7 +305,7 @@ class Reflector(Generic[T]):
                 refusal = _refusal(event)
                 break
             if event.type == "DELETED":
-                metadata = _bookmark(event).metadata
+                metadata = _head(event).metadata
                 rows[metadata.namespace, metadata.name] = None
             elif event.type in {"ADDED", "MODIFIED"}:
                 if (row := self._row(event.object, broken)) is not None:
@@ -302,7 +314,7 @@ class Reflector(Generic[T]):
                 refusal = MalformedError(f"watch of {self._kind.qualified}: an event {event.type!r}")
                 break
             last = event
-        version = _bookmark(last).metadata.resource_version if last is not None else ""
+        version = _head(last).metadata.resource_version if last is not None else ""
         self._sink.change(rows, broken)
         self._version = version or self._version
         if refusal is not None:
@@ -314,6 +326,13 @@ def _refusal(event: WatchEvent) -> KubernetesError:
         return status_error(_STATUS.decode(event.object))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return MalformedError(f"watch: an error that is no Status: {error}")
+
+
+def _head(event: WatchEvent) -> Head:
+    try:
+        return _HEAD.decode(event.object)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"watch: {error}") from error
 
 
 def _bookmark(event: WatchEvent) -> Bookmark:

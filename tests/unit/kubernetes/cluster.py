@@ -68,11 +68,13 @@ class Cluster:
 
 
 PLURALS = {
+    "NetworkPolicy": "networkpolicies",
     "CiliumIdentity": "ciliumidentities",
     "CiliumNetworkPolicy": "ciliumnetworkpolicies",
     "CiliumClusterwideNetworkPolicy": "ciliumclusterwidenetworkpolicies",
 }
-VERSIONS = dict.fromkeys([*PLURALS, "CiliumEndpoint", "CiliumNode"], "cilium.io/v2")
+CILIUM = [one for one in PLURALS if one.startswith("Cilium")]
+VERSIONS = dict.fromkeys([*CILIUM, "CiliumEndpoint", "CiliumNode"], "cilium.io/v2")
 
 
 def _stub(kind: str, name: str, namespace: str) -> Body:
