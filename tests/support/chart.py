@@ -74,6 +74,7 @@ UNSET: Final = {
     "prometheus.serviceMonitor.metricRelabelings": "array",
     "operator.prometheus.serviceMonitor.relabelings": "array",
     "operator.prometheus.serviceMonitor.metricRelabelings": "array",
+    "upgradeCompatibility": "string",
     "policyAuditMode": "boolean",
     "labels": "string",
     "l2announcements.leaseDuration": "string",

@@ -182,6 +182,16 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- fail "identityAllocationMode=kvstore: agents need a store to agree by: set etcd.enabled and etcd.endpoints" -}}
 {{- end -}}
 {{- $kpr := .Values.kubeProxyReplacement -}}
+{{- with .Values.upgradeCompatibility -}}
+{{- $since := toString . -}}
+{{- if not (regexMatch "^v?1\\.[0-9]+(\\.[0-9]+)?$" $since) -}}
+{{- fail (printf "upgradeCompatibility=%s: expected a version of Cilium such as \"1.14\"" $since) -}}
+{{- else if semverCompare "<1.8" $since -}}
+{{- fail (printf "upgradeCompatibility=%s: not served here: expected 1.8 or later, or leave it out" $since) -}}
+{{- else if and (semverCompare "<1.14" $since) (kindIs "invalid" $kpr) -}}
+{{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or (kindIs "invalid" $kpr) (has (toString $kpr) (list "" "true" "false"))) -}}
 {{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}
 {{- end -}}
