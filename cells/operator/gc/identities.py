@@ -58,14 +58,14 @@ class IdentityGC:
         if settings.identity_gc_interval:
             interval = min(settings.identity_gc_interval, SHORT_INTERVAL)
             self._due = time.monotonic() + settings.identity_gc_interval
-            jobs.timer("identities", self._tick, interval)
+            jobs.timer("identities", self.tick, interval)
 
     @property
     def crowded(self) -> bool:
         """Whether numbers run short."""
         return len(self._identities) > CROWDED
 
-    async def _tick(self) -> None:
+    async def tick(self) -> None:
         """A pass when one is due, or when numbers run short."""
         if time.monotonic() < self._due - 0.001 and not self.crowded:
             self._look()

@@ -1,0 +1,128 @@
+"""Pods with labels of their own that come and go faster than identities are kept do not use up all numbers.
+
+Half an hour in a simulated clock: the collector's passes, over tables, with a server that answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from datetime import datetime, tzinfo
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from cells.kubernetes import CILIUM_ENDPOINTS, CILIUM_IDENTITIES, CiliumEndpoint, CiliumIdentity, api
+from cells.operator.api_server import ClusterAPI
+from cells.operator.gc import identities
+from cells.operator.gc.identities import MOST, SHORT_INTERVAL, IdentityGC
+from cells.operator.gc.settings import GCSettings
+from cells.operator.objects import ClusterObjects
+from lifecycle import Jobs, Table
+from lifecycle.testing import fake
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+PODS_A_SECOND, MINUTES, LIFE = 40, 30, 20
+"""Each pod has labels that no other has, and is gone after so many seconds."""
+
+
+class Clock:
+    """Both clocks of the collector, and the day it is."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def datetime(self) -> type[datetime]:
+        clock = self
+
+        class Today(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Today:
+                return cls.fromtimestamp(clock.now, tz)
+
+        return Today
+
+
+class Cluster:
+    """The server's objects, as the leader's tables have them."""
+
+    def __init__(self) -> None:
+        self.identities: Table[CiliumIdentity] = Table("identities", key=lambda row: row.key)
+        self.endpoints: Table[CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
+        self.born: deque[int] = deque()
+
+    async def patch(self, kind: object, name: str, body: dict[str, Any], *_: object, **__: object) -> None:
+        row = self.identities.get(("", name))
+        assert row is not None
+        meta = msgspec.structs.replace(row.metadata, annotations=body["metadata"]["annotations"])
+        self._put(msgspec.structs.replace(row, metadata=meta))
+
+    async def raw(self, method: str, path: str, *_: object) -> bytes:
+        row = self.identities.get(("", path.rpartition("/")[2]))
+        assert (method, row is not None) == ("GET", True)
+        assert row is not None
+        meta = {"uid": "u", "resourceVersion": "1", "annotations": dict(row.annotations)}
+        return json.dumps({"metadata": meta}).encode()
+
+    async def delete(self, kind: object, name: str, *_: object, **__: object) -> bool:
+        with self.identities.txn() as rows:
+            rows.delete(("", name))
+        return True
+
+    def _put(self, row: CiliumIdentity) -> None:
+        with self.identities.txn() as rows:
+            rows.put(row)
+
+    def pods(self, first: int, count: int) -> None:
+        """These come; those that have lived go."""
+        with self.identities.txn() as rows:
+            for number in range(first, first + count):
+                meta = {"metadata": {"name": str(number), "uid": "u"}, "security-labels": {}}
+                rows.put(CILIUM_IDENTITIES.decoder.decode(json.dumps(meta)))
+        with self.endpoints.txn() as rows:
+            for number in range(first, first + count):
+                body = {"metadata": {"name": str(number), "namespace": "jobs"}}
+                told = {**body, "status": {"id": 1, "identity": {"id": number}}}
+                rows.put(CILIUM_ENDPOINTS.decoder.decode(json.dumps(told)))
+                self.born.append(number)
+            while len(self.born) > PODS_A_SECOND * LIFE:
+                rows.delete(("jobs", str(self.born.popleft())))
+
+
+async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identities_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr(identities, "time", clock)
+    monkeypatch.setattr(identities, "datetime", clock.datetime())
+    tables = {"CiliumIdentity": cluster.identities, "CiliumEndpoint": cluster.endpoints}
+    client = fake(api.Client, patch=cluster.patch, raw=cluster.raw, delete=cluster.delete)
+    collector = IdentityGC(
+        GCSettings(),
+        fake(ClusterAPI, client=client),
+        fake(ClusterObjects, table=lambda kind: tables[kind.kind]),
+        jobs=fake(Jobs, timer=lambda *_, **__: None),
+        log=structlog.get_logger(),
+    )
+    counts: list[int] = []
+    made, step = 256, int(SHORT_INTERVAL)
+    for _ in range(MINUTES * 60 // step):
+        cluster.pods(made, PODS_A_SECOND * step)
+        made += PODS_A_SECOND * step
+        clock.now += step
+        await collector.tick()
+        counts.append(len(cluster.identities))
+    assert made - 256 > MOST, "more than there are numbers"
+    assert max(counts) < 0.6 * MOST
+    later = counts[len(counts) // 2 :]
+    assert max(later[len(later) // 2 :]) <= max(later) * 1.01, "level"
+    used = {each.status.identity.id for each in cluster.endpoints.all() if each.status.identity is not None}
+    assert used <= {int(row.name) for row in cluster.identities.all()}, "none that a pod has is gone"
