@@ -1,0 +1,129 @@
+"""An upgrade from the first chart there was: no object is renamed, nodes and services keep what they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cells.agent import agent
+from lifecycle import Sources
+from lifecycle.graph import sections
+from lifecycle.settings.sources import load as load_settings
+from lifecycle.testing import eventually
+from tests.support import chart
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+from tests.support.ports import free_port
+from tests.unit.deploy.test_chart import CONFIG, OF_INIT
+
+pytestmark = pytest.mark.anyio
+
+OLDER: dict[str, Any] = json.loads((Path(__file__).parent / "older_chart.json").read_text())
+"""What the chart rendered when it was new: keys of the ConfigMap, and what Kubernetes lets nobody change."""
+NODES, SERVICES = Resource("cilium.io", "ciliumnodes"), Resource("", "services")
+POOL = {
+    "apiVersion": "cilium.io/v2alpha1",
+    "kind": "CiliumLoadBalancerIPPool",
+    "metadata": {"name": "p"},
+    "spec": {"blocks": [{"cidr": "203.0.113.0/28"}]},
+}
+
+
+def newer() -> dict[str, dict[str, Any]]:
+    """What the chart renders of the same values now."""
+    return chart.objects(OLDER["values"])
+
+
+def test_no_object_is_renamed_and_nothing_that_cannot_change_does() -> None:
+    now = newer()
+    assert OLDER["objects"].keys() - now.keys() == set(), "Helm would delete these"
+    for name, was in OLDER["objects"].items():
+        if "roleRef" in was:
+            assert now[name]["roleRef"] == was["roleRef"], name
+        if "selector" in was:
+            assert now[name]["spec"]["selector"] == was["selector"], name
+
+
+def test_agents_go_on_where_they_kept_their_state() -> None:
+    """Maps, endpoints and the plugin's configuration are found again by the next agent."""
+    before, now = OLDER["objects"][CONFIG]["data"], newer()[CONFIG]["data"]
+    for key in ("bpf-root", "ipam", "identity-allocation-mode", "cluster-name", "write-cni-conf-when-ready"):
+        assert now[key] == before[key], key
+    assert {"cluster-pool-ipv4-cidr", "cluster-pool-ipv4-mask-size"} <= now.keys()
+
+
+def test_agents_take_the_older_settings_too() -> None:
+    """Between the ConfigMap's change and the roll-out, and after a roll-back."""
+    data = OLDER["objects"][CONFIG]["data"]
+    known = {option.name for section in sections(agent) for option in section.options}
+    given = [f"--{key}={text}" for key, text in data.items() if key in known - OF_INIT]
+    structs = [section.struct for section in sections(agent)]
+    assert [fault.text for fault in load_settings(structs, Sources(given)).faults] == []
+
+
+def options(data: Mapping[str, str]) -> Mapping[str, object]:
+    """An operator's settings, with ports that are free here."""
+    ours = {
+        "operator-api-serve-addr": f"127.0.0.1:{free_port()}",
+        "operator-prometheus-serve-addr": f"127.0.0.1:{free_port()}",
+    }
+    return {key: text for key, text in data.items() if key not in OF_INIT} | ours
+
+
+def node(name: str) -> dict[str, Any]:
+    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": "u"}
+    meta = {"name": name, "ownerReferences": [owner]}
+    return {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": meta, "spec": {}}
+
+
+def service(name: str) -> dict[str, Any]:
+    meta = {"name": name, "namespace": "default"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+    }
+
+
+async def test_nodes_keep_their_ranges_and_services_their_addresses(tmp_path: Path) -> None:
+    server = ApiServer()
+    server.crd_delay = 0
+
+    def given() -> dict[str, Any]:
+        """Ranges by node, addresses by service."""
+        nodes = {
+            key[1]: one["spec"].get("ipam", {}).get("podCIDRs")
+            for key, one in server.store.of(NODES).objects.items()
+        }
+        services = {
+            key[1]: one["status"]["loadBalancer"].get("ingress")
+            for key, one in server.store.of(SERVICES).objects.items()
+            if one["spec"]["type"] == "LoadBalancer"
+        }
+        return nodes | services
+
+    def settled(*names: str) -> bool:
+        found = given()
+        return all(found.get(name) for name in names)
+
+    async with server.serving():
+        operators = Operators(server, tmp_path)
+        async with operators.running(options(OLDER["objects"][CONFIG]["data"])):
+            for body in (POOL, node("b"), node("a"), service("web"), service("dns")):
+                server.add(body)
+            await eventually(lambda: settled("a", "b", "web", "dns"), 30)
+        before = given()
+        assert {text.partition("/")[2] for name in ("a", "b") for text in before[name]} == {"26"}
+        async with operators.running(options(newer()[CONFIG]["data"])):
+            for body in (node("0"), service("a-first")):
+                server.add(body)
+            await eventually(lambda: settled("0", "a-first"), 30)
+            after = given()
+    assert {name: after[name] for name in before} == before
+    assert len({json.dumps(one) for one in after.values()}) == len(after), "nothing is given twice"
