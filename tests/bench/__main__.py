@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tests.bench import (
     across,
+    across_packets,
+    agreeing,
     bootstrap,
     clients,
     framework,
@@ -57,7 +59,9 @@ PARTS: dict[str, Measure] = {
     "packets": packets.measure,
     "traffic": traffic.measure,
     "across": across.traffic,
+    "across-packets": across_packets.measure,
     "shared": across.shared,
+    "agreeing": agreeing.measure,
     "crowded": across.crowded,
     "framework": framework.measure,
     "tables": tables.measure,

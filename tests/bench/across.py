@@ -7,6 +7,7 @@ All have two nodes joined by a bridge and a pod on each; one processor for the c
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from tests.bench.tools import tool
 from tests.bench.traffic import CONNECTIONS, ROUND_TRIPS, run, server
 from tests.support.waiting import eventually
 
+FLOOD_PORT, FLOOD = 7003, 500
+"""Port, and milliseconds for which datagrams are counted."""
 GATEWAY = "169.254.1.1"
 KEYS = 200
 IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
@@ -105,7 +108,7 @@ def _pod(node: str, pod: str, number: int) -> None:
 
 def traffic(folder: Path, rounds: int) -> list[Row]:
     """Round trips and connections, each against its plain peer, ``rounds`` interleaved rounds."""
-    program = tool("traffic", folder)
+    program, flood = tool("traffic", folder), tool("pps", folder)
     peers = {"native": "kernel routing", "VXLAN": "VXLAN device"}
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -121,12 +124,36 @@ def traffic(folder: Path, rounds: int) -> list[Row]:
             for kind, count in (("rr", ROUND_TRIPS), ("crr", CONNECTIONS)):
                 for name, pods in networks.items():
                     figures[kind, name].append(run(program, kind, pods, count))
+            for name, pods in networks.items():
+                figures["pps", name].append(_packets(flood, pods))
     rows = []
     for kind, what in (("rr", "round trip"), ("crr", "connect + round trip + close")):
         for name, peer in peers.items():
             mine, theirs = (Sample(tuple(figures[kind, who])) for who in (name, peer))
             rows.append(Row(f"across nodes, {name}: {what}", "µs", mine, peer, theirs, 1.0, faster=False))
+    for name, peer in peers.items():
+        mine, theirs = (Sample(tuple(figures["pps", who])) for who in (name, peer))
+        rows.append(Row(f"across nodes, {name}: datagrams", "1000/s", mine, peer, theirs, None, faster=False))
     return rows
+
+
+def _packets(program: Path, pods: Pair) -> float:
+    """Thousands of datagrams a second that the server's pod gets of what the client's can send."""
+    receiver = subprocess.Popen(
+        [program, "receive", "0", str(FLOOD_PORT), str(FLOOD)],
+        stdout=subprocess.PIPE,
+        preexec_fn=pods.server.enter,  # noqa: PLW1509 - the benchmark has one thread
+    )
+    try:
+        if receiver.stdout is None or receiver.stdout.readline() != b"ready\n":
+            raise RuntimeError("the receiver did not start")
+        send = [str(program), "send", "1", pods.address, str(FLOOD_PORT), str(2 * FLOOD)]
+        subprocess.run(send, preexec_fn=pods.client.enter, check=True, timeout=60)
+        out, _ = receiver.communicate(timeout=10)
+    finally:
+        receiver.kill()
+        receiver.wait()
+    return int(out) / 1000
 
 
 def shared(folder: Path, rounds: int) -> list[Figure]:

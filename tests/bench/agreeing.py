@@ -1,0 +1,51 @@
+"""How fast nodes agree upon identities through etcd: of labels nobody had yet, one by one and many at once.
+
+Needs: etcd.   Gives: measure.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import anyio
+
+from tests.bench.stats import Figure, Sample
+from tests.support.etcd import Etcd
+from tests.unit.kvstore.test_identities import agent
+
+IN_A_ROW, AT_ONCE = 100, 300
+
+
+async def _agreed(etcd: Etcd, round_: int) -> tuple[float, float]:
+    """The median of one in ms, and how many a second of those asked for at once."""
+    unlimited = f"etcd.address={etcd.url},etcd.qps=10000,etcd.maxInflight=100"
+    async with agent(etcd, 1, **{"kvstore-opt": unlimited}) as identities:
+        times = []
+        for number in range(IN_A_ROW):
+            began = time.perf_counter()
+            await identities.acquire((f"k8s:app=row-{round_}-{number}",))
+            times.append((time.perf_counter() - began) * 1000)
+        began = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            for number in range(AT_ONCE):
+                tasks.start_soon(identities.acquire, (f"k8s:app=many-{round_}-{number}",))
+        return sorted(times)[IN_A_ROW // 2], AT_ONCE / (time.perf_counter() - began)
+
+
+def measure(folder: Path, rounds: int) -> list[Figure]:
+    """Both, a value a round; each round has an etcd of its own."""
+    single, many = [], []
+    for each in range(rounds):
+        etcd = Etcd(folder / f"etcd-{each}")
+        etcd.start()
+        try:
+            one, rate = anyio.run(_agreed, etcd, each)
+        finally:
+            etcd.kill()
+        single.append(one)
+        many.append(rate)
+    return [
+        Figure("an identity by etcd, one after another", "ms", Sample(tuple(single)), None),
+        Figure("identities by etcd, 300 asked for at once", "1/s", Sample(tuple(many)), None),
+    ]
