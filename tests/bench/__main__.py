@@ -35,6 +35,7 @@ from tests.bench import (
     polling,
     restore,
     service_sync,
+    services,
     startup,
     tables,
     traffic,
@@ -70,6 +71,7 @@ PARTS: dict[str, Measure] = {
     "policies": policies.measure,
     "policy-maps": policy_maps.measure,
     "names": names.measure,
+    "services": services.measure,
     "service-sync": service_sync.measure,
     "objects": objects.measure,
 }
