@@ -36,7 +36,10 @@ async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter)
 
     So that many who scrape at once do not take the interpreter from the event loop.
     """
-    ids = {table.spec.name: table.id for table in (maps.lxc, maps.ipcache)}
+    services = (maps.services4, maps.services6, maps.backends4, maps.backends6, maps.affinity_match)
+    translations = (maps.reverse_nat4, maps.reverse_nat6, maps.source_range4, maps.source_range6)
+    told = (maps.lxc, maps.ipcache, *services, *translations)
+    ids = {table.spec.name: table.id for table in told}
     pressure, all_maps, all_programs = await anyio.to_thread.run_sync(
         lambda: (_pressure(ids), loaded_maps(), loaded_programs()), limiter=one
     )

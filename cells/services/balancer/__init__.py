@@ -13,6 +13,7 @@ from cells.services.balancer.entries import (
     SERVICES,
     SOURCE_RANGES,
     MapKey,
+    service_key,
 )
 from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
 
@@ -29,4 +30,5 @@ __all__ = [
     "MaglevTable",
     "MapKey",
     "Write",
+    "service_key",
 ]

@@ -25,6 +25,7 @@ from cells.services.balancer import (
     IdsExhaustedError,
     MapKey,
     Write,
+    service_key,
 )
 from cells.services.model import FrontendKey
 from lifecycle import HiveError
@@ -138,9 +139,40 @@ class PendingWrites:
         self._todo[owner] = deque(own)
 
     async def write(self, owners: Collection[Owner]) -> dict[Owner, Exception]:
-        """Write what is in line for them; who failed, of whom the rest stays in line."""
+        """Write what is in line for them; who failed, of whom the rest stays in line.
+
+        When not all fits, as much as does: one after the other, and nothing of what cannot be served.
+        """
+        planned = {owner: list(self._todo[owner]) for owner in owners if owner in self._todo}
+        failures = self._without_backends(planned, self._write_backends())
+        begun = [owner for owner in planned if owner not in failures]
+        failed = await self._write_together(begun)
+        self._undo({owner: planned[owner] for owner in failed})
+        for owner, error in failed.items():
+            failures |= await self._write_together([owner]) if len(begun) > 1 else {owner: error}
+            if owner in failures:
+                self._undo({owner: planned[owner]})
+        if error_of_backends := self._delete_backends():
+            for owner in owners:
+                self.owe(owner)
+                failures.setdefault(owner, error_of_backends)
+        return failures
+
+    def _undo(self, planned: Mapping[Owner, Sequence[tuple[int, Write]]]) -> None:
+        """Take back what was written of frontends that are not served at all: others may need the room."""
+        for owner, writes in planned.items():
+            if owner is None or service_key(owner, 0).key in self.entries.get(SERVICES[_version(owner)], {}):
+                continue
+            for phase, write in reversed(writes):
+                (name, key), value = write
+                if value is not None and phase != _LOOK_UP and key in self.entries.get(name, {}):
+                    self._write_one(Write(write.where, None))
+            self._todo[owner] = deque(writes)
+
+    async def _write_together(self, owners: Collection[Owner]) -> dict[Owner, Exception]:
+        """What is in line for them, phase by phase; who failed."""
         active = {owner: self._todo[owner] for owner in owners if owner in self._todo}
-        failures = self._without_backends(active, self._write_backends())
+        failures: dict[Owner, Exception] = {}
         while active:
             for owner in failures:
                 active.pop(owner, None)
@@ -151,10 +183,6 @@ class PendingWrites:
                     failures |= self._write_group(group)
             for owner in [each for each, queue in active.items() if not queue]:
                 del active[owner], self._todo[owner]
-        if error := self._delete_backends():
-            for owner in owners:
-                self.owe(owner)
-                failures.setdefault(owner, error)
         return failures
 
     def _write_backends(self) -> dict[bytes, Exception]:
@@ -280,6 +308,10 @@ def _take(active: Mapping[Owner, deque[tuple[int, Write]]], phase: int) -> Itera
     for owner, queue in active.items():
         while queue and queue[0][0] == phase:
             yield owner, queue.popleft()[1]
+
+
+def _version(owner: FrontendKey) -> int:
+    return owner.address.ip.version
 
 
 def _phase(write: Write) -> int:

@@ -1,0 +1,60 @@
+"""Maps of services that are full: who is served stays served, and everybody is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.node import Lab
+from tests.node.agent.test_services import VIP, manifests, reached
+from tests.support.agents import serving
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+ROOM, TOO_MANY = 64, 80
+
+
+def service(number: int) -> str:
+    """With a backend of its own."""
+    text = manifests(f"10.0.9.{number}").replace(VIP, f"10.96.1.{number}")
+    return text.replace("name: web", f"name: other-{number}").replace(
+        "service-name: web", f"service-name: other-{number}"
+    )
+
+
+def pressure(pid: int, name: str) -> float:
+    """How full a map is."""
+    found = ask("/v1/metrics/", api_socket(pid))
+    told = [one for one in found if one["name"] == "cilium_bpf_map_pressure"]
+    return float(next((one["value"] for one in told if one["labels"]["map_name"] == name), 0))
+
+
+def degraded(pid: int) -> str:
+    """What the agent's status says of its modules."""
+    modules = ask("/v1/healthz", api_socket(pid))["modules"]
+    return " ".join(one["message"] for one in modules if one["level"] == "Degraded")
+
+
+def served(pid: int) -> int:
+    return len(ask("/v1/service", api_socket(pid)))
+
+
+def test_full_maps_are_told_of_and_harm_nobody_who_is_served(node: Lab, tmp_path: Path) -> None:
+    pid = serving(node, f"--manifests-dir={tmp_path}", f"--bpf-lb-map-max={ROOM}")
+    client, server = pods.add(node, "client"), pods.add(node, "server")
+    (tmp_path / "web.yaml").write_text(manifests(server.ipv4))
+    eventually(lambda: reached(node, client, server))
+    (tmp_path / "others.yaml").write_text("---".join(service(number) for number in range(1, TOO_MANY)))
+    eventually(lambda: "is full: raise bpf-lb-map-max" in degraded(pid))
+    eventually(lambda: served(pid) == ROOM // 2)  # two entries each: as many as there is room for
+    assert pressure(pid, "lb4_services_v2") == 1
+    assert reached(node, client, server)
+    (tmp_path / "others.yaml").write_text("---".join(service(number) for number in range(1, 4)))
+    eventually(lambda: "is full" not in degraded(pid))
+    assert served(pid) == 4
+    assert reached(node, client, server)

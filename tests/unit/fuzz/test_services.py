@@ -1,0 +1,145 @@
+"""Services and slices with values that nobody means: each is served as far as it makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cells.kubernetes import EndpointSlice, Service
+from cells.services.balancer import LoadBalancer
+from cells.services.maglev import MaglevTables, Seed
+from cells.services.model import LoadBalancerOptions, Node, ServiceCatalog, ServiceName, Upsert
+from cells.services.settings import DEFAULT_SEED
+from tests.unit.fuzz.inputs import bounded, json_values, odd_texts
+from tests.unit.services.replay import broken_pointers
+
+OPTIONS = LoadBalancerOptions(bpf_lb_algorithm="maglev", enable_service_topology=True)
+NODE = Node("node-1", "zone-a")
+
+addresses = st.sampled_from(
+    ["10.96.0.1", "10.96.0.2", "fd00::1", "::ffff:10.0.0.1", "0.0.0.0", "::", "fe80::1%eth0", "None", ""]
+) | odd_texts  # fmt: skip
+ports = st.sampled_from([0, 1, 80, 8080, 30080, 65535, 65536, -1, 2**31, 2**63])
+protocols = st.sampled_from(["TCP", "UDP", "SCTP", "ANY", "tcp", ""]) | odd_texts
+policies = st.sampled_from(["Local", "Cluster", ""]) | odd_texts
+several = st.lists(addresses, max_size=3)
+service_ports = st.fixed_dictionaries(
+    {"port": ports},
+    optional={"name": odd_texts, "nodePort": ports, "protocol": protocols, "targetPort": json_values},
+)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "clusterIP": addresses,
+        "clusterIPs": several,
+        "externalIPs": several,
+        "type": st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]) | odd_texts,
+        "ports": st.lists(service_ports, max_size=3),
+        "externalTrafficPolicy": policies,
+        "internalTrafficPolicy": policies,
+        "sessionAffinity": st.just("ClientIP") | odd_texts,
+        "sessionAffinityConfig": st.fixed_dictionaries(
+            {"clientIP": st.fixed_dictionaries({"timeoutSeconds": ports})}
+        ),
+        "loadBalancerSourceRanges": st.lists(st.sampled_from(["10.0.0.0/8", "::/0", "10.0.0.1"]) | odd_texts),
+        "healthCheckNodePort": ports,
+    },
+)
+texts = st.dictionaries(odd_texts, odd_texts, max_size=2)
+own_notes = texts | st.fixed_dictionaries(
+    {},
+    optional={
+        f"service.cilium.io/{each}": odd_texts for each in ("type", "lb-algorithm", "src-ranges-policy")
+    },
+)
+ingress = st.fixed_dictionaries(
+    {"loadBalancer": st.fixed_dictionaries({"ingress": st.lists(st.fixed_dictionaries({"ip": addresses}))})}
+)
+endpoints = st.fixed_dictionaries(
+    {"addresses": several},
+    optional={
+        "conditions": st.dictionaries(st.sampled_from(["ready", "serving", "terminating"]), st.booleans()),
+        "nodeName": st.just("node-1") | odd_texts,
+        "zone": odd_texts,
+        "hints": st.fixed_dictionaries({"forZones": st.lists(st.fixed_dictionaries({"name": odd_texts}))}),
+    },
+)
+slices = st.fixed_dictionaries(
+    {"addressType": st.sampled_from(["IPv4", "IPv6", "FQDN"]) | odd_texts},
+    optional={
+        "endpoints": st.lists(endpoints, max_size=4),
+        "ports": st.lists(
+            st.fixed_dictionaries({}, optional={"name": odd_texts, "port": ports, "protocol": protocols}),
+            max_size=3,
+        ),
+    },
+)
+
+
+class Agent:
+    """A control plane, and the maps as they are after every write."""
+
+    def __init__(self) -> None:
+        self.catalog = ServiceCatalog(OPTIONS, NODE)
+        self.balancer = LoadBalancer(OPTIONS, MaglevTables(251, Seed.parse(DEFAULT_SEED)))
+        self.maps: dict[str, dict[str, str]] = {}
+
+    def see(self, changes: Any) -> None:
+        for change in changes:
+            upsert = isinstance(change, Upsert)
+            writes = self.balancer.upsert(change.frontend) if upsert else self.balancer.delete(change.key)
+            for where, value in writes:
+                entries = self.maps.setdefault(where.map, {})
+                if value is None:
+                    entries.pop(where.key.hex(), None)
+                else:
+                    entries[where.key.hex()] = value.hex()
+                assert list(broken_pointers(self.maps)) == []
+
+    def service(self, number: int, spec: Any, status: Any, notes: Any, labels: Any) -> None:
+        metadata = {"name": f"s{number}", "namespace": "shop", "annotations": notes, "labels": labels}
+        with suppress(msgspec.ValidationError):  # left out where it is read
+            self.see(
+                self.catalog.upsert_service(
+                    msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Service)
+                )
+            )
+
+    def slice(self, number: int, more: Mapping[str, Any]) -> None:
+        labels = {"kubernetes.io/service-name": f"s{number}"}
+        metadata = {"name": f"s{number}-1", "namespace": "shop", "labels": labels}
+        with suppress(msgspec.ValidationError):
+            self.see(
+                self.catalog.upsert_slice(msgspec.convert({"metadata": metadata, **more}, EndpointSlice))
+            )
+
+    def remove(self, number: int) -> None:
+        name = ServiceName("shop", f"s{number}")
+        self.see(self.catalog.delete_service(name))
+        self.see(self.catalog.delete_slice(name, f"s{number}-1"))
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 3), specs, ingress | st.just({}), own_notes, texts, slices),
+    min_size=1,
+    max_size=6,
+)
+
+
+@bounded(300)
+@given(steps)
+def test_any_service_is_served_or_left_out_and_leaves_nothing(script: list[Any]) -> None:
+    agent = Agent()
+    for number, spec, status, notes, labels, slice_ in script:
+        agent.slice(number, slice_)
+        agent.service(number, spec, status, notes, labels)
+    for number in range(4):
+        agent.remove(number)
+    assert {name: entries for name, entries in agent.maps.items() if entries} == {}
+    assert agent.balancer.installed == {}
+    assert agent.balancer.backends == {}
