@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +19,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cells.observe.events import Lost, RequestRecord, decode
 from cells.proxy.envoy import end_envoy
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
+from hive.observe.monitor import events
 from tests.node.agent.test_pod_labels import pod, write
 from tests.support.agents import serving
 from tests.support.waiting import eventually
@@ -119,6 +122,14 @@ def ask_http(
         return Answer(answer.status, answer.read().decode())
     finally:
         connection.close()
+
+
+def told_requests(stream: socket.socket) -> Iterator[RequestRecord]:
+    """What the monitor tells of requests, from now on."""
+    for event in events(stream):
+        record = None if isinstance(event, Lost) else decode(event.data)
+        if isinstance(record, RequestRecord):
+            yield record
 
 
 @dataclass

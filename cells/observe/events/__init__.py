@@ -27,6 +27,7 @@ from cells.observe.events.reasons import (
     reason_name,
 )
 from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict, decode
+from cells.observe.events.requests import Party, RequestRecord, read_request, request_sample
 from cells.observe.events.ring import RingError, online_cpus
 from cells.observe.events.settings import EventsSettings
 from cells.observe.events.text import event_text
@@ -45,7 +46,9 @@ __all__ = [
     "EventsSettings",
     "Lost",
     "Packet",
+    "Party",
     "Raw",
+    "RequestRecord",
     "RingError",
     "Sample",
     "Subscription",
@@ -56,7 +59,9 @@ __all__ = [
     "dissect",
     "event_text",
     "online_cpus",
+    "read_request",
     "reason_name",
+    "request_sample",
 ]
 
 

@@ -105,6 +105,15 @@ class Events:
             if not self._subscriptions:
                 self._close()
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody is told."""
+        return bool(self._subscriptions)
+
+    def tell(self, data: bytes) -> None:
+        """An event that the agent itself has seen."""
+        self._tell(Sample(0, data))
+
     def _tell(self, event: Sample | Lost) -> None:
         for subscription in self._subscriptions:
             subscription.tell(event)

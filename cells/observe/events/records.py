@@ -11,6 +11,9 @@ from typing import Final
 
 import msgspec
 
+from cells.observe.events.gob import GobError
+from cells.observe.events.requests import REQUEST, RequestRecord, read_request
+
 DROP: Final = 1
 TRACE: Final = 4
 VERDICT: Final = 5
@@ -119,14 +122,16 @@ class Lost(msgspec.Struct, frozen=True):
     """The CPU whose buffer was full; None: the subscriber's own queue was."""
 
 
-Event = Drop | Trace | Verdict | Raw | Lost
+Event = Drop | Trace | Verdict | RequestRecord | Raw | Lost
 
 
-def decode(data: bytes) -> Drop | Trace | Verdict | Raw:
+def decode(data: bytes) -> Drop | Trace | Verdict | RequestRecord | Raw:
     """The record in one sample. Never fails: what cannot be read is Raw.
 
     A drop of version 0, of before Cilium 1.16, has the layout of version 1.
     """
+    if data[:1] == bytes((REQUEST,)):
+        return _read_request(data)
     size = _SIZES.get(data[0]) if data else None
     if size is None or len(data) < size:
         return Raw(data)
@@ -135,11 +140,17 @@ def decode(data: bytes) -> Drop | Trace | Verdict | Raw:
     if not known or len(data) < size + captured:
         return Raw(data)
     packet = data[size : size + captured]  # the kernel pads samples to eight bytes
-    if kind == DROP:
-        return _read_drop(data, source, hash_, subtype, length, packet)
-    if kind == TRACE:
-        return _read_trace(data, source, hash_, subtype, length, packet)
-    return _read_verdict(data, source, hash_, length, packet)
+    if kind == VERDICT:
+        return _read_verdict(data, source, hash_, length, packet)
+    read = _read_drop if kind == DROP else _read_trace
+    return read(data, source, hash_, subtype, length, packet)
+
+
+def _read_request(data: bytes) -> RequestRecord | Raw:
+    try:
+        return read_request(data) or Raw(data)
+    except GobError:
+        return Raw(data)
 
 
 def _read_drop(data: bytes, source: int, hash_: int, reason: int, length: int, packet: bytes) -> Drop:

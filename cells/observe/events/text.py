@@ -7,6 +7,7 @@ The wording follows that of ``cilium-dbg monitor``.
 from cells.observe.events.packet import packet_text
 from cells.observe.events.reasons import MATCH_TYPES, OBSERVATION_POINTS, TRACE_REASONS, reason_name
 from cells.observe.events.records import Drop, Event, Lost, Raw, Trace, Verdict
+from cells.observe.events.requests import RequestRecord, request_text
 
 
 def event_text(event: Event) -> str:
@@ -18,10 +19,12 @@ def event_text(event: Event) -> str:
             return _trace_text(event)
         case Verdict():
             return _verdict_text(event)
-        case Lost(count=count, cpu=None):
-            return f"lost {count} events: they are read too slowly"
+        case RequestRecord():
+            return request_text(event)
         case Lost(count=count, cpu=cpu):
-            return f"lost {count} events on CPU {cpu}"
+            return f"lost {count} events" + (
+                ": they are read too slowly" if cpu is None else f" on CPU {cpu}"
+            )
         case Raw(data=data):
             return f"unknown event of {len(data)} bytes: {data.hex()}"
 

@@ -22,7 +22,16 @@ from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import Connections, NameStore
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
-__all__ = ["Connections", "DNSProxy", "DNSProxyPort", "DNSProxySettings", "NameStore", "ProxyPort", "cell"]
+__all__ = [
+    "Connections",
+    "Counts",
+    "DNSProxy",
+    "DNSProxyPort",
+    "DNSProxySettings",
+    "NameStore",
+    "ProxyPort",
+    "cell",
+]
 
 
 def dns_proxy_port(port: ProxyPort) -> DNSProxyPort:

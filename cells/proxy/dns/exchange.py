@@ -33,6 +33,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.l7 = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
+        self.requests = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
+        """The same of HTTP: Envoy tells of those."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         """By error and scope."""
         self.update_timeouts = 0

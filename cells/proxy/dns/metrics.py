@@ -6,6 +6,7 @@ Source: Cilium 1.17, cilium_policy_l7_total, cilium_proxy_*, cilium_fqdn_*.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from cells.observe.metrics import Family, counter, gauge, histogram
@@ -24,14 +25,14 @@ def families(
     yield counter(
         "cilium_policy_l7_total",
         "Number of total proxy requests handled",
-        seen | dict.fromkeys(((rule, "envoy") for rule in RULES), 0),
+        seen | {(rule, "envoy"): counts.requests[rule] for rule in RULES},
         "rule proxy_type",
     )
-    redirects = sum(filter_.parser == "dns" for filter_ in policy.computed.filters())
+    redirects = Counter(filter_.parser for filter_ in policy.computed.filters())
     yield gauge(
         "cilium_proxy_redirects",
         "Number of redirects installed for endpoints, labeled by protocol",
-        {"dns": redirects},
+        {parser: redirects[parser] for parser in ("dns", "http")},
         "protocol_l7",
     )
     yield histogram(

@@ -1,7 +1,7 @@
 """Envoy's configuration: files that it watches, written as redirects come, change and go.
 
 Controller: the table ``http-redirects`` in, Envoy's files out.
-Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], RedirectPorts, Program.
+Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], RedirectPorts, Program, Events.
 Gives:  Envoy.
 Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too. Each is
         replaced at once, clusters before routes before listeners, so nothing refers to what is not there.
@@ -19,12 +19,15 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
+from cells.observe.events import Events
 from cells.policy.control import HTTPRedirect
 from cells.policy.maps import EndpointPolicies, KnownRules
-from cells.proxy.dns import ProxyPort
+from cells.proxy.dns import Counts, ProxyPort
 from cells.proxy.envoy import resources
+from cells.proxy.envoy.access_log import AccessLog
 from cells.proxy.envoy.admin import has_taken
 from cells.proxy.envoy.ports import RedirectPorts
 from cells.proxy.envoy.process import FOLDER, EnvoyError, Process
@@ -58,6 +61,9 @@ class Envoy:
         rules: KnownRules,
         endpoints: Table[Endpoint],
         policies: EndpointPolicies,
+        ipcache: Ipcache,
+        events: Events,
+        counts: Counts,
         *,
         jobs: Jobs,
         log: Logger,
@@ -80,6 +86,9 @@ class Envoy:
         if not ports.serves or program.path is None:
             return
         log_file = settings.envoy_log or self._place.log
+        self._access_log = AccessLog(
+            self._place, redirects, endpoints, ipcache, events, counts, jobs=jobs, log=log
+        )
         self._process = Process(program.path, self._place, log_file, log)
         jobs.observe("configure Envoy", self._changes, self._write)
         jobs.one_shot("run Envoy", self._run)
@@ -90,6 +99,7 @@ class Envoy:
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
         self._prepare()
+        await self._access_log.there()
         await self._process.run()
 
     def _prepare(self) -> None:
@@ -104,6 +114,7 @@ class Envoy:
 
     async def _changes(self) -> AsyncIterator[None]:
         self._prepare()
+        await self._access_log.there()
         changes = self._redirects.changes()
         while True:
             changes.take()

@@ -27,6 +27,9 @@ PATIENCE: Final = 10.0
 DRAIN: Final = 5
 """Seconds after which the connections of a redirect that is gone are closed."""
 
+FLUSH: Final = 100
+"""Milliseconds after which Envoy tells of requests."""
+
 
 class EnvoyError(HiveError):
     """Envoy does not run."""
@@ -76,6 +79,7 @@ class Process:
             str(self._program),
             *("-c", str(self._place.bootstrap)),
             *("--log-path", str(self._log_file), "--log-level", "warning"),
+            *("--file-flush-interval-msec", str(FLUSH)),
             *("--drain-time-s", str(DRAIN), "--drain-strategy", "immediate", "--disable-hot-restart"),
         ]
 

@@ -60,6 +60,11 @@ class Place(msgspec.Struct, frozen=True):
         return self.folder / "envoy.log"
 
     @property
+    def requests(self) -> Path:
+        """The pipe by which Envoy tells of requests."""
+        return self.folder / "requests.pipe"
+
+    @property
     def admin(self) -> Path:
         """The socket of Envoy's administration."""
         return self.folder / "sockets" / "admin.sock"
@@ -67,6 +72,46 @@ class Place(msgspec.Struct, frozen=True):
     def routes(self, name: str) -> Path:
         """What passes one redirect."""
         return self.folder / "routes" / f"{name}.json"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What Envoy tells of a request that is over."""
+
+    redirect: str
+    time: str
+    end: str
+    source: str
+    destination: str
+    method: str | None = None
+    scheme: str | None = None
+    host: str | None = None
+    path: str | None = None
+    protocol: str | None = None
+    id: str | None = None
+    code: int = 0
+    details: str | None = None
+
+    @property
+    def denied(self) -> bool:
+        """Whether no rule allowed it."""
+        return self.details == "direct_response"
+
+
+_NANOSECONDS: Final = "%Y-%m-%dT%H:%M:%S.%9fZ"
+_LINE: Final = {
+    "time": f"%START_TIME({_NANOSECONDS})%",
+    "end": f"%EMIT_TIME({_NANOSECONDS})%",
+    "source": "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS%",
+    "destination": "%DOWNSTREAM_LOCAL_ADDRESS%",
+    "method": "%REQ(:METHOD)%",
+    "scheme": "%REQ(:SCHEME)%",
+    "host": "%REQ(:AUTHORITY)%",
+    "path": "%REQ(:PATH)%",
+    "protocol": "%PROTOCOL%",
+    "id": "%REQ(X-REQUEST-ID)%",
+    "code": "%RESPONSE_CODE%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+}
 
 
 def discovery(version: str, resources: Iterable[Resource]) -> Resource:
@@ -173,6 +218,14 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
         server_header_transformation="PASS_THROUGH",
         stream_idle_timeout=FOR_EVER,
         upgrade_configs=[{"upgrade_type": "websocket"}],
+        access_log=[
+            _filter(
+                "requests",
+                "extensions.access_loggers.file.v3.FileAccessLog",
+                path=str(place.requests),
+                log_format={"json_format": {"redirect": redirect.name, **_LINE}},
+            )
+        ],
         http_filters=[_filter("router", "extensions.filters.http.router.v3.Router")],
     )
 

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from cells.observe.events import (
     Lost,
     Packet,
     Raw,
+    RequestRecord,
     Sample,
     Trace,
     Verdict,
@@ -33,8 +34,8 @@ from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
 
-KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict}
-_COLOURS: Final = {Drop: BAD, Lost: BAD, Verdict: GOOD, Trace: None, Raw: QUIET}
+KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict, "l7": RequestRecord}
+_COLOURS: Final = {Drop: BAD, Lost: BAD, Verdict: GOOD, Trace: None, RequestRecord: None, Raw: QUIET}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Wanted:
             return False
         if isinstance(event, Raw):
             return not (self.source or self.destination or self.related or self.networks)
+        if isinstance(event, RequestRecord):
+            return self._asks(event)
         source, destination = event.source, getattr(event, "destination", 0)
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source
@@ -66,6 +69,19 @@ class Wanted:
             and (not self.destination or destination in self.destination)
             and (not self.related or not self.related.isdisjoint({event.source, destination}))
             and (not self.networks or self._between(dissect(event.packet)))
+        )
+
+    def _asks(self, event: RequestRecord) -> bool:
+        ends = event.source, event.destination
+        endpoints = {one.endpoint for one in ends}
+        return (
+            (not self.source or event.source.endpoint in self.source)
+            and (not self.destination or event.destination.endpoint in self.destination)
+            and (not self.related or not self.related.isdisjoint(endpoints))
+            and (
+                not self.networks
+                or any(ip_address(one.address) in network for network in self.networks for one in ends)
+            )
         )
 
     def _between(self, packet: Packet | None) -> bool:

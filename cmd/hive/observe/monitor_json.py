@@ -6,6 +6,8 @@ Needs: the records of the events cell.   Gives: json_line().   Source: the keys 
 import json
 from typing import Any
 
+import msgspec
+
 from cells.observe.events import (
     OBSERVATION_POINTS,
     TRACE_REASONS,
@@ -14,6 +16,7 @@ from cells.observe.events import (
     Lost,
     Packet,
     Raw,
+    RequestRecord,
     Trace,
     Verdict,
     dissect,
@@ -28,7 +31,7 @@ def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None 
         record["rules"] = rules
     if cpu is not None:
         record = {"cpu": f"CPU {cpu:02}:"} | record
-    if not isinstance(event, Lost | Raw) and (packet := dissect(event.packet)) is not None:
+    if not isinstance(event, Lost | Raw | RequestRecord) and (packet := dissect(event.packet)) is not None:
         record["summary"] = _summary(packet)
     return json.dumps(record)
 
@@ -39,6 +42,8 @@ def _record(event: Event) -> dict[str, Any]:
             return {"type": "lost", "count": event.count}
         case Raw():
             return {"type": "unknown", "data": event.data.hex()}
+        case RequestRecord():
+            return {"type": "l7", **msgspec.to_builtins(event)}
         case Drop():
             return {
                 "type": "drop",

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from cells.observe.monitor import SOCKET
+from hive.client import connect
 from hive.lab import agent_process
+from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
 from tests.support.agents import serving
-from tests.support.requests import GRPC_SERVER, PUBLIC, ask_http, policy, shop
+from tests.support.requests import GRPC_SERVER, PORT, PUBLIC, ask_http, policy, shop, told_requests
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -66,6 +69,22 @@ def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
         place.rule(policy({"method": "POST", "path": "/shop\\.Cart/Get"}))
         eventually(lambda: place.call("/shop.Cart/Drop") == ["PERMISSION_DENIED"])
         assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "PERMISSION_DENIED"]
+
+
+def test_the_monitor_tells_of_requests(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
+        told = told_requests(stream)
+        assert place.get("/public/1").status == 200
+        request, answer = next(told), next(told)
+        assert (request.ingress, request.verdict, request.method) == (True, "Forwarded", "GET")
+        assert request.url == f"http://{place.server.ipv4}:{PORT}/public/1"
+        assert (request.source.address, request.destination.address) == (place.client.ipv4, place.server.ipv4)
+        assert request.source.identity != request.destination.identity
+        assert request.source.endpoint != request.destination.endpoint
+        assert (answer.answer, answer.code) == (True, 200)
+        assert place.get("/secret").status == 403
+        refused = next(told)
+        assert (refused.answer, refused.verdict, refused.code) == (False, "Denied", 403)
 
 
 def test_a_revision_waits_until_envoy_has_taken_the_rules(node: Lab, tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""Go's gob encoding of a struct with structs in it: a message for each type, then one for the value.
+
+For:    records of requests.   Needs: nothing.   Gives: Type, encode(), decode(), GobError.
+Source: Go's package encoding/gob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+INT, UINT, BYTES, STRING = 2, 3, 5, 6
+"""gob's own types, by number."""
+OPAQUE = 6
+"""The field of a wireType for types that write themselves as bytes (encoding.BinaryMarshaler)."""
+
+
+class GobError(ValueError):
+    """What came is not gob, or of types that are not read here."""
+
+
+class Type(NamedTuple):
+    """A type by name: a struct of ``fields``, else a slice of ``of`` or a map by text to it, else bytes."""
+
+    name: str
+    fields: Mapping[str, int] | None = None
+    of: int = 0
+    by_text: bool = False
+
+    @property
+    def form(self) -> int:
+        """The number of the field of a wireType that defines such a type."""
+        return 3 if self.fields is not None else 4 if self.by_text else 2 if self.of else OPAQUE
+
+
+_COMMON, _FIELD, _FIELDS, _ARRAY, _SLICE, _STRUCT, _MAP, _OPAQUE, _WIRE = range(-9, 0)
+_OWN: Final[dict[int, Type]] = {  # of wireType, by which definitions are read
+    _COMMON: Type("CommonType", {"Name": STRING, "Id": INT}),
+    _FIELD: Type("fieldType", {"Name": STRING, "Id": INT}),
+    _FIELDS: Type("[]fieldType", of=_FIELD),
+    _ARRAY: Type("arrayType", {"CommonType": _COMMON, "Elem": INT, "Len": INT}),
+    _SLICE: Type("sliceType", {"CommonType": _COMMON, "Elem": INT}),
+    _STRUCT: Type("structType", {"CommonType": _COMMON, "Field": _FIELDS}),
+    _MAP: Type("mapType", {"CommonType": _COMMON, "Key": INT, "Elem": INT}),
+    _OPAQUE: Type("gobEncoderType", {"CommonType": _COMMON}),
+    _WIRE: Type(
+        "wireType",
+        {
+            "ArrayT": _ARRAY,
+            "SliceT": _SLICE,
+            "StructT": _STRUCT,
+            "MapT": _MAP,
+            "GobEncoderT": _OPAQUE,
+            "BinaryMarshalerT": _OPAQUE,
+            "TextMarshalerT": _OPAQUE,
+        },
+    ),
+}
+
+
+def encode(types: Mapping[int, Type], value: Mapping[str, Any]) -> bytes:
+    """The value, of the first of ``types`` (by their numbers, from 65 on), after the types' definitions."""
+    first = next(iter(types))
+    definitions = (_message(_int(-number) + _define(number, kind)) for number, kind in types.items())
+    return b"".join(definitions) + _message(_int(first) + _write(types, first, value))
+
+
+def _define(number: int, kind: Type) -> bytes:
+    common = {"Name": kind.name, "Id": number}
+    if kind.fields is not None:
+        fields = [{"Name": name, "Id": one} for name, one in kind.fields.items()]
+        wire: dict[str, Any] = {"StructT": {"CommonType": common, "Field": fields}}
+    elif kind.by_text:
+        wire = {"MapT": {"CommonType": common, "Key": STRING, "Elem": kind.of}}
+    elif kind.of:
+        wire = {"SliceT": {"CommonType": common, "Elem": kind.of}}
+    else:
+        wire = {"BinaryMarshalerT": {"CommonType": common}}
+    return _write(_OWN, _WIRE, wire)
+
+
+def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
+    if kind in (INT, UINT):
+        return _int(value) if kind == INT else _uint(value)
+    of = types.get(kind)
+    if of is None or of.form == OPAQUE:
+        data = value.encode() if isinstance(value, str) else value
+        return _uint(len(data)) + data
+    if of.fields is not None:  # those that are zero are left out; before each, how many fields further it is
+        found, last = b"", -1
+        for position, (name, inner) in enumerate(of.fields.items()):
+            if one := value.get(name):
+                found += _uint(position - last) + _write(types, inner, one)
+                last = position
+        return found + b"\0"
+    if of.by_text:
+        pairs = (_write(types, STRING, key) + _write(types, of.of, one) for key, one in value.items())
+        return _uint(len(value)) + b"".join(pairs)
+    return _uint(len(value)) + b"".join(_write(types, of.of, one) for one in value)
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The first value, a struct, by the names of its fields. Raises GobError."""
+    types = dict(_OWN)
+    position = 0
+    try:
+        while True:
+            size, position = _read_uint(data, position)
+            message = data[position : position + size]
+            position += size
+            number, start = _read_int(message, 0)
+            if number > 0:
+                value, _ = _read(types, number, message, start)
+                return dict(value)
+            types[-number] = _defined(_read(types, _WIRE, message, start)[0])
+    except (IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise GobError(f"this is not gob: {error!r}") from None
+
+
+def _defined(wire: Mapping[str, Any]) -> Type:
+    ((form, content),) = wire.items()
+    name = content["CommonType"].get("Name", "")
+    if form == "StructT":
+        return Type(name, {one["Name"]: one["Id"] for one in content.get("Field", ())})
+    if form in ("SliceT", "ArrayT"):
+        return Type(name, of=content["Elem"])
+    return Type(name, of=content["Elem"], by_text=True) if form == "MapT" else Type(name)
+
+
+def _read(types: Mapping[int, Type], kind: int, data: bytes, at: int) -> tuple[Any, int]:
+    """A value, and where it ends."""
+    if kind == INT:
+        return _read_int(data, at)
+    if kind in (1, UINT):
+        return _read_uint(data, at)
+    if kind in (STRING, BYTES) or (kind in types and types[kind].form == OPAQUE):
+        size, at = _read_uint(data, at)
+        if at + size > len(data):
+            raise IndexError("a text that ends too early")
+        found = data[at : at + size]
+        return (found if kind == BYTES else found.decode()), at + size
+    of = types[kind]
+    if of.fields is not None:
+        return _read_struct(types, of.fields, data, at)
+    count, at = _read_uint(data, at)
+    items: list[tuple[Any, Any]] = []
+    for position in range(count):
+        key, at = _read(types, STRING, data, at) if of.by_text else (position, at)
+        one, at = _read(types, of.of, data, at)
+        items.append((key, one))
+    return (dict(items) if of.by_text else [one for _, one in items]), at
+
+
+def _read_struct(
+    types: Mapping[int, Type], fields: Mapping[str, int], data: bytes, at: int
+) -> tuple[dict[str, Any], int]:
+    names = list(fields)
+    found: dict[str, Any] = {}
+    position = -1
+    while True:
+        step, at = _read_uint(data, at)
+        if not step:
+            return found, at
+        position += step
+        found[names[position]], at = _read(types, fields[names[position]], data, at)
+
+
+def _message(content: bytes) -> bytes:
+    return _uint(len(content)) + content
+
+
+def _uint(value: int) -> bytes:
+    """As one byte below 128, else its bytes after the negated number of them."""
+    if value < 128:
+        return bytes((value,))
+    size = (value.bit_length() + 7) // 8
+    return bytes((256 - size,)) + value.to_bytes(size, "big")
+
+
+def _int(value: int) -> bytes:
+    """Shifted left, the sign in the lowest bit."""
+    return _uint(~value << 1 | 1 if value < 0 else value << 1)
+
+
+def _read_uint(data: bytes, at: int) -> tuple[int, int]:
+    first = data[at]
+    if first < 128:
+        return first, at + 1
+    end = at + 1 + 256 - first
+    if end > len(data):
+        raise IndexError("a number that ends too early")
+    return int.from_bytes(data[at + 1 : end], "big"), end
+
+
+def _read_int(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_uint(data, at)
+    return (~(value >> 1) if value & 1 else value >> 1), at

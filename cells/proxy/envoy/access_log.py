@@ -1,0 +1,143 @@
+"""What Envoy tells of requests, as events and counts.
+
+Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
+Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Ipcache, Events, Counts.   Gives: AccessLog.
+Source: envoyproxy.io, access logging; fifo(7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import stat
+from ipaddress import ip_address
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.cluster.identity import WORLD
+from cells.cluster.ipcache import Ipcache
+from cells.endpoint import Endpoint
+from cells.ipam import text_of
+from cells.observe.events import Events, Party, RequestRecord, request_sample
+from cells.policy.control import HTTPRedirect
+from cells.proxy.dns import Counts
+from cells.proxy.envoy.resources import Line, Place
+from lifecycle import Jobs, Logger, Table
+
+PIPE_SIZE: Final = 1 << 20
+"""Bytes that wait while the agent is busy."""
+AT_ONCE: Final = 1 << 16
+LONGEST: Final = 1 << 18
+"""Bytes of a line; what is longer is passed over."""
+
+
+class AccessLog:
+    """Reads as long as its job runs."""
+
+    def __init__(
+        self,
+        place: Place,
+        redirects: Table[HTTPRedirect],
+        endpoints: Table[Endpoint],
+        ipcache: Ipcache,
+        events: Events,
+        counts: Counts,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._place = place
+        self._redirects = redirects
+        self._by_name = endpoints.by("name")
+        self._ipcache = ipcache
+        self._events = events
+        self._counts = counts
+        self._log = log
+        self._there = anyio.Event()
+        self._rest = b""
+        self._line = msgspec.json.Decoder(Line)
+        jobs.one_shot("read what Envoy tells of requests", self._run)
+
+    async def there(self) -> None:
+        """Return once somebody reads: to open a pipe that nobody reads would stop Envoy."""
+        await self._there.wait()
+
+    async def _run(self) -> None:
+        """Until it is cancelled. Raises OSError."""
+        path = self._place.requests
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
+            path.unlink()
+        if not path.exists():
+            os.mkfifo(path, 0o600)
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # our own end keeps it open
+        loop = asyncio.get_running_loop()
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+            loop.add_reader(pipe, self._ready, pipe)
+            self._there.set()
+            await anyio.sleep_forever()
+        finally:
+            loop.remove_reader(pipe)
+            os.close(pipe)
+
+    def _ready(self, pipe: int) -> None:
+        try:
+            data = self._rest + os.read(pipe, AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return
+        *lines, self._rest = data.split(b"\n")
+        if len(self._rest) > LONGEST:
+            self._rest = b""
+        for line in lines:
+            self._tell(line)
+
+    def _tell(self, data: bytes) -> None:
+        counted = self._counts.requests
+        try:
+            line = self._line.decode(data)
+        except msgspec.MsgspecError as error:
+            counted["parse_errors"] += 1
+            self._log.debug("what Envoy tells of a request cannot be read", error=str(error))
+            return
+        counted["received"] += 1
+        counted["denied" if line.denied else "forwarded"] += 1
+        redirect = self._redirects.get(line.redirect)
+        if redirect is None or not self._events.watched:
+            return
+        try:
+            request = self._record(line, redirect)
+        except (OSError, ValueError) as error:
+            self._log.debug("a request is not told of", error=str(error))
+            return
+        self._events.tell(request_sample(request))
+        if not line.denied:
+            answer = msgspec.structs.replace(request, answer=True, time=line.end, code=line.code)
+            self._events.tell(request_sample(answer))
+
+    def _record(self, line: Line, redirect: HTTPRedirect) -> RequestRecord:
+        """The request, as it came; with its answer where it was refused. Raises OSError, ValueError."""
+        ingress = redirect.direction == "ingress"
+        return RequestRecord(
+            answer=False,
+            time=line.time,
+            ingress=ingress,
+            source=self._party(line.source, 0 if ingress else redirect.identity),
+            destination=self._party(line.destination, redirect.identity if ingress else 0),
+            verdict="Denied" if line.denied else "Forwarded",
+            code=line.code if line.denied else 0,
+            method=line.method or "",
+            url=f"{line.scheme or 'http'}://{line.host or ''}{line.path or ''}",
+            protocol=line.protocol or "",
+            headers={"X-Request-Id": [line.id]} if line.id else {},
+        )
+
+    def _party(self, text: str, identity: int) -> Party:
+        host, _, port = text.rpartition(":")
+        address = ip_address(host.strip("[]"))
+        endpoint = next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+        known = identity or self._ipcache.identity_at(address) or WORLD
+        return Party(str(address), int(port), known, endpoint.id if endpoint is not None else 0)

@@ -1,0 +1,54 @@
+"""Records of requests as events: gob out, and back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cells.observe.events import Party, Raw, RequestRecord, decode, event_text, request_sample
+from cells.observe.events.gob import BYTES, INT, UINT, GobError, Type, encode
+from cells.observe.events.gob import decode as read_gob
+from cells.observe.monitor.payload import PREFACE
+
+RECORD = RequestRecord(
+    answer=True,
+    time="2026-11-23T14:00:00.000000001Z",
+    ingress=True,
+    source=Party("10.0.0.1", 40000, 70000),
+    destination=Party("10.0.0.2", 8080, 300, 7),
+    verdict="Forwarded",
+    code=200,
+    method="GET",
+    url="http://shop/public/1?x=1",
+    protocol="HTTP/1.1",
+    headers={"X-Request-Id": ["a", "b"]},
+)
+
+
+@pytest.mark.parametrize(
+    "record", [RECORD, msgspec.structs.replace(RECORD, answer=False, code=0, headers={})]
+)
+def test_a_record_is_read_as_it_was_told(record: RequestRecord) -> None:
+    data = request_sample(record)
+    assert data[0] == 129
+    assert decode(data) == record
+
+
+def test_a_record_is_a_line() -> None:
+    assert event_text(RECORD) == (
+        "<- Response http from 0 (10.0.0.1) to 7 (10.0.0.2), identity 70000->300,"
+        " verdict Forwarded GET http://shop/public/1?x=1 => 200"
+    )
+
+
+def test_types_are_defined_as_go_defines_them() -> None:
+    payload = {66: Type("Payload", {"Data": BYTES, "CPU": INT, "Lost": UINT, "Type": INT})}
+    assert encode(payload, {}).startswith(PREFACE), "what cilium-dbg reads"
+
+
+def test_what_is_no_record_is_raw() -> None:
+    whole = request_sample(RECORD)
+    for size in range(1, len(whole)):
+        assert decode(whole[:size]) == Raw(whole[:size])
+    with pytest.raises(GobError):
+        read_gob(b"\xff")
