@@ -78,6 +78,8 @@ class Envoy:
         self._place = Place(agent.state_dir / FOLDER)
         self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
+        self._wanted = anyio.Event()
+        """Set once there is a redirect."""
         self._written: dict[Path, bytes] = {}
         self._told: list[HTTPRedirect] = []
         self._versions: dict[str, str] = {}
@@ -100,7 +102,7 @@ class Envoy:
         """Raises EnvoyError, OSError, to be called again."""
         self._prepare()
         await self._access_log.there()
-        await self._process.run()
+        await self._process.run(self._wanted)
 
     def _prepare(self) -> None:
         """Read what there is from before; raises OSError."""
@@ -136,7 +138,9 @@ class Envoy:
         wanted = resources.listeners(redirects, self._settings, self._place, addresses)
         versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
         self._told, self._versions = redirects, versions
-        self._acknowledge_soon()
+        if redirects:
+            self._wanted.set()
+            self._acknowledge_soon()
         kept = {one.name for one in redirects} | self._former["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
             if path.stem not in kept:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +51,8 @@ class Process:
         self._log_file = log_file
         self._log = log
 
-    async def run(self) -> None:
-        """Have it run, and watch it. Raises EnvoyError when it ends, OSError."""
+    async def run(self, wanted: anyio.Event) -> None:
+        """Have it run once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
         began = msgspec.json.encode(bootstrap(self._place))
         command = self._command()
         stat = self._program.stat()
@@ -63,6 +64,7 @@ class Process:
             await self._end(former.pid)
             former = None
         if former is None:
+            await wanted.wait()
             self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._place.bootstrap.write_bytes(began)
             pid = self._spawn(command)
@@ -84,9 +86,10 @@ class Process:
         ]
 
     def _spawn(self, command: list[str]) -> int:
-        """In a session of its own, so that what ends the agent does not end it."""
+        """In a session of its own, so that what ends the agent does not end it; with no file of others."""
         null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in (0, 1, 2)]
-        return os.posix_spawn(self._program, command, os.environ, file_actions=null, setsid=True)
+        files = [*null, *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited())]
+        return os.posix_spawn(self._program, command, os.environ, file_actions=files, setsid=True)
 
     async def _end(self, pid: int) -> None:
         self._log.info("Envoy is ended: it was started otherwise", pid=pid)
@@ -112,6 +115,16 @@ class Process:
         finally:
             loop.remove_reader(handle)
             os.close(handle)
+
+
+def _inherited() -> list[int]:
+    """Open files that whoever started the agent has left to it, and that it would leave to others."""
+    found = []
+    for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # the listing's own is closed by now
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
 
 
 def end_envoy(state_dir: Path) -> list[str]:
