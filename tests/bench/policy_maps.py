@@ -92,6 +92,18 @@ class Node:
         """An identity, up to the last write."""
         self.policies.introduce(identity.id, identity.labels)
 
+    def forget(self, identity: Identity) -> None:
+        """One that goes, up to the last write."""
+        self.policies.change(self.world.unknow([identity.id]), "an identity went")
+        self._follow()
+
+    def _follow(self) -> None:
+        """What the job of the agent does."""
+        for slot in self.maps.slots.values():
+            row = self.policies.table.get(slot.endpoint_id)
+            if row is not None:
+                slot.replace(row.entries)
+
     def entries(self) -> int:
         """Of all maps."""
         return sum(slot.entries for slot in self.maps.slots.values())
@@ -169,9 +181,7 @@ def changes(rounds: int) -> Iterator[Figure]:
                 began = time.process_time()
                 at.know(came)
                 found["identity"].append((time.process_time() - began) * 1e3)
-                at.policies.change(at.world.unknow([came.id]), "measured")
-                for slot in at.maps.slots.values():
-                    slot.replace(at.policies.table.get(slot.endpoint_id).entries)  # type: ignore[union-attr]
+                at.forget(came)
             entries = at.entries()
         size = f"{rules:,} rules, {identities:,} identities"
         yield Figure(
