@@ -16,9 +16,6 @@ class UnservedCluster(UnservedSettings, frozen=True):
     node_labels: str = ""
     """The node's labels are not part of identities yet."""
 
-    enable_node_selector_labels: bool = False
-    """The same, of other nodes."""
-
     fixed_identity_mapping: str = ""
     """Identities of one's own cannot have fixed numbers yet."""
 

@@ -144,6 +144,9 @@ class ApiServerClaims:
         number = self._identity_of_others(prefix)
         if number == REMOTE_NODE:
             return RESERVED_IDENTITIES[KUBE_APISERVER]
+        if scope_of(number) is Scope.REMOTE_NODE:  # a node whose labels count
+            node = self._identities.get(number)
+            return tuple(sorted({LABEL, *(node.labels if node is not None else ())}))
         if number and scope_of(number) is not Scope.LOCAL:
             return None  # this node, or a pod
         return outside_labels(prefix, self._around(prefix), dual_stack=self._dual_stack)

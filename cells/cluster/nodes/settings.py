@@ -33,6 +33,9 @@ class NodeSettings(Settings, frozen=True):
     exclude_node_label_patterns: tuple[str, ...] = ()
     """Regular expressions; labels of nodes whose keys match one are left out."""
 
+    enable_node_selector_labels: bool = False
+    """Other nodes have identities by their labels, so that fromNodes and toNodes can select them."""
+
     def validate(self) -> None:
         """Refuse patterns that are none; raises ValueErrors of one line."""
         refuse(self._wrong())

@@ -1,6 +1,7 @@
 """Whose the addresses of other nodes are: claims, made and withdrawn as nodes come, change and go.
 
-For:    the datapath, through the ipcache.   Needs: ReadTable[ClusterNode], Ipcache, AgentConfig.
+For:    the datapath, through the ipcache.   Needs: ReadTable[ClusterNode], Ipcache, Identities,
+        EndpointPolicies, AgentConfig, NodeSettings.
 Gives:  RemoteNodes, NodeClaim, claims_of().
 Source: Cilium 1.17, NodeManager.nodeUpdated.
 """
@@ -13,14 +14,29 @@ from typing import Final
 
 import msgspec
 
-from cells.cluster.identity import HEALTH, INGRESS, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.identity import (
+    HEALTH,
+    INGRESS,
+    REMOTE_NODE,
+    RESERVED_IDENTITIES,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+    Identities,
+    Label,
+    parse,
+    texts,
+)
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_of
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode, NodeSettings
 from cells.config import AgentConfig
 from cells.ipam import Family, IPNetwork
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 
 NOWHERE: Final = IPv4Address(0)
+NODE: Final = "node"
+"""The source of nodes' labels."""
 SWEEP: Final = minutes(5)
 
 Key = tuple[Prefix, str]
@@ -37,6 +53,8 @@ class NodeClaim(msgspec.Struct, frozen=True):
     source: Source
     tunnel_endpoint: IPv4Address = NOWHERE
     """The node's own address, where what is sent there goes through the tunnel if there is one."""
+    labels: tuple[str, ...] = ()
+    """Where labels of nodes count: those of an identity that stands in for ``identity``."""
 
     @property
     def key(self) -> Key:
@@ -60,11 +78,19 @@ class NodeClaim(msgspec.Struct, frozen=True):
         )
 
 
-def claims_of(node: ClusterNode, worlds: Mapping[Family, int]) -> Iterator[NodeClaim]:
+def node_labels(node: ClusterNode) -> tuple[str, ...]:
+    """The labels of the identity of another node, where its labels count."""
+    own = (Label(NODE, key, value) for key, value in node.labels.items())
+    return texts([*own, *map(parse, RESERVED_IDENTITIES[REMOTE_NODE])])
+
+
+def claims_of(
+    node: ClusterNode, worlds: Mapping[Family, int], *, labelled: bool = False
+) -> Iterator[NodeClaim]:
     """What another node has: its addresses, and ranges of pods as the weakest of all claims.
 
     ``worlds`` is the identity of what is outside, by family that is on. A pod of which nobody has told yet
-    counts as outside; what is sent to it finds its node.
+    counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity.
     """
     if node.local:
         return
@@ -84,7 +110,8 @@ def claims_of(node: ClusterNode, worlds: Mapping[Family, int]) -> Iterator[NodeC
             continue
         prefix = prefix_of(address.ip)
         to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
-        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to)
+        labels = node_labels(node) if labelled else ()
+        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, labels)
     yield from found.values()
 
 
@@ -111,11 +138,16 @@ class Contested(msgspec.Struct, frozen=True):
         )
 
 
-def node_claims(nodes: ReadTable[ClusterNode], agent: AgentConfig, tables: Tables) -> ReadTable[NodeClaim]:
+def node_claims(
+    nodes: ReadTable[ClusterNode], agent: AgentConfig, settings: NodeSettings, tables: Tables
+) -> ReadTable[NodeClaim]:
     """The table ``remote-node-prefixes``."""
+    labelled = settings.enable_node_selector_labels
     worlds, name = worlds_of(agent), f"{agent.cluster_name}/{agent.node_name}"
     told = nodes.flat_map(
-        lambda node: claims_of(node, worlds), key=lambda one: one.key, name="told-node-prefixes"
+        lambda node: claims_of(node, worlds, labelled=labelled),
+        key=lambda one: one.key,
+        name="told-node-prefixes",
     )
     own = nodes.filter(lambda node: node.local, name="own-node").map(
         lambda node: tuple(node.all_cidrs()), name="own-ranges"
@@ -133,12 +165,16 @@ def node_claims(nodes: ReadTable[ClusterNode], agent: AgentConfig, tables: Table
     return found
 
 
-class _Claims:
+class ClaimTarget:
     """The ipcache as a reconciler's target: what this cell has claimed of it."""
 
-    def __init__(self, ipcache: Ipcache) -> None:
+    def __init__(self, ipcache: Ipcache, identities: Identities, policies: EndpointPolicies) -> None:
         self._ipcache = ipcache
+        self._identities = identities
+        self._policies = policies
         self._claimed: dict[Key, NodeClaim] = {}
+        self._numbers: dict[Key, int] = {}
+        """The identities of nodes by their labels, which are held."""
 
     async def dump(self) -> Mapping[Key, NodeClaim]:
         """What is claimed."""
@@ -146,24 +182,59 @@ class _Claims:
 
     async def put(self, batch: Mapping[Key, NodeClaim]) -> None:
         """Claim them all. Raises OSError when the kernel refuses one: then none is claimed."""
-        self._ipcache.upsert(*(claim.entry for claim in batch.values()))
+        entries: list[IpcacheEntry] = []
+        numbers: dict[Key, int] = {}
+        for key, claim in batch.items():
+            entry = claim.entry
+            if claim.labels:
+                identity = self._identities.acquire_now(claim.labels)
+                assert identity is not None  # noqa: S101  # this node gives it
+                numbers[key] = identity.id
+                self._policies.introduce(identity.id, identity.labels)
+                entry = msgspec.structs.replace(entry, identity=identity.id)
+            entries.append(entry)
+        try:
+            self._ipcache.upsert(*entries)
+        except BaseException:
+            self._release(numbers)
+            raise
         self._claimed.update(batch)
+        self._release({key: self._numbers.pop(key) for key in batch if key in self._numbers})
+        self._numbers |= numbers
 
     async def drop(self, batch: Collection[Key]) -> None:
         """Take claims back. Raises OSError: they are gone, and the rows follow with the ipcache's sweep."""
         gone = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
-        for claim in gone:
-            self._ipcache.withdraw(claim.resource, [claim.prefix])
+        numbers = {key: self._numbers.pop(key) for key in batch if key in self._numbers}
+        try:
+            for claim in gone:
+                self._ipcache.withdraw(claim.resource, [claim.prefix])
+        finally:
+            self._release(numbers)
+
+    def _release(self, numbers: Mapping[Key, int]) -> None:
+        for number in numbers.values():
+            self._identities.release(number)
 
 
 class RemoteNodes:
     """Keeps the claims. Until all nodes are known nothing of the ipcache goes for want of one."""
 
     def __init__(
-        self, claims: ReadTable[NodeClaim], ipcache: Ipcache, *, jobs: Jobs, tables: Tables, health: Health
+        self,
+        claims: ReadTable[NodeClaim],
+        ipcache: Ipcache,
+        identities: Identities,
+        policies: EndpointPolicies,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
     ) -> None:
         self._first = ipcache.table.initializer("remote-nodes")
-        self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(claims, _Claims(ipcache), full_every=SWEEP)
+        self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(
+            claims, ClaimTarget(ipcache, identities, policies), full_every=SWEEP
+        )
         self._health = health
         tables.add(self._reconciler.statuses)
         jobs.one_shot("claim", self._run)

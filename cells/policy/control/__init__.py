@@ -10,6 +10,7 @@ Why:    a policy object may come, change or go at any time; an object that is re
 
 from collections.abc import Iterable
 
+from cells.cluster.nodes import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes import KubernetesSettings, Resources
 from cells.observe import metrics
@@ -62,6 +63,7 @@ def policy_options(
     kubernetes: KubernetesSettings,
     rules: PolicyRuleSettings,
     proxy: DNSProxyPort | None,
+    nodes: NodeSettings | None,
     requests: HTTPProxyPorts | None,
 ) -> PolicyOptions:
     """What the agent's settings mean for rules. Of proxies there are those of DNS and of HTTP."""
@@ -78,6 +80,7 @@ def policy_options(
         allow_localhost="always" if localhost else "policy",
         enable_host_firewall=policy.enable_host_firewall,
         host_names=False,
+        enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
         enable_l7_proxy=names,
         learns_names=names,
         serves_requests=False,

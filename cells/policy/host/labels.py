@@ -5,10 +5,10 @@ For:    nobody.   Needs: HostEndpoint, Identities, ReadTable[ClusterNode], Known
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from cells.cluster.identity import HOST, Identities, Label, texts
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes import ClusterNode, NodeSettings
 from cells.endpoint.host import HostEndpoint
 from cells.policy.maps import KnownRules
 from lifecycle import Change, Jobs, ReadTable
@@ -23,6 +23,7 @@ class HostLabels:
         identities: Identities,
         nodes: ReadTable[ClusterNode],
         rules: KnownRules | None,
+        settings: NodeSettings,
         *,
         jobs: Jobs,
     ) -> None:
@@ -30,8 +31,10 @@ class HostLabels:
         self._identities = identities
         self._nodes = nodes
         self._rules = rules
+        self._selectable = settings.enable_node_selector_labels
         if host.enabled:
             jobs.one_shot("put in force", self._first)
+        if host.enabled or self._selectable:
             jobs.observe("labels of the node", nodes.changes, self._follow)
 
     async def _first(self) -> None:
@@ -47,9 +50,15 @@ class HostLabels:
     def _label(self, nodes: Iterable[ClusterNode]) -> None:
         for node in nodes:
             if node.local:
-                labels = [Label("k8s", key, value) for key, value in node.labels.items()]
-                counting, _ = self._identities.filter.split(labels)
-                self._identities.label_host("node", texts(counting))
+                self._identities.label_host("node", texts(self._labels(node.labels)))
         known = self._identities.get(HOST)
         if known is not None:
             self._host.relabel(known.labels)
+
+    def _labels(self, labels: Mapping[str, str]) -> Iterator[Label]:
+        """Those by which policies select the node, and those by which fromNodes and toNodes do."""
+        if self._host.enabled:
+            counting, _ = self._identities.filter.split(Label("k8s", *one) for one in labels.items())
+            yield from counting
+        if self._selectable:
+            yield from (Label("node", *one) for one in labels.items())

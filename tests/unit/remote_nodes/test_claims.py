@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import ip_address, ip_network
 
+import msgspec
 import pytest
 import structlog
 
 from cells.cluster import ipcache, remote_nodes
-from cells.cluster.identity import REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.identity import (
+    CLUSTER,
+    REMOTE_NODE,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+    Identities,
+    NodeAllocator,
+    identity_table,
+)
 from cells.cluster.ipcache import IpcacheEntry, IpcacheMap, Source
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP, NodeSettings
 from cells.cluster.remote_nodes import claims_of
 from cells.config import AgentConfig, AgentSettings
 from cells.ipam import Family
 from cells.node.direct_routes import wanted
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, replace, supply
-from lifecycle.testing import eventually
+from lifecycle.testing import eventually, fake
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 
 pytestmark = pytest.mark.anyio
@@ -96,8 +107,18 @@ def test_a_wider_range_than_ours_has_a_route_as_ours_is_more_exact() -> None:
 
 
 @asynccontextmanager
-async def claiming(nodes: Table[ClusterNode], kernel: FakeIpcacheMap) -> AsyncIterator[Hive]:
+async def claiming(
+    nodes: Table[ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False
+) -> AsyncIterator[Hive]:
     def needed(_: Table[IpcacheEntry]) -> None: ...
+
+    known: set[int] = set()
+
+    def introduced(identity: int, labels: Collection[str]) -> None:
+        there = {value.identity for value in kernel.rows.values()}
+        assert identity in known or identity not in there, "policies know it first"
+        assert "reserved:remote-node" in labels
+        known.add(identity)
 
     agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
     hive = Hive(
@@ -105,6 +126,9 @@ async def claiming(nodes: Table[ClusterNode], kernel: FakeIpcacheMap) -> AsyncIt
         remote_nodes.cell,
         supply(agent),
         supply(nodes, type=ReadTable[ClusterNode]),
+        supply(NodeSettings(enable_node_selector_labels=labelled)),
+        supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
+        replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduced)),
         replace(IpcacheMap, kernel),
         invoke(needed),
     )
@@ -173,3 +197,26 @@ async def test_what_another_node_says_of_our_own_range_does_not_count() -> None:
         with nodes.txn() as txn:
             txn.put(moved)
         await eventually(lambda: {"10.1.0.0/24", "10.1.0.128/25"} <= set(kernel.rows))
+
+
+async def test_nodes_have_identities_by_their_labels_where_those_count() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    kernel = FakeIpcacheMap()
+
+    def identity(address: str) -> int:
+        return {str(prefix): value.identity for prefix, value in kernel.rows.items()}.get(f"{address}/32", 0)
+
+    async with claiming(nodes, kernel, labelled=True) as hive:
+        known = hive.get(Identities)
+        with nodes.txn() as txn:
+            for number, role in ((2, "worker"), (3, "worker"), (4, "control-plane")):
+                txn.put(msgspec.structs.replace(node(number), labels={"role": role}))
+        await eventually(lambda: all(identity(f"192.0.2.{number}") for number in (2, 3, 4)))
+        assert identity("192.0.2.2") == identity("192.0.2.3") == identity("10.2.0.1")
+        assert identity("192.0.2.4") not in {identity("192.0.2.2"), REMOTE_NODE}
+        (worker,) = (one for one in known.all() if one.id == identity("192.0.2.2"))
+        assert worker.labels == ("node:role=worker", "reserved:remote-node")
+        with nodes.txn() as txn:
+            txn.put(msgspec.structs.replace(node(4), labels={"role": "worker"}))
+        await eventually(lambda: identity("192.0.2.4") == worker.id)
+        await eventually(lambda: not any("node:role=control-plane" in one.labels for one in known.all()))

@@ -37,6 +37,12 @@ static __always_inline struct address_info *address_lookup(const struct address 
 	return bpf_map_lookup_elem(&cilium_lxc, &key);
 }
 
+/* Whether it is another node: 6, 7, or a number of its own, where labels of nodes count. */
+static __always_inline bool is_remote_node(__u32 identity)
+{
+	return identity == IDENTITY_REMOTE_NODE || identity == IDENTITY_KUBE_APISERVER || identity >> 24 == 2;
+}
+
 /* What the ipcache has of an address, or NULL: then it belongs to the world. */
 static __always_inline const struct ipcache_info *ipcache_lookup(const struct address *ip, __u8 family)
 {

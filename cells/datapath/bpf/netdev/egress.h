@@ -79,7 +79,7 @@ static __always_inline bool in_cluster(const struct device_config *device, const
 
 	if (!info)
 		return false;
-	if (info->identity == IDENTITY_REMOTE_NODE || info->identity == IDENTITY_KUBE_APISERVER)
+	if (is_remote_node(info->identity))
 		return !(device->flags & DEVICE_REMOTE_NODES) || info->flags & IPCACHE_SKIP_TUNNEL;
 	return info->tunnel_endpoint;
 }
