@@ -104,6 +104,20 @@ class Table(ReadTable[Row]):
         self._event: anyio.Event | None = None
         self._open: Transaction[Row] | None = None
 
+    def put(self, row: Row) -> None:
+        """Insert the row, or put it in place of the one with its key, in a transaction of its own.
+
+        As ``with table.txn() as rows: rows.put(row)``, in half the time.
+        """
+        if self._open is not None:
+            raise self._open_already()
+        key = self.key(row)
+        try:
+            writes: dict[Hashable, Row | None] = {key: row}
+        except TypeError as error:
+            raise TypeError(f"table {self.name}: the key {key!r} of a row: {error}") from None
+        self._commit(writes)
+
     def txn(self) -> Transaction[Row]:
         """Write: synchronous, without an await inside. Raises RuntimeError when one is open already."""
         return Transaction(self)
@@ -137,9 +151,12 @@ class Table(ReadTable[Row]):
         if not self._pending and self._event is not None:
             self._event.set()
 
+    def _open_already(self) -> RuntimeError:
+        return RuntimeError(f"table {self.name}: a transaction is open already; a table has one writer")
+
     def _begin(self, transaction: Transaction[Row]) -> None:
         if self._open is not None:
-            raise RuntimeError(f"table {self.name}: a transaction is open already; a table has one writer")
+            raise self._open_already()
         self._open = transaction
 
     def _end(self, writes: Mapping[Hashable, Row | None]) -> None:

@@ -73,8 +73,7 @@ class Registry:
 
     def put(self, endpoint: Endpoint) -> None:
         """Replace the row of an endpoint."""
-        with self.table.txn() as rows:
-            rows.put(endpoint)
+        self.table.put(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Nobody finds the endpoint any more."""

@@ -87,8 +87,7 @@ class LocalAddresses:
             self._log.warning(text, ip=str(ip), endpoint=loses)
         row = LocalAddress(ip, True) if known is None else structs.replace(known, host=True)
         self._write(ip, row.value)
-        with self.table.txn() as table:
-            table.put(row)
+        self.table.put(row)
 
     def drop_host(self, ip: IPAddress) -> None:
         """The node has the address no more; an endpoint that claims it has it now.

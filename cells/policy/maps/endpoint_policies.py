@@ -147,8 +147,7 @@ class EndpointPolicies:
         except HiveError as error:
             self._failed(endpoint_id, error)
             raise
-        with self.table.txn() as rows:
-            rows.put(policy)
+        self.table.put(policy)
         self._write(policy)
 
     def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:

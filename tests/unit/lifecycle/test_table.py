@@ -47,6 +47,19 @@ def test_a_row_is_found_by_its_key() -> None:
     assert (len(table), "b" in table, table.revision) == (2, True, 2)
 
 
+def test_one_row_is_put_in_a_transaction_of_its_own() -> None:
+    table = rows()
+    changes = table.changes()
+    table.put(Row("a"))
+    assert [change.row for change in changes.take()] == [Row("a")]
+    with table.txn(), pytest.raises(RuntimeError, match="a transaction is open already"):
+        table.put(Row("b"))
+    unhashable: Table[Any] = Table("lists", key=lambda row: row)
+    with pytest.raises(TypeError, match=r"table lists: the key \[1\] of a row"):
+        unhashable.put([1])
+    assert table.all() == [Row("a")]
+
+
 def test_a_transaction_that_raises_changes_nothing() -> None:
     table = rows()
     watcher = table.changes()

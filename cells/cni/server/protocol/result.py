@@ -32,22 +32,26 @@ class Attached(msgspec.Struct, frozen=True):
 
 def result_json(attached: Attached, version: str) -> bytes:
     """The result object in protocol ``version``, one of those the plugin serves."""
-    legacy: dict[str, object] = {}
+    legacy = version in {"0.1.0", "0.2.0"}
+    by_family: dict[str, object] = {}
     ips: list[dict[str, object]] = []
     routes: list[dict[str, object]] = []
     for ip, router in zip(attached.addresses, attached.gateways, strict=True):
-        address, gateway = f"{text_of(ip)}/{ip.max_prefixlen}", text_of(router)
-        everywhere = "0.0.0.0/0" if ip.version == 4 else "::/0"
-        default: dict[str, object] = {"dst": everywhere, "gw": gateway}
+        four, gateway = ip.version == 4, text_of(router)
+        bits = 32 if four else 128
+        address = f"{text_of(ip)}/{bits}"
+        default: dict[str, object] = {"dst": "0.0.0.0/0" if four else "::/0", "gw": gateway}
         if version == "1.1.0":
             default["mtu"] = attached.mtu
-        own: list[dict[str, object]] = [{"dst": f"{gateway}/{ip.max_prefixlen}"}, default]
-        legacy[f"ip{ip.version}"] = {"ip": address, "gateway": gateway, "routes": own}
+        own: list[dict[str, object]] = [{"dst": f"{gateway}/{bits}"}, default]
+        if legacy:
+            by_family["ip4" if four else "ip6"] = {"ip": address, "gateway": gateway, "routes": own}
+            continue
         form: dict[str, object] = {"interface": 1, "address": address, "gateway": gateway}
-        ips.append({"version": str(ip.version), **form} if version.startswith("0.") else form)
+        ips.append({"version": "4" if four else "6", **form} if version.startswith("0.") else form)
         routes += own
-    if version in {"0.1.0", "0.2.0"}:
-        return msgspec.json.encode({"cniVersion": version, **legacy, "dns": {}}) + b"\n"
+    if legacy:
+        return msgspec.json.encode({"cniVersion": version, **by_family, "dns": {}}) + b"\n"
     result: dict[str, object] = {
         "cniVersion": version,
         "interfaces": [
