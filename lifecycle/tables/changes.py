@@ -5,16 +5,18 @@ Gives:  Change, Changes.
 """
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
 
 from lifecycle.tables.rows import Rows
 
-__all__ = ["Change", "Changes"]
+__all__ = ["Change", "Changes", "Only"]
 
 Row = TypeVar("Row")
+Only = Callable[[Hashable, Row | None, Row | None], bool]
+"""Of a key, the row before and the row now: whether the change matters."""
 
 
 class Change(msgspec.Struct, Generic[Row], frozen=True):
@@ -40,8 +42,9 @@ class Changes(Generic[Row]):
     ones, however slow its user is.
     """
 
-    def __init__(self, table: Rows[Row]) -> None:
+    def __init__(self, table: Rows[Row], only: Only[Row] | None = None) -> None:
         self._table = table
+        self._only = only
         self._waiters: list[asyncio.Future[None]] = []
         self._woken = False
         self._pending: dict[Hashable, tuple[Row | None, int]] = {}
@@ -92,15 +95,27 @@ class Changes(Generic[Row]):
     def tell(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
         rows, pending = self._table._rows, self._pending  # noqa: SLF001
+        self.revision = revision
+        if self._only is not None and not (changed := self._mattering(changed)):
+            return
         for key, old in changed.items():
             seen = pending[key][0] if key in pending else old
             if seen is None and key not in rows:  # came and went unseen
                 pending.pop(key, None)
             else:
                 pending[key] = (seen, revision)
-        self.revision = revision
         if self._waiters:
             self._release()
+
+    def _mattering(self, changed: Mapping[Hashable, Row | None]) -> dict[Hashable, Row | None]:
+        """What matters now, and what is pending already."""
+        assert self._only is not None  # noqa: S101  # as tell() saw
+        found = {}
+        for key, old in changed.items():
+            now = self._table._rows.get(key)  # noqa: SLF001
+            if key in self._pending or self._only(key, old, None if now is None else now[0]):
+                found[key] = old
+        return found
 
     def _release(self) -> None:
         for waiter in self._waiters:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 from weakref import ref
 
-from lifecycle.tables.changes import Changes
+from lifecycle.tables.changes import Changes, Only
 from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
@@ -56,12 +56,15 @@ class TableCore(Rows[Row]):
             self._snapshot = ref(held)
         return held
 
-    def changes(self, since: int = 0) -> Changes[Row]:
+    def changes(self, since: int = 0, *, only: Only[Row] | None = None) -> Changes[Row]:
         """Watch: batches of changes, the first of them a replay of what is newer than revision `since`.
 
         Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
         fetched yet are merged per key; a row that came and went unseen is not told. Raises LookupError when
         deletions after `since` are no longer known, or it is no revision of this table: start from 0.
+
+        `only` says of a change - the key, the row before, the row now - whether it matters to this watcher:
+        what does not is not told and wakes nobody. It is asked while the change is made, so it only looks.
         """
         rows = self._current()
         if 0 < since < self._forgotten:
@@ -72,7 +75,7 @@ class TableCore(Rows[Row]):
             raise LookupError(
                 f"table {self.name}: revision {since} is yet to come (now {self._revision}); start from 0"
             )
-        watcher = Changes(self)
+        watcher = Changes(self, only)
         if since:
             for key, (row, revision) in self._deleted.items():
                 if revision > since:

@@ -10,7 +10,8 @@ outside has an identity of this node's own, with the labels of the nearest prefi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from functools import partial
 from ipaddress import ip_network
 from typing import Final
 
@@ -85,12 +86,15 @@ class ApiServerClaims:
         self._dual_stack = agent.ipv4 and agent.ipv6
         self._log = log
         self._servers: set[IPNetwork] = set()
+        self._server_prefixes: dict[str, IPNetwork] = {}
+        """The same, as the ipcache names them."""
         self._claimed: dict[IPNetwork, IpcacheEntry] = {}
         self._generated: dict[Prefix, IPNetwork] = {}
         """Prefixes that rules name."""
         self._first = ipcache.table.initializer("kube-apiserver")
         jobs.observe("API servers", self._rounds, self._follow_slices)
-        jobs.observe("claims of others", ipcache.table.changes, self._follow_claims)
+        claims = partial(ipcache.table.changes, only=self._matters)
+        jobs.observe("claims of others", claims, self._follow_claims)
 
     async def _rounds(self) -> AsyncIterator[None]:
         """Once at the beginning, then after every change."""
@@ -104,13 +108,18 @@ class ApiServerClaims:
         servers = set(addresses_of(self._slices.by("service").get(SERVICE)))
         if servers != self._servers:
             changed, self._servers = servers ^ self._servers, servers
+            self._server_prefixes = {str(one): one for one in servers}
             self._log.info("addresses of API servers", addresses=sorted(map(str, servers)))
             self._settle(changed)
         self._first.done()
 
+    def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
+        """Whether rules name the prefix, or did, or an API server has it."""
+        of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
+        return of_rules or str(key) in self._server_prefixes
+
     async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
         touched: set[IPNetwork] = set()
-        servers = {str(one): one for one in self._servers}
         for change in changes:
             prefix = str(change.key)
             if change.row is not None and change.row.is_of(Source.GENERATED):
@@ -121,8 +130,8 @@ class ApiServerClaims:
                 around = self._generated.pop(prefix, None)
             if around is not None:
                 touched |= {one for one in self._servers if contains(around, one)}
-            elif prefix in servers:
-                touched.add(servers[prefix])
+            elif prefix in self._server_prefixes:
+                touched.add(self._server_prefixes[prefix])
         if touched:
             self._settle(touched)
 

@@ -6,7 +6,8 @@ Needs:  the tables, ExposedEndpoints.   Gives: PodEndpoints, pod_endpoints.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from cells.cluster.nodes import ClusterNode
@@ -46,8 +47,8 @@ class PodEndpoints:
         self._first = table.initializer("endpoints and their pods")
         self._names: dict[int, tuple[str, str]] = {}
         """What is told, by endpoint."""
-        jobs.observe("endpoints", endpoints.changes, self._follow)
-        jobs.observe("policies", policies.changes, self._follow)
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
+        jobs.observe("policies", partial(policies.changes, only=self._matters), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
         jobs.observe("node", self._own_row, self._follow_node)
 
@@ -65,6 +66,10 @@ class PodEndpoints:
         self._tell(one.id for one in self._endpoints.all())
         self._first.done()
 
+    def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
+        """Whether anything is told of the endpoint, or may be: without pods there is nothing to tell."""
+        return number in self._names or len(self._pods) > 0
+
     async def _follow(self, changes: Sequence[Change[Any]]) -> None:
         self._tell(int(str(change.key)) for change in changes)
 
@@ -74,8 +79,6 @@ class PodEndpoints:
 
     def _tell(self, numbers: Iterable[int]) -> None:
         found = {number: self._row(number) for number in numbers}
-        if not self._names and not any(found.values()):  # as without an API server
-            return
         with self._table.txn() as rows:
             for number, row in found.items():
                 before = self._names.pop(number, None)

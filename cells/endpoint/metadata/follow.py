@@ -8,7 +8,8 @@ Source: Cilium 1.17, updates of pods and namespaces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -52,7 +53,7 @@ class PodLabelsWatch:
         jobs.observe("pods", pod_table.changes, self._follow_pods)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
         jobs.observe("identities", identities.changes, self._follow_identities)
-        jobs.observe("endpoints", endpoints.changes, self._follow_endpoints)
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._lags), self._follow_endpoints)
         jobs.one_shot("rules", self._follow_rules)
         jobs.one_shot("pod-labels", self._run)
 
@@ -69,8 +70,10 @@ class PodLabelsWatch:
 
     async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
         """One that was begun or restored may have missed a change of its pod."""
-        numbers = [change.row.id for change in changes if change.row is not None]
-        self._look(number for number in numbers if self._is_outdated(number))
+        self._look(change.row.id for change in changes if change.row is not None)
+
+    def _lags(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+        return row is not None and self._is_outdated(row.id)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         """One that stands for other labels now, or has another number, is nobody's to keep."""

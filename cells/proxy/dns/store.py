@@ -9,7 +9,8 @@ Source: Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from functools import partial
 from ipaddress import ip_address
 from typing import Final, Protocol
 
@@ -93,7 +94,7 @@ class NameStore:
         lifecycle.append(Hook("read names", self._read, self._leave))
         jobs.one_shot("restore", self._restored)
         jobs.timer("garbage-collector", self.collect, GC)
-        jobs.observe("endpoints", endpoints.changes, self._follow)
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_gone), self._follow)
 
     # What is learnt
 
@@ -273,3 +274,7 @@ def _seen(endpoint: Endpoint, lookup: Lookup) -> Seen:
 def _zombie(endpoint: Endpoint, name: str, address: IPAddress, zombie: Zombie) -> Seen:
     at = zombie.since
     return Seen(endpoint.id, endpoint.attachment_id, name, (str(address),), 0, at, at, zombie=True)
+
+
+def _is_gone(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+    return row is None

@@ -191,6 +191,37 @@ def test_changes_that_were_not_fetched_are_merged() -> None:
     assert watcher.take() == []
 
 
+def test_a_watcher_is_told_what_matters_to_it_and_nothing_else() -> None:
+    table = rows()
+    put(table, Row("a", 1), Row("b", -1))
+    watcher = table.changes(only=lambda _key, old, now: any(one and one.value > 0 for one in (old, now)))
+    assert [change.row for change in watcher.take()] == [Row("a", 1)]
+    put(table, Row("b", -2), Row("c", 3))
+    delete(table, "a")
+    assert [(change.old, change.row) for change in watcher.take()] == [
+        (None, Row("c", 3)),
+        (Row("a", 1), None),
+    ]
+    put(table, Row("c", -3))
+    put(table, Row("c", -4))  # what is pending is told as it is now
+    assert [(change.old, change.row) for change in watcher.take()] == [(Row("c", 3), Row("c", -4))]
+    put(table, Row("c", -5))
+    assert watcher.take() == []
+
+
+@pytest.mark.anyio
+async def test_what_does_not_matter_wakes_nobody() -> None:
+    table = rows()
+    watcher = table.changes(only=lambda _key, _old, now: now is None)
+    put(table, Row("a", 1))
+    with anyio.move_on_after(0) as waited:
+        await watcher.wait()
+    assert waited.cancelled_caught
+    delete(table, "a")
+    await watcher.wait()
+    assert [change.old for change in watcher.take()] == [Row("a", 1)]
+
+
 def test_an_equal_row_is_no_change() -> None:
     table = rows()
     put(table, Row("a", 1))
