@@ -17,7 +17,7 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from tests.node.agent.test_api_server import ENDPOINTS, IDENTITIES, NODE, Server, reaches, states
-from tests.node.agent.test_pod_labels import labels_of
+from tests.node.agent.test_pod_labels import POLICY, labels_of
 from tests.support.agents import serving
 from tests.support.talk import talking
 from tests.support.waiting import eventually
@@ -179,3 +179,36 @@ def _endpoint(name: str, ip: str, identity: int, peer: str) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": "default"},
         "status": {"id": 1, "identity": {"id": identity}, "networking": networking, "state": "ready"},
     }
+
+
+def test_a_folder_of_manifests_may_be_emptied_and_filled(node: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    files = {name: json.dumps(pod(name, "node", app=name)) for name in ("server", "client", "stranger")}
+    files["policy"] = json.dumps(POLICY)
+
+    def fill(*names: str) -> None:
+        for name in names:
+            (folder / f".{name}").write_text(files[name], encoding="utf-8")
+            (folder / f".{name}").rename(folder / f"{name}.yaml")
+
+    fill(*files)
+    pid = serving(node, f"--manifests-dir={folder}")
+    target = pods.add(node, "server")
+    for name in ("client", "stranger"):
+        pods.add(node, name)
+    with (
+        node.open_pod("client") as calling,
+        node.open_pod("server") as called,
+        talking(calling, called, target.ipv4),
+    ):
+        held(node, target.ipv4, 1)
+        for path in folder.glob("*.yaml"):
+            path.unlink()
+        eventually(lambda: "lost all manifests" in json.dumps(ask("/v1/healthz", api_socket(pid))), within=30)
+        held(node, target.ipv4, 15)
+        fill("server", "client")
+        held(node, target.ipv4, 5)  # the policy is to come
+        fill("policy", "stranger")
+        eventually(lambda: "lost all" not in json.dumps(ask("/v1/healthz", api_socket(pid))), within=60)
+        held(node, target.ipv4, 1)
