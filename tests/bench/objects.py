@@ -96,6 +96,9 @@ def changes(rounds: int) -> Iterator[Row | Figure]:
     yield Figure(f"{what}: event to map, processor", "µs", _inverse(found["follow"], "cpu events"), 200)
     yield Figure(f"{what}: loop lag meanwhile, p99.9", "ms", _sample(found["follow"], "lag", 1e3), 20)
     yield Figure(
+        f"{what}: the loop computes at a stretch, p99.9", "ms", _sample(found["follow"], "busy", 1e3), 20
+    )
+    yield Figure(
         "identity made in the cluster, 50 asked for at once", "ms", _inverse(found["allocate"], "rate", 1e3)
     )
 

@@ -8,6 +8,7 @@ Why:   a node knows the pods of all others. An object as it is read takes some 1
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv6Address
 from socket import AF_INET, inet_pton
 from sys import intern
@@ -123,13 +124,19 @@ def _known(
     possible = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
     return KnownEndpoint(
         (intern(name[0]), name[1]),
-        identity if possible else 0,
+        _same(identity) if possible else 0,
         intern(networking.node) if networking is not None else "",
         tuple(_prefixes(networking)) if networking is not None else (),
         key if possible else 0,
         ports or (),
         said,
     )
+
+
+@lru_cache(maxsize=4096)
+def _same(number: int) -> int:
+    """One number for all that equal it: many pods have one identity."""
+    return number
 
 
 def _prefixes(networking: Networking) -> Iterator[str]:
