@@ -33,7 +33,7 @@ from cells.policy.maps import EndpointPolicies
 from lifecycle import Change, Jobs, ReadTable, Table
 
 Item = TypeVar("Item")
-STRETCH: Final = 100
+STRETCH: Final = 50
 """Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
 
 

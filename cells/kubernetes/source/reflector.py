@@ -11,6 +11,7 @@ a list that came whole.
 from __future__ import annotations
 
 import random
+import time
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
@@ -103,7 +104,7 @@ class Reflector(Generic[T]):
         """Whether the server is thought to list by a watch."""
         self._version = ""
         self._doubted = False
-        """Whether the server may be another one than the version is of: it was away."""
+        """Whether the server may be another one than the version is of: it was away, or stopped."""
         self._failures = 0
 
     async def run(self) -> None:
@@ -288,11 +289,12 @@ class Reflector(Generic[T]):
             self._kind, query, self._namespace, silence=seconds + SILENCE
         ) as batches:
             self._sink.watching()
-            stretch = Stretch()
+            stretch, ends = Stretch(), time.monotonic() + seconds
             async for batch in batches:
                 self._take(batch)
                 self._failures = 0
                 await stretch.pause()
+            self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
 
     def _take(self, batch: list[WatchEvent]) -> None:
         """Everything of a batch at once. Raises what an ERROR among it says, once the rest is taken."""

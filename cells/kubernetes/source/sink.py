@@ -93,9 +93,12 @@ class Sink(Generic[T]):
         if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
             rest = iter(rows.values())
             for _ in range((len(rows) - 1) // PART):
+                part = list(islice(rest, PART))
                 with self._table.txn() as txn:
-                    for row in islice(rest, PART):
+                    for row in part:
                         txn.put(row)
+                if self._forgotten is not None:  # lest they are taken out of force meanwhile
+                    self._forgotten.told(self._kind.qualified, [row.key for row in part])
                 await anyio.lowlevel.checkpoint()
             with self._table.txn() as txn:
                 for row in rest:

@@ -119,3 +119,25 @@ async def test_a_list_that_lacks_a_few_is_believed_at_once(tmp_path: Path) -> No
             await one.server.hang_up()
             await eventually(lambda: node.names() == {"b", "c", "d"})
             assert not len(node.lost)
+
+
+async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kubernetes.source.sink.PART", 3)
+    names = [f"pod-{number}" for number in range(20)]
+    async with cluster("ciliumidentities") as one:
+        for _ in range(3):  # the other store has fewer changes behind it: that is how it is known for another
+            fill(one, *names)
+        port, url = one.server.port, one.url
+        serving = agent(tmp_path, url)
+        node = await serving.__aenter__()
+        one.put(pod("watched", NODE))
+        await eventually(lambda: node.names() == {*names, "watched"})
+    try:
+        async with cluster("ciliumidentities", port=port) as one:
+            fill(one, *names[:15], "late")
+            await eventually(lambda: node.names() == {*names[:15], "late"}, within=10)
+            assert node.told() == "nothing is lost"
+    finally:
+        await serving.__aexit__(None, None, None)
