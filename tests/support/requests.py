@@ -36,6 +36,7 @@ SERVER = f"""
 import http.server, socket
 class Tells(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1
     def do_GET(self):
         body = self.client_address[0].removeprefix("::ffff:").encode()
         self.send_response(200)

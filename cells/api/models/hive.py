@@ -131,6 +131,8 @@ class ExplainedDirection(Model, frozen=True, omit_defaults=False):
     entry: str
     rules: Sequence[str]
     near: Sequence[NearRule]
+    requests: Sequence[str]
+    """Requests of HTTP that a proxy lets through; none where it reads none, or all may pass."""
 
 
 class Explained(Model, frozen=True, omit_defaults=False):

@@ -13,7 +13,7 @@ from cells.policy.compute.lookup import Match, lookup
 from cells.policy.compute.map_state import ANYBODY, Entries
 from cells.policy.compute.selector_policy import RuleOrigin
 from cells.policy.labels import LabelSet, PeerSelector, Selector
-from cells.policy.rules import Direction
+from cells.policy.rules import Direction, HTTPRule
 from cells.policy.rules.rule import PROTOCOLS
 
 
@@ -32,6 +32,8 @@ class Reason(msgspec.Struct, frozen=True):
     enforced: bool
     origins: tuple[RuleOrigin, ...]
     near: tuple[Near, ...] = ()
+    requests: tuple[str, ...] = ()
+    """Requests of HTTP that a proxy lets through, in words; none where it reads none or all may pass."""
 
     @property
     def allowed(self) -> bool:
@@ -61,7 +63,35 @@ def decide(policy: DirectionPolicy, peer: int, peer_labels: LabelSet, protocol: 
     near = (
         () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer_labels, protocol, port))
     )
-    return Reason(policy.direction, match, policy.enforced, origins, near)
+    requests = tuple(_requests(policy, peer_labels, protocol, port)) if match.verdict == "redirect" else ()
+    return Reason(policy.direction, match, policy.enforced, origins, near, requests)
+
+
+def _requests(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> dict[str, None]:
+    """What rules say of the peer's requests on the port."""
+    packet = PortKey(protocol, port, FULL_PORT)
+    found: dict[str, None] = {}
+    for filter_ in policy.filters:
+        if filter_.parser != "http" or not any(
+            ports.covers(packet) for ports in policy.port_keys(filter_.port)
+        ):
+            continue
+        for selector, how in filter_.selectors.items():
+            if how.deny or not selector.matches(peer):
+                continue
+            if how.rules is None or not how.rules.http:
+                return {}
+            found |= dict.fromkeys(map(request_text, how.rules.http))
+    return found
+
+
+def request_text(rule: HTTPRule) -> str:
+    """A rule for requests as people write it: ``GET /public/.*``, ``any method any path, with X-Token``."""
+    words = [f"{rule.method or 'any method'} {rule.path or 'any path'}"]
+    if rule.host:
+        words.append(f"host {rule.host}")
+    headers = [*rule.headers, *(f"{one.name}: {one.value}".rstrip(": ") for one in rule.header_matches)]
+    return ", ".join([*words, *(f"with {one}" for one in headers)])
 
 
 def _near(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> Iterator[Near]:

@@ -219,6 +219,7 @@ def _as_object(cluster: Cluster, directions: list[tuple[str, Reason]], allowed: 
                 "near": [
                     {"rule": _rule_text(cluster, near.origin), "missing": near.missing} for near in one.near
                 ],
+                "requests": list(one.requests),
             }
             for name, one in directions
         ],
@@ -245,6 +246,8 @@ def _tell(source: str, destination: str, port: Port, told: dict[str, Any]) -> No
             click.echo(f"    by {rule}")
         if one["verdict"] == "drop":
             click.echo("    policies select it for this direction, and none allows this")
+        for request in one["requests"]:
+            click.echo(f"    requests: {request}")
         for near in one["near"][:5]:
             click.echo(f"    near: {near['rule']}: {near['missing']}")
         click.echo(f"    entry: {one['entry']}")

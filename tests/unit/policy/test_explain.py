@@ -49,6 +49,26 @@ def test_the_rule_that_allows_is_named_with_its_line() -> None:
     assert rule == "policies.yaml:21: spec.ingress[0].from[0] of NetworkPolicy shop/frontend-to-cart"
 
 
+def test_requests_that_may_pass_are_named(tmp_path: Path) -> None:
+    rules = "{method: GET, path: /a.*, host: shop}, {headers: [X-Token]}"
+    spec = f"""
+  endpointSelector: {{matchLabels: {{app: cart}}}}
+  ingress:
+  - fromEndpoints: [{{matchLabels: {{app: frontend}}}}]
+    toPorts: [{{ports: [{{port: "8080", protocol: TCP}}], rules: {{http: [{rules}]}}}}]
+  - fromEndpoints: [{{matchLabels: {{app: postgres}}}}]
+    toPorts: [{{ports: [{{port: "8080", protocol: TCP}}]}}]
+"""
+    folder = write(tmp_path, cnp(spec))
+    allowed, (_, ingress) = explain(folder, "shop/frontend", "shop/cart:8080")
+    assert (allowed, ingress["verdict"]) == (True, "redirect")
+    assert ingress["requests"] == ["GET /a.*, host shop", "any method any path, with X-Token"]
+    said = run("explain", "--manifests", folder, "shop/frontend", "shop/cart:8080").output
+    assert "requests: GET /a.*, host shop" in said
+    _, (_, other) = explain(folder, "shop/postgres", "shop/cart:8080")
+    assert (other["verdict"], other["requests"]) == ("allow", [])
+
+
 def test_what_is_missing_is_said_of_the_rule_that_almost_allows() -> None:
     allowed, (_, ingress) = explain(SHOP, "shop/frontend", "shop/postgres:5432")
     assert not allowed

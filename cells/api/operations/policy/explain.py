@@ -262,6 +262,7 @@ def _told(reason: Reason, of: str) -> ExplainedDirection:
         entry=reason.entry_text,
         rules=[one.text for one in reason.origins],
         near=[NearRule(rule=one.origin.text, missing=one.missing) for one in reason.near],
+        requests=reason.requests,
     )
 
 
