@@ -231,13 +231,13 @@ def down(lab: Lab, everything: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Tell nothing, print the account as JSON.")
 @click.option(
     "--part",
-    type=click.Choice(["1", "2", "3"]),
-    help="Only the first part, one node; the second, two nodes; or the third, services.",
+    type=click.Choice(["1", "2", "3", "4"]),
+    help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies.",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Watch it work, in less than a minute. Exits 0 only if every check held."""
     need_root()
-    from hive.lab.demo import node, pair, services
+    from hive.lab.demo import node, pair, policies, services
     from hive.lab.demo.story import Story
 
     story = Story(quiet=as_json)
@@ -249,6 +249,8 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
             pair.run(Cluster(f"{lab.name}-pair"), story)
         if part in {None, "3"} and story.error is None:
             services.run(Cluster(f"{lab.name}-services"), story)
+        if part in {None, "4"} and story.error is None:
+            policies.run(Cluster(f"{lab.name}-policies"), story)
     story.end("It works:", "Something does not work:")
     if as_json:
         click.echo(json_text(story.account()))

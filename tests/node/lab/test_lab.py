@@ -85,6 +85,14 @@ def test_the_demo_of_services_holds(lab: Lab) -> None:
     assert account["measured"]["services_removed"]["answered"] > 0
 
 
+def test_the_demo_of_policies_holds(lab: Lab) -> None:
+    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "4")
+    account = json.loads(done.stdout)
+    assert [check for check in account["checks"] if not check["ok"]] == []
+    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    assert account["measured"]["policies"]["rules"] == ["spec.ingress[0] of CiliumNetworkPolicy default/cart"]
+
+
 def test_up_again_keeps_what_is_there(lab: Lab) -> None:
     assert hive("lab", "up", "--name", lab.name, "--pods", "1").returncode == 0
     first = listed(lab.name)

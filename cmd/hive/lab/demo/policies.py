@@ -1,0 +1,186 @@
+"""``hive lab demo``, the fourth part: a policy cuts an open flow, and says why; then it goes on.
+
+Needs: root, the compiled plugin and objects.   Gives: run.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from hive.client import ask
+from hive.lab import agent_process
+from hive.lab.children import undisturbed
+from hive.lab.cluster import Cluster
+from hive.lab.demo.aftermath import settled
+from hive.lab.demo.story import Story
+from hive.lab.demo.until import eventually
+from hive.lab.kernel import machine_links
+from hive.lab.namespaces import inside
+from hive.lab.node import Lab
+from hive.lab.pods import Attached
+from hive.lab.traffic.flows import tcp_listener
+
+FRONT, BACK = "frontend", "cart"
+PORT = 8080
+SILENCE = 1.0
+"""Seconds without a byte that count as cut."""
+
+Object = dict[str, Any]
+
+
+def run(cluster: Cluster, story: Story) -> None:
+    """Tell the story on a node, and leave nothing behind, however it ends."""
+    with undisturbed():
+        cluster.remove(cluster.nodes())  # what one that was killed left
+    machine = machine_links()
+    part = Policies(cluster, story)
+    try:
+        part.pods()
+        with part.conversation():
+            for chapter in (part.talk, part.cut, part.why, part.go_on):
+                chapter()
+    except click.ClickException as error:
+        story.fail(error.format_message())
+    except (OSError, RuntimeError, ValueError) as error:
+        story.fail(f"{type(error).__name__}: {error}")
+    finally:
+        story.step("nothing left of the policies", "The node is taken down", "Its policies with it.")
+        with undisturbed():
+            cluster.remove(cluster.nodes())
+            left = settled(lambda: sorted(machine_links() - machine))
+        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
+
+
+class Policies:
+    """The chapters, in their order; what one finds out the later ones use."""
+
+    def __init__(self, cluster: Cluster, story: Story) -> None:
+        self._cluster = cluster
+        self._story = story
+        self._lab: Lab
+        self._pid = 0
+        self._pods: dict[str, Attached] = {}
+        self._client: socket.socket
+        self._server: socket.socket
+        self._said = 0
+
+    def pods(self) -> None:
+        """A node with an agent that takes policies from a folder, and two pods."""
+        self._story.step(
+            "policies",
+            "Two pods, and nothing that says who may talk to whom",
+            "Where no policy selects a pod, it may do everything.",
+        )
+        (self._lab,) = self._cluster.make(1, 1)
+        self._pid = agent_process.start(self._lab, *self._cluster.settings())
+        agent_process.wait_ready(self._lab, self._pid)
+        for name in (FRONT, BACK):
+            pod = self._pods[name] = self._cluster.add_pod(self._lab, name)
+            self._story.check(f"{name} is added", True, pod.ipv4)
+
+    @contextmanager
+    def conversation(self) -> Iterator[None]:
+        """A TCP connection from one to the other stays open meanwhile."""
+        with self._lab.open_pod(FRONT) as front, self._lab.open_pod(BACK) as back:
+            with inside(back):
+                listener = tcp_listener(port=PORT)
+            with inside(front):
+                self._client = socket.socket()
+            with listener, self._client:
+                self._client.settimeout(5)
+                self._client.connect((self._pods[BACK].ipv4, PORT))
+                listener.settimeout(5)
+                self._server, _ = listener.accept()
+                with self._server:
+                    yield
+
+    def talk(self) -> None:
+        """It flows."""
+        self._story.step(
+            "talk", f"{FRONT} has a connection open to {BACK}", "And says something now and then."
+        )
+        self._story.check("what it says arrives", self._say(within=5), f"TCP, port {PORT}")
+
+    def cut(self) -> None:
+        """A policy that closes the cart."""
+        self._story.step(
+            "cut",
+            f"A policy is applied: nobody reaches {BACK}",
+            "Once it is in the policy map, the next packet of the open connection is judged by it.",
+        )
+        self._apply([])
+        enforced = eventually(lambda: self._enforced(BACK) == "ingress")
+        self._story.check("its policy map has it", bool(enforced), "hive endpoint list: ingress is enforced")
+        self._story.check("the open connection is cut", not self._say(SILENCE), f"{SILENCE:.0f} s of silence")
+
+    def why(self) -> None:
+        """What ``hive policy explain`` answers."""
+        self._story.step("why", "Why?", f"hive policy explain default/{FRONT} default/{BACK}:{PORT}")
+        ingress = self._direction("ingress")
+        self._story.show([f"ingress of {ingress['of']}: {ingress['verdict']}", f"entry: {ingress['entry']}"])
+        self._story.check(
+            "it names what is missing",
+            ingress["verdict"] == "drop" and ingress["enforced"] and not ingress["rules"],
+            "a policy selects the pod, and no rule allows this",
+        )
+
+    def go_on(self) -> None:
+        """The same policy with a rule for the frontend."""
+        self._story.step(
+            "open", f"The policy lets {FRONT} in", "The connection was never closed: it goes on."
+        )
+        self._apply([FRONT])
+        self._story.check("what was said arrives", self._arrives(within=15), "by TCP's own retransmission")
+        rules = self._direction("ingress")["rules"]
+        self._story.check("the rule is named", len(rules) == 1, "; ".join(rules))
+        self._story.measured["policies"] = {"rules": rules}
+
+    # What the chapters share
+
+    def _say(self, within: float) -> bool:
+        """Send a byte; whether all that was said has arrived."""
+        self._client.send(b"x")
+        self._said += 1
+        return self._arrives(within)
+
+    def _arrives(self, within: float) -> bool:
+        while self._said and select.select([self._server], [], [], within)[0]:
+            self._said -= len(self._server.recv(100))
+        return not self._said
+
+    def _apply(self, allowed: list[str]) -> None:
+        peers = [{"matchLabels": {"app": name}} for name in allowed]
+        policy: Object = {
+            "apiVersion": "cilium.io/v2",
+            "kind": "CiliumNetworkPolicy",
+            "metadata": {"name": "cart", "namespace": "default"},
+            "spec": {
+                "endpointSelector": {"matchLabels": {"app": BACK}},
+                "ingress": [{"fromEndpoints": peers}],  # an empty list is nobody
+            },
+        }
+        self._cluster.manifests.write("policies", [policy])
+
+    def _enforced(self, name: str) -> str:
+        """What the policy map of a pod enforces."""
+        found: list[dict[str, Any]] = ask("/v1/endpoint", agent_process.api_socket(self._pid))
+        ids = ((one, one["status"]["external-identifiers"]["k8s-pod-name"]) for one in found)
+        (own,) = (one for one, pod in ids if pod == name)
+        enabled: str = own["status"]["policy"]["realized"]["policy-enabled"]
+        return enabled
+
+    def _explained(self) -> Any:
+        ends = {"source": f"default/{FRONT}", "destination": f"default/{BACK}"}
+        query = urlencode({**ends, "port": str(PORT), "protocol": "TCP"})
+        return ask(f"/hive/policy/explain?{query}", agent_process.api_socket(self._pid))
+
+    def _direction(self, which: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = self._explained()["directions"]
+        return next(one for one in found if one["direction"] == which)
