@@ -107,6 +107,7 @@ def facts(
             map_settings.bpf_lb_maglev_table_size,
             sockets=sockets is not None and sockets.enabled,
             direct_routing_device=outside.direct_device if outside is not None else "",
+            acceleration=(programs or DatapathSettings()).bpf_lb_acceleration,
         )
 
     return NodeView(

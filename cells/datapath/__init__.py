@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy, read_object
+from cells.datapath.drivers import is_ours
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.datapath.watchdog import DatapathWatchdog
@@ -31,6 +32,7 @@ __all__ = [
     "LoadedObject",
     "MonitorNotifications",
     "cell",
+    "is_ours",
     "read_object",
 ]
 

@@ -16,6 +16,8 @@ from msgspec import structs
 
 from cells.config import AgentConfig
 from cells.datapath.dispatchers import Dispatchers
+from cells.datapath.drivers import OBJECT as XDP_OBJECT
+from cells.datapath.drivers import Drivers
 from cells.datapath.generation import (
     Constants,
     build_of,
@@ -26,7 +28,7 @@ from cells.datapath.generation import (
     serves,
 )
 from cells.datapath.libbpf import LoadError
-from cells.datapath.programs import ENTRIES, Place, at, pod_link
+from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
 from cells.datapath.selfcheck import self_check
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.maps import (
@@ -98,6 +100,7 @@ class Datapath:
         self._pins = agent.programs_dir / "dispatch"
         self._maps = maps
         self._links = links
+        self._drivers = Drivers(settings, maps, links)
         self._log = log
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None
@@ -147,14 +150,34 @@ class Datapath:
         """Attach to a device that packets leave the node through; again is harmless. NetlinkError."""
         self._attach(ifindex, Place.NATIVE_DEVICE)
 
+    @property
+    def accelerates(self) -> bool:
+        """Whether devices' drivers are to have a program, too."""
+        return self._settings.accelerates
+
+    def accelerate_device(self, ifindex: int) -> bool:
+        """Attach to the device's driver; False if it cannot, where only effort is asked for. NetlinkError."""
+        self._started()
+        assert self._dispatchers is not None  # noqa: S101  (set with _in_force)
+        return self._drivers.attach(ifindex, self._dispatchers.descriptors[XDP_DISPATCHER])
+
+    def slow_device(self, ifindex: int) -> None:
+        """Take off what :meth:`accelerate_device` attached. NetlinkError."""
+        self._drivers.detach(ifindex)
+
     def detach_device(self, ifindex: int) -> None:
-        """Take off what :meth:`attach_device` attached; other people's programs stay. NetlinkError."""
+        """Take off what was attached; other people's programs stay. NetlinkError."""
+        self._drivers.detach(ifindex)
         found, ours = self._links.programs(ifindex), self._expected(Place.NATIVE_DEVICE)
         self._links.detach(ifindex, ingress=found.ingress == ours.ingress, egress=found.egress == ours.egress)
 
-    def serves_device(self, ifindex: int) -> bool:
-        """Whether the device has what :meth:`attach_device` attaches. NetlinkError."""
-        return self._has(ifindex, self._expected(Place.NATIVE_DEVICE))
+    def serves_device(self, ifindex: int, *, accelerated: bool) -> bool:
+        """Whether the device has what :meth:`attach_device` attaches, and its driver or not. NetlinkError."""
+        if not self._has(ifindex, self._expected(Place.NATIVE_DEVICE)):
+            return False
+        if accelerated:
+            return self._drivers.serves(ifindex, self.programs[XDP_DISPATCHER])
+        return not self._drivers.has_any(ifindex)
 
     def endpoint_programs(self, *, egress_prog: bool = False) -> LinkPrograms:
         """Kernel ids of what :meth:`attach_endpoint` attaches."""
@@ -244,7 +267,7 @@ class Datapath:
         known = self._started().programs
         with map_by_id(self._maps.entry.id) as entry:
             now = ids_in_force(entry)
-        return [name for name in ENTRIES if now.get(name) != known[name]]
+        return [name for name in ENTRIES if now.get(name) != known[name]] + self._drivers.missing()
 
     def _started(self) -> InForce:
         if self._in_force is None:
@@ -305,8 +328,9 @@ class Datapath:
             constants = in_force(entry)
             if constants is None or not self._fits(constants, data) or not serves(entry, tables, constants):
                 constants = self._replace(entry, constants, data)
+            self._drivers.put_in_force(tables, read_object(XDP_OBJECT), constants.generation)
             self._dispatchers = self._load_dispatchers(tables)
-            ids = ids_in_force(entry)
+            ids = ids_in_force(entry) | self._drivers.programs
         ids |= {name: info.id for name, info in self._dispatchers.describe().items()}
         return InForce(constants.generation, constants.build, MappingProxyType(ids))
 
@@ -361,6 +385,8 @@ class Datapath:
             (ifindex,) = struct.unpack("<I", key)
             if ifindex in indexes:
                 self.attach_device(ifindex)
+                if self._drivers.has_any(ifindex):
+                    self.accelerate_device(ifindex)
         if HOST_LINK in found and NET_LINK in found:
             self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
         if TUNNEL_LINK in found and found[TUNNEL_LINK].kind == "vxlan":

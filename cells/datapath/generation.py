@@ -155,11 +155,11 @@ def compiled_constants(loaded: LoadedObject) -> Constants:
     return constants
 
 
-def publish(entry: Map, programs: Mapping[str, int]) -> None:
+def publish(entry: Map, programs: Mapping[str, int], entries: Mapping[str, int] = ENTRIES) -> None:
     """Put programs (name to descriptor) in force. All of them or, on an error, those that were before."""
     former: dict[int, int] = {}
     try:
-        for name, slot in ENTRIES.items():
+        for name, slot in entries.items():
             former[slot] = descriptor_in(entry, slot)
             set_entry(entry, slot, programs[name])
     except BaseException:
@@ -186,22 +186,24 @@ def descriptor_in(entry: Map, slot: int) -> int:
     return -1 if value is None else program_by_id(*struct.unpack("<I", value))
 
 
-def in_force(entry: Map) -> Constants | None:
-    """The constants of the programs that forward now, read from them; None if there are none of ours."""
-    info = program_in(entry, ENTRIES["hive_from_pod"])
+def in_force(entry: Map, slot: int = ENTRIES["hive_from_pod"]) -> Constants | None:
+    """The constants of the programs that forward now, read from one; None if there are none of ours."""
+    info = program_in(entry, slot)
     for map_id in info.map_ids if info else ():
         if constants := read_constants(map_id):
             return constants
     return None
 
 
-def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
+def serves(
+    entry: Map, tables: Iterable[Map], constants: Constants, entries: Mapping[str, int] = ENTRIES
+) -> bool:
     """Whether every entry holds its program with these constants, and all of them work on these very maps.
 
     One may not: an agent killed while it published has replaced some entries and not the others.
     """
     known = {table.id for table in tables}
-    for name, slot in ENTRIES.items():
+    for name, slot in entries.items():
         info = program_in(entry, slot)
         if info is None or info.name != name[:KERNEL_NAME]:
             return False
@@ -210,9 +212,9 @@ def serves(entry: Map, tables: Iterable[Map], constants: Constants) -> bool:
     return True
 
 
-def ids_in_force(entry: Map) -> dict[str, int]:
+def ids_in_force(entry: Map, entries: Mapping[str, int] = ENTRIES) -> dict[str, int]:
     """Kernel ids of the programs in the entries, by name."""
-    found = {name: program_in(entry, slot) for name, slot in ENTRIES.items()}
+    found = {name: program_in(entry, slot) for name, slot in entries.items()}
     return {name: info.id for name, info in found.items() if info}
 
 

@@ -73,7 +73,11 @@ PROGRAMS: Final = (
 )
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
 """Programs of an object and their entries."""
-DISPATCHERS: Final = tuple(program.dispatcher for program in PROGRAMS if program.dispatcher)
+XDP_ENTRIES: Final = MappingProxyType({"hive_xdp": 0})
+"""The same of the programs in devices' drivers (bpf/xdp.c), whose entries are those of hive_xdp_entry."""
+XDP_DISPATCHER: Final = "cil_xdp_entry"
+"""What is attached in drivers."""
+DISPATCHERS: Final = (*(program.dispatcher for program in PROGRAMS if program.dispatcher), XDP_DISPATCHER)
 """What is attached to devices."""
 
 _ATTACHED: Final = {point: program.dispatcher for program in PROGRAMS for point in program.attached}

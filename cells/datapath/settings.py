@@ -66,6 +66,13 @@ class DatapathSettings(Settings, frozen=True):
     node_port_range: tuple[int, ...] = (30000, 32767)
     """First and last port of the node that services may have; ports above are for translated flows."""
 
+    bpf_lb_acceleration: Annotated[
+        Literal["disabled", "native", "best-effort", "generic", "testing-only"],
+        Formerly("node-port-acceleration"),
+    ] = "disabled"
+    """Serve clients outside in devices' drivers (XDP): native on all that packets leave the node through,
+    best-effort where the driver can; generic, or testing-only, needs no driver and is slower than without."""
+
     enable_sctp: bool = False
     """Track SCTP; without it its packets are dropped."""
 
@@ -83,6 +90,16 @@ class DatapathSettings(Settings, frozen=True):
 
     bpf_events_trace_enabled: bool = True
     """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
+
+    @property
+    def accelerates(self) -> bool:
+        """Whether there are programs in devices' drivers."""
+        return self.bpf_lb_acceleration != "disabled"
+
+    @property
+    def generic_xdp(self) -> bool:
+        """Whether those run before the stack instead, whatever the driver."""
+        return self.bpf_lb_acceleration in {"generic", "testing-only"}
 
     @property
     def notifications(self) -> MonitorNotifications:

@@ -83,6 +83,7 @@ from cells.maps.records.nat import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    DEVICE_XDP,
     DeviceConfig,
     NatEntry,
 )
@@ -91,6 +92,7 @@ from cells.maps.records.nodeport import (
     NODEPORT_DSR_TCP,
     NODEPORT_MAGLEV,
     NODEPORT_ON,
+    NODEPORT_XDP,
     NodePortConfig,
 )
 from cells.maps.records.sock import (
@@ -128,6 +130,7 @@ __all__ = [
     "DEVICE_MASQUERADE_IPV4",
     "DEVICE_MASQUERADE_IPV6",
     "DEVICE_REMOTE_NODES",
+    "DEVICE_XDP",
     "ENDPOINT_ANY_SOURCE",
     "ENDPOINT_FLAGS",
     "ENDPOINT_PASSES_NEIGHBOURS",
@@ -143,6 +146,7 @@ __all__ = [
     "NODEPORT_DSR_TCP",
     "NODEPORT_MAGLEV",
     "NODEPORT_ON",
+    "NODEPORT_XDP",
     "NODE_AUDITS_HOST",
     "NODE_AUDITS_POLICY",
     "NODE_EVENTS",

@@ -136,6 +136,8 @@ class Maps:
     """cilium_runtime_config: what changes while programs run; index AGENT_LIVENESS."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
+    xdp_entry: Map
+    """hive_xdp_entry: the one that the dispatcher in devices' drivers calls."""
 
     created: frozenset[str]
     """Names of the maps this start made. Programs loaded earlier use others, if any: reload them."""

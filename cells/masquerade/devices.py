@@ -14,6 +14,7 @@ from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    DEVICE_XDP,
     DeviceConfig,
 )
 from cells.masquerade.settings import MasqueradeSettings
@@ -44,6 +45,8 @@ class Families:
     """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
     serves_outside: bool = False
     """Whether clients outside are served, or the node has a policy: for that all devices need programs."""
+    accelerated: bool = False
+    """Whether clients outside are served in devices' drivers."""
     announces: int = 0
     """Milliseconds for which devices answer for services after the agent was alive; 0: never."""
 
@@ -69,6 +72,7 @@ def native_devices(
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
+    flags |= DEVICE_XDP * families.accelerated
     found: dict[int, NativeDevice] = {}
     for device in native:
         masquerades = _selected(device.name, settings.egress_masquerade_interfaces)

@@ -38,9 +38,11 @@ from lifecycle import (
 )
 
 INTERVAL: Final = seconds(30)
-_RTMGRP_TC: Final = 0x8
-_RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
+_RTMGRP_LINK, _RTMGRP_TC = 0x1, 0x8
+_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER = 16, 37, 45
 _CHANGED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+_CHANGED_OR_SLOWED: Final = news.passing((news.kinds(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
+"""A program that is taken off a driver shows as news of the link."""
 _OWN_LINKS: Final = ("none", "portmap")
 """Chaining modes in which pods' links are ours."""
 
@@ -83,6 +85,7 @@ class Masquerade:
             policy is not None and policy.enable_host_firewall
         )
         self._announces = announcements.liveness if announcements is not None else 0
+        self._accelerated = datapath.accelerates and services is not None and services.outside
         self._router = router
         self._sysctls = sysctls
         self._own = own
@@ -90,7 +93,7 @@ class Masquerade:
         self._ready = False
         self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, devices, addresses)
         """The devices with programs, by index."""
-        target = DeviceTarget(self.devices, lambda: maps.devices, datapath)
+        target = DeviceTarget(self.devices, lambda: maps.devices, datapath, log)
         self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
             self.devices, target, full_every=INTERVAL
         )
@@ -125,6 +128,7 @@ class Masquerade:
             tunnelled=self._tunnelled,
             serves_outside=self._serves,
             announces=self._announces,
+            accelerated=self._accelerated,
         )
         node_ips = list(self._own.all().values())
         return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
@@ -142,7 +146,10 @@ class Masquerade:
         self._log.info("masquerading", devices=", ".join(each.name for each in self.devices.all()) or "none")
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_TC, _CHANGED):
+        watched = (_RTMGRP_TC, _CHANGED)
+        if self._accelerated:
+            watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_SLOWED)
+        async for hint in news.hints(*watched):
             yield hint
 
     async def _look(self, _: None) -> None:

@@ -15,6 +15,13 @@ struct {
 	__uint(max_entries, ENTRIES);
 } hive_entry SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} hive_xdp_entry SEC(".maps");
+
 /* Ingress of the host's end of a pod's link: the pod sends. Never open without its program. */
 SEC("tc")
 int cil_from_container(struct __sk_buff *skb)
@@ -79,6 +86,14 @@ int cil_to_netdev(struct __sk_buff *skb)
 {
 	bpf_tail_call(skb, &hive_entry, ENTRY_TO_NETDEV);
 	return TC_ACT_OK;
+}
+
+/* A native device's driver. Without its program packets go on to the one above. */
+SEC("xdp")
+int cil_xdp_entry(struct xdp_md *ctx)
+{
+	bpf_tail_call(ctx, &hive_xdp_entry, 0);
+	return XDP_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

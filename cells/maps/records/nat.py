@@ -22,11 +22,14 @@ DEVICE_MASQUERADE_IPV4: Final = 4
 """Pods' IPv4 packets leave with the device's address."""
 DEVICE_MASQUERADE_IPV6: Final = 8
 """The same of IPv6."""
+DEVICE_XDP: Final = 16
+"""It has a program in its driver, too."""
 DEVICE_FLAGS: Final = {
     DEVICE_MASQUERADE_IPV4: "masquerades IPv4",
     DEVICE_MASQUERADE_IPV6: "masquerades IPv6",
     DEVICE_IP_MASQ: "exceptions of ip-masq-agent",
     DEVICE_REMOTE_NODES: "masquerades to other nodes",
+    DEVICE_XDP: "XDP",
 }
 """In words, for people."""
 

@@ -19,6 +19,8 @@ NODEPORT_DSR_OTHER: Final = 4
 """The same in other protocols."""
 NODEPORT_MAGLEV: Final = 8
 """Backends are chosen by look-up tables."""
+NODEPORT_XDP: Final = 16
+"""Programs in devices' drivers have looked at packets before."""
 
 _config = Layout("nodeport_config", ipv4="4s", flags="I", ipv6="16s", seed4="I", seed6="I")
 NEIGHBOUR: Final = Layout("nodeport_neighbour", mac="6s", pad="2x").size

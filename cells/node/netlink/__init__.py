@@ -9,12 +9,20 @@ Why:    pyroute2 takes 10 to 30 ms a pod; these batches take 0.4 ms together.
 
 from cells.node.netlink import news
 from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import CreatedLink, HostLinks, is_present, programs_of, routes_over
+from cells.node.netlink.links import (
+    CreatedLink,
+    HostLinks,
+    is_present,
+    programs_of,
+    routes_over,
+    take_off_xdp,
+    xdp_of,
+)
 from cells.node.netlink.mac import mac_text, parse_mac, random_mac
 from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.node.netlink.network import NodeNetwork
 from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import LinkInfo, LinkPrograms, RouteInfo
+from cells.node.netlink.rows import LinkInfo, LinkPrograms, RouteInfo, XdpPrograms
 from cells.node.netlink.vxlan import FoundVxlan, VxlanLinks
 from lifecycle import module, provide
 
@@ -33,6 +41,7 @@ __all__ = [
     "RouteInfo",
     "VethPair",
     "VxlanLinks",
+    "XdpPrograms",
     "cell",
     "is_present",
     "mac_text",
@@ -41,6 +50,8 @@ __all__ = [
     "programs_of",
     "random_mac",
     "routes_over",
+    "take_off_xdp",
+    "xdp_of",
 ]
 
 cell = module("netlink", "Links, addresses and filters of the node and its pods", provide(HostLinks))

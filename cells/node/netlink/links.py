@@ -22,12 +22,14 @@ from cells.node.netlink.rows import (
     LinkInfo,
     LinkPrograms,
     RouteInfo,
+    XdpPrograms,
     read_address,
     read_indexes,
     read_link,
     read_name,
     read_program,
     read_route,
+    read_xdp,
 )
 from lifecycle import Lifecycle, NotStartedError
 
@@ -133,6 +135,17 @@ class HostLinks:
         parents = [*([m.TC_H_INGRESS] if ingress else []), *([m.TC_H_EGRESS] if egress else [])]
         if parents:
             self._connection.run(*(m.delete_filter(ifindex, parent) for parent in parents))
+
+    def set_xdp(self, ifindex: int, program_fd: int, *, generic: bool, instead_of: int | None) -> None:
+        """Attach an XDP program, in the driver or ``generic``; -1 takes off what is there.
+
+        ``instead_of`` is a descriptor of what is there, None for nothing; EEXIST when that is not so.
+        """
+        self._connection.run(m.set_xdp(ifindex, program_fd, generic=generic, instead_of=instead_of))
+
+    def xdp(self, ifindex: int) -> XdpPrograms:
+        """The XDP programs of a link; ENODEV when it is gone."""
+        return read_xdp(self._connection.run(m.get_link_at(ifindex))[-1])
 
     def find(self, name: str) -> LinkInfo | None:
         """The link of that name, or None."""
@@ -248,5 +261,23 @@ def programs_of(ifindexes: Iterable[int]) -> dict[int, LinkPrograms]:
     try:
         connection = Connection(fd)
         return {ifindex: read_programs(connection, ifindex) for ifindex in ifindexes}
+    finally:
+        os.close(fd)
+
+
+def xdp_of(ifindex: int) -> XdpPrograms:
+    """The XDP programs of a link, over a socket of its own. Raises NetlinkError."""
+    fd = open_socket()
+    try:
+        return read_xdp(Connection(fd).run(m.get_link_at(ifindex))[-1])
+    finally:
+        os.close(fd)
+
+
+def take_off_xdp(ifindex: int, program_fd: int, *, generic: bool) -> None:
+    """Take this XDP program off a link, over a socket of its own. Raises NetlinkError."""
+    fd = open_socket()
+    try:
+        Connection(fd).run(m.set_xdp(ifindex, -1, generic=generic, instead_of=program_fd))
     finally:
         os.close(fd)

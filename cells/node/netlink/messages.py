@@ -37,6 +37,11 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK = 1, 3, 4, 5
 IFLA_TXQLEN, IFLA_LINKINFO, IFLA_IFALIAS, IFLA_AF_SPEC = 13, 18, 20, 26
 IFLA_GROUP, IFLA_NET_NS_FD, IFLA_EXT_MASK = 27, 28, 29
 IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES, IFLA_LINK_NETNSID = 31, 32, 37
+IFLA_XDP = 43
+NLA_F_NESTED = 1 << 15
+IFLA_XDP_FD, IFLA_XDP_FLAGS, IFLA_XDP_EXPECTED_FD = 1, 3, 8
+IFLA_XDP_DRV_PROG_ID, IFLA_XDP_SKB_PROG_ID = 5, 6
+XDP_FLAGS_UPDATE_IF_NOEXIST, XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE, XDP_FLAGS_REPLACE = 1, 2, 4, 16
 IFLA_INFO_KIND, IFLA_INFO_DATA = 1, 2
 IFLA_INET_CONF = 1
 VETH_INFO_PEER = 1
@@ -353,3 +358,21 @@ def dump_filters(ifindex: int, parent: int) -> Request:
     """Ask for the filters of one direction of a link; a link that is gone, or without clsact, has none."""
     body = TC.pack(0, ifindex, 0, parent, 0)
     return Request(f"list filters of link {ifindex}", RTM_GETTFILTER, NLM_F_DUMP, body)
+
+
+def set_xdp(ifindex: int, program_fd: int, *, generic: bool, instead_of: int | None) -> Request:
+    """Attach an XDP program in the driver, or generic before the stack; -1 takes off what is there.
+
+    ``instead_of``: a descriptor of the one that is there, None if none is; else the kernel refuses.
+    """
+    flags = XDP_FLAGS_SKB_MODE if generic else XDP_FLAGS_DRV_MODE
+    nested = attribute(IFLA_XDP_FD, struct.pack("=i", program_fd))
+    if instead_of is None:
+        flags |= XDP_FLAGS_UPDATE_IF_NOEXIST
+    else:
+        flags |= XDP_FLAGS_REPLACE
+        nested += u32(IFLA_XDP_EXPECTED_FD, instead_of)
+    nested += u32(IFLA_XDP_FLAGS, flags)
+    body = LINK.pack(0, 0, ifindex, 0, 0) + attribute(IFLA_XDP | NLA_F_NESTED, nested)
+    what = "take XDP off" if program_fd < 0 else "attach XDP to"
+    return Request(f"{what} link {ifindex}", RTM_SETLINK, 0, body)

@@ -141,6 +141,21 @@ class LinkPrograms(NamedTuple):
     egress: int = 0
 
 
+class XdpPrograms(NamedTuple):
+    """Kernel ids of the XDP programs a link has: in its driver, and generic, before the stack; 0 is none."""
+
+    native: int = 0
+    generic: int = 0
+
+
+def read_xdp(message: Message) -> XdpPrograms:
+    """The XDP programs of an RTM_NEWLINK."""
+    found = dict(attributes(dict(attributes(message.body, m.LINK.size)).get(m.IFLA_XDP, b""), 0))
+    return XdpPrograms(
+        _number(found.get(m.IFLA_XDP_DRV_PROG_ID, b"")), _number(found.get(m.IFLA_XDP_SKB_PROG_ID, b""))
+    )
+
+
 def read_program(rows: Iterable[Message]) -> int:
     """The id of the program that a dump of filters has first, where ours are (priority 1, handle 1).
 

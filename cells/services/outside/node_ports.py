@@ -16,6 +16,7 @@ from cells.maps import (
     NODEPORT_DSR_TCP,
     NODEPORT_MAGLEV,
     NODEPORT_ON,
+    NODEPORT_XDP,
     Maps,
     NodePortConfig,
 )
@@ -109,6 +110,7 @@ class NodePorts:
         self._settings = settings
         self._agent = agent
         self._range = datapath.node_port_range
+        self._accelerates = datapath.accelerates
         self._selection = Selection(
             settings.nodeport_addresses, settings.direct_routing_device, bool(selection.devices)
         )
@@ -150,7 +152,8 @@ class NodePorts:
         row = NodePortConfig(
             NODEPORT_ON
             | _DIRECT[self._settings.bpf_lb_mode]
-            | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev"),
+            | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev")
+            | NODEPORT_XDP * self._accelerates,
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
             ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
             Seed.parse(self._settings.bpf_lb_maglev_hash_seed)[1:],

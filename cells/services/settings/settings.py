@@ -74,11 +74,6 @@ class ServiceSettings(Settings, frozen=True):
     bpf_lb_algorithm_annotation: bool = False
     """Let services choose their algorithm by the annotation service.cilium.io/lb-algorithm."""
 
-    bpf_lb_acceleration: Annotated[
-        Literal["disabled", "native", "generic", "best-effort"], Formerly("node-port-acceleration")
-    ] = "disabled"
-    """Serve clients outside in the device's driver; not served yet."""
-
     def validate(self) -> None:
         """Refuse what is not served yet; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -91,11 +86,6 @@ class ServiceSettings(Settings, frozen=True):
             Seed.parse(self.bpf_lb_maglev_hash_seed)
         except ValueError as error:
             yield f"bpf-lb-maglev-hash-seed: {error}"
-        if self.bpf_lb_acceleration not in {"disabled", "best-effort"}:
-            yield (
-                f"bpf-lb-acceleration={self.bpf_lb_acceleration}: not supported yet, expected disabled, or"
-                " leave it unset"
-            )
 
     @property
     def node_ports(self) -> bool:

@@ -6,6 +6,7 @@ Each removes all it can and returns the names of what went; being gone already i
 """
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -116,7 +117,27 @@ def detach_programs() -> list[str]:
             where = {"parent": parent, "info": entry["info"], "handle": entry["handle"]}
             routes.tc("del-filter", "bpf", link["index"], **where)
             removed.append(f"{_program(entry)} from {link.get('ifname')}")
+        for link in routes.get_links():
+            removed += _take_off_driver(link["index"], link.get("ifname"))
         return removed
+
+
+def _take_off_driver(ifindex: int, name: str) -> list[str]:
+    """Take our XDP program off a device's driver, if there is one."""
+    from cells.datapath import is_ours
+    from cells.maps import program_by_id
+    from cells.node.netlink import take_off_xdp, xdp_of
+
+    removed = []
+    for number, generic in zip(xdp_of(ifindex), (False, True), strict=True):
+        if is_ours(number):
+            program = program_by_id(number)
+            try:
+                take_off_xdp(ifindex, program, generic=generic)
+            finally:
+                os.close(program)
+            removed.append(f"cil_xdp_entry from {name}")
+    return removed
 
 
 def _filters(routes: "IPRoute") -> Iterator[tuple[Any, int, Any]]:

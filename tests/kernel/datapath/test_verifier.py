@@ -6,8 +6,10 @@ import struct
 import pytest
 
 from cells.datapath.collector import FORGOTTEN
+from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
-from cells.datapath.settings import PACKAGED_OBJECTS
+from cells.datapath.programs import XDP_ENTRIES
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import create_map, program_by_id
 from cells.maps.bpf.syscall import buffer, object_info
 from tests.kernel.datapath.node import running
@@ -42,5 +44,9 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             collector.use_maps({table.spec.name: table.fd for table in tables})
             collector.load()
             counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}
-    assert len(counts) == 28
+        xdp = (PACKAGED_OBJECTS / "xdp.o").read_bytes()
+        driver, _ = load(xdp, "xdp.o", node.maps.all(), 1, DatapathSettings(), programs=XDP_ENTRIES.keys())
+        with driver:
+            counts |= {name: processed(descriptor) for name, descriptor in driver.programs().items()}
+    assert len(counts) == 30
     assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}

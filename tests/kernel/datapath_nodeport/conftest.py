@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.datapath_nodeport.world import NodePortWorld
+from tests.kernel.datapath_nodeport.world import DriverWorld, NodePortWorld
 from tests.support.namespaces import need_root
 
 
-@pytest.fixture(scope="module")
-def loaded_world() -> Iterator[NodePortWorld]:
-    """Maps and programs."""
+@pytest.fixture(scope="module", params=[NodePortWorld, DriverWorld], ids=["stack", "driver"])
+def loaded_world(request: pytest.FixtureRequest) -> Iterator[NodePortWorld]:
+    """Maps and programs: at the stack's door alone, and in the driver too."""
     need_root()
-    with NodePortWorld() as world:
+    with request.param() as world:
         yield world
 
 

@@ -1,6 +1,6 @@
 """Two pods on a node that serves clients outside, and a way to every address.
 
-Needs: root, clang.   Gives: NodePortWorld, and the addresses of a client and of backends elsewhere.
+Needs: root, clang.   Gives: NodePortWorld, DriverWorld, addresses of a client and of backends elsewhere.
 """
 
 from __future__ import annotations
@@ -8,14 +8,27 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
 
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
 from cells.datapath import DatapathSettings
-from cells.maps import NODEPORT_ON, DeviceConfig, LxcKey, NodePortConfig
+from cells.datapath.generation import load
+from cells.datapath.programs import XDP_ENTRIES
+from cells.maps import NODEPORT_ON, NODEPORT_XDP, DeviceConfig, LxcKey, NodePortConfig, test_run
 from tests.kernel.datapath.packets import tcp, udp
-from tests.kernel.datapath.world import IFINDEX, NODE, NODE6, Outcome, Pod, World, raw
+from tests.kernel.datapath.world import (
+    IFINDEX,
+    NODE,
+    NODE6,
+    REDIRECT,
+    SHOT,
+    Outcome,
+    Pod,
+    World,
+    raw,
+)
 from tests.kernel.datapath_overlay.recorder import Recorder, Route, recorded_object
 from tests.kernel.datapath_services.services import Services
 
@@ -63,13 +76,68 @@ class NodePortWorld(World):
         """Key and value of cilium_lxc, for an address of the pod."""
         return LxcKey(ip_address(ip)).pack(), pod.address().pack()
 
+    @staticmethod
+    def framed(packet: Packet) -> Packet:
+        """As it comes in by the device from outside."""
+        return Ether(src=CLIENT_MAC, dst=OWN_MAC) / packet
+
     def client_sends(self, packet: Packet) -> Outcome:
         """A packet from outside comes in by the device."""
-        return self.device_gets(Ether(src=CLIENT_MAC, dst=OWN_MAC) / packet)
+        return self.device_gets(self.framed(packet))
 
     def comes_back(self, packet: Packet) -> Outcome:
         """The same, of another node."""
         return self.device_gets(Ether(src=HOP, dst=OWN_MAC) / packet)
+
+
+XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = 1, 2, 3, 4
+
+
+class InDriver(NamedTuple):
+    """What became of a packet in the driver."""
+
+    verdict: int
+    told: int
+    """To the program behind, in front of the packet."""
+    packet: bytes
+
+
+class DriverWorld(NodePortWorld):
+    """The same with a program in the device's driver, which gets what comes in by it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data, tables = recorded_object("recorded_xdp"), [*self.maps.values(), self.recorder.map]
+        self.driver, _ = load(data, "xdp.o", tables, 7, SETTINGS, programs=XDP_ENTRIES.keys())
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.close()
+        super().__exit__()
+
+    def serve_outside(self, flags: int = 0) -> None:
+        """``flags``: as above."""
+        super().serve_outside(flags | NODEPORT_XDP)
+
+    def device_gets(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+        """First in the driver, and what that leaves, at the stack's door."""
+        before, run = self.counts(), self.in_driver(bytes(packet))
+        if run.verdict == XDP_PASS:
+            self.recorder.handed(run.told)
+            try:
+                return super().device_gets(run.packet, repeat=repeat)
+            finally:
+                self.recorder.handed(0)
+        counted = {cause: n - before.get(cause, 0) for cause, n in self.counts().items()}
+        counted = {cause: n for cause, n in counted.items() if n}
+        return Outcome(SHOT if run.verdict == XDP_DROP else REDIRECT, Ether(run.packet), counted)
+
+    def in_driver(self, frame: bytes) -> InDriver:
+        """What the program there does with it."""
+        context = struct.pack("<6I", 0, len(frame), 0, IFINDEX, 0, 0)
+        run = test_run(self.driver.programs()["hive_xdp"], frame, ctx_in=context)
+        data, _, meta = struct.unpack_from("<3I", run.ctx_out)
+        told = struct.unpack("<I", run.packet[: data - meta])[0] if data > meta else 0
+        return InDriver(run.retval, told, run.packet[data - meta :])
 
 
 def segment(kind: str, source: str, destination: str, sport: int, dport: int, flags: str = "S") -> Packet:

@@ -1,97 +1,18 @@
-/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The datapath with a tunnel and routes that a test can look into: what is asked of the kernel is noted in
- * hive_recorded, and where a packet came from, and where it is routed, is what the test has put there.
- * BPF_PROG_TEST_RUN has neither of its own.
- */
-#include "lib/bpf.h"
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+#define REDIRECTED 7 /* TC_ACT_REDIRECT */
+#include "recorded.h"
 
-struct recorded {
-	__u32 known; /* there is a tunnel key to get */
-	__u32 vni;
-	__u32 remote;
-	__u32 ttl;
-	__u32 size;
-	__u32 flags;
-	__u32 redirects;
-	__u32 ifindex;
-	__u32 redirect_flags;
-	__u32 set; /* tunnel keys set */
-	__s32 fib_answer; /* of routes: BPF_FIB_LKUP_RET_*, and what comes with it */
-	__u32 fib_ifindex;
-	__u8 fib_source[8];
-	__u8 fib_destination[8];
-	__u32 next_hop[4];
-	__u32 pad;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct recorded);
-	__uint(max_entries, 1);
-} hive_recorded SEC(".maps");
-
-static __always_inline struct recorded *recorded(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&hive_recorded, &zero);
-}
-
-static __always_inline long set_tunnel_key(struct bpf_tunnel_key *key, __u32 size, __u64 flags)
+static __always_inline __u32 told_in_driver(void)
 {
 	struct recorded *note = recorded();
 
-	if (!note)
-		return -1;
-	note->set++;
-	note->vni = key->tunnel_id;
-	note->remote = key->remote_ipv4;
-	note->ttl = key->tunnel_ttl;
-	note->size = size;
-	note->flags = flags;
-	return 0;
+	return note ? note->handed : 0;
 }
 
-static __always_inline long get_tunnel_key(struct bpf_tunnel_key *key)
-{
-	struct recorded *note = recorded();
-
-	if (!note || !note->known)
-		return -22;
-	key->tunnel_id = note->vni;
-	key->remote_ipv4 = note->remote;
-	return 0;
-}
-
-static __always_inline long redirect(__u32 ifindex, __u64 flags)
-{
-	struct recorded *note = recorded();
-
-	if (note) {
-		note->redirects++;
-		note->ifindex = ifindex;
-		note->redirect_flags = flags;
-	}
-	return 7; /* TC_ACT_REDIRECT */
-}
-
-static __always_inline long fib_lookup(struct bpf_fib_lookup *fib)
-{
-	struct recorded *note = recorded();
-
-	if (!note)
-		return -1;
-	fib->ifindex = note->fib_ifindex;
-	__builtin_memcpy(fib->smac, note->fib_source, sizeof(fib->smac));
-	__builtin_memcpy(fib->dmac, note->fib_destination, sizeof(fib->dmac));
-	__builtin_memcpy(fib->ipv6_dst, note->next_hop, sizeof(fib->ipv6_dst));
-	return note->fib_answer;
-}
-
-#define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(fib)
-#define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(key, size, flags)
-#define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key)
-#define bpf_redirect(ifindex, flags) redirect(ifindex, flags)
+/* A packet of BPF_PROG_TEST_RUN has nothing in front of it. */
+#define device_handed device_handed_in_front
+#include "netdev/brings.h"
+#undef device_handed
+#define device_handed(skb) told_in_driver()
 
 #include "datapath.c"

@@ -16,19 +16,20 @@ from cells.datapath.build import SOURCES, compile_one, find_clang
 from cells.maps import Map, MapSpec, MapType, create_map
 
 _TUNNEL = struct.Struct("<10I")
-_ROUTE = struct.Struct("<iI6s2x6s2x16s4x")
-_SIZE = _TUNNEL.size + _ROUTE.size
+_ROUTE = struct.Struct("<iI6s2x6s2x16s")
+_HANDED = struct.Struct("<I")
+_SIZE = _TUNNEL.size + _ROUTE.size + _HANDED.size
 NOT_FORWARDED = 4
 """BPF_FIB_LKUP_RET_NOT_FWDED (linux/bpf.h)."""
 _SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _SIZE, 1)
 
 
 @cache
-def recorded_object() -> bytes:
-    """The object, compiled once a process."""
+def recorded_object(name: str = "recorded") -> bytes:
+    """The object, or with ``recorded_xdp`` that of drivers, compiled once a process."""
     with TemporaryDirectory() as folder:
-        source = Path(__file__).with_name("recorded.c")
-        return compile_one(find_clang(), source, Path(folder) / "recorded.o", "", SOURCES).read_bytes()
+        source = Path(__file__).with_name(f"{name}.c")
+        return compile_one(find_clang(), source, Path(folder) / f"{name}.o", "", SOURCES).read_bytes()
 
 
 class Tunnelled(NamedTuple):
@@ -69,12 +70,17 @@ class Recorder:
 
     def nothing(self, route: Route = NOWHERE) -> None:
         """As if no packet had passed; the next does not come out of a tunnel, and is routed so."""
-        self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route))
+        self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route) + bytes(_HANDED.size))
+
+    def handed(self, what: int) -> None:
+        """What a program in the driver says of the next packet."""
+        row = self.map.lookup(bytes(4)) or bytes(_SIZE)
+        self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what))
 
     def comes_from(self, node: str, vni: int, route: Route = NOWHERE) -> None:
         """The next packets come out of the tunnel, from this address outside, with this identity."""
         tunnel = _TUNNEL.pack(1, vni, int(IPv4Address(node)), *(0,) * 7)
-        self.map.update(bytes(4), tunnel + _ROUTE.pack(*route))
+        self.map.update(bytes(4), tunnel + _ROUTE.pack(*route) + bytes(_HANDED.size))
 
     def _row(self) -> tuple[int, ...]:
         return _TUNNEL.unpack_from(self.map.lookup(bytes(4)) or bytes(_SIZE))

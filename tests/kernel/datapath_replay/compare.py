@@ -31,7 +31,7 @@ from tests.kernel.datapath_replay.node import (
     clock,
     destinations,
 )
-from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, SHOT, Json, Recording
+from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, XDP_REDIRECT, Json, Recording
 
 FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 42, 43, 44, 8
 PUBLIC_FLAGS = 0x07FF
@@ -66,7 +66,7 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
     ]
     yield from _unequal("tunnel key", replayed.tunnelled, keys[-1] if keys else None)
     sent = [each["ifindex"] for each in recording.data["result"]["redirects"] if each["call"] == "redirect"]
-    if recording.hook.endswith("-netdev") and sent and not keys:
+    if (recording.hook.endswith("-netdev") or recording.verdict == XDP_REDIRECT) and sent and not keys:
         found = replayed.redirected
         yield from _unequal("redirected to", found and found.ifindex, sent[-1])
 
@@ -78,10 +78,10 @@ def identity_of(vni: int, recording: Recording) -> int:
 
 
 def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
-    if recording.verdict == SHOT:
+    if recording.dropped:
         return
     ours, theirs = replayed.packet, recording.packet_after
-    if recording.verdict == OK:
+    if recording.verdict == OK and recording.hook != "xdp":
         theirs = without_hop(theirs, recording.packet)
         if recording.hook != "snat-step":
             yield from _unequal("mark", hex(replayed.mark), hex(recording.mark_after))

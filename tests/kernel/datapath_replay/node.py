@@ -15,11 +15,13 @@ from typing import Self
 
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
+from cells.datapath.programs import ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    DEVICE_XDP,
     NODEPORT_DSR_TCP,
     NODEPORT_ON,
     DeviceConfig,
@@ -96,7 +98,7 @@ class Node:
         specs = map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1)
         self._maps: dict[str, Map] = {spec.name: create_map(spec) for spec in specs.values()}
         self._policies: list[Map] = []
-        self._loaded: dict[tuple[DatapathSettings, bool], LoadedObject] = {}
+        self._loaded: dict[tuple[DatapathSettings, str], LoadedObject] = {}
         self._recorder = Recorder()
 
     def __enter__(self) -> Self:
@@ -110,19 +112,17 @@ class Node:
 
     def replay(self, recording: Recording) -> Replayed:
         """Fill the maps, run the program on the packet, read the maps."""
-        recorded = "TUNNEL_MODE" in recording.switches or recording.hook in {"from-netdev", "to-netdev"}
-        program = self._load(settings(recording), recorded=recorded).programs()[program_of(recording)]
+        program = self._load(recording).programs()[program_of(recording)]
         now = int(time.monotonic())
         self._fill(recording, now)
         self._recorder.nothing(route(recording))
-        context = bytearray(192)
-        struct.pack_into("<I", context, MARK_AT, recording.mark)
-        run = test_run(program, recording.packet, ctx_in=bytes(context))
+        packet, xdp = recording.packet, recording.hook == "xdp"
+        run = test_run(program, packet, ctx_in=driver_context(packet) if xdp else context(recording.mark))
         reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
         return Replayed(
             run.retval,
-            run.packet,
-            struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
+            run.packet[told(run.ctx_out) if xdp else 0 :],
+            0 if xdp else struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
             {reason for reason in reasons if reason >= FIRST_DROP_REASON},
             {name: dict(self._maps[name].items()) for name in FILLED},
             now,
@@ -130,13 +130,19 @@ class Node:
             self._recorder.redirected,
         )
 
-    def _load(self, chosen: DatapathSettings, *, recorded: bool) -> LoadedObject:
-        """``recorded``: compiled so that tunnel and routes are the recording's."""
-        if (chosen, recorded) not in self._loaded:
-            data = recorded_object() if recorded else (PACKAGED_OBJECTS / "datapath.o").read_bytes()
+    def _load(self, recording: Recording) -> LoadedObject:
+        """Where the packet may be routed or tunnelled, compiled so that both are the recording's."""
+        chosen, hook = settings(recording), recording.hook
+        recorded = "TUNNEL_MODE" in recording.switches or hook in {"from-netdev", "to-netdev", "xdp"}
+        kind = ("recorded_xdp" if hook == "xdp" else "recorded") if recorded else ""
+        if (chosen, kind) not in self._loaded:
+            data = recorded_object(kind) if kind else (PACKAGED_OBJECTS / "datapath.o").read_bytes()
             tables = [*self._maps.values(), self._recorder.map]
-            self._loaded[chosen, recorded], _ = load(data, "datapath.o", tables, 1, chosen)
-        return self._loaded[chosen, recorded]
+            entries = XDP_ENTRIES if hook == "xdp" else ENTRIES
+            self._loaded[chosen, kind], _ = load(
+                data, "datapath.o", tables, 1, chosen, programs=entries.keys()
+            )
+        return self._loaded[chosen, kind]
 
     def _fill(self, recording: Recording, now: int) -> None:
         for name in EMPTIED:
@@ -145,11 +151,15 @@ class Node:
             for key, value, decoded in recording.before(name):
                 if name in CONNTRACK:
                     value = with_times(value, decoded, now)  # noqa: PLW2901
+                if name in AFFINITY:
+                    value = struct.pack("<Q", now) + value[8:]  # noqa: PLW2901
                 self._maps[name].update(key, value)
         self._tell_device(recording)
         if recording.hook == "snat-step":
             return
         self._tell_node(recording)
+        if recording.hook == "xdp":  # no endpoint is at a device
+            return
         self._tell_endpoint(recording)
         self._begin_epochs(recording)
 
@@ -181,6 +191,7 @@ class Node:
             DEVICE_MASQUERADE_IPV4: step or "ENABLE_MASQUERADE_IPV4" in recording.switches,
             DEVICE_MASQUERADE_IPV6: "ENABLE_MASQUERADE_IPV6" in recording.switches,
             DEVICE_REMOTE_NODES: "TUNNEL_MODE" in constants,
+            DEVICE_XDP: recording.hook == "xdp",
         }
         row = DeviceConfig(
             recording.packet[:6],
@@ -228,6 +239,24 @@ class Node:
             key = struct.pack("<I", number)
             (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
             epochs.update(key, struct.pack("<Q", epoch + 1))
+
+
+def context(mark: int) -> bytes:
+    """A struct __sk_buff."""
+    fields = bytearray(192)
+    struct.pack_into("<I", fields, MARK_AT, mark)
+    return bytes(fields)
+
+
+def driver_context(packet: bytes) -> bytes:
+    """A struct xdp_md, from loopback."""
+    return struct.pack("<6I", 0, len(packet), 0, 1, 0, 0)
+
+
+def told(context: bytes) -> int:
+    """How long what is told of the packet is, in front of it."""
+    data, _, meta = struct.unpack_from("<3I", context)
+    return int(data - meta)
 
 
 def settings(recording: Recording) -> DatapathSettings:

@@ -18,8 +18,10 @@ Json = Any
 """A decoded recording, or a part of one."""
 
 OK, SHOT, REDIRECT = 0, 2, 7
+XDP_DROP, XDP_PASS, XDP_REDIRECT = 1, 2, 4
 FIRST_DROP_REASON: Final = 130
 
+IPV4: Final = b"\x08\x00"
 IPV6: Final = b"\x86\xdd"
 LIFETIME_AT, LAST_TX_AT, LAST_RX_AT = 32, 48, 52
 """Where a conntrack entry has its times."""
@@ -69,8 +71,13 @@ class Recording:
 
     @cached_property
     def verdict(self) -> int:
-        """OK, SHOT or REDIRECT."""
+        """OK, SHOT or REDIRECT; of a driver's program XDP_*."""
         return int(self.data["result"]["return_code"])
+
+    @cached_property
+    def dropped(self) -> bool:
+        """Whether it was."""
+        return self.verdict == (XDP_DROP if self.hook == "xdp" else SHOT)
 
     @cached_property
     def mark_after(self) -> int:
@@ -79,16 +86,20 @@ class Recording:
 
     @cached_property
     def packet_after(self) -> bytes:
-        """What went out."""
-        return self._complete(bytes.fromhex(self.data["result"]["packet"]))
+        """What went out; not the word in front of it by which a driver's program tells the next one of it."""
+        packet = bytes.fromhex(self.data["result"]["packet"])
+        if self.hook == "xdp" and self.verdict == XDP_PASS:
+            packet = packet[-len(self.packet) :]
+        return self._complete(packet)
 
     def _complete(self, packet: bytes) -> bytes:
-        """With the length that it has: of a step of a program it is missing, some IPv6 packets say more.
+        """With the length that it has: of a step of a program it is missing, some packets say more.
 
         No checksum counts it but that of IPv4, and of that only changes were recorded.
         """
         length = len(packet) - 14
-        if self.hook == "snat-step":
+        more = packet[12:14] == IPV4 and int.from_bytes(packet[16:18], "big") > length
+        if self.hook == "snat-step" or more:
             return packet[:16] + length.to_bytes(2, "big") + packet[18:]
         if packet[12:14] == IPV6 and int.from_bytes(packet[18:20], "big") > length - 40:
             return packet[:18] + (length - 40).to_bytes(2, "big") + packet[20:]

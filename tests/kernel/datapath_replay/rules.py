@@ -19,6 +19,7 @@ PROGRAMS: Final = {
     "cil_from_overlay": "hive_from_vxlan",
     "from-netdev": "hive_from_device",
     "to-netdev": "hive_to_device",
+    "xdp": "hive_xdp",
     "snat-step (reverse": "hive_from_device",
     "snat-step (forward": "hive_to_device",
 }
@@ -26,7 +27,6 @@ PROGRAMS: Final = {
 
 _PLACES: Final = (
     ("cil_from_network", "IPsec: not built"),
-    ("xdp", "XDP: not built"),
     ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
 )
 _SWITCHES: Final = (
@@ -102,7 +102,13 @@ def _for_a_pod_by_its_own_address(recording: Recording) -> bool:
     return plain and recording.verdict != OK and _is_for_a_pod(recording)
 
 
+def _told_by_geneve(recording: Recording) -> bool:
+    chosen, geneve = (recording.constants.get(f"DSR_ENCAP_{name}") for name in ("MODE", "GENEVE"))
+    return chosen is not None and bool(chosen == geneve)
+
+
 _DIFFERENCES: Final = (
+    ("DSR by Geneve: not built", _told_by_geneve),
     (
         "what is addressed to a pod comes by the stack: no BPF host routing",
         _for_a_pod_by_its_own_address,

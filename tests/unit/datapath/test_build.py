@@ -11,6 +11,8 @@ import pytest
 from cells.datapath import build
 from cells.datapath.build import BuildError, compile_objects, explain, find_clang
 
+OBJECTS = ["dispatch.o", "datapath.o", "xdp.o", "gc.o", "sock.o"]
+
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -23,7 +25,7 @@ def test_a_build_depends_on_its_source_alone(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(build, "SOURCES", elsewhere)
     monkeypatch.chdir(tmp_path)
     there = compile_objects(tmp_path / "there")
-    assert [path.name for path in here] == ["dispatch.o", "datapath.o", "gc.o", "sock.o"]
+    assert [path.name for path in here] == OBJECTS
     assert [digest(path) for path in here] == [digest(path) for path in there]
 
 
@@ -74,7 +76,7 @@ def test_what_does_not_compile_leaves_the_former_object(
     monkeypatch.setattr(build, "SOURCES", source)
     with pytest.raises(BuildError, match=r"(?s)dispatch.c does not compile:.*undeclared"):
         compile_objects(out)
-    assert [digest(out / name) for name in ("dispatch.o", "datapath.o", "gc.o", "sock.o")] == before
+    assert [digest(out / name) for name in OBJECTS] == before
 
 
 def test_building_needs_nothing_but_the_standard_library() -> None:

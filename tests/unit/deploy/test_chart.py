@@ -150,7 +150,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
     [
         ({"hubble": {"enabled": True}}, "hubble.enabled: a value of Cilium's chart that is not served"),
         ({"kubeProxyReplacement": "partial"}, "kubeProxyReplacement must be explicitly set to a valid value"),
-        ({"loadBalancer": {"acceleration": "native"}}, "loadBalancer.acceleration=native: not served here"),
+        ({"loadBalancer": {"acceleration": "fast"}}, "loadBalancer.acceleration=fast: not served here"),
         ({"identityAllocationMode": "kvstore"}, "identityAllocationMode=kvstore: agents need a store"),
         ({"ipam": {"mod": "x"}}, "ipam.mod: no value of this chart, nor of Cilium's"),
         ({"nonsense": True}, "nonsense: no value of this chart, nor of Cilium's"),

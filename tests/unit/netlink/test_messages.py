@@ -144,6 +144,15 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.link_up(2, "eth0"),
         lambda: link(19, REQUEST | ACK, {"index": 2, "flags": 1, "change": 1}, []),
     ),
+    "attach XDP in the driver": (
+        messages.set_xdp(12, 33, generic=False, instead_of=None),
+        lambda: link(
+            19,
+            REQUEST | ACK,
+            {"index": 12},
+            [("IFLA_XDP", {"attrs": [("IFLA_XDP_FD", 33), ("IFLA_XDP_FLAGS", 1 | 4)]})],
+        ),
+    ),
     "set a device up": (
         messages.set_device(3, "cilium_host", 1500),
         lambda: link(
@@ -315,7 +324,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
-        "dump_filters", "delete_filter",
+        "dump_filters", "delete_filter", "set_xdp",
     }  # fmt: skip
     assert packers == compared
 

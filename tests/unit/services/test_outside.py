@@ -69,7 +69,6 @@ def test_ports_of_services_are_kept_out_of_the_kernels_hands(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"bpf_lb_acceleration": "native"}, "bpf-lb-acceleration=native: not supported yet"),
         ({"bpf_lb_dsr_dispatch": "geneve"}, "bpf-lb-dsr-dispatch=geneve: not supported yet"),
         (
             {"bpf_lb_maglev_hash_seed": "AAAA"},

@@ -26,6 +26,9 @@ OFF = wire.Switch()
 NOT_MASQUERADED = wire.Masquerading()
 
 
+ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Best-Effort"}
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
     """What is served of what kube-proxy does."""
@@ -38,6 +41,8 @@ class ServiceFacts:
     sockets: bool
     """Whether services are served at sockets."""
     direct_routing_device: str
+    acceleration: str = "disabled"
+    """As the setting bpf-lb-acceleration has it."""
 
 
 NOTHING_SERVED = ServiceFacts(ServiceSettings(), (), 0, sockets=False, direct_routing_device="")
@@ -53,7 +58,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
             enabled=True,
             mode=settings.bpf_lb_mode.upper() if settings.bpf_lb_mode != "hybrid" else "Hybrid",
             algorithm=settings.bpf_lb_algorithm.capitalize(),
-            acceleration="Disabled",
+            acceleration=ACCELERATIONS.get(facts.acceleration, "Generic"),
             port_min=first,
             port_max=last,
             lut_size=facts.table_size if settings.bpf_lb_algorithm == "maglev" else 0,

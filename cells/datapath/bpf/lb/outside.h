@@ -31,7 +31,7 @@ static __always_inline bool lb_serves_source(const struct lb_service *service, c
 	return listed != !!(service->flags2 & LB_SOURCE_DENY);
 }
 
-static __always_inline int lb_outside(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int lb_outside(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	const struct lb_service *service;
 	struct lb_backend backend = {};
@@ -49,24 +49,24 @@ static __always_inline int lb_outside(struct __sk_buff *skb, struct flow *flow, 
 	number = lb_serve(&key, service, flow, &backend, nodeport_facts(), now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
-			return lb_unreachable(skb, flow, BACK_TO_DEVICE, family);
+			return lb_unreachable(ctx, flow, BACK_TO_DEVICE, family);
 		return DROP(INGRESS, DROP_NO_SERVICE);
 	}
 	lb_affinity_note(service, flow, number, now, family);
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->node_port = true;
 	flow->local_only = service->flags & LB_HOST_PORT;
-	refused = lb_redirect(skb, flow, &backend, family);
+	refused = lb_redirect(ctx, flow, &backend, family);
 	return refused ? DROP(INGRESS, refused) : LB_TRANSLATED;
 }
 
 /* 0 if the packet is for no service, LB_TRANSLATED if it is addressed to a backend now, else the verdict. */
-VERIFIED_ALONE lb4_outside(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE lb4_outside(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? lb_outside(skb, flow, now, FAMILY_IPV4) : 0;
+	return flow ? lb_outside(ctx, flow, now, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE lb6_outside(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE lb6_outside(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? lb_outside(skb, flow, now, FAMILY_IPV6) : 0;
+	return flow ? lb_outside(ctx, flow, now, FAMILY_IPV6) : 0;
 }

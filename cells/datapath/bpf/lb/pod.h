@@ -63,14 +63,14 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 }
 
 /* Rewrite the packet, so that it goes to the backend. */
-static __always_inline int lb_redirect(struct __sk_buff *skb, struct flow *flow, const struct lb_backend *backend,
+static __always_inline int lb_redirect(context_t *ctx, struct flow *flow, const struct lb_backend *backend,
 				       __u8 family)
 {
 	__be16 port = backend->port ? backend->port : flow->dport;
-	int refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &backend->address, family);
+	int refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &backend->address, family);
 
 	if (!refused)
-		refused = translate_port(skb, flow, DESTINATION, flow->dport, port);
+		refused = translate_port(ctx, flow, DESTINATION, flow->dport, port);
 	flow->daddr = backend->address;
 	flow->dport = port;
 	flow->policy_port = port;
@@ -80,7 +80,7 @@ static __always_inline int lb_redirect(struct __sk_buff *skb, struct flow *flow,
 /* Have a packet that would come back to its sender come from an address that no pod has, or the pod would take the
  * answer for its own. IPv6 has no such address.
  */
-static __always_inline int lb_loop_back(struct __sk_buff *skb, struct flow *flow, const struct lb_backend *backend,
+static __always_inline int lb_loop_back(context_t *ctx, struct flow *flow, const struct lb_backend *backend,
 					__u8 family)
 {
 	struct address loopback = { .words = { config.service_loopback } };
@@ -88,13 +88,13 @@ static __always_inline int lb_loop_back(struct __sk_buff *skb, struct flow *flow
 
 	if (family != FAMILY_IPV4 || flow->saddr.words[0] != backend->address.words[0])
 		return 0;
-	refused = translate_address(skb, flow, SOURCE, &flow->saddr, &loopback, family);
+	refused = translate_address(ctx, flow, SOURCE, &flow->saddr, &loopback, family);
 	flow->saddr = loopback;
 	flow->loopback = true;
 	return refused;
 }
 
-static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie,
+static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie,
 				  __u8 family)
 {
 	const struct lb_service *service;
@@ -109,27 +109,27 @@ static __always_inline int lb_pod(struct __sk_buff *skb, struct flow *flow, __u3
 	number = lb_serve(&key, service, flow, &backend, NULL, now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
-			return lb_unreachable(skb, flow, BACK_TO_POD, family);
+			return lb_unreachable(ctx, flow, BACK_TO_POD, family);
 		return DROP(EGRESS, DROP_NO_SERVICE);
 	}
 	lb_affinity_note(service, flow, number, now, family);
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->translated = true;
-	refused = lb_loop_back(skb, flow, &backend, family);
+	refused = lb_loop_back(ctx, flow, &backend, family);
 	if (!refused)
-		refused = lb_redirect(skb, flow, &backend, family);
+		refused = lb_redirect(ctx, flow, &backend, family);
 	return refused ? DROP(EGRESS, refused) : LB_TRANSLATED;
 }
 
 /* 0 if the packet is for no service, LB_TRANSLATED if it is on its way to a backend now, else the verdict. */
-VERIFIED_ALONE lb4_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie)
+VERIFIED_ALONE lb4_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(skb, flow, now, netns_cookie, FAMILY_IPV4) : 0;
+	return flow ? lb_pod(ctx, flow, now, netns_cookie, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE lb6_pod(struct __sk_buff *skb, struct flow *flow, __u32 now, __u64 netns_cookie)
+VERIFIED_ALONE lb6_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(skb, flow, now, netns_cookie, FAMILY_IPV6) : 0;
+	return flow ? lb_pod(ctx, flow, now, netns_cookie, FAMILY_IPV6) : 0;
 }
 
 /* The address and port of a service by its reverse NAT index; false if it is gone. */
@@ -154,28 +154,28 @@ static __always_inline bool lb_frontend_of(__be16 index, struct address *address
 }
 
 /* Have an answer come from there: 0, or the reason to drop. `loopback`: the backend is the client. */
-static __always_inline int lb_answer_from(struct __sk_buff *skb, struct flow *flow, const struct address *service,
+static __always_inline int lb_answer_from(context_t *ctx, struct flow *flow, const struct address *service,
 					  __be16 port, bool loopback, __u8 family)
 {
 	int refused;
 
 	flow->translated = true;
 	if (family == FAMILY_IPV4 && loopback) {
-		refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &flow->saddr, family);
+		refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &flow->saddr, family);
 		if (refused)
 			return refused;
 		flow->daddr = flow->saddr;
 	}
-	refused = translate_address(skb, flow, SOURCE, &flow->saddr, service, family);
+	refused = translate_address(ctx, flow, SOURCE, &flow->saddr, service, family);
 	if (!refused)
-		refused = translate_port(skb, flow, SOURCE, flow->sport, port);
+		refused = translate_port(ctx, flow, SOURCE, flow->sport, port);
 	flow->saddr = *service;
 	flow->sport = port;
 	return refused;
 }
 
 /* Have a backend's answer come from the service. */
-static __always_inline int lb_answer(struct __sk_buff *skb, struct flow *flow, __be16 index, bool loopback,
+static __always_inline int lb_answer(context_t *ctx, struct flow *flow, __be16 index, bool loopback,
 				     __u8 family)
 {
 	struct address service;
@@ -183,15 +183,15 @@ static __always_inline int lb_answer(struct __sk_buff *skb, struct flow *flow, _
 
 	if (!lb_frontend_of(index, &service, &port, family))
 		return 0;
-	return lb_answer_from(skb, flow, &service, port, loopback, family);
+	return lb_answer_from(ctx, flow, &service, port, loopback, family);
 }
 
-VERIFIED_ALONE lb4_answer(struct __sk_buff *skb, struct flow *flow, __u32 index, __u32 loopback)
+VERIFIED_ALONE lb4_answer(context_t *ctx, struct flow *flow, __u32 index, __u32 loopback)
 {
-	return flow ? lb_answer(skb, flow, index, loopback, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? lb_answer(ctx, flow, index, loopback, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE lb6_answer(struct __sk_buff *skb, struct flow *flow, __u32 index)
+VERIFIED_ALONE lb6_answer(context_t *ctx, struct flow *flow, __u32 index)
 {
-	return flow ? lb_answer(skb, flow, index, false, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? lb_answer(ctx, flow, index, false, FAMILY_IPV6) : DROP_INVALID;
 }

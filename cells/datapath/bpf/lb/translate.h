@@ -36,7 +36,7 @@ static __always_inline __u64 checksum_flags(const struct flow *flow)
 	return flow->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 }
 
-static __always_inline int translate_address(struct __sk_buff *skb, const struct flow *flow, enum end end,
+static __always_inline int translate_address(context_t *ctx, const struct flow *flow, enum end end,
 					     const struct address *from, const struct address *to, __u8 family)
 {
 	__u32 sum_at = checksum_of(flow), at, size = family == FAMILY_IPV4 ? 4 : 16;
@@ -46,20 +46,20 @@ static __always_inline int translate_address(struct __sk_buff *skb, const struct
 
 	if (family == FAMILY_IPV4) {
 		at = ETH_HLEN + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
+		if (packet_sum3(ctx, ETH_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
 			return DROP_WRITE_ERROR;
 	} else {
 		at = ETH_HLEN + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
 	}
-	if (bpf_skb_store_bytes(skb, at, &new, size, 0))
+	if (packet_store(ctx, at, &new, size))
 		return DROP_WRITE_ERROR;
 	if (!sum_at)
 		return 0;
 	difference = bpf_csum_diff(old.words, size, new.words, size, 0);
-	return bpf_l4_csum_replace(skb, sum_at, 0, difference, flags) ? DROP_L4_CHECKSUM : 0;
+	return packet_sum4(ctx, sum_at, 0, difference, flags) ? DROP_L4_CHECKSUM : 0;
 }
 
-static __always_inline int translate_port(struct __sk_buff *skb, const struct flow *flow, enum end end, __be16 from,
+static __always_inline int translate_port(context_t *ctx, const struct flow *flow, enum end end, __be16 from,
 					  __be16 to)
 {
 	__u32 at = flow->l4 + (end == SOURCE ? 0 : 2), sum_at = checksum_of(flow);
@@ -68,7 +68,7 @@ static __always_inline int translate_port(struct __sk_buff *skb, const struct fl
 		return 0;
 	if (!sum_at)
 		return DROP_L4_CHECKSUM; /* SCTP's is over the whole packet */
-	if (bpf_l4_csum_replace(skb, sum_at, from, to, checksum_flags(flow) | 2))
+	if (packet_sum4(ctx, sum_at, from, to, checksum_flags(flow) | 2))
 		return DROP_L4_CHECKSUM;
-	return bpf_skb_store_bytes(skb, at, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+	return packet_store(ctx, at, &to, sizeof(to)) ? DROP_WRITE_ERROR : 0;
 }

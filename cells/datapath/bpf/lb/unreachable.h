@@ -5,6 +5,23 @@
 #include "lib/maps.h"
 #include "lib/network.h"
 #include "lib/rewrite.h"
+
+#ifdef CONTEXT_XDP
+
+enum back {
+	BACK_TO_POD,
+	BACK_TO_DEVICE,
+};
+
+/* The program at the stack's door, to which the packet is new, does. */
+static __always_inline int lb_unreachable(context_t *ctx, const struct flow *flow, enum back back, __u8 family)
+{
+	(void)ctx, (void)flow, (void)back, (void)family;
+	return VERDICT_PASS;
+}
+
+#else
+
 #include "pod/answer.h"
 
 #define UNREACHABLE_PORT 3
@@ -51,3 +68,5 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 		       ? icmp4_error_send(skb, &error, host_mac, QUOTED4_TCP)
 		       : icmp4_error_send(skb, &error, host_mac, QUOTED4);
 }
+
+#endif

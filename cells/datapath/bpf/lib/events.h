@@ -123,28 +123,28 @@ static __always_inline bool tells_all(void)
 	return node && node->flags & NODE_NOTIFY_TRACE && node->aggregation < AGGREGATION_MEDIUM;
 }
 
-static __always_inline __u32 event_begin(struct __sk_buff *skb, struct event_header *header, __u8 type,
+static __always_inline __u32 event_begin(context_t *ctx, struct event_header *header, __u8 type,
 					 __u8 subtype, __u16 endpoint)
 {
-	__u32 captured = skb->len < EVENT_CAPTURE ? skb->len : EVENT_CAPTURE;
+	__u32 captured = packet_length(ctx) < EVENT_CAPTURE ? packet_length(ctx) : EVENT_CAPTURE;
 
 	header->type = type;
 	header->subtype = subtype;
 	header->source = endpoint;
-	header->hash = bpf_get_hash_recalc(skb);
-	header->length = skb->len;
+	header->hash = packet_hash(ctx);
+	header->length = packet_length(ctx);
 	header->captured = captured;
 	header->version = EVENT_VERSION;
 	return captured;
 }
 
-static __always_inline void event_send(struct __sk_buff *skb, void *event, __u64 size, __u64 captured)
+static __always_inline void event_send(context_t *ctx, void *event, __u64 size, __u64 captured)
 {
-	bpf_perf_event_output(skb, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
+	bpf_perf_event_output(ctx, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
 }
 
 /* What these three return says nothing. */
-VERIFIED_ALONE tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 reason, __u32 direction)
+VERIFIED_ALONE tell_drop(context_t *ctx, const struct flow *flow, __u32 reason, __u32 direction)
 {
 	if (!flow)
 		return 0;
@@ -152,17 +152,17 @@ VERIFIED_ALONE tell_drop(struct __sk_buff *skb, const struct flow *flow, __u32 r
 		.source_identity = flow->source_identity,
 		.destination_identity = flow->destination_identity,
 		.destination = flow->destination,
-		.ifindex = skb->ifindex,
+		.ifindex = packet_ifindex(ctx),
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
 	if (node_tells(NODE_NOTIFY_DROP))
-		event_send(skb, &event, sizeof(event),
-			   event_begin(skb, &event.header, EVENT_DROP, reason, endpoint));
+		event_send(ctx, &event, sizeof(event),
+			   event_begin(ctx, &event.header, EVENT_DROP, reason, endpoint));
 	return 0;
 }
 
-VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
+VERIFIED_ALONE tell_trace(context_t *ctx, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
 {
 	const struct node_config *node = node_facts();
 
@@ -183,8 +183,8 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 		return 0;
 	if (node->aggregation >= AGGREGATION_MEDIUM && !flow->report)
 		return 0;
-	event_send(skb, &event, sizeof(event),
-		   event_begin(skb, &event.header, EVENT_TRACE, point,
+	event_send(ctx, &event, sizeof(event),
+		   event_begin(ctx, &event.header, EVENT_TRACE, point,
 			       point == TRACE_TO_POD ? flow->destination : flow->source));
 	return 0;
 }
@@ -193,7 +193,7 @@ VERIFIED_ALONE tell_trace(struct __sk_buff *skb, const struct flow *flow, __u32 
 #define TRACED(status, family) ((status) | (family) << 8)
 
 /* `verdict`: 0, the port of the proxy that takes the packet, or less than 0 the reason to drop it. */
-VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u32 direction, int verdict, __u32 how)
+VERIFIED_ALONE tell_verdict(context_t *ctx, const struct flow *flow, __u32 direction, int verdict, __u32 how)
 {
 	if (!flow)
 		return 0;
@@ -210,8 +210,8 @@ VERIFIED_ALONE tell_verdict(struct __sk_buff *skb, const struct flow *flow, __u3
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
 	if (node_tells(NODE_NOTIFY_POLICY_VERDICT))
-		event_send(skb, &event, sizeof(event),
-			   event_begin(skb, &event.header, EVENT_VERDICT, 0, endpoint));
+		event_send(ctx, &event, sizeof(event),
+			   event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;
 }
 

@@ -11,11 +11,11 @@
 #define AF_INET6 10
 
 /* Where what goes from `source` to `destination` leaves; BPF_FIB_LKUP_RET_*, or negative. */
-static __always_inline long fib_ask(struct __sk_buff *skb, struct bpf_fib_lookup *fib, const struct address *source,
+static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
 				    const struct address *destination, __u8 family)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->ifindex = skb->ifindex;
+	fib->ifindex = packet_ifindex(ctx);
 	if (family == FAMILY_IPV4) {
 		fib->family = AF_INET;
 		fib->ipv4_src = source->words[0];
@@ -25,36 +25,11 @@ static __always_inline long fib_ask(struct __sk_buff *skb, struct bpf_fib_lookup
 		__builtin_memcpy(fib->ipv6_src, source, sizeof(fib->ipv6_src));
 		__builtin_memcpy(fib->ipv6_dst, destination, sizeof(fib->ipv6_dst));
 	}
-	return bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
 static __always_inline mac_t fib_mac(const __u8 mac[6])
 {
 	return (mac_t)mac[0] | (mac_t)mac[1] << 8 | (mac_t)mac[2] << 16 | (mac_t)mac[3] << 24 | (mac_t)mac[4] << 32 |
 	       (mac_t)mac[5] << 40;
-}
-
-/* Send the packet on from one end of its flow to the other, by its next hop; the verdict. */
-static __always_inline int fib_send(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
-				    __u8 family)
-{
-	struct bpf_fib_lookup fib;
-	long found = fib_ask(skb, &fib, &flow->saddr, &flow->daddr, family);
-
-	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP(direction, DROP_NO_FIB);
-	if (flow->ttl <= 1)
-		return DROP(direction, DROP_TTL_EXCEEDED);
-	if (!hop(skb, fib_mac(fib.smac), fib_mac(fib.dmac), family))
-		return DROP(direction, DROP_INVALID);
-	if (unlikely(found == BPF_FIB_LKUP_RET_NO_NEIGH)) {
-		struct bpf_redir_neigh next = { .nh_family = fib.family };
-
-		if (family == FAMILY_IPV4)
-			next.ipv4_nh = fib.ipv4_dst;
-		else
-			__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));
-		return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
-	}
-	return bpf_redirect(fib.ifindex, 0);
 }

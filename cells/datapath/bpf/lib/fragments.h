@@ -43,7 +43,7 @@ static __always_inline int fragment_continue(struct flow *flow, const struct fra
 }
 
 /* The transport of a fragment: read from the first, remembered for the others. 0, or the reason to drop. */
-static __always_inline int fragment4_transport(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int fragment4_transport(context_t *ctx, struct flow *flow)
 {
 	struct fragment4_key key = {
 		.daddr = flow->daddr.words[0],
@@ -56,7 +56,7 @@ static __always_inline int fragment4_transport(struct __sk_buff *skb, struct flo
 
 	if (flow->later_fragment)
 		return fragment_continue(flow, bpf_map_lookup_elem(&cilium_ipv4_frag_datagrams, &key));
-	refused = parse_transport(skb, flow, FAMILY_IPV4);
+	refused = parse_transport(ctx, flow, FAMILY_IPV4);
 	if (refused)
 		return refused;
 	ports.sport = flow->sport;
@@ -65,7 +65,7 @@ static __always_inline int fragment4_transport(struct __sk_buff *skb, struct flo
 	return 0;
 }
 
-static __always_inline int fragment6_transport(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int fragment6_transport(context_t *ctx, struct flow *flow)
 {
 	struct fragment6_key key = { .id = flow->fragment_id, .protocol = flow->protocol };
 	struct fragment_ports ports;
@@ -75,7 +75,7 @@ static __always_inline int fragment6_transport(struct __sk_buff *skb, struct flo
 	key.saddr = flow->saddr;
 	if (flow->later_fragment)
 		return fragment_continue(flow, bpf_map_lookup_elem(&cilium_ipv6_frag_datagrams, &key));
-	refused = parse_transport(skb, flow, FAMILY_IPV6);
+	refused = parse_transport(ctx, flow, FAMILY_IPV6);
 	if (refused)
 		return refused;
 	ports.sport = flow->sport;

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "context/context.h"
 #include "lib/maps.h"
 #include "lib/reasons.h"
 
@@ -16,16 +17,16 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_metrics SEC(".maps");
 
-static __always_inline void count(struct __sk_buff *skb, __u8 reason, enum direction direction)
+static __always_inline void count(context_t *ctx, __u8 reason, enum direction direction)
 {
 	struct metrics_key key = { .reason = reason, .direction = direction };
 	struct metrics_value *value = bpf_map_lookup_elem(&cilium_metrics, &key);
 
 	if (likely(value)) { /* of this CPU, and programs are not preempted by their like */
 		value->count++;
-		value->bytes += skb->len;
+		value->bytes += packet_length(ctx);
 	} else {
-		struct metrics_value first = { .count = 1, .bytes = skb->len };
+		struct metrics_value first = { .count = 1, .bytes = packet_length(ctx) };
 
 		bpf_map_update_elem(&cilium_metrics, &key, &first, BPF_NOEXIST);
 	}

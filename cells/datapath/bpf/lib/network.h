@@ -21,19 +21,19 @@ static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __
 	return total >= header && total + ETH_HLEN <= packet;
 }
 
-static __always_inline int parse_ipv4(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int parse_ipv4(context_t *ctx, struct flow *flow)
 {
 	struct iphdr *ip;
 	__be16 fragment;
 	__u32 header;
 
-	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+	if (!packet_pull(ctx, ETH_HLEN + sizeof(*ip)))
 		return DROP_INVALID;
-	ip = packet_ipv4(skb);
+	ip = packet_ipv4(ctx);
 	if (!ip)
 		return DROP_INVALID;
 	header = ip->ihl * 4;
-	if (ip->version != 4 || header < sizeof(*ip) || !lengths_fit(ip, header, skb->len))
+	if (ip->version != 4 || header < sizeof(*ip) || !lengths_fit(ip, header, packet_length(ctx)))
 		return DROP_INVALID;
 	flow->saddr.words[0] = ip->saddr;
 	flow->daddr.words[0] = ip->daddr;
@@ -73,7 +73,7 @@ static __always_inline bool is_extension(__u32 protocol)
 }
 
 /* Follow the extension headers; 0, or the reason to drop. */
-VERIFIED_ALONE follow_extensions(struct __sk_buff *skb, struct extensions *found)
+VERIFIED_ALONE follow_extensions(context_t *ctx, struct extensions *found)
 {
 	struct extension header;
 
@@ -84,7 +84,7 @@ VERIFIED_ALONE follow_extensions(struct __sk_buff *skb, struct extensions *found
 
 		if (!is_extension(kind))
 			return 0;
-		if (kind == IPPROTO_NONE || bpf_skb_load_bytes(skb, found->at, &header, sizeof(header)))
+		if (kind == IPPROTO_NONE || packet_load(ctx, found->at, &header, sizeof(header)))
 			return DROP_INVALID_EXTENSION;
 		if (kind == IPPROTO_FRAGMENT) {
 			if (found->fragmented)
@@ -105,17 +105,17 @@ VERIFIED_ALONE follow_extensions(struct __sk_buff *skb, struct extensions *found
 	return is_extension(found->protocol) ? DROP_INVALID_EXTENSION : 0;
 }
 
-static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 {
 	struct ipv6hdr *ip;
 
-	if (!packet_pull(skb, ETH_HLEN + sizeof(*ip)))
+	if (!packet_pull(ctx, ETH_HLEN + sizeof(*ip)))
 		return DROP_INVALID;
-	ip = packet_ipv6(skb);
+	ip = packet_ipv6(ctx);
 	if (!ip || ip->version != 6)
 		return DROP_INVALID;
 	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
-	if (bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > skb->len)
+	if (bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > packet_length(ctx))
 		return DROP_INVALID;
 	address_load(&flow->saddr, &ip->saddr);
 	address_load(&flow->daddr, &ip->daddr);
@@ -126,15 +126,15 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct flow *flow)
 }
 
 /* Fill `flow` with what the network header says; 0, or the reason to drop. Leaves nothing behind in maps. */
-static __always_inline int parse_network(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int parse_network(context_t *ctx, struct flow *flow, __u8 family)
 {
-	return family == FAMILY_IPV4 ? parse_ipv4(skb, flow) : parse_ipv6(skb, flow);
+	return family == FAMILY_IPV4 ? parse_ipv4(ctx, flow) : parse_ipv6(ctx, flow);
 }
 
-static __always_inline int skip_extensions(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int skip_extensions(context_t *ctx, struct flow *flow)
 {
 	struct extensions extensions = { .at = flow->l4, .protocol = flow->protocol };
-	int refused = follow_extensions(skb, &extensions);
+	int refused = follow_extensions(ctx, &extensions);
 
 	if (refused)
 		return refused;
@@ -149,26 +149,26 @@ static __always_inline int skip_extensions(struct __sk_buff *skb, struct flow *f
 /* Then with what follows the network header; 0, or the reason to drop. A first fragment leaves its ports for
  * the later ones: not if its source is not `trusted`. Pulls: earlier pointers become stale.
  */
-static __always_inline int parse_payload(struct __sk_buff *skb, struct flow *flow, bool trusted, __u8 family)
+static __always_inline int parse_payload(context_t *ctx, struct flow *flow, bool trusted, __u8 family)
 {
 	int refused;
 
 	if (family == FAMILY_IPV6 && unlikely(is_extension(flow->protocol))) {
-		refused = skip_extensions(skb, flow);
+		refused = skip_extensions(ctx, flow);
 		if (refused)
 			return refused;
 	}
 	if (likely(!flow->fragmented))
-		return parse_transport(skb, flow, family);
+		return parse_transport(ctx, flow, family);
 	if (!trusted)
 		return DROP_INVALID_SOURCE;
-	return family == FAMILY_IPV4 ? fragment4_transport(skb, flow) : fragment6_transport(skb, flow);
+	return family == FAMILY_IPV4 ? fragment4_transport(ctx, flow) : fragment6_transport(ctx, flow);
 }
 
 /* Both. */
-static __always_inline int parse(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int parse(context_t *ctx, struct flow *flow, __u8 family)
 {
-	int refused = parse_network(skb, flow, family);
+	int refused = parse_network(ctx, flow, family);
 
-	return refused ? refused : parse_payload(skb, flow, true, family);
+	return refused ? refused : parse_payload(ctx, flow, true, family);
 }

@@ -11,6 +11,7 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
+#include "context/context.h"
 #include "lib/bpf.h"
 #include "lib/maps.h"
 #include "lib/reasons.h"
@@ -78,55 +79,28 @@ struct flow {
 	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
 };
 
-/* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
- * keeps them over a pull: the verifier would no longer know them as pointers.
- */
-static __always_inline void *packet_start(const struct __sk_buff *skb)
-{
-	void *start;
-
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(start) : "r"(skb), "i"(offsetof(struct __sk_buff, data)));
-	return start;
-}
-
-static __always_inline void *packet_end(const struct __sk_buff *skb)
-{
-	void *end;
-
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(end) : "r"(skb), "i"(offsetof(struct __sk_buff, data_end)));
-	return end;
-}
-
-/* Make the first `length` bytes readable through packet_start(). Earlier pointers may become stale. */
-static __always_inline bool packet_pull(struct __sk_buff *skb, __u32 length)
-{
-	if (likely(packet_start(skb) + length <= packet_end(skb)))
-		return true;
-	return skb->len >= length && !bpf_skb_pull_data(skb, length);
-}
-
 /* The Ethernet header, or NULL. */
-static __always_inline struct ethernet *packet_eth(const struct __sk_buff *skb)
+static __always_inline struct ethernet *packet_eth(const context_t *ctx)
 {
-	struct ethernet *eth = packet_start(skb);
+	struct ethernet *eth = packet_start(ctx);
 
-	return (void *)(eth + 1) <= packet_end(skb) ? eth : NULL;
+	return (void *)(eth + 1) <= packet_end(ctx) ? eth : NULL;
 }
 
 /* The IPv4 header without its options, or NULL. */
-static __always_inline struct iphdr *packet_ipv4(const struct __sk_buff *skb)
+static __always_inline struct iphdr *packet_ipv4(const context_t *ctx)
 {
-	struct iphdr *ip = packet_start(skb) + ETH_HLEN;
+	struct iphdr *ip = packet_start(ctx) + ETH_HLEN;
 
-	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
+	return (void *)(ip + 1) <= packet_end(ctx) ? ip : NULL;
 }
 
 /* The IPv6 header without extensions, or NULL. */
-static __always_inline struct ipv6hdr *packet_ipv6(const struct __sk_buff *skb)
+static __always_inline struct ipv6hdr *packet_ipv6(const context_t *ctx)
 {
-	struct ipv6hdr *ip = packet_start(skb) + ETH_HLEN;
+	struct ipv6hdr *ip = packet_start(ctx) + ETH_HLEN;
 
-	return (void *)(ip + 1) <= packet_end(skb) ? ip : NULL;
+	return (void *)(ip + 1) <= packet_end(ctx) ? ip : NULL;
 }
 
 static __always_inline bool address_equals(const struct address *a, const struct address *b)

@@ -37,16 +37,16 @@ static __always_inline void ttl_decrement(struct iphdr *ip)
 }
 
 /* One hop less to live for the packet; false if it has become unreadable. */
-static __always_inline bool lose_hop(struct __sk_buff *skb, __u8 family)
+static __always_inline bool lose_hop(context_t *ctx, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
-		struct iphdr *ip = packet_ipv4(skb);
+		struct iphdr *ip = packet_ipv4(ctx);
 
 		if (!ip)
 			return false;
 		ttl_decrement(ip);
 	} else {
-		struct ipv6hdr *ip = packet_ipv6(skb);
+		struct ipv6hdr *ip = packet_ipv6(ctx);
 
 		if (!ip)
 			return false;
@@ -56,11 +56,11 @@ static __always_inline bool lose_hop(struct __sk_buff *skb, __u8 family)
 }
 
 /* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
-static __always_inline bool hop(struct __sk_buff *skb, mac_t source, mac_t destination, __u8 family)
+static __always_inline bool hop(context_t *ctx, mac_t source, mac_t destination, __u8 family)
 {
-	struct ethernet *eth = packet_eth(skb);
+	struct ethernet *eth = packet_eth(ctx);
 
-	if (!eth || !lose_hop(skb, family))
+	if (!eth || !lose_hop(ctx, family))
 		return false;
 	mac_write(eth->destination, destination);
 	mac_write(eth->source, source);

@@ -111,7 +111,7 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 }
 
 /* Fill what the transport header says; 0, or the reason to drop. Pulls: earlier pointers become stale. */
-VERIFIED_ALONE parse_transport(struct __sk_buff *skb, struct flow *flow, __u32 family)
+VERIFIED_ALONE parse_transport(context_t *ctx, struct flow *flow, __u32 family)
 {
 	const void *l4, *end;
 	__u32 offset;
@@ -122,12 +122,12 @@ VERIFIED_ALONE parse_transport(struct __sk_buff *skb, struct flow *flow, __u32 f
 	if (offset > MAX_HEADERS)
 		return DROP_INVALID;
 	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
-	if (skb->len >= offset + sizeof(struct tcphdr))
-		packet_pull(skb, offset + sizeof(struct tcphdr));
+	if (packet_length(ctx) >= offset + sizeof(struct tcphdr))
+		packet_pull(ctx, offset + sizeof(struct tcphdr));
 	else
-		packet_pull(skb, skb->len);
-	l4 = packet_start(skb) + offset;
-	end = packet_end(skb);
+		packet_pull(ctx, packet_length(ctx));
+	l4 = packet_start(ctx) + offset;
+	end = packet_end(ctx);
 	switch (flow->protocol) {
 	case IPPROTO_TCP:
 		return parse_tcp(l4, end, flow);

@@ -13,11 +13,11 @@ struct nat_quote {
 	bool echo;
 };
 
-static __always_inline bool nat_quote_echo(struct __sk_buff *skb, struct nat_quote *quote, __u8 family)
+static __always_inline bool nat_quote_echo(context_t *ctx, struct nat_quote *quote, __u8 family)
 {
 	struct icmphdr icmp;
 
-	if (bpf_skb_load_bytes(skb, quote->about.l4, &icmp, sizeof(icmp)))
+	if (packet_load(ctx, quote->about.l4, &icmp, sizeof(icmp)))
 		return false;
 	quote->echo = true;
 	quote->checksum_at = quote->about.l4 + ICMP_CHECKSUM;
@@ -30,12 +30,12 @@ static __always_inline bool nat_quote_echo(struct __sk_buff *skb, struct nat_quo
 	return icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHOREPLY : ICMPV6_ECHO_REPLY);
 }
 
-static __always_inline bool nat_quote_ports(struct __sk_buff *skb, struct nat_quote *quote)
+static __always_inline bool nat_quote_ports(context_t *ctx, struct nat_quote *quote)
 {
 	__u32 at = quote->about.l4;
 	__be16 ports[2], checksum;
 
-	if (bpf_skb_load_bytes(skb, at, ports, sizeof(ports)))
+	if (packet_load(ctx, at, ports, sizeof(ports)))
 		return false;
 	quote->about.sport = ports[0];
 	quote->about.dport = ports[1];
@@ -51,14 +51,14 @@ static __always_inline bool nat_quote_ports(struct __sk_buff *skb, struct nat_qu
 		return quote->about.protocol == IPPROTO_SCTP;
 	}
 	/* Of TCP most quote 8 bytes only. A zero of UDP's is none. */
-	if (!bpf_skb_load_bytes(skb, at, &checksum, sizeof(checksum)) &&
+	if (!packet_load(ctx, at, &checksum, sizeof(checksum)) &&
 	    (checksum || quote->about.protocol == IPPROTO_TCP))
 		quote->checksum_at = at;
 	return true;
 }
 
 /* Read it; false if it does not tell a flow. */
-static __always_inline bool nat_quote_read(struct __sk_buff *skb, const struct flow *flow, struct nat_quote *quote,
+static __always_inline bool nat_quote_read(context_t *ctx, const struct flow *flow, struct nat_quote *quote,
 					   __u8 family)
 {
 	struct flow *about = &quote->about;
@@ -67,7 +67,7 @@ static __always_inline bool nat_quote_read(struct __sk_buff *skb, const struct f
 	if (family == FAMILY_IPV4) {
 		struct iphdr ip;
 
-		if (bpf_skb_load_bytes(skb, quote->ip_at, &ip, sizeof(ip)) || ip.ihl < 5)
+		if (packet_load(ctx, quote->ip_at, &ip, sizeof(ip)) || ip.ihl < 5)
 			return false;
 		about->saddr.words[0] = ip.saddr;
 		about->daddr.words[0] = ip.daddr;
@@ -78,7 +78,7 @@ static __always_inline bool nat_quote_read(struct __sk_buff *skb, const struct f
 	} else {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, quote->ip_at, &ip, sizeof(ip)))
+		if (packet_load(ctx, quote->ip_at, &ip, sizeof(ip)))
 			return false;
 		address_load(&about->saddr, &ip.saddr);
 		address_load(&about->daddr, &ip.daddr);
@@ -86,31 +86,31 @@ static __always_inline bool nat_quote_read(struct __sk_buff *skb, const struct f
 		about->l4 = quote->ip_at + sizeof(ip);
 	}
 	if (about->protocol == (family == FAMILY_IPV4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
-		return nat_quote_echo(skb, quote, family);
-	return nat_quote_ports(skb, quote);
+		return nat_quote_echo(ctx, quote, family);
+	return nat_quote_ports(ctx, quote);
 }
 
 /* Change two bytes of what is quoted, and the error's own checksum with them. */
-static __always_inline int nat_quote_store(struct __sk_buff *skb, __u32 sum_at, __u32 at, __be16 from, __be16 to)
+static __always_inline int nat_quote_store(context_t *ctx, __u32 sum_at, __u32 at, __be16 from, __be16 to)
 {
-	if (bpf_l4_csum_replace(skb, sum_at, from, to, 2))
+	if (packet_sum4(ctx, sum_at, from, to, 2))
 		return DROP_L4_CHECKSUM;
-	return bpf_skb_store_bytes(skb, at, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+	return packet_store(ctx, at, &to, sizeof(to)) ? DROP_WRITE_ERROR : 0;
 }
 
 /* The same by a difference of what it is the checksum of. */
-static __always_inline int nat_quote_checksum(struct __sk_buff *skb, __u32 sum_at, __u32 at, __s64 difference)
+static __always_inline int nat_quote_checksum(context_t *ctx, __u32 sum_at, __u32 at, __s64 difference)
 {
 	__be16 before, after;
 
-	if (bpf_skb_load_bytes(skb, at, &before, sizeof(before)) || bpf_l4_csum_replace(skb, at, 0, difference, 0) ||
-	    bpf_skb_load_bytes(skb, at, &after, sizeof(after)))
+	if (packet_load(ctx, at, &before, sizeof(before)) || packet_sum4(ctx, at, 0, difference, 0) ||
+	    packet_load(ctx, at, &after, sizeof(after)))
 		return DROP_L4_CHECKSUM;
-	return bpf_l4_csum_replace(skb, sum_at, before, after, 2) ? DROP_L4_CHECKSUM : 0;
+	return packet_sum4(ctx, sum_at, before, after, 2) ? DROP_L4_CHECKSUM : 0;
 }
 
 /* Put another address and port at one end of the quoted flow. */
-static __always_inline int nat_quote_rewrite(struct __sk_buff *skb, const struct flow *flow,
+static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *flow,
 					     const struct nat_quote *quote, enum end end, const struct nat_entry *entry,
 					     __u8 family)
 {
@@ -124,35 +124,35 @@ static __always_inline int nat_quote_rewrite(struct __sk_buff *skb, const struct
 	if (family == FAMILY_IPV4) {
 		/* The change of the address and that of the header's checksum cancel each other in the message's. */
 		at = quote->ip_at + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (bpf_l3_csum_replace(skb, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0],
+		if (packet_sum3(ctx, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0],
 					4) ||
-		    bpf_skb_store_bytes(skb, at, &new, 4, 0))
+		    packet_store(ctx, at, &new, 4))
 			return DROP_WRITE_ERROR;
 		changed = bpf_csum_diff(old.words, 4, new.words, 4, 0);
 	} else {
 		at = quote->ip_at + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
 		changed = bpf_csum_diff(old.words, 16, new.words, 16, 0);
-		if (bpf_l4_csum_replace(skb, sum_at, 0, changed, 0) || bpf_skb_store_bytes(skb, at, &new, 16, 0))
+		if (packet_sum4(ctx, sum_at, 0, changed, 0) || packet_store(ctx, at, &new, 16))
 			return DROP_WRITE_ERROR;
 	}
 	ports = bpf_csum_diff(&words[0], 4, &words[1], 4, 0);
 	/* An ICMP checksum does not count addresses, one of ICMPv6 does. */
 	if (quote->checksum_at && !(quote->echo && family == FAMILY_IPV4)) {
-		refused = nat_quote_checksum(skb, sum_at, quote->checksum_at, changed);
+		refused = nat_quote_checksum(ctx, sum_at, quote->checksum_at, changed);
 		if (refused)
 			return refused;
 	}
 	if (quote->checksum_at) {
-		refused = nat_quote_checksum(skb, sum_at, quote->checksum_at, ports);
+		refused = nat_quote_checksum(ctx, sum_at, quote->checksum_at, ports);
 		if (refused)
 			return refused;
 	}
 	at = quote->ports_at + (end == DESTINATION && !quote->echo ? 2 : 0);
-	return port == entry->port ? 0 : nat_quote_store(skb, sum_at, at, port, entry->port);
+	return port == entry->port ? 0 : nat_quote_store(ctx, sum_at, at, port, entry->port);
 }
 
 /* An error comes back about a packet that left translated: as nat_return(). */
-static __always_inline int nat_error_return(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int nat_error_return(context_t *ctx, struct flow *flow, __u8 family)
 {
 	struct nat_quote quote = {};
 	const struct flow *about = &quote.about;
@@ -160,21 +160,21 @@ static __always_inline int nat_error_return(struct __sk_buff *skb, struct flow *
 	union nat_key key;
 	int refused;
 
-	if (!nat_quote_read(skb, flow, &quote, family))
+	if (!nat_quote_read(ctx, flow, &quote, family))
 		return 0;
 	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_IN,
 		      family);
 	if (!nat_lookup(&key, &entry, family))
 		return 0;
-	refused = nat_quote_rewrite(skb, flow, &quote, SOURCE, &entry, family);
+	refused = nat_quote_rewrite(ctx, flow, &quote, SOURCE, &entry, family);
 	if (!refused)
-		refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &entry.address, family);
+		refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &entry.address, family);
 	flow->daddr = entry.address;
 	return refused ? -refused : NAT_TRANSLATED;
 }
 
 /* An error leaves about an answer that came back: it has to come from where its receiver takes the flow to come from. */
-static __always_inline int nat_error_leave(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int nat_error_leave(context_t *ctx, struct flow *flow, __u8 family)
 {
 	struct nat_quote quote = {};
 	const struct flow *about = &quote.about;
@@ -182,39 +182,39 @@ static __always_inline int nat_error_leave(struct __sk_buff *skb, struct flow *f
 	union nat_key key;
 	int refused;
 
-	if (!nat_quote_read(skb, flow, &quote, family))
+	if (!nat_quote_read(ctx, flow, &quote, family))
 		return DROP_NAT_UNSUPPORTED;
 	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_OUT,
 		      family);
 	if (!nat_lookup(&key, &entry, family))
 		return DROP_NAT_NO_MAPPING;
-	refused = nat_quote_rewrite(skb, flow, &quote, DESTINATION, &entry, family);
+	refused = nat_quote_rewrite(ctx, flow, &quote, DESTINATION, &entry, family);
 	if (!refused)
-		refused = translate_address(skb, flow, SOURCE, &flow->saddr, &entry.address, family);
+		refused = translate_address(ctx, flow, SOURCE, &flow->saddr, &entry.address, family);
 	flow->saddr = entry.address;
 	return refused;
 }
 
-VERIFIED_ALONE nat4_return(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE nat4_return(context_t *ctx, struct flow *flow)
 {
 	if (!flow)
 		return 0;
-	return flow->related ? nat_error_return(skb, flow, FAMILY_IPV4) : nat_return(skb, flow, FAMILY_IPV4);
+	return flow->related ? nat_error_return(ctx, flow, FAMILY_IPV4) : nat_return(ctx, flow, FAMILY_IPV4);
 }
 
-VERIFIED_ALONE nat6_return(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE nat6_return(context_t *ctx, struct flow *flow)
 {
 	if (!flow)
 		return 0;
-	return flow->related ? nat_error_return(skb, flow, FAMILY_IPV6) : nat_return(skb, flow, FAMILY_IPV6);
+	return flow->related ? nat_error_return(ctx, flow, FAMILY_IPV6) : nat_return(ctx, flow, FAMILY_IPV6);
 }
 
-VERIFIED_ALONE nat4_error_leave(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE nat4_error_leave(context_t *ctx, struct flow *flow)
 {
-	return flow ? nat_error_leave(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? nat_error_leave(ctx, flow, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE nat6_error_leave(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE nat6_error_leave(context_t *ctx, struct flow *flow)
 {
-	return flow ? nat_error_leave(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? nat_error_leave(ctx, flow, FAMILY_IPV6) : DROP_INVALID;
 }

@@ -14,19 +14,19 @@ static __always_inline bool nat_is_echo(const struct flow *flow)
 }
 
 /* Put another port in the packet, or another identifier in an ICMP echo. */
-static __always_inline int nat_rewrite_port(struct __sk_buff *skb, const struct flow *flow, enum end end, __be16 from,
+static __always_inline int nat_rewrite_port(context_t *ctx, const struct flow *flow, enum end end, __be16 from,
 					    __be16 to)
 {
 	if (!nat_is_echo(flow))
-		return translate_port(skb, flow, end, from, to);
+		return translate_port(ctx, flow, end, from, to);
 	if (from == to || flow->later_fragment)
 		return 0;
-	if (bpf_l4_csum_replace(skb, flow->l4 + ICMP_CHECKSUM, from, to, 2))
+	if (packet_sum4(ctx, flow->l4 + ICMP_CHECKSUM, from, to, 2))
 		return DROP_L4_CHECKSUM;
-	return bpf_skb_store_bytes(skb, flow->l4 + ICMP_ID, &to, sizeof(to), 0) ? DROP_WRITE_ERROR : 0;
+	return packet_store(ctx, flow->l4 + ICMP_ID, &to, sizeof(to)) ? DROP_WRITE_ERROR : 0;
 }
 
-static __always_inline int nat_rewrite(struct __sk_buff *skb, struct flow *flow, enum end end,
+static __always_inline int nat_rewrite(context_t *ctx, struct flow *flow, enum end end,
 				       const struct address *address, __be16 port, __u8 family)
 {
 	struct address *own = end == SOURCE ? &flow->saddr : &flow->daddr;
@@ -34,9 +34,9 @@ static __always_inline int nat_rewrite(struct __sk_buff *skb, struct flow *flow,
 	int refused = 0;
 
 	if (!address_equals(own, address))
-		refused = translate_address(skb, flow, end, own, address, family);
+		refused = translate_address(ctx, flow, end, own, address, family);
 	if (!refused)
-		refused = nat_rewrite_port(skb, flow, end, *own_port, port);
+		refused = nat_rewrite_port(ctx, flow, end, *own_port, port);
 	*own = *address;
 	*own_port = port;
 	return refused;
@@ -76,36 +76,36 @@ VERIFIED_ALONE nat6_known(struct flow *flow, struct address *target)
 	return flow && target ? nat_known(flow, target, FAMILY_IPV6) : 0;
 }
 
-VERIFIED_ALONE nat4_rewrite(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port)
+VERIFIED_ALONE nat4_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
 {
-	return flow && target ? nat_rewrite(skb, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV4)
+	return flow && target ? nat_rewrite(ctx, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV4)
 			      : DROP_INVALID;
 }
 
-VERIFIED_ALONE nat6_rewrite(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port)
+VERIFIED_ALONE nat6_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
 {
-	return flow && target ? nat_rewrite(skb, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV6)
+	return flow && target ? nat_rewrite(ctx, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV6)
 			      : DROP_INVALID;
 }
 
 /* Have the packet come from `target`; 0, or the reason to drop. `needs_ct`: the flow is the node's own. */
-static __always_inline int nat_leave(struct __sk_buff *skb, struct flow *flow, struct address *target, bool needs_ct,
+static __always_inline int nat_leave(context_t *ctx, struct flow *flow, struct address *target, bool needs_ct,
 				     __u8 family)
 {
 	bool v4 = family == FAMILY_IPV4;
 	__u32 port = v4 ? nat4_known(flow, target) : nat6_known(flow, target);
 
 	if (!port)
-		port = v4 ? nat4_allocate(skb, flow, target, needs_ct) : nat6_allocate(skb, flow, target, needs_ct);
+		port = v4 ? nat4_allocate(ctx, flow, target, needs_ct) : nat6_allocate(ctx, flow, target, needs_ct);
 	if (!port)
 		return DROP_NAT_NO_MAPPING;
-	return v4 ? nat4_rewrite(skb, flow, target, port) : nat6_rewrite(skb, flow, target, port);
+	return v4 ? nat4_rewrite(ctx, flow, target, port) : nat6_rewrite(ctx, flow, target, port);
 }
 
 #define NAT_TRANSLATED 1
 
 /* Have an answer go to whose flow it answers: NAT_TRANSLATED, 0 if it answers none, or minus the reason to drop. */
-static __always_inline int nat_return(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int nat_return(context_t *ctx, struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;
 	union nat_key key;
@@ -114,6 +114,6 @@ static __always_inline int nat_return(struct __sk_buff *skb, struct flow *flow, 
 	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN, family);
 	if (!nat_lookup(&key, &entry, family))
 		return 0;
-	refused = nat_rewrite(skb, flow, DESTINATION, &entry.address, entry.port, family);
+	refused = nat_rewrite(ctx, flow, DESTINATION, &entry.address, entry.port, family);
 	return refused ? -refused : NAT_TRANSLATED;
 }

@@ -21,7 +21,7 @@ static __always_inline __u32 nat_port_at(__u32 number)
 }
 
 /* Whether a socket of the node has the port, so that it would miss the answers. */
-static __always_inline bool nat_port_of_node(struct __sk_buff *skb, const struct flow *flow,
+static __always_inline bool nat_port_of_node(context_t *ctx, const struct flow *flow,
 					     const struct address *target, __be16 port, __u8 family)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -42,9 +42,9 @@ static __always_inline bool nat_port_of_node(struct __sk_buff *skb, const struct
 		size = sizeof(tuple.ipv6);
 	}
 	if (flow->protocol == IPPROTO_TCP)
-		socket = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		socket = bpf_skc_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 	else if (flow->protocol == IPPROTO_UDP)
-		socket = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		socket = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 	else
 		return false;
 	if (!socket)
@@ -56,27 +56,27 @@ static __always_inline bool nat_port_of_node(struct __sk_buff *skb, const struct
 /* Take the port for the answers to the flow, unless another has it. The node's own flow has its socket under its own port,
  * which it keeps unless a pod has been given it.
  */
-static __always_inline int nat_take(struct __sk_buff *skb, struct flow *flow, const struct address *target,
+static __always_inline int nat_take(context_t *ctx, struct flow *flow, const struct address *target,
 				    __u32 number, bool needs_ct, __u8 family)
 {
 	const struct nat_entry entry = { .needs_ct = needs_ct, .address = flow->saddr, .port = flow->sport };
 	__be16 port = bpf_htons((__u16)number);
 	union nat_key key;
 
-	if (!needs_ct && nat_port_of_node(skb, flow, target, port, family))
+	if (!needs_ct && nat_port_of_node(ctx, flow, target, port, family))
 		return false;
 	nat_key_write(&key, &flow->daddr, flow->dport, target, port, flow->protocol, NAT_KEY_IN, family);
 	return !nat_insert(&key, &entry, BPF_NOEXIST, family);
 }
 
-VERIFIED_ALONE nat4_take(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port, __u32 needs_ct)
+VERIFIED_ALONE nat4_take(context_t *ctx, struct flow *flow, struct address *target, __u32 port, __u32 needs_ct)
 {
-	return flow && target ? nat_take(skb, flow, target, port, needs_ct, FAMILY_IPV4) : false;
+	return flow && target ? nat_take(ctx, flow, target, port, needs_ct, FAMILY_IPV4) : false;
 }
 
-VERIFIED_ALONE nat6_take(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port, __u32 needs_ct)
+VERIFIED_ALONE nat6_take(context_t *ctx, struct flow *flow, struct address *target, __u32 port, __u32 needs_ct)
 {
-	return flow && target ? nat_take(skb, flow, target, port, needs_ct, FAMILY_IPV6) : false;
+	return flow && target ? nat_take(ctx, flow, target, port, needs_ct, FAMILY_IPV6) : false;
 }
 
 static __always_inline void nat_give_back(const struct flow *flow, const struct address *target, __be16 port,
@@ -88,38 +88,38 @@ static __always_inline void nat_give_back(const struct flow *flow, const struct 
 	nat_delete(&key, family);
 }
 
-static __always_inline bool nat_try(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 port,
+static __always_inline bool nat_try(context_t *ctx, struct flow *flow, struct address *target, __u32 port,
 				    bool needs_ct, __u8 family)
 {
-	return family == FAMILY_IPV4 ? nat4_take(skb, flow, target, port, needs_ct)
-				     : nat6_take(skb, flow, target, port, needs_ct);
+	return family == FAMILY_IPV4 ? nat4_take(ctx, flow, target, port, needs_ct)
+				     : nat6_take(ctx, flow, target, port, needs_ct);
 }
 
 /* Find the flow a port; 0 if all that were tried are taken. */
-static __always_inline __u32 nat_find_port(struct __sk_buff *skb, struct flow *flow, struct address *target,
+static __always_inline __u32 nat_find_port(context_t *ctx, struct flow *flow, struct address *target,
 					   bool needs_ct, __u8 family)
 {
 	__u32 own = bpf_ntohs(flow->sport), first = bpf_get_prandom_u32();
 	bool stays = flow->protocol == IPPROTO_SCTP; /* its checksum is over the whole packet */
 
-	if ((stays || nat_in_range(own)) && nat_try(skb, flow, target, own, needs_ct, family))
+	if ((stays || nat_in_range(own)) && nat_try(ctx, flow, target, own, needs_ct, family))
 		return own;
 	if (stays)
 		return 0;
 	for (__u32 i = 0; i < NAT_TRIES; i++) {
 		__u32 port = nat_port_at(first + i);
 
-		if (nat_try(skb, flow, target, port, needs_ct, family))
+		if (nat_try(ctx, flow, target, port, needs_ct, family))
 			return port;
 	}
 	return 0;
 }
 
 /* Enter the flow under a port of its own, which is returned in the host's order; 0 if that fails. */
-static __always_inline __u32 nat_allocate(struct __sk_buff *skb, struct flow *flow, struct address *target,
+static __always_inline __u32 nat_allocate(context_t *ctx, struct flow *flow, struct address *target,
 					  bool needs_ct, __u8 family)
 {
-	__u32 port = nat_find_port(skb, flow, target, needs_ct, family);
+	__u32 port = nat_find_port(ctx, flow, target, needs_ct, family);
 	struct nat_entry entry = { .needs_ct = needs_ct, .address = *target, .port = bpf_htons((__u16)port) };
 	union nat_key key;
 
@@ -133,12 +133,12 @@ static __always_inline __u32 nat_allocate(struct __sk_buff *skb, struct flow *fl
 	return 0;
 }
 
-VERIFIED_ALONE nat4_allocate(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 needs_ct)
+VERIFIED_ALONE nat4_allocate(context_t *ctx, struct flow *flow, struct address *target, __u32 needs_ct)
 {
-	return flow && target ? nat_allocate(skb, flow, target, needs_ct, FAMILY_IPV4) : 0;
+	return flow && target ? nat_allocate(ctx, flow, target, needs_ct, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE nat6_allocate(struct __sk_buff *skb, struct flow *flow, struct address *target, __u32 needs_ct)
+VERIFIED_ALONE nat6_allocate(context_t *ctx, struct flow *flow, struct address *target, __u32 needs_ct)
 {
-	return flow && target ? nat_allocate(skb, flow, target, needs_ct, FAMILY_IPV6) : 0;
+	return flow && target ? nat_allocate(ctx, flow, target, needs_ct, FAMILY_IPV6) : 0;
 }

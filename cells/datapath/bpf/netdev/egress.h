@@ -14,7 +14,7 @@
 #include "lib/network.h"
 #include "nat/error.h"
 #include "netdev/maps.h"
-#include "nodeport/answer.h"
+#include "nodeport/leaves.h"
 
 enum masquerade {
 	MASQUERADE_NONE,

@@ -4,12 +4,9 @@
  */
 #pragma once
 
-#include <linux/pkt_cls.h>
-
 #include "lb/outside.h"
 #include "lib/network.h"
 #include "nat/error.h"
-#include "netdev/announce.h"
 #include "netdev/maps.h"
 #include "nodeport/answer.h"
 #include "nodeport/conntrack.h"
@@ -17,53 +14,37 @@
 #include "nodeport/error.h"
 #include "nodeport/forward.h"
 #include "overlay/tunnel.h"
-
-/* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
-static __always_inline int device_brings(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
-					 __u32 now, __u8 family)
-{
-	const struct address_info *local;
-	int done;
-
-	if (likely(!dsr_serves(own, flow)))
-		return UNDECIDED;
-	local = address_lookup(&flow->daddr, family);
-	if (!local)
-		return UNDECIDED;
-	done = family == FAMILY_IPV4 ? dsr4_note(skb, flow, now) : dsr6_note(skb, flow, now);
-	if (done < 0)
-		return DROP(INGRESS, -done);
-	if (!done)
-		return UNDECIDED;
-	return family == FAMILY_IPV4 ? nodeport4_deliver(skb, flow, local, now)
-				     : nodeport6_deliver(skb, flow, local, now);
-}
+#ifdef CONTEXT_XDP
+#include "xdp/ingress.h"
+#else
+#include "netdev/brings.h"
+#endif
 
 /* What is for a service, and errors on their way to a backend of one: the verdict, or UNDECIDED. */
-static __always_inline int device_serves(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
+static __always_inline int device_serves(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					 __u32 now, __u8 family)
 {
 	int verdict, refused;
 
 	if (flow->related) {
-		verdict = family == FAMILY_IPV4 ? nodeport4_error(skb, flow, now) : nodeport6_error(skb, flow, now);
+		verdict = family == FAMILY_IPV4 ? nodeport4_error(ctx, flow, now) : nodeport6_error(ctx, flow, now);
 		if (verdict < 0)
 			return DROP(INGRESS, -verdict);
-		return verdict ? nodeport_go_on(skb, flow, own, now, family) : UNDECIDED;
+		return verdict ? nodeport_go_on(ctx, flow, own, now, family) : UNDECIDED;
 	}
 	if (!lb_balances(flow))
 		return UNDECIDED;
 	if (unlikely(answers_into_tunnel(flow)))
 		return UNDECIDED;
-	verdict = family == FAMILY_IPV4 ? lb4_outside(skb, flow, now) : lb6_outside(skb, flow, now);
+	verdict = family == FAMILY_IPV4 ? lb4_outside(ctx, flow, now) : lb6_outside(ctx, flow, now);
 	if (!verdict)
-		return device_brings(skb, flow, own, now, family);
+		return device_brings(ctx, flow, own, now, family);
 	if (verdict != LB_TRANSLATED)
 		return verdict;
 	if (dsr_serves(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
-		return family == FAMILY_IPV4 ? dsr4_forward(skb, flow) : dsr6_forward(skb, flow);
-	refused = family == FAMILY_IPV4 ? nodeport4_note(skb, flow, now) : nodeport6_note(skb, flow, now);
-	return refused ? DROP(INGRESS, refused) : nodeport_go_on(skb, flow, own, now, family);
+		return family == FAMILY_IPV4 ? dsr4_forward(ctx, flow) : dsr6_forward(ctx, flow);
+	refused = family == FAMILY_IPV4 ? nodeport4_note(ctx, flow, now) : nodeport6_note(ctx, flow, now);
+	return refused ? DROP(INGRESS, refused) : nodeport_go_on(ctx, flow, own, now, family);
 }
 
 /* Whether it is a packet of the tunnel's for this node: the kernel takes it out, and no pod was given its port. */
@@ -78,49 +59,53 @@ static __always_inline bool brings_tunnel(const struct flow *flow)
 	       !nat_in_range(bpf_ntohs(tunnel->port));
 }
 
-static __always_inline int device_gets_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
+	/* Read first: what the packet is preceded by does not outlive a pull. */
+	__u32 handed = own && own->flags & NODEPORT_XDP ? device_handed(ctx) : 0;
 	__u32 now = ct_now();
 	int verdict;
 
 	/* What cannot be read, or is a fragment before its first, is not ours to judge. */
-	if (parse(skb, flow, family))
-		return TC_ACT_OK;
+	if (parse(ctx, flow, family))
+		return VERDICT_PASS;
 	if (family == FAMILY_IPV4 && brings_tunnel(flow))
-		return TC_ACT_OK;
+		return VERDICT_PASS;
 	if (own) {
-		verdict = device_serves(skb, flow, own, now, family);
+		if (unlikely(handed))
+			return device_goes_on(ctx, flow, own, handed, now, family);
+		verdict = device_serves(ctx, flow, own, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
-	verdict = family == FAMILY_IPV4 ? nat4_return(skb, flow) : nat6_return(skb, flow);
+	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
 	if (verdict < 0)
 		return DROP(INGRESS, -verdict);
 	if (!verdict || !own)
-		return TC_ACT_OK;
+		return VERDICT_PASS;
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
-	verdict = nodeport_returns(skb, flow, INGRESS, now, family);
-	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
+	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);
+	return verdict == UNDECIDED ? device_done(ctx) : verdict;
 }
 
-static __always_inline int device_gets(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int device_gets(context_t *ctx, struct flow *flow)
 {
 	const struct device_config *device;
-	__u32 ifindex = skb->ifindex;
+	__u32 ifindex = packet_ifindex(ctx);
 	struct ethernet *eth;
 
 	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
 	if (!device)
-		return TC_ACT_OK;
-	eth = packet_eth(skb);
+		return VERDICT_PASS;
+	eth = packet_eth(ctx);
 	if (!eth)
-		return TC_ACT_OK;
+		return VERDICT_PASS;
 	if (eth->protocol == bpf_htons(ETH_P_IP))
-		return device_gets_ip(skb, flow, FAMILY_IPV4);
+		return device_gets_ip(ctx, flow, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		return device_gets_ip(skb, flow, FAMILY_IPV6);
+		return device_gets_ip(ctx, flow, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
-		return device_gets_arp(skb, device);
-	return TC_ACT_OK;
+		return device_gets_arp(ctx, device);
+	return VERDICT_PASS;
 }

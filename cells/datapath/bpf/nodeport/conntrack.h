@@ -29,9 +29,9 @@ static __always_inline long nodeport_insert(const struct flow *flow, const struc
 }
 
 /* Remember the neighbour that the client's packets come by. */
-static __always_inline void nodeport_note_neighbour(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct flow *flow, __u8 family)
 {
-	const struct ethernet *eth = packet_eth(skb);
+	const struct ethernet *eth = packet_eth(ctx);
 	struct nodeport_neighbour neighbour = {};
 
 	if (!eth)
@@ -46,7 +46,7 @@ static __always_inline void nodeport_note_neighbour(struct __sk_buff *skb, const
 }
 
 /* Note a packet of the client's; 0, or the reason to drop. */
-static __always_inline int nodeport_note(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int nodeport_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	struct ct_entry *known;
@@ -64,16 +64,16 @@ static __always_inline int nodeport_note(struct __sk_buff *skb, struct flow *flo
 	};
 
 	flow->report = CT_CAPTURE;
-	nodeport_note_neighbour(skb, flow, family);
+	nodeport_note_neighbour(ctx, flow, family);
 	return nodeport_insert(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
 }
 
-VERIFIED_ALONE nodeport4_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport4_note(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_note(skb, flow, now, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? nodeport_note(ctx, flow, now, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE nodeport6_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport6_note(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_note(skb, flow, now, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? nodeport_note(ctx, flow, now, FAMILY_IPV6) : DROP_INVALID;
 }

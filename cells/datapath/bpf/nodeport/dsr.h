@@ -6,9 +6,9 @@
 #pragma once
 
 #include "ct/conntrack.h"
-#include "lib/fib.h"
 #include "nat/maps.h"
 #include "nodeport/conntrack.h"
+#include "nodeport/endings.h"
 #include "nodeport/maps.h"
 
 #define DSR4_OPTION 0x9a08 /* type and length */
@@ -34,15 +34,13 @@ struct dsr6_header {
 _Static_assert(sizeof(struct dsr4_option) == 8, "option");
 _Static_assert(sizeof(struct dsr6_header) == 24, "destination options header");
 
-#define DSR_ROOM (BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET)
-
 /* Whether connections of the protocol are answered directly. */
 static __always_inline bool dsr_serves(const struct nodeport_config *own, const struct flow *flow)
 {
 	return own->flags & (flow->protocol == IPPROTO_TCP ? NODEPORT_DSR_TCP : NODEPORT_DSR_OTHER);
 }
 
-static __always_inline int dsr4_tell(struct __sk_buff *skb, const struct address *service, __be16 port)
+static __always_inline int dsr4_tell(context_t *ctx, const struct address *service, __be16 port)
 {
 	const struct dsr4_option option = {
 		.kind = bpf_htons(DSR4_OPTION),
@@ -51,7 +49,7 @@ static __always_inline int dsr4_tell(struct __sk_buff *skb, const struct address
 	};
 	const __u32 size = sizeof(option);
 	__be32 before, after;
-	struct iphdr *ip = packet_ipv4(skb);
+	struct iphdr *ip = packet_ipv4(ctx);
 	__s64 sum;
 
 	if (!ip || ip->ihl + size / 4 > 15)
@@ -62,14 +60,14 @@ static __always_inline int dsr4_tell(struct __sk_buff *skb, const struct address
 	after = *(__be32 *)ip;
 	sum = bpf_csum_diff(&before, sizeof(before), &after, sizeof(after), 0);
 	sum = bpf_csum_diff(NULL, 0, (void *)&option, sizeof(option), sum);
-	if (bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_NET, DSR_ROOM) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(*ip), &option, sizeof(option), 0) ||
-	    bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), 0, sum, 0))
+	if (packet_make_room(ctx, sizeof(*ip), size) ||
+	    packet_store(ctx, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
+	    packet_sum3(ctx, ETH_HLEN + offsetof(struct iphdr, check), 0, sum, 0))
 		return DROP_WRITE_ERROR;
 	return 0;
 }
 
-static __always_inline int dsr6_tell(struct __sk_buff *skb, const struct address *service, __be16 port)
+static __always_inline int dsr6_tell(context_t *ctx, const struct address *service, __be16 port)
 {
 	struct dsr6_header header = {
 		.length = sizeof(header) / 8 - 1,
@@ -77,21 +75,21 @@ static __always_inline int dsr6_tell(struct __sk_buff *skb, const struct address
 		.address = *service,
 		.port = port,
 	};
-	struct ipv6hdr *ip = packet_ipv6(skb);
+	struct ipv6hdr *ip = packet_ipv6(ctx);
 
 	if (!ip)
 		return DROP_INVALID;
 	header.next = ip->nexthdr;
 	ip->nexthdr = IPPROTO_DSTOPTS;
 	ip->payload_len = bpf_htons(bpf_ntohs(ip->payload_len) + sizeof(header));
-	if (bpf_skb_adjust_room(skb, sizeof(header), BPF_ADJ_ROOM_NET, DSR_ROOM) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN + sizeof(*ip), &header, sizeof(header), 0))
+	if (packet_make_room(ctx, sizeof(*ip), sizeof(header)) ||
+	    packet_store(ctx, ETH_HLEN + sizeof(*ip), &header, sizeof(header)))
 		return DROP_WRITE_ERROR;
 	return 0;
 }
 
 /* Send the client's packet on to a backend elsewhere, which answers the client; the verdict. */
-static __always_inline int dsr_forward(struct __sk_buff *skb, const struct flow *flow, __u8 family)
+static __always_inline int dsr_forward(context_t *ctx, const struct flow *flow, __u8 family)
 {
 	struct address service;
 	int refused = 0;
@@ -100,29 +98,29 @@ static __always_inline int dsr_forward(struct __sk_buff *skb, const struct flow 
 	if (flow->protocol != IPPROTO_TCP || flow->tcp_flags & TCP_SYN) {
 		if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
 			return DROP(EGRESS, DROP_NO_SERVICE);
-		refused = family == FAMILY_IPV4 ? dsr4_tell(skb, &service, port) : dsr6_tell(skb, &service, port);
+		refused = family == FAMILY_IPV4 ? dsr4_tell(ctx, &service, port) : dsr6_tell(ctx, &service, port);
 	}
-	return refused ? DROP(EGRESS, refused) : fib_send(skb, flow, EGRESS, family);
+	return refused ? DROP(EGRESS, refused) : fib_send(ctx, flow, EGRESS, family);
 }
 
-VERIFIED_ALONE dsr4_forward(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE dsr4_forward(context_t *ctx, struct flow *flow)
 {
-	return flow ? dsr_forward(skb, flow, FAMILY_IPV4) : DROP(EGRESS, DROP_INVALID);
+	return flow ? dsr_forward(ctx, flow, FAMILY_IPV4) : DROP(EGRESS, DROP_INVALID);
 }
 
-VERIFIED_ALONE dsr6_forward(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE dsr6_forward(context_t *ctx, struct flow *flow)
 {
-	return flow ? dsr_forward(skb, flow, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
+	return flow ? dsr_forward(ctx, flow, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
 }
 
 /* The service that the packet's header tells of; false if it tells of none. */
-static __always_inline bool dsr4_told(struct __sk_buff *skb, struct address *service, __be16 *port)
+static __always_inline bool dsr4_told(context_t *ctx, struct address *service, __be16 *port)
 {
-	const struct iphdr *ip = packet_ipv4(skb);
+	const struct iphdr *ip = packet_ipv4(ctx);
 	struct dsr4_option option;
 
 	if (!ip || ip->ihl < (sizeof(*ip) + sizeof(option)) / 4 ||
-	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
+	    packet_load(ctx, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
 	    option.kind != bpf_htons(DSR4_OPTION))
 		return false;
 	*service = (struct address){ .words = { bpf_htonl(option.address) } };
@@ -130,13 +128,13 @@ static __always_inline bool dsr4_told(struct __sk_buff *skb, struct address *ser
 	return true;
 }
 
-static __always_inline bool dsr6_told(struct __sk_buff *skb, struct address *service, __be16 *port)
+static __always_inline bool dsr6_told(context_t *ctx, struct address *service, __be16 *port)
 {
-	const struct ipv6hdr *ip = packet_ipv6(skb);
+	const struct ipv6hdr *ip = packet_ipv6(ctx);
 	struct dsr6_header header;
 
 	if (!ip || ip->nexthdr != IPPROTO_DSTOPTS ||
-	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(*ip), &header, sizeof(header)) ||
+	    packet_load(ctx, ETH_HLEN + sizeof(*ip), &header, sizeof(header)) ||
 	    header.kind != bpf_htons(DSR6_OPTION))
 		return false;
 	*service = header.address;
@@ -159,15 +157,15 @@ static __always_inline bool dsr_service(const struct flow *answer, struct nat_en
 /* Note what another node has passed on for a backend here: DSR_KNOWN, 0 if it is none of these, or minus the reason to
  * drop.
  */
-static __always_inline int dsr_note(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int dsr_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP, told;
 	struct nat_entry service = {};
 	struct ct_entry *known;
 	union nat_key key;
 
-	told = family == FAMILY_IPV4 ? dsr4_told(skb, &service.address, &service.port)
-				     : dsr6_told(skb, &service.address, &service.port);
+	told = family == FAMILY_IPV4 ? dsr4_told(ctx, &service.address, &service.port)
+				     : dsr6_told(ctx, &service.address, &service.port);
 	flow->dsr = ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->dsr_internal;
 	if (flow->dsr || !told) {
 		if (!told || !tcp || !(flow->tcp_flags & TCP_SYN))
@@ -190,12 +188,12 @@ static __always_inline int dsr_note(struct __sk_buff *skb, struct flow *flow, __
 	return nodeport_insert(flow, &entry, family) ? -DROP_CT_CREATE_FAILED : DSR_KNOWN;
 }
 
-VERIFIED_ALONE dsr4_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr4_note(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_note(skb, flow, now, FAMILY_IPV4) : 0;
+	return flow ? dsr_note(ctx, flow, now, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE dsr6_note(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr6_note(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_note(skb, flow, now, FAMILY_IPV6) : 0;
+	return flow ? dsr_note(ctx, flow, now, FAMILY_IPV6) : 0;
 }

@@ -29,32 +29,32 @@ static __always_inline bool nodeport_error_backend(const struct flow *about, str
 /* Have it go to the backend, about what that has sent: NODEPORT_ERROR, 0 if it is about nothing of a service's, or
  * minus the reason to drop.
  */
-static __always_inline int nodeport_error(struct __sk_buff *skb, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int nodeport_error(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	struct lb_backend backend = {};
 	struct nat_quote quote = {};
 	struct nat_entry own = {};
 	int refused;
 
-	if (!nat_quote_read(skb, flow, &quote, family) || quote.echo)
+	if (!nat_quote_read(ctx, flow, &quote, family) || quote.echo)
 		return 0;
 	if (!nodeport_error_backend(&quote.about, &backend, now, family))
 		return 0;
 	own.address = backend.address;
 	own.port = backend.port ? backend.port : quote.about.sport;
-	refused = nat_quote_rewrite(skb, flow, &quote, SOURCE, &own, family);
+	refused = nat_quote_rewrite(ctx, flow, &quote, SOURCE, &own, family);
 	if (!refused)
-		refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &own.address, family);
+		refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &own.address, family);
 	flow->daddr = own.address;
 	return refused ? -refused : NODEPORT_ERROR;
 }
 
-VERIFIED_ALONE nodeport4_error(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport4_error(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_error(skb, flow, now, FAMILY_IPV4) : 0;
+	return flow ? nodeport_error(ctx, flow, now, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE nodeport6_error(struct __sk_buff *skb, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport6_error(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_error(skb, flow, now, FAMILY_IPV6) : 0;
+	return flow ? nodeport_error(ctx, flow, now, FAMILY_IPV6) : 0;
 }

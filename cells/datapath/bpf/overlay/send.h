@@ -53,17 +53,6 @@ static __always_inline bool forges_tunnel(const struct flow *flow)
 	return tunnel && flow->dport == tunnel->port;
 }
 
-/* Whether who answers the packet would forge it: the answer goes to the tunnel's port, and comes from the node. */
-static __always_inline bool answers_into_tunnel(const struct flow *flow)
-{
-	const struct tunnel_config *tunnel;
-
-	if (flow->protocol != IPPROTO_UDP)
-		return false;
-	tunnel = tunnel_facts();
-	return tunnel && flow->sport == tunnel->port;
-}
-
 /* What the host sends to an address that is not here: to the node that has it, or nowhere. The stack, which has
  * brought it, would bring it again.
  */

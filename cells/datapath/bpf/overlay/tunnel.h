@@ -136,3 +136,14 @@ static __always_inline __u32 tunnel_identity(__u32 identity)
 		return IDENTITY_WORLD;
 	return identity;
 }
+
+/* Whether who answers the packet would forge it: the answer goes to the tunnel's port, and comes from the node. */
+static __always_inline bool answers_into_tunnel(const struct flow *flow)
+{
+	const struct tunnel_config *tunnel;
+
+	if (flow->protocol != IPPROTO_UDP)
+		return false;
+	tunnel = tunnel_facts();
+	return tunnel && flow->sport == tunnel->port;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Packets as the traffic control's programs have them. */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "lib/bpf.h"
+
+typedef struct __sk_buff context_t;
+
+#define VERDICT_PASS TC_ACT_OK /* it goes on as if there were no program */
+
+/* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
+ * keeps them over a pull: the verifier would no longer know them as pointers.
+ */
+static __always_inline void *packet_start(const context_t *ctx)
+{
+	void *start;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(start) : "r"(ctx), "i"(offsetof(context_t, data)));
+	return start;
+}
+
+static __always_inline void *packet_end(const context_t *ctx)
+{
+	void *end;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(end) : "r"(ctx), "i"(offsetof(context_t, data_end)));
+	return end;
+}
+
+/* What an earlier program tells of the packet, in front of it. */
+static __always_inline void *packet_told(const context_t *ctx)
+{
+	void *told;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(told) : "r"(ctx), "i"(offsetof(context_t, data_meta)));
+	return told;
+}
+
+static __always_inline __u32 packet_length(const context_t *ctx)
+{
+	return ctx->len;
+}
+
+/* By which device it came, or leaves. */
+static __always_inline __u32 packet_ifindex(const context_t *ctx)
+{
+	return ctx->ifindex;
+}
+
+static __always_inline __u32 packet_hash(context_t *ctx)
+{
+	return bpf_get_hash_recalc(ctx);
+}
+
+/* Make the first `length` bytes readable through packet_start(). Earlier pointers may become stale. */
+static __always_inline bool packet_pull(context_t *ctx, __u32 length)
+{
+	if (likely(packet_start(ctx) + length <= packet_end(ctx)))
+		return true;
+	return ctx->len >= length && !bpf_skb_pull_data(ctx, length);
+}
+
+/* Copy bytes out of the packet, or into it; 0, or an error. */
+static __always_inline long packet_load(const context_t *ctx, __u32 at, void *to, __u32 size)
+{
+	return bpf_skb_load_bytes(ctx, at, to, size);
+}
+
+static __always_inline long packet_store(context_t *ctx, __u32 at, const void *from, __u32 size)
+{
+	return bpf_skb_store_bytes(ctx, at, from, size, 0);
+}
+
+/* Change the checksum at an offset by what it is the checksum of: as bpf_l3_csum_replace() and bpf_l4_csum_replace(). */
+static __always_inline long packet_sum3(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 size)
+{
+	return bpf_l3_csum_replace(ctx, at, from, to, size);
+}
+
+static __always_inline long packet_sum4(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 flags)
+{
+	return bpf_l4_csum_replace(ctx, at, from, to, flags);
+}
+
+/* Make room for `size` bytes behind the network header, which without options has `header` bytes; 0, or an error.
+ * Earlier pointers become stale.
+ */
+static __always_inline long packet_make_room(context_t *ctx, __u32 header, __u32 size)
+{
+	(void)header;
+	return bpf_skb_adjust_room(ctx, size, BPF_ADJ_ROOM_NET,
+				   BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_NO_CSUM_RESET);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Packets as XDP's programs have them: in one piece, without anything that the kernel knows besides. */
+#pragma once
+
+#include <linux/if_ether.h>
+
+#include "lib/bpf.h"
+
+typedef struct xdp_md context_t;
+
+#define VERDICT_PASS XDP_PASS
+
+#define PACKET_DEEPEST 16384 /* bytes before what is read: more than headers need, and few enough for the verifier */
+
+/* In assembly, see context/skb.h. */
+static __always_inline void *packet_start(const context_t *ctx)
+{
+	void *start;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(start) : "r"(ctx), "i"(offsetof(context_t, data)));
+	return start;
+}
+
+static __always_inline void *packet_end(const context_t *ctx)
+{
+	void *end;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(end) : "r"(ctx), "i"(offsetof(context_t, data_end)));
+	return end;
+}
+
+/* What an earlier program tells of the packet, in front of it. */
+static __always_inline void *packet_told(const context_t *ctx)
+{
+	void *told;
+
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(told) : "r"(ctx), "i"(offsetof(context_t, data_meta)));
+	return told;
+}
+
+static __always_inline __u32 packet_length(const context_t *ctx)
+{
+	return packet_end(ctx) - packet_start(ctx);
+}
+
+static __always_inline __u32 packet_ifindex(const context_t *ctx)
+{
+	return ctx->ingress_ifindex;
+}
+
+/* The device may have made one, but does not say. */
+static __always_inline __u32 packet_hash(context_t *ctx)
+{
+	(void)ctx;
+	return 0;
+}
+
+static __always_inline bool packet_pull(context_t *ctx, __u32 length)
+{
+	return packet_length(ctx) >= length;
+}
+
+/* Where the packet has these bytes, or NULL. Headers are taken to be aligned, as they are read by words elsewhere. */
+static __always_inline void *packet_at(const context_t *ctx, __u32 at, __u32 size)
+{
+	void *found;
+
+	asm volatile("" : "+r"(at)); /* it is this number that the verifier has to see bounded */
+	if (at > PACKET_DEEPEST)
+		return NULL;
+	found = packet_start(ctx) + at;
+	return found + size <= packet_end(ctx) ? found : NULL;
+}
+
+static __always_inline long packet_load(const context_t *ctx, __u32 at, void *to, __u32 size)
+{
+	const void *found = packet_at(ctx, at, size);
+
+	if (!found)
+		return -1;
+	__builtin_memcpy(to, __builtin_assume_aligned(found, 4), size);
+	return 0;
+}
+
+static __always_inline long packet_store(context_t *ctx, __u32 at, const void *from, __u32 size)
+{
+	void *found = packet_at(ctx, at, size);
+
+	if (!found)
+		return -1;
+	__builtin_memcpy(__builtin_assume_aligned(found, 4), from, size);
+	return 0;
+}
+
+/* RFC 1624, equation 3. `flags`: the size of what changes, 0 if `to` is its difference; BPF_F_MARK_MANGLED_0 if a
+ * checksum of 0 is none.
+ */
+VERIFIED_ALONE packet_sum4(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 flags)
+{
+	__u16 *field = packet_at(ctx, at, sizeof(*field));
+	__u64 sum;
+
+	if (!field)
+		return -1;
+	if (flags & BPF_F_MARK_MANGLED_0 && !*field)
+		return 0;
+	sum = (__u16)~*field;
+	switch (flags & BPF_F_HDR_FIELD_MASK) {
+	case 0:
+		sum += (__u32)to;
+		break;
+	case 2:
+		sum += (__u16)~from + (__u16)to;
+		break;
+	default:
+		sum += (__u64)(__u32)~from + (__u32)to;
+	}
+	sum = (sum >> 32) + (sum & 0xffffffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (__u16)~((sum >> 16) + (sum & 0xffff));
+	*field = flags & BPF_F_MARK_MANGLED_0 && !sum ? 0xffff : sum;
+	return 0;
+}
+
+static __always_inline long packet_sum3(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 size)
+{
+	return packet_sum4(ctx, at, from, to, size);
+}
+
+static __always_inline long packet_make_room(context_t *ctx, __u32 header, __u32 size)
+{
+	__u16 *to;
+
+	if (bpf_xdp_adjust_head(ctx, -(int)size))
+		return -1;
+	to = packet_at(ctx, 0, size + ETH_HLEN + header);
+	if (!to)
+		return -1;
+#pragma unroll
+	for (__u32 i = 0; i < (ETH_HLEN + header) / sizeof(*to); i++)
+		to[i] = to[i + size / sizeof(*to)];
+	return 0;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What only the program at the stack's door does with what a device brings: it delivers, and goes on where the one in the
+ * driver has left off.
+ */
+#pragma once
+
+#include "netdev/announce.h"
+#include "nodeport/dsr.h"
+#include "nodeport/forward.h"
+#include "overlay/tunnel.h"
+#include "xdp/handover.h"
+
+/* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
+static __always_inline int device_brings(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					 __u32 now, __u8 family)
+{
+	const struct address_info *local;
+	int done;
+
+	if (likely(!dsr_serves(own, flow)))
+		return UNDECIDED;
+	local = address_lookup(&flow->daddr, family);
+	if (!local)
+		return UNDECIDED;
+	done = family == FAMILY_IPV4 ? dsr4_note(ctx, flow, now) : dsr6_note(ctx, flow, now);
+	if (done < 0)
+		return DROP(INGRESS, -done);
+	if (!done)
+		return UNDECIDED;
+	return family == FAMILY_IPV4 ? nodeport4_deliver(ctx, flow, local, now)
+				     : nodeport6_deliver(ctx, flow, local, now);
+}
+
+/* What the program in the driver has said of the packet, 0 if nothing. */
+static __always_inline __u32 device_handed(const struct __sk_buff *skb)
+{
+	const __u32 *told = packet_told(skb);
+
+	return (void *)(told + 1) <= packet_start(skb) ? *told : 0;
+}
+
+/* Go on with what that has translated. */
+static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
+					  __u32 handed, __u32 now, __u8 family)
+{
+	__be32 node;
+
+	if (handed & HANDED_DONE)
+		return TC_ACT_OK;
+	if (handed & HANDED_LOCAL) {
+		flow->node_port = !flow->related;
+		return nodeport_go_on(skb, flow, own, now, family);
+	}
+	flow->source_identity = handed & HANDED_RETURN ? IDENTITY_HOST : world_identity(family);
+	node = tunnel_node(flow, family);
+	return family == FAMILY_IPV4 ? nodeport4_send(skb, flow, node) : nodeport6_send(skb, flow, node);
+}
+
+/* What was for this node is translated, and the stack's. */
+static __always_inline int device_done(struct __sk_buff *skb)
+{
+	(void)skb;
+	return TC_ACT_OK;
+}

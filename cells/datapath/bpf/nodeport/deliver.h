@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Into a pod of this node, whose policy has a say in who the client is. */
+#pragma once
+
+#include "lib/identity.h"
+#include "pod/deliver.h"
+#include "pod/links.h"
+
+/* Who the client is, to policies: what the ipcache says, but no address outside is the node itself. */
+static __always_inline __u32 nodeport_client_identity(const struct flow *flow, __u8 family)
+{
+	__u32 identity = identity_of(ipcache_lookup(&flow->saddr, family));
+
+	return identity == IDENTITY_HOST || identity == IDENTITY_WORLD ? world_identity(family) : identity;
+}
+
+/* Whether the stack, or another plugin's bridge, has to bring what is for the pod. */
+static __always_inline bool is_routed(const struct address_info *local)
+{
+	__u32 epoch;
+	const struct endpoint_config *pod = link_owner(local->ifindex, &epoch);
+
+	return pod && pod->flags & ENDPOINT_ROUTED_BY_HOST;
+}
+
+static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, const struct address_info *local,
+					    __u32 now, __u8 family)
+{
+	struct use use = { .packets = 1, .bytes = packet_length(ctx) };
+	enum ct_status status;
+	int refused;
+
+	if (local->flags & ADDRESS_IS_HOST || is_routed(local))
+		return TC_ACT_OK;
+	flow->destination = local->endpoint_id;
+	flow->destination_identity = local->identity;
+	flow->source_identity = nodeport_client_identity(flow, family);
+	if (flow->ttl <= 1)
+		return DROP(INGRESS, DROP_TTL_EXCEEDED);
+	refused = ingress_check(ctx, flow, use, now, family, &status);
+	if (refused)
+		return DROP(INGRESS, refused);
+	if (unlikely(flow->proxy_port)) /* a proxy's answers would not leave as the service's */
+		return DROP(INGRESS, DROP_NO_PROXY);
+	return hand_over(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+}
+
+VERIFIED_ALONE nodeport4_deliver(context_t *ctx, struct flow *flow, const struct address_info *local, __u32 now)
+{
+	return flow && local ? nodeport_deliver(ctx, flow, local, now, FAMILY_IPV4) : DROP(INGRESS, DROP_INVALID);
+}
+
+VERIFIED_ALONE nodeport6_deliver(context_t *ctx, struct flow *flow, const struct address_info *local, __u32 now)
+{
+	return flow && local ? nodeport_deliver(ctx, flow, local, now, FAMILY_IPV6) : DROP(INGRESS, DROP_INVALID);
+}

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the program in the driver tells the one at the stack's door of a packet that it has translated, but cannot bring
+ * where it goes: a word in front of the packet. The first bit is Cilium's.
+ */
+#pragma once
+
+#define HANDED_LOCAL 1	 /* it is for a backend on this node */
+#define HANDED_FORWARD 2 /* for one on another node */
+#define HANDED_RETURN 4	 /* an answer, for a client outside */
+#define HANDED_DONE 8	 /* an answer for this node or its pods */

@@ -1,0 +1,122 @@
+"""What the program in a device's driver does alone, and what it leaves to the one at the stack's door."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+import pytest
+
+from cells.maps import (
+    DEVICE_XDP,
+    NODEPORT_DSR_TCP,
+    DeviceConfig,
+    IpcacheKey,
+    IpcacheValue,
+    TunnelConfig,
+)
+from cells.services.model import ServiceFlag
+from tests.kernel.datapath.world import IFINDEX, A, raw
+from tests.kernel.datapath_nodeport.world import (
+    CLIENT,
+    CLIENT_MAC,
+    ELSEWHERE,
+    HOP,
+    NODE_PORT,
+    OWN_MAC,
+    SERVICE,
+    XDP_DROP,
+    XDP_PASS,
+    XDP_REDIRECT,
+    XDP_TX,
+    DriverWorld,
+    segment,
+)
+from tests.kernel.datapath_overlay.recorder import Route
+from tests.kernel.datapath_services.services import Backend
+from tests.support.namespaces import need_root
+
+pytestmark = pytest.mark.kernel
+
+LOCAL, FORWARD = 1, 2
+NO_NEIGHBOUR = 7  # BPF_FIB_LKUP_RET_NO_NEIGH
+HERE = {4: A.ip, 6: A.ip6}
+FLAGS = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
+OTHER_DEVICE = 9
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[DriverWorld]:
+    need_root()
+    with DriverWorld() as world:
+        yield world
+
+
+@pytest.fixture
+def world(driver: DriverWorld) -> DriverWorld:
+    driver.reset()
+    return driver
+
+
+def serve(world: DriverWorld, version: int, *backends: str) -> None:
+    rows = [Backend(number, ip) for number, ip in enumerate(backends, 1)]
+    world.services.serve(SERVICE[version], rows, port=NODE_PORT, flags=FLAGS)
+
+
+def asked(world: DriverWorld, version: int) -> tuple[int, int]:
+    """The verdict on a client's first packet, and what is told of it."""
+    packet = segment("tcp", CLIENT[version], SERVICE[version], 33333, NODE_PORT)
+    run = world.in_driver(bytes(world.framed(packet)))
+    return run.verdict, run.told
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_goes_to_another_node_leaves_from_the_driver(world: DriverWorld, version: int) -> None:
+    serve(world, version, ELSEWHERE[version].format(9))
+    assert asked(world, version) == (XDP_TX, 0)
+    world.serve_outside(NODEPORT_DSR_TCP)
+    assert asked(world, version) == (XDP_TX, 0)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_is_for_a_pod_here_is_left_with_a_word_of_it(world: DriverWorld, version: int) -> None:
+    serve(world, version, HERE[version])
+    assert asked(world, version) == (XDP_PASS, LOCAL)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_neighbour_that_has_to_be_asked_for_is_left(world: DriverWorld, version: int) -> None:
+    serve(world, version, ELSEWHERE[version].format(9))
+    world.recorder.nothing(Route(NO_NEIGHBOUR, IFINDEX))
+    assert asked(world, version) == (XDP_PASS, FORWARD)
+
+
+def test_another_device_gets_it_only_if_its_driver_has_a_program(world: DriverWorld) -> None:
+    serve(world, 4, ELSEWHERE[4].format(9))
+    world.recorder.nothing(Route(0, OTHER_DEVICE, raw(OWN_MAC), raw(HOP)))
+    assert asked(world, 4) == (XDP_PASS, FORWARD)
+    row = DeviceConfig(raw(CLIENT_MAC), flags=DEVICE_XDP)
+    world.maps["hive_devices"].update(struct.pack("<I", OTHER_DEVICE), row.pack())
+    assert asked(world, 4) == (XDP_REDIRECT, 0)
+
+
+def test_what_goes_into_the_tunnel_is_left(world: DriverWorld) -> None:
+    far = ELSEWHERE[4].format(9)
+    serve(world, 4, far)
+    world.maps["hive_tunnel"].update(bytes(4), TunnelConfig(77, 1450, 8472).pack())
+    row = IpcacheValue(1000, IPv4Address("192.0.2.9"))
+    world.maps["cilium_ipcache"].update(IpcacheKey.host(IPv4Address(far)).pack(), row.pack())
+    assert asked(world, 4) == (XDP_PASS, FORWARD)
+
+
+def test_nobody_is_answered_from_the_driver(world: DriverWorld) -> None:
+    """Who is told that nobody serves is told by the program at the stack's door."""
+    serve(world, 4)
+    assert asked(world, 4) == (XDP_PASS, 0)
+
+
+def test_who_may_not_ask_is_dropped_in_the_driver(world: DriverWorld) -> None:
+    backends = [Backend(1, HERE[4])]
+    world.services.serve(SERVICE[4], backends, port=NODE_PORT, flags=ServiceFlag(0))
+    assert asked(world, 4) == (XDP_DROP, 0)

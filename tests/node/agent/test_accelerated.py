@@ -1,0 +1,127 @@
+"""Clients outside are served in the driver of the device they come by."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from cells.datapath.build import compile_one, find_clang
+from cells.maps import open_map, program_by_id, program_info
+from cells.node.netlink import xdp_of
+from hive.client import ask
+from hive.lab import pods
+from hive.lab.agent_process import api_socket
+from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from tests.node.agent.test_node_port import (
+    ELSEWHERE,
+    FAR_PORT,
+    GLOBALS,
+    NODE,
+    NODE_PORT,
+    OUTSIDE,
+    SETTINGS,
+    answered,
+    command,
+    datagram,
+    give_addresses,
+    service,
+    slices,
+)
+from tests.support.agents import serving, terminated
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
+MEGABYTE = 1 << 20
+
+
+def set_feature(device: str, feature: int, on: int) -> None:
+    """As ethtool does (linux/ethtool.h, struct ethtool_value)."""
+    value = ctypes.create_string_buffer(struct.pack("=II", feature, on))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sP", device.encode(), ctypes.addressof(value)).ljust(40, b"\0")
+        fcntl.ioctl(any_socket, SIOCETHTOOL, request)
+
+
+def like_a_wire(lab: Lab, folder: Path) -> None:
+    """The other end of the node's device: it writes checksums, and takes packets that a driver sends."""
+    source = Path(__file__).with_name("wire.c")
+    program = compile_one(find_clang(), source, folder / "wire.o", "")
+    with lab.open_outside() as outside:
+        outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
+        outside.run(command, f"link set dev node xdpdrv obj {program} sec xdp")
+
+
+def driver_program(lab: Lab, *, generic: bool = False) -> str:
+    """The name of the program in the driver of the node's device; empty if there is none."""
+
+    def look() -> str:
+        found = xdp_of(socket.if_nametoindex("uplink"))
+        number = found.generic if generic else found.native
+        return program_info(program_by_id(number)).name if number else ""
+
+    with lab.open() as node:
+        return str(node.run(look))
+
+
+def entered(lab: Lab) -> bool:
+    """Whether a program is in force for drivers."""
+
+    def look() -> bool:
+        with open_map(GLOBALS / "hive_xdp_entry") as entry:
+            return any(True for _ in entry.items())
+
+    with lab.open() as node:
+        return bool(node.run(look))
+
+
+def prepare(lab: Lab, folder: Path, *settings: str) -> int:
+    (folder / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
+    return serving(lab, f"--manifests-dir={folder}", *SETTINGS, *settings)
+
+
+def serve_pod(lab: Lab, folder: Path) -> pods.Attached:
+    pod = pods.add(lab, "server")
+    assert pod.ipv4
+    assert pod.ipv6
+    (folder / "near.yaml").write_text(service("near", NODE_PORT) + slices("near", {4: pod.ipv4, 6: pod.ipv6}))
+    return pod
+
+
+def told(pid: int) -> str:
+    port = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]["features"]["nodePort"]
+    return str(port["acceleration"])
+
+
+def test_clients_outside_are_served_in_the_driver(node: Lab, tmp_path: Path) -> None:
+    give_addresses(node)
+    like_a_wire(node, tmp_path)
+    pid = prepare(node, tmp_path, "--bpf-lb-acceleration=native")
+    assert told(pid) == "Native"
+    assert driver_program(node) == "cil_xdp_entry"
+    pod = serve_pod(node, tmp_path)
+    eventually(lambda: answered(node, 4, (NODE[4], NODE_PORT), pod) is not None)
+    for version in (4, 6):
+        near, far = (NODE[version], NODE_PORT), (NODE[version], FAR_PORT)
+        assert answered(node, version, near, pod, MEGABYTE) == (OUTSIDE[version], NODE[version])
+        assert answered(node, version, far, None, MEGABYTE) == (NODE[version], NODE[version])
+        assert datagram(node, version, near, pod, 100) == OUTSIDE[version]
+        assert datagram(node, version, far, None, 100) == NODE[version]
+    # What somebody takes off comes back.
+    with node.open() as inside:
+        inside.run(command, "link set uplink xdp off")
+    eventually(lambda: driver_program(node) == "cil_xdp_entry")
+    # Another agent that is not to accelerate takes it off, and serves on.
+    terminated(node, pid)
+    assert driver_program(node) == "cil_xdp_entry"
+    pid = prepare(node, tmp_path, "--bpf-lb-acceleration=disabled")
+    assert told(pid) == "Disabled"
+    eventually(lambda: driver_program(node) == "")
+    assert not entered(node)
+    assert answered(node, 4, (NODE[4], NODE_PORT), pod, MEGABYTE) == (OUTSIDE_ADDRESS, NODE[4])
