@@ -88,6 +88,7 @@ from cells.maps.records.nat import (
     NatEntry,
 )
 from cells.maps.records.nodeport import (
+    NODEPORT_DSR_CHOSEN,
     NODEPORT_DSR_OTHER,
     NODEPORT_DSR_TCP,
     NODEPORT_MAGLEV,
@@ -142,6 +143,7 @@ __all__ = [
     "METRIC_EGRESS",
     "METRIC_INGRESS",
     "METRIC_SERVICE",
+    "NODEPORT_DSR_CHOSEN",
     "NODEPORT_DSR_OTHER",
     "NODEPORT_DSR_TCP",
     "NODEPORT_MAGLEV",

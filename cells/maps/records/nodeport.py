@@ -19,6 +19,8 @@ NODEPORT_DSR_OTHER: Final = 4
 """The same in other protocols."""
 NODEPORT_MAGLEV: Final = 8
 """Backends are chosen by look-up tables."""
+NODEPORT_DSR_CHOSEN: Final = 32
+"""Whether backends elsewhere answer directly is each service's to say."""
 NODEPORT_XDP: Final = 16
 """Programs in devices' drivers have looked at packets before."""
 

@@ -50,6 +50,7 @@ _ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
 """As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
 
 _SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
+_DSR = ServiceFlag.DSR.value
 """What the bit means of slot 0."""
 
 _FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
@@ -390,6 +391,7 @@ class LoadBalancer:
             | _SOURCE_RANGE_DENY * frontend.source_ranges_deny
             | _L7 * bool(frontend.l7_proxy_port)
             | _LOOPBACK * frontend.loopback
+            | _DSR * frontend.direct
         )
 
     def _table(

@@ -119,6 +119,7 @@ def _frontend(
         source_ranges=ranges,
         source_ranges_deny=ServiceFlag.QUARANTINED in flags,
         routable=ServiceFlag.ROUTABLE in flags,
+        direct=ServiceFlag.DSR in flags,
     )
 
 

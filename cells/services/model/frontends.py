@@ -38,6 +38,8 @@ TYPES = "service.cilium.io/type"
 """Annotation: which frontends a service has, such as ``LoadBalancer,ClusterIP``."""
 ALGORITHM = "service.cilium.io/lb-algorithm"
 """Annotation: ``random`` or ``maglev``, where bpf-lb-algorithm-annotation lets services say so."""
+FORWARDING = "service.cilium.io/forwarding-mode"
+"""Annotation: ``dsr`` or ``snat``, where bpf-lb-mode-annotation lets services say so."""
 SOURCE_RANGES = "service.cilium.io/src-ranges-policy"
 """Annotation: ``deny``, for all clients but those of loadBalancerSourceRanges; else ``allow``."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
@@ -109,6 +111,14 @@ class _Conversion:
         asked = self._annotation(ALGORITHM) if self._options.bpf_lb_algorithm_annotation else ""
         return asked if asked in {"random", "maglev"} else ""
 
+    def _direct(self, protocol: int) -> bool:
+        """Whether its backends on other nodes answer clients outside themselves, where it may say so."""
+        if not self._options.bpf_lb_mode_annotation:
+            return False
+        asked = self._annotation(FORWARDING)
+        mode = asked if asked in {"dsr", "snat"} else self._options.bpf_lb_mode
+        return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
+
     def _unique_ports(self) -> list[ServicePort]:
         """The ports, each number once for a protocol, or once at all where protocols are not told apart."""
         found: dict[tuple[int, str], ServicePort] = {}
@@ -154,6 +164,8 @@ class _Conversion:
             affinity_timeout=self._affinity_timeout(),
             source_ranges=tuple(sorted(ranges)),
             algorithm=self._algorithm() if not is_cluster_ip else "",
+            direct=self._direct(key.address.protocol)
+            and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
             source_ranges_deny=bool(ranges) and self._annotation(SOURCE_RANGES) == "deny",
             health_check_node_port=self._health_check_port(type_),
             routable=not is_wildcard(key.address.ip)

@@ -27,6 +27,8 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_external_clusterip: bool = False
     bpf_lb_algorithm_annotation: bool = False
     bpf_lb_algorithm: Literal["random", "maglev"] = "random"
+    bpf_lb_mode_annotation: bool = False
+    bpf_lb_mode: Literal["snat", "dsr", "hybrid"] = "snat"
     bpf_lb_maglev_table_size: int = 16381
     bpf_lb_proto_diff: bool = True
     annotations: bool = True

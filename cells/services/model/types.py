@@ -75,6 +75,8 @@ class ServiceFlag(IntFlag):
     TWO_SCOPES = 1 << 13
     QUARANTINED = 1 << 14
     """Of a slot; of slot 0 it is SOURCE_RANGE_DENY."""
+    DSR = 1 << 15
+    """Backends on other nodes answer the client themselves, where services choose so."""
 
 
 class Address(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
@@ -136,6 +138,8 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     source_ranges_deny: bool = False
     algorithm: str = ""
     """How a backend is chosen for clients outside, random or maglev; empty: as for every service."""
+    direct: bool = False
+    """Backends on other nodes answer clients outside themselves, where services may choose so."""
     health_check_node_port: int = 0
     loopback: bool = False
     l7_proxy_port: int = 0

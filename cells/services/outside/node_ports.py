@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
 from cells.maps import (
+    NODEPORT_DSR_CHOSEN,
     NODEPORT_DSR_OTHER,
     NODEPORT_DSR_TCP,
     NODEPORT_MAGLEV,
@@ -151,7 +152,7 @@ class NodePorts:
         ipv4, ipv6 = found.get(4), found.get(6)
         row = NodePortConfig(
             NODEPORT_ON
-            | _DIRECT[self._settings.bpf_lb_mode]
+            | (_CHOSEN if self._settings.bpf_lb_mode_annotation else _DIRECT[self._settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev")
             | NODEPORT_XDP * self._accelerates,
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
@@ -168,6 +169,11 @@ class NodePorts:
             raise UsageError(
                 f"bpf-lb-mode={mode}: packets in a tunnel cannot tell which service was asked;"
                 " set it to snat, or routing-mode=native"
+            )
+        if self._tunnelled and settings.bpf_lb_mode_annotation:
+            raise UsageError(
+                "bpf-lb-mode-annotation=true: packets in a tunnel cannot tell which service was asked;"
+                " leave it out, or set routing-mode=native"
             )
         device = settings.direct_routing_device
         if device and all(each.name != device for each in self._devices.all()):
@@ -191,6 +197,7 @@ class NodePorts:
 
 
 _ONLY: Final = "node"
+_CHOSEN: Final = NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 _DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER}
 
 

@@ -74,6 +74,13 @@ class ServiceSettings(Settings, frozen=True):
     bpf_lb_algorithm_annotation: bool = False
     """Let services choose their algorithm by the annotation service.cilium.io/lb-algorithm."""
 
+    bpf_lb_mode_annotation: bool = False
+    """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
+    other nodes are reached."""
+
+    bpf_lb_proto_diff: bool = True
+    """Tell protocols apart: a port may be that of two services, in TCP and in UDP; else of one, for any."""
+
     def validate(self) -> None:
         """Refuse what is not served yet; raises ValueErrors of one line."""
         refuse(self._wrong())

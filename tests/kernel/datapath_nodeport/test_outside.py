@@ -9,7 +9,7 @@ from scapy.layers.inet import ICMP, IP
 from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
 from scapy.packet import Packet
 
-from cells.maps import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
+from cells.maps import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
 from cells.services.balancer.entries import source_range_key
 from cells.services.model import ServiceFlag
 from tests.kernel.datapath.packets import from_pod
@@ -135,3 +135,14 @@ def test_packets_for_nobody_are_the_stacks(world: NodePortWorld) -> None:
         world.serve_outside(flags)
         outcome = world.client_sends(asked(4))
         assert (outcome.action, outcome.counted) == (OK, {})
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePortWorld, version: int) -> None:
+    world.serve_outside(NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    far = ELSEWHERE[version].format(9)
+    for flags, source in ((FLAGS, DIRECT[version]), (FLAGS | ServiceFlag.DSR, CLIENT[version])):
+        serve(world, version, far, flags)
+        told = world.client_sends(asked(version))
+        assert told.action == REDIRECT
+        assert ends(told.packet)[0] == source

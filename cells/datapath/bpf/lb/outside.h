@@ -56,6 +56,7 @@ static __always_inline int lb_outside(context_t *ctx, struct flow *flow, __u32 n
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->node_port = true;
 	flow->local_only = service->flags & LB_HOST_PORT;
+	flow->direct = service->flags2 & LB_DSR;
 	refused = lb_redirect(ctx, flow, &backend, family);
 	return refused ? DROP(INGRESS, refused) : LB_TRANSLATED;
 }

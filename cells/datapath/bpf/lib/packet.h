@@ -64,6 +64,7 @@ struct flow {
 	bool node_port;	   /* from outside to a service: answers leave as its own */
 	bool dsr;	   /* the same, by way of another node, whose answers do not go there */
 	bool local_only;   /* no other node may serve it */
+	bool direct;	   /* the service has its backends answer by themselves */
 	__be16 proxy_port;  /* who takes it instead of whom it is for, as its policy says; 0: nobody */
 	bool only_by_proxy; /* not without that one */
 	bool from_proxy;    /* which sends it for whom it was from; answers are the proxy's */

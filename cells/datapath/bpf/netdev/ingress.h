@@ -41,7 +41,7 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 		return device_brings(ctx, flow, own, now, family);
 	if (verdict != LB_TRANSLATED)
 		return verdict;
-	if (dsr_serves(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
+	if (dsr_forwards(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
 		return family == FAMILY_IPV4 ? dsr4_forward(ctx, flow) : dsr6_forward(ctx, flow);
 	refused = family == FAMILY_IPV4 ? nodeport4_note(ctx, flow, now) : nodeport6_note(ctx, flow, now);
 	return refused ? DROP(INGRESS, refused) : nodeport_go_on(ctx, flow, own, now, family);

@@ -40,6 +40,12 @@ static __always_inline bool dsr_serves(const struct nodeport_config *own, const 
 	return own->flags & (flow->protocol == IPPROTO_TCP ? NODEPORT_DSR_TCP : NODEPORT_DSR_OTHER);
 }
 
+/* Whether this one is, which a client asks. */
+static __always_inline bool dsr_forwards(const struct nodeport_config *own, const struct flow *flow)
+{
+	return own->flags & NODEPORT_DSR_CHOSEN ? flow->direct : dsr_serves(own, flow);
+}
+
 static __always_inline int dsr4_tell(context_t *ctx, const struct address *service, __be16 port)
 {
 	const struct dsr4_option option = {
