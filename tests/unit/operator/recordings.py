@@ -14,7 +14,7 @@ DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operat
 Json = dict[str, Any]
 
 AWAY: Final = "not played: leases in real time; tests/unit/kubernetes/test_leases loses one"
-NOT_CHECKED: Final = "policies are checked by agents and `hive policy check`, not by the operator yet"
+NOT_CHECKED: Final = "conditions of policies are the agents', who know what they enforce"
 EXCLUDED: Final = {
     "api_away_long": AWAY,
     "api_away_short": AWAY,
@@ -26,10 +26,8 @@ EXCLUDED: Final = {
     "cnp_validation_off": NOT_CHECKED,
     "crd_empty_cluster_default": "compared in test_leading",
     "crd_options_per_crd": "test_leading has the options that are served",
-    "crd_partly_there": "not played: a restart makes what is missing, as the first start does",
     "crd_update_older_newer_garbage": "compared in test_leading",
     "cp_write_conflict": "its writes are not all recorded; test_pod_cidrs has others",
-    "lb_classes_enabled": "services of BGP, which is not built; test_lb_ipam has those of L2 announcements",
     "lb_require_class": "services of BGP, which is not built",
     "lb_restart_steal": "a fault of Cilium's; test_lb_ipam has that nothing moves",
     "leader_lost": "compared in test_leading",
@@ -61,6 +59,7 @@ OPTIONS: Final[dict[str, dict[str, Json]]] = {
             "other=ipv4-cidrs:10.20.0.0/16,10.30.0.0/16;ipv4-mask-size:27"
         },
     },
+    "lb_classes_enabled": {"start": {"enable-bgp-control-plane": "false"}},
     "node_options_off": {"start, pod ready": {"set-cilium-is-up-condition": "true"}},
 }
 """File -> step -> the options that the recording names in words only."""
@@ -72,6 +71,8 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("cp_exhausted_then_free", 6): "so the next node finds them full, as in the recording, or has another",
     ("cp_exhausted_then_free", 7): "so does the next",
     ("cp_exhausted_then_free", 8): "so does the next",
+    ("lb_classes_enabled", 3): "BGP is not built: nobody serves its class",
+    ("lb_classes_enabled", 4): "so the address is that of the next service",
     ("lb_first_last", 4): "reserved addresses are neither used nor available",
     ("mp_auto_create", 3): KEPT,
     ("mp_pool_changes", 7): "pools that overlap never give one address to two nodes",
@@ -95,6 +96,9 @@ CLEARED: Final = frozenset({"lb_first_last"})
 
 SLOWLY: Final = frozenset({"lb_restart_repeat"})
 """Scenarios whose services are made one after the other, each when the one before has its address."""
+
+WHOLE: Final = frozenset({"crd_partly_there"})
+"""Scenarios in which every operator registers the custom resources."""
 
 NOISE: Final = frozenset({"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"})
 TIMES: Final = frozenset({"lastTransitionTime", "lastHeartbeatTime", "io.cilium.heartbeat"})

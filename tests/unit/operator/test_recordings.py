@@ -23,6 +23,8 @@ from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
 pytestmark = pytest.mark.anyio
 WITHIN = 20.0
 INGRESS = "addresses of services"
+DEFINITIONS = "names of definitions"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 STARTS = "operator op1 answers GET /healthz"
 
 
@@ -105,7 +107,8 @@ class Player:
         self._running = AsyncExitStack()
         values = options(self.name, step) | self._later
         await self._running.enter_async_context(self._operators.running(values))
-        self._later = {"skip-crd-creation": "true"}
+        if self.name not in recordings.WHOLE:
+            self._later = {"skip-crd-creation": "true"}
 
     async def stop(self) -> None:
         if self._running is not None:
@@ -134,6 +137,7 @@ class Player:
     async def _compare(self, step: Json) -> None:
         wanted = dict(step.get("objects_after") or {})
         wanted |= {INGRESS: step["ingress"]} if "ingress" in step else {}
+        wanted |= {DEFINITIONS: step["crds_after"]} if "crds_after" in step else {}
         if not wanted:
             return
         if (why := DIFFERENT.get((self.name, step["n"]))) is not None:
@@ -179,6 +183,9 @@ class Player:
     async def _object(self, path: str, recorded: Any) -> Any:  # noqa: PLR0911  # a form of path each
         if path == INGRESS:
             return plain(await self._ingress(recorded))
+        if path == DEFINITIONS:
+            found = json.loads(await self._client.raw("GET", CRDS))["items"]
+            return plain(sorted(one["metadata"]["name"] for one in found))
         try:
             found = await self._found(path)
         except api.NotFoundError:
