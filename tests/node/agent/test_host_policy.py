@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from hive.client import ask
@@ -41,6 +42,13 @@ def allowing(port: int) -> dict[str, Any]:
 def this_node(guarded: str) -> dict[str, Any]:
     metadata = {"name": socket.gethostname(), "labels": {"guarded": guarded}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def audit(pid: int, endpoint: int, mode: str) -> None:
+    """As ``hive endpoint config`` does."""
+    path, options = f"/v1/endpoint/{endpoint}/config", {"options": {"PolicyAuditMode": mode}}
+    ask(path, api_socket(pid), method="PATCH", body=options)
+    assert ask(path, api_socket(pid))["realized"]["options"]["PolicyAuditMode"] == mode
 
 
 def host_endpoint(pid: int) -> dict[str, Any]:
@@ -77,6 +85,13 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
             assert set(shown["status"]["identity"]["labels"]) == {"k8s:guarded=yes", "reserved:host"}
             assert shown["status"]["policy"]["realized"]["policy-enabled"] == "ingress"
             assert ask("/v1/healthz", api_socket(pid))["host-firewall"]["mode"] == "Enabled"
+
+            audit(pid, shown["id"], "Enabled")
+            assert reached(closed_port) == (True, True), "only told"
+            audit(pid, shown["id"], "Disabled")
+            assert reached(closed_port) == (False, False)
+            with pytest.raises(click.ClickException, match="is the node itself"):
+                ask(f"/v1/endpoint/{shown['id']}", api_socket(pid), method="DELETE")
 
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
