@@ -30,12 +30,12 @@ from cells.api.operations.status import mapping as status_mapping
 from cells.api.part import ApiPart, Route
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.cluster.identity import Identities, Identity
-from cells.cluster.ipcache import IpcacheEntry
+from cells.cluster.ipcache import IpcacheEntry, prefix_of
 from cells.endpoint import Endpoints
 from cells.ipam import Family
 from cells.maps import MapChange, MapLog, row_text
 from cells.observe.health import StatusCollector
-from lifecycle import Member, Table
+from lifecycle import Member, Stretch, Table
 from lifecycle.http import Request, Response
 
 KEEPALIVE = 30.0
@@ -155,23 +155,24 @@ class NodeOperations:
                 inside = ip_network(text)
             except ValueError:
                 return answer(400, f"invalid CIDR address: {text}")
-        pods = {ip: endpoint for endpoint in self._endpoints.all() for ip in endpoint.addresses}
+        pods = {prefix_of(ip): endpoint for endpoint in self._endpoints.all() for ip in endpoint.addresses}
         known = self._facts.status().node_ips
         host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
         found = []
+        stretch = Stretch()
         for row in self._ipcache.all():
-            network = row.network
+            await stretch.pause()
             if inside is not None and not (
-                network.version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
+                (network := row.network).version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
             ):
                 continue
-            pod = pods.get(network.network_address) if network.num_addresses == 1 else None
+            pod = pods.get(row.prefix)
             metadata = wire.IPListMetadata(source=row.source.value)
             if pod is not None:
                 metadata = wire.IPListMetadata(source="k8s", namespace=pod.pod_namespace, name=pod.pod_name)
             found.append(
                 wire.IPListEntry(
-                    cidr=str(network),
+                    cidr=row.prefix,
                     identity=row.identity,
                     metadata=metadata,
                     host_ip=host_ip if pod is not None else _tunnel(row),
