@@ -148,6 +148,7 @@ def settings(tmp_path: Path) -> dict[str, object]:
     """Settings of an agent that disturbs nobody."""
     return {
         "ipv4-range": "10.0.1.0/24",
+        "routing-mode": "native",
         "agent-health-port": free_port(),
         "write-cni-conf-when-ready": str(tmp_path / "net.d" / "05-cilium.conflist"),
     }
