@@ -150,7 +150,7 @@ def answers(program: Path, way: Way) -> bool:
 
 
 def median(program: Path, kind: str, way: Way, count: int) -> float:
-    """Of a round trip (rr) or of a connection with one (crr), in µs."""
+    """Of a round trip (rr), a call of connect, or a connection with a round trip (crr), in µs."""
 
     def enter() -> None:
         if way.cgroup is not None:
@@ -199,9 +199,9 @@ def _with(folder: Path, program: Path, count: int, rounds: int) -> list[Row]:
         places = {"at sockets": sockets, "by packets": packets, **others}
         for _ in range(rounds):
             for name, ways in places.items():
-                for kind, times in (("crr", CONNECTIONS), ("rr", ROUND_TRIPS)):
+                for kind, times in (("connect", CONNECTIONS), ("rr", ROUND_TRIPS)):
                     found[kind, name].append(median(program, kind, ways.service, times))
-                found["direct", name].append(median(program, "crr", ways.direct, CONNECTIONS))
+                found["direct", name].append(median(program, "connect", ways.direct, CONNECTIONS))
                 found["node port", name].append(median(program, "rr", ways.node_port, ROUND_TRIPS))
                 found["node port crr", name].append(median(program, "crr", ways.node_port, CONNECTIONS))
                 found["out", name].append(median(program, "crr", ways.out, CONNECTIONS))
@@ -209,13 +209,15 @@ def _with(folder: Path, program: Path, count: int, rounds: int) -> list[Row]:
     rows = []
     for way in ("at sockets", "by packets"):
         aims = {NFT: 1.3, LEGACY: 1.7} if count == max(COUNTS) and way == "at sockets" else {}
-        mine = samples["crr", way]
+        mine = samples["connect", way]
         what = f"{count:,} services, {way}"
         rows.append(
             Row(f"{what}: connection", "µs", mine, "no service", samples["direct", way], None, faster=False)
         )
         for name in others:
-            rows.append(Row(f"{what}: connection", "µs", mine, name, samples["crr", name], aims.get(name)))
+            rows.append(
+                Row(f"{what}: connection", "µs", mine, name, samples["connect", name], aims.get(name))
+            )
             rows.append(Row(f"{what}: round trip", "µs", samples["rr", way], name, samples["rr", name], None))
     what = f"{count:,} services"
     for name in others:

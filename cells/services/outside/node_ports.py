@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Protocol
 
+from anyio import to_thread
+
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
 from cells.maps import (
@@ -32,6 +34,7 @@ from cells.services.outside.addresses import (
     direct_device,
     node_port_addresses,
 )
+from cells.services.outside.kube_proxy import rules_of_kube_proxy
 from cells.services.outside.ports import reserved_ports
 from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel import TunnelSettings
@@ -56,7 +59,7 @@ _FORWARDING6: Final = {"net/ipv6/conf/all/forwarding": "1"}
 
 
 class NodePortMap(Protocol):
-    """hive_nodeport. Both raise OSError."""
+    """hive_nodeport, and who else serves. All raise OSError."""
 
     def read(self) -> NodePortConfig:
         """What the programs know."""
@@ -64,6 +67,10 @@ class NodePortMap(Protocol):
 
     def write(self, config: NodePortConfig) -> None:
         """Have them know this."""
+        ...
+
+    def rules_of_kube_proxy(self) -> list[str]:
+        """Where the node has any; called in a thread."""
         ...
 
 
@@ -85,6 +92,10 @@ class KernelFacts:
     def write(self, config: NodePortConfig) -> None:
         """Have them know this."""
         self._maps.nodeport.update(bytes(4), config.pack())
+
+    def rules_of_kube_proxy(self) -> list[str]:
+        """Where the node has any."""
+        return rules_of_kube_proxy()
 
 
 class NodePorts:
@@ -124,6 +135,7 @@ class NodePorts:
             "node-port-addresses", self._served, devices, addresses
         )
         """Where node ports are served, by address."""
+        self._read_others = facts.rules_of_kube_proxy
         self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
@@ -186,6 +198,17 @@ class NodePorts:
             self._protect()
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
         self._log.info("clients outside are served", node_port_addresses=served)
+        try:
+            others = await to_thread.run_sync(self._read_others)
+        except OSError as error:
+            self._log.warning("rules of kube-proxy cannot be looked for", error=str(error))
+            return
+        if others:
+            self._log.warning(
+                "rules of kube-proxy are there, and stay as they are: they only see what is not served"
+                " before them; kube-proxy --cleanup removes them",
+                found=", ".join(others),
+            )
 
     def _protect(self) -> None:
         """Have the kernel give no connection a port of services. Raises HiveError."""

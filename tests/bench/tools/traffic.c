@@ -4,6 +4,7 @@
 //   traffic serve CPU PORT [COUNT]       answers one byte with one byte, on every connection, at COUNT ports
 //   traffic rr CPU HOST PORT COUNT       one connection, COUNT round trips
 //   traffic crr CPU HOST PORT COUNT      COUNT times connect, one round trip, close
+//   traffic connect CPU HOST PORT COUNT  the same, of which only the call of connect is timed
 //
 // The clients print the mean and the median of one round in ns.
 
@@ -128,7 +129,7 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void measure(int connecting, const struct sockaddr_in *address, int count)
+static void measure(int connecting, int trips, const struct sockaddr_in *address, int count)
 {
 	int64_t *times = calloc(count, sizeof(*times)), total = 0;
 	int fd = connecting ? -1 : connect_to(address);
@@ -137,13 +138,16 @@ static void measure(int connecting, const struct sockaddr_in *address, int count
 	for (int i = -count / 10; i < count; i++) { // the first tenth warms up
 		int64_t begin = now();
 
+		int64_t connected;
+
 		if (connecting)
 			fd = connect_to(address);
+		connected = now();
 		round_trip(fd);
 		if (connecting)
 			close(fd);
 		if (i >= 0)
-			total += times[i] = now() - begin;
+			total += times[i] = (trips ? now() : connected) - begin;
 	}
 	qsort(times, count, sizeof(*times), by_size);
 	printf("%lld %lld\n", (long long)(total / count), (long long)times[count / 2]);
@@ -163,13 +167,13 @@ int main(int argc, char **argv)
 		}
 		serve(atoi(argv[3]), ports);
 	}
-	if (argc != 6 || (strcmp(argv[1], "rr") && strcmp(argv[1], "crr"))) {
-		fprintf(stderr, "usage: traffic serve CPU PORT [COUNT] | traffic rr|crr CPU HOST PORT COUNT\n");
+	if (argc != 6 || (strcmp(argv[1], "rr") && strcmp(argv[1], "crr") && strcmp(argv[1], "connect"))) {
+		fprintf(stderr, "usage: traffic serve CPU PORT [COUNT] | traffic rr|crr|connect CPU HOST PORT COUNT\n");
 		return 2;
 	}
 	pin(argv[2]);
 	check(inet_pton(AF_INET, argv[3], &address.sin_addr) != 1, argv[3]);
 	address.sin_port = htons(atoi(argv[4]));
-	measure(!strcmp(argv[1], "crr"), &address, atoi(argv[5]));
+	measure(strcmp(argv[1], "rr") != 0, strcmp(argv[1], "connect") != 0, &address, atoi(argv[5]));
 	return 0;
 }

@@ -1,0 +1,62 @@
+"""Rules of kube-proxy on a node whose agent serves clients outside: told of, and left as they are."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from hive.lab import agent_process
+from hive.lab.node import Lab
+from tests.support.agents import serving, terminated
+
+pytestmark = pytest.mark.node
+
+IPTABLES = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
+NFTABLES = """
+table ip kube-proxy {
+    chain services { }
+    chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+}
+"""
+OTHERS = """
+table ip somebody {
+    chain forward { type filter hook forward priority 0; accept; }
+}
+"""
+
+
+def run(text: str, *command: str) -> str:
+    return subprocess.run(command, input=text, text=True, check=True, capture_output=True).stdout
+
+
+def rules() -> list[str]:
+    nft = run("", "nft", "list", "ruleset")
+    legacy = run("", "iptables-legacy-save", "-t", "nat")
+    return [line for line in f"{nft}{legacy}".splitlines() if not line.startswith(("#", ":"))]
+
+
+def test_rules_of_kube_proxy_are_told_of_and_left_alone(node: Lab) -> None:
+    def agent() -> str:
+        assert terminated(node, serving(node, "--enable-node-port=true")) == 0
+        return agent_process.log_end(node, 1000)
+
+    def there(check: Callable[[], list[str]], before: list[str]) -> bool:
+        with node.open() as inside:
+            return inside.run(check) == before
+
+    with node.open() as inside:
+        inside.run(run, OTHERS, "nft", "-f", "-")
+        before = inside.run(rules)
+    assert "rules of kube-proxy" not in agent()
+    assert there(rules, before)
+    with node.open() as inside:
+        inside.run(run, NFTABLES, "nft", "-f", "-")
+        for kind in ("nft", "legacy"):
+            inside.run(run, IPTABLES, f"iptables-{kind}-restore", "--noflush")
+        before = inside.run(rules)
+    log = agent()
+    for kind in ("nftables (ip)", "iptables-nft (ip)", "iptables-legacy (ip)"):
+        assert kind in log
+    assert there(rules, before)
