@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hive.lab.children import Stop
 
-_PATIENCE = 2.0
+_PATIENCE = 5.0
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from hive.lab.traffic.requests import answer, ask, ask_on
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
 VIP, PORT, NODE_PORT = "10.96.0.10", 80, 30080
 TURNS = 3
