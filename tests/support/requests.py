@@ -113,10 +113,10 @@ class Answer(NamedTuple):
 
 
 def ask_http(
-    address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
+    address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, port: int = PORT
 ) -> Answer:
     """One request on a connection of its own. Raises OSError where there is no answer."""
-    connection = http.client.HTTPConnection(address, PORT, timeout=2)
+    connection = http.client.HTTPConnection(address, port, timeout=2)
     try:
         connection.request(method, path, headers=dict(headers or {}))
         answer = connection.getresponse()

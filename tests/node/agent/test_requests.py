@@ -15,8 +15,19 @@ from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
+from tests.node.agent.test_services import VIP, manifests
 from tests.support.agents import serving
-from tests.support.requests import GRPC_SERVER, PORT, PUBLIC, ask_http, policy, shop, told_requests
+from tests.support.requests import (
+    GRPC_SERVER,
+    PORT,
+    PUBLIC,
+    Answer,
+    Shop,
+    ask_http,
+    policy,
+    shop,
+    told_requests,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -118,3 +129,18 @@ def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> N
         for address in (place.server.ipv4, place.server.ipv6):
             eventually(partial(_refuses, host, address))
             assert host.run(ask_http, address, "/public/1").status == 200
+
+
+def _at_service(place: Shop, path: str) -> Answer:
+    return place.here.run(partial(ask_http, VIP, path, port=80))
+
+
+def test_requests_to_a_service_are_read_by_both_policies(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path) as place:
+        (tmp_path / "service.yaml").write_text(manifests(place.server.ipv4), encoding="utf-8")
+        eventually(lambda: _at_service(place, "/secret").status == 403)
+        assert _at_service(place, "/public/1") == (200, place.client.ipv4)
+        place.rule(policy(PUBLIC, direction="egress"))
+        eventually(lambda: place.get("/secret").status == 403)
+        eventually(lambda: _at_service(place, "/public/1").status == 200)
+        assert _at_service(place, "/secret").status == 403
