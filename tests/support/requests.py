@@ -234,6 +234,8 @@ def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Itera
                 eventually(lambda: found.get("/secret").status == 403)
             yield found
     finally:
-        agent_process.crash(node)  # it would start another one
-        with node.open() as place:
-            place.run(end_envoy, Path("/var/run/cilium"))
+        try:
+            agent_process.crash(node)  # it would start another one
+        finally:
+            with node.open() as place:
+                place.run(end_envoy, Path("/var/run/cilium"))
