@@ -141,6 +141,8 @@ class NodePorts:
         tables.add(self.addresses, self._facts, reconciler.statuses)
         lifecycle.append(Hook("prepare for clients outside", self._start))
         jobs.observe("reconcile", reconciler)
+        if settings.outside:
+            jobs.one_shot("look-for-kube-proxy", self._look_for_others)
 
     @property
     def direct_device(self) -> str:
@@ -198,6 +200,9 @@ class NodePorts:
             self._protect()
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
         self._log.info("clients outside are served", node_port_addresses=served)
+
+    async def _look_for_others(self) -> None:
+        """Beside the start: reading many rules takes its time, and changes nothing here."""
         try:
             others = await to_thread.run_sync(self._read_others)
         except OSError as error:

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from hive.client import ask
 from hive.lab import agent_process
+from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from tests.support.agents import serving, terminated
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
@@ -37,9 +40,17 @@ def rules() -> list[str]:
     return [line for line in f"{nft}{legacy}".splitlines() if not line.startswith(("#", ":"))]
 
 
+def looked(pid: int) -> bool:
+    """Whether the agent has looked for rules."""
+    jobs = ask("/v1/healthz", api_socket(pid))["controllers"]
+    return any("look-for-kube-proxy" in one["name"] and one["status"]["success-count"] > 0 for one in jobs)
+
+
 def test_rules_of_kube_proxy_are_told_of_and_left_alone(node: Lab) -> None:
     def agent() -> str:
-        assert terminated(node, serving(node, "--enable-node-port=true")) == 0
+        pid = serving(node, "--enable-node-port=true")
+        eventually(lambda: looked(pid))
+        assert terminated(node, pid) == 0
         return agent_process.log_end(node, 1000)
 
     def there(check: Callable[[], list[str]], before: list[str]) -> bool:
