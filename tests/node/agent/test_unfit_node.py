@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from cells.datapath.settings import PACKAGED_OBJECTS
 from hive import syscalls
+from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
+from hive.lab.traffic.probe import ping
 from tests.support.account import agreed, in_kernel
 from tests.support.agents import invoke, run_agent, serving
 from tests.support.waiting import eventually
@@ -299,3 +302,32 @@ def test_a_disk_that_fills_up_refuses_pods_and_serves_again(node: Lab) -> None:
     within(node, (RUN / "filler").unlink)
     assert invoke(node, "pod", "ADD").code == 0
     assert len(agreed(node).listed) == 1
+
+
+def only_ipv6() -> None:
+    for arguments in ("-4 address flush dev uplink", "address add fd50::10/64 dev uplink nodad"):
+        subprocess.run(["ip", *arguments.split()], check=True)
+
+
+def with_ipv4() -> None:
+    subprocess.run(["ip", "address", "add", "192.168.50.10/24", "dev", "uplink"], check=True)
+
+
+def test_without_an_ipv4_address_pods_here_are_served_and_health_says_what_is_not(node: Lab) -> None:
+    within(node, only_ipv6)
+    families = ("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--ipv4-range=10.200.0.0/16")
+    pid = serving(node, *families)
+    assert "this node has no IPv4 address" in node.agent_log.read_text()
+    one, other = pods.add(node, "one"), pods.add(node, "other")
+    assert one.ipv6
+    assert other.ipv6
+    with node.open_pod("one") as inside:
+        for address in (other.ipv6, other.ipv4):
+            assert inside.run(ping, address, 1)
+
+    def told() -> bool:
+        return "this node has no IPv4 address" in str(ask("/v1/healthz", agent_process.api_socket(pid)))
+
+    eventually(told)
+    within(node, with_ipv4)
+    eventually(lambda: not told())
