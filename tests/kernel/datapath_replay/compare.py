@@ -12,6 +12,7 @@ What is not compared, because ours differs on purpose:
 * the mark of a packet that is delivered on the node: no program reads it any more;
 * the checksum of an ICMP error whose quote is translated: theirs is not changed by a port, ours is;
 * the hop to an IPv6 backend that answers directly: Cilium does not count it, RFC 8200 does;
+* whether the entry of a packet that a proxy has let in says so: ours does, so that answers find it;
 * the port that a translated flow gets, and what of the packet follows from it: it is random.
 """
 
@@ -37,6 +38,8 @@ FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 
 PUBLIC_FLAGS = 0x07FF
 REPORTED = 0x07  # FIN, SYN, RST
 CT_IN, CT_RELATED = 1, 2
+PROXY_REDIRECT = 0x40
+MARK_KIND, MARK_INGRESS_PROXY = 0x0F00, 0x0A00
 NAT_IN, NAT_ADDRESS_AT = 1, 32
 ICMP = 1
 REMOTE_NODE = 6
@@ -161,8 +164,11 @@ def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
         for key in sorted(theirs.keys() - ours.keys()):
             yield f"{name}: {key.hex()} is missing"
         for key in sorted(theirs.keys() & ours.keys()):
-            found = entry_fields(key, ours[key], replayed.now)
             value, decoded = theirs[key]
+            own = ours[key]
+            if recording.mark & MARK_KIND == MARK_INGRESS_PROXY:
+                own = without_flag(own, PROXY_REDIRECT)
+            found = entry_fields(key, own, replayed.now)
             wanted = entry_fields(key, value, replayed.now, decoded["value"])
             yield from _unequal(f"{name}: {key.hex()}", found, wanted)
     for name in NAT:
@@ -207,6 +213,12 @@ def translations(name: str, rows: Mapping[bytes, bytes]) -> set[tuple[bytes, byt
             found.add((key, address + port))
     assert len(rows) == len(found) + answers
     return found
+
+
+def without_flag(value: bytes, flag: int) -> bytes:
+    """The conntrack entry without one of its flags."""
+    (flags,) = struct.unpack_from("<H", value, FLAGS_AT)
+    return value[:FLAGS_AT] + struct.pack("<H", flags & ~flag) + value[FLAGS_AT + 2 :]
 
 
 def entry_fields(key: bytes, value: bytes, now: int, told: Json = None) -> dict[str, int | str]:
