@@ -143,7 +143,7 @@ def node_claims(
 ) -> ReadTable[NodeClaim]:
     """The table ``remote-node-prefixes``."""
     labelled = settings.enable_node_selector_labels
-    worlds, name = worlds_of(agent), f"{agent.cluster_name}/{agent.node_name}"
+    worlds = worlds_of(agent)
     told = nodes.flat_map(
         lambda node: claims_of(node, worlds, labelled=labelled),
         key=lambda one: one.key,
@@ -155,7 +155,7 @@ def node_claims(
     contested = told.left_join(
         own,
         lambda claim, ranges: Contested(claim, ranges or ()),
-        on=lambda _: name,
+        on=lambda _: f"{agent.cluster_name}/{agent.node_name}",  # not before the start: it asks the host
         name="contested-prefixes",
     )
     found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
