@@ -14,6 +14,7 @@ from anyio.abc import SocketAttribute
 
 from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
+from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.ipam import Ipam
 from cells.maps import Maps, NodeConfig
@@ -41,6 +42,7 @@ CELLS = [
         devices,
         endpoint,
         endpoint_restore,
+        host_endpoint,
         ipam,
         identity,
         ipcache,
