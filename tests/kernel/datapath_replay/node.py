@@ -56,7 +56,7 @@ CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", 
 SERVICES = (
     *(f"cilium_lb{version}_{table}" for version in (4, 6) for table in ("services_v2", "backends_v3")),
     *("cilium_lb4_reverse_nat", "cilium_lb6_reverse_nat", "cilium_lb_affinity_match"),
-    *("cilium_lb4_source_range", "cilium_lb6_source_range"),
+    *("cilium_lb4_source_range", "cilium_lb6_source_range", "cilium_skip_lb4", "cilium_skip_lb6"),
 )
 NEIGHBOURS = ("cilium_nodeport_neigh4", "cilium_nodeport_neigh6")
 AFFINITY = ("cilium_lb4_affinity", "cilium_lb6_affinity")
@@ -216,6 +216,7 @@ class Node:
             *(IPv4Address(constants["LXC_IPV4"]), own, int(constants["SECLABEL"])),
             *(mac(constants["THIS_INTERFACE_MAC"]), recording.packet[6:12], anything),
             IPv6Address(constants["LXC_IP"]),
+            netns_cookie=constants.get("ENDPOINT_NETNS_COOKIE", 0),
         )
         self._maps["hive_endpoints"].update(struct.pack("<I", 1), row.pack())
         for policy in self._policies:

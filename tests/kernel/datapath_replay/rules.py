@@ -34,7 +34,6 @@ _SWITCHES: Final = (
     ("ENABLE_SRV6", "SRv6: not built"),
     ("ENABLE_EGRESS_GATEWAY", "egress gateway: not built"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
-    ("ENABLE_L2_ANNOUNCEMENTS", "L2 announcements: not built"),
     ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
 )
 _POLICY: Final = "cilium_policy_<endpoint>"
@@ -65,8 +64,6 @@ def _reasons(recording: Recording) -> Iterator[str]:
     if recording.data["program"]["packet_starts_at"] != "ethernet header":
         yield "devices without an Ethernet header have no programs of ours"
     yield from (reason for switch, reason in _SWITCHES if switch in recording.switches)
-    if recording.before("cilium_skip_lb4") or recording.before("cilium_skip_lb6"):
-        yield "local redirect: not built"
     yield from (reason for reason, holds in _DIFFERENCES if holds(recording))
 
 

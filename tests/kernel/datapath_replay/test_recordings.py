@@ -30,7 +30,8 @@ def node() -> Iterator[Node]:
 
 @pytest.mark.parametrize("recording", REPLAYED, ids=lambda recording: recording.name)
 def test_a_packet_fares_as_it_did_with_cilium(node: Node, recording: Recording) -> None:
-    assert differences(recording, node.replay(recording)) == []
+    found = differences(recording, node.replay(recording))
+    assert not found, "\n".join(found)
 
 
 def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
