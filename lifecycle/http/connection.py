@@ -52,6 +52,8 @@ class Connection:
         """What came while a handler asked whether the client has gone."""
         self._body = 0
         """Bytes that are held of this request's body."""
+        self._bodiless = False
+        """The answer to this request is a head alone."""
         self._request_ends: float | None = None
         """The deadline of the request that has begun to come."""
         self.answering = False
@@ -111,10 +113,11 @@ class Connection:
 
     async def _request(self) -> Request | None:
         """The next request; None when the client has closed."""
-        self._request_ends = None
+        self._request_ends, self._bodiless = None, False
         head = await self._event()
         if not isinstance(head, h11.Request):
             return None
+        self._bodiless = head.method == b"HEAD"
         body, too_large = bytearray(), False
         async for part in self._parts():
             too_large = len(body) + len(part) > self._limits.body
@@ -198,7 +201,7 @@ class Connection:
         if isinstance(response.body, bytes):
             headers.append(("Content-Length", str(len(response.body))))
             head = h11.Response(status_code=response.status, headers=headers)
-            body = b"" if request.method == "HEAD" else response.body
+            body = b"" if self._bodiless else response.body
             await self._send(head, h11.Data(data=body), h11.EndOfMessage())
             return
         async with contextlib.aclosing(response.body) as parts:
@@ -216,7 +219,7 @@ class Connection:
         text = f"{error}\n".encode()
         headers = [("Date", _date()), ("Content-Length", str(len(text))), ("Connection", "close")]
         head = h11.Response(status_code=error.error_status_hint, headers=headers)
-        await self._send(head, h11.Data(data=text), h11.EndOfMessage())
+        await self._send(head, h11.Data(data=b"" if self._bodiless else text), h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
         data = b"".join(self._http.send(event) or b"" for event in events)

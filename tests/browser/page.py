@@ -139,6 +139,12 @@ class Page:
             y,
         )
 
+    def approach(self, module: str) -> None:
+        """Turn the wheel over a cell until it has room for more than its name."""
+        while self.is_far:
+            left, top, _, _ = self.boxes()[module]
+            self.wheel_at(left + 10, top + 10, -200)
+
     def boxes(self) -> dict[str, tuple[float, float, float, float]]:
         """Left, top, width and height on the screen of every cell."""
         found: dict[str, list[float]] = self.browser.execute_script(

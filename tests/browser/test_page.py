@@ -37,8 +37,7 @@ def ran(graph: Graph) -> Timeline:
 def test_every_module_that_holds_something_is_a_cell(page: Page, graph: Graph) -> None:
     holding = {one.module for one in (*graph.nodes, *graph.settings, *graph.hooks)}
     assert page.named() == holding
-    while page.is_far:  # where only names are legible
-        page.press("+")
+    page.approach("agent.router")
     assert page.cell("agent.router").text.startswith("router\nprovides 1")
 
 
@@ -224,8 +223,7 @@ def test_titles_and_names_are_never_cut(page: Page) -> None:
 
 
 def test_a_cell_says_what_it_is_for(page: Page) -> None:
-    left, top, _, _ = page.boxes()["agent.router"]
-    page.wheel_at(left + 10, top + 10, -400)  # from far away there is room for names alone
+    page.approach("agent.router")
     assert "Gateway of this node's pods" in page.cell("agent.router").text
 
 

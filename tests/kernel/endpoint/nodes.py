@@ -8,6 +8,7 @@ from pathlib import Path
 from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
+from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint.restore import RegeneratedEndpoints
 from cells.ipam import Ipam
@@ -37,6 +38,7 @@ CELLS = (
     *(config.cell, netlink.cell, maps.cell, devices.cell, datapath.cell, ipam.cell),
     *(controllers.cell, policy_maps.cell, identity.cell, ipcache.cell, kubernetes.cell, endpoint.cell),
     local_addresses.cell,
+    host_endpoint.cell,
     endpoint_restore.cell,
 )
 

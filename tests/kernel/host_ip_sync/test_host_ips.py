@@ -8,6 +8,7 @@ import pytest
 
 from cells import config, datapath, endpoint, ipam, kubernetes, maps
 from cells.cluster import identity, ipcache
+from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue, Maps
 from cells.node import devices, host_ip_sync, local_addresses, netlink, router, sysctl
@@ -31,6 +32,7 @@ CELLS = [
         devices,
         endpoint,
         endpoint_restore,
+        host_endpoint,
         host_ip_sync,
         local_addresses,
         ipam,

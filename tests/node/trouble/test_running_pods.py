@@ -62,7 +62,7 @@ def hidden_bpffs() -> None:
 def full_state() -> None:
     """A file system without a byte left over what is there now, its directories in their places."""
     syscalls.mount("none", "/mnt", "tmpfs", data="size=256k")
-    shutil.copytree(RUN, "/mnt", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(RUN, "/mnt", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "*.pipe"))
     Path("/mnt/cilium.pid").write_bytes(b"")
     with Path("/mnt/filler").open("wb", buffering=0) as filler:
         try:

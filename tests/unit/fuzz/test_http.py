@@ -91,6 +91,7 @@ def test_any_bytes_are_answered_or_hung_up_on(tmp_path: Path) -> None:
 
         @bounded(300)
         @example(b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        @example(b"HEAD / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
         @given(messages | odd_bytes | st.builds(bytes.__add__, messages, messages))
         def is_answered(sent: bytes) -> None:
             got = portal.call(exchange, tmp_path / "sock", sent)

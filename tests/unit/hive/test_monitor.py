@@ -156,7 +156,7 @@ def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixt
     ("options", "line"),
     [
         (["--address", "web"], "expected an address or a network, such as 10.0.1.5 or fd00::/64"),
-        (["-t", "l7"], "'l7' is not one of 'drop', 'trace', 'policy-verdict'"),
+        (["-t", "agent"], "'agent' is not one of 'drop', 'trace', 'policy-verdict', 'l7'"),
         (["--from", "0"], "0 is not in the range 1<=x<=65535"),
     ],
     ids=["address", "type", "endpoint"],

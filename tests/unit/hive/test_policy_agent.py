@@ -102,6 +102,7 @@ EXPLAINED = {
             "enforced": True,
             "entry": "none matches",
             "rules": [],
+            "requests": [],
             "near": [{"rule": "spec.ingress[0] of CiliumNetworkPolicy shop/cart", "missing": "it is closed"}],
         }
     ],
