@@ -111,10 +111,11 @@ async def test_what_nobody_tells_of_is_back_with_the_next_look(
         async with agent(**INTERVAL) as hive:
             made = add_pod(hive, 1, pod)
             before = seen(hive, made)
-            damage(hive, made)
-            assert seen(hive, made) != before
-            await eventually(lambda: seen(hive, made) == before)
-            assert hive.get(EndpointWatchdog).found == {fault: 1}
+            for _ in range(2):  # the first may be met by a map's own sweep, which is made after the start
+                damage(hive, made)
+                assert seen(hive, made) != before
+                await eventually(lambda: seen(hive, made) == before)
+            assert hive.get(EndpointWatchdog).found.keys() == {fault}
             await eventually(lambda: level(hive) == "ok")
 
 
