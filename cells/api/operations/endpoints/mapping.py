@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
 from cells.api.models import v1 as models
@@ -29,6 +30,7 @@ POLICY_AUDIT_MODE = "PolicyAuditMode"
 ANY_SOURCES = frozenset({"any", "unspec"})
 
 
+@lru_cache(4096)  # a status has hundreds, few of them new
 def rfc3339(seconds: float) -> str:
     """Unix seconds as RFC 3339 in UTC with milliseconds, as go-openapi's date-time."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
