@@ -10,33 +10,7 @@ typedef struct __sk_buff context_t;
 
 #define VERDICT_PASS TC_ACT_OK /* it goes on as if there were no program */
 
-/* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
- * keeps them over a pull: the verifier would no longer know them as pointers.
- */
-static __always_inline void *packet_start(const context_t *ctx)
-{
-	void *start;
-
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(start) : "r"(ctx), "i"(offsetof(context_t, data)));
-	return start;
-}
-
-static __always_inline void *packet_end(const context_t *ctx)
-{
-	void *end;
-
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(end) : "r"(ctx), "i"(offsetof(context_t, data_end)));
-	return end;
-}
-
-/* What an earlier program tells of the packet, in front of it. */
-static __always_inline void *packet_told(const context_t *ctx)
-{
-	void *told;
-
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(told) : "r"(ctx), "i"(offsetof(context_t, data_meta)));
-	return told;
-}
+#include "context/bounds.h"
 
 static __always_inline __u32 packet_length(const context_t *ctx)
 {
