@@ -35,15 +35,16 @@ class HealthTree:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._statuses: dict[str, HealthStatus] = {}
+        self._sorted: list[HealthStatus] | None = None  # all of them, until one changes
         self._below: dict[str, dict[str, None]] = {}  # an id -> the ids of its children, reporting or not
 
     def snapshot(self, under: str = "") -> list[HealthStatus]:
         """Every status, or that of one id and all below it, sorted by module."""
-        found = self._inside(under) if under else self._statuses
-        return sorted(
-            (self._statuses[module] for module in found if module in self._statuses),
-            key=lambda status: status.module,
-        )
+        if under:
+            return [self._statuses[one] for one in sorted(self._inside(under)) if one in self._statuses]
+        if self._sorted is None:
+            self._sorted = [self._statuses[module] for module in sorted(self._statuses)]
+        return self._sorted.copy()
 
     def reporter(self, module: str) -> "Health":
         """The Health that reports as `module`; its status is unknown until it does."""
@@ -63,6 +64,7 @@ class HealthTree:
 
     def forget(self, module: str) -> None:
         """Take out the status of this id and of all below it."""
+        self._sorted = None
         for gone in self._inside(module):
             self._statuses.pop(gone, None)
             self._below.pop(gone, None)
@@ -81,6 +83,7 @@ class HealthTree:
         module = status.module
         known = module in self._statuses
         self._statuses[module] = status
+        self._sorted = None
         while not known and module:
             parent = module.rpartition(".")[0]
             children = self._below.setdefault(parent, {})

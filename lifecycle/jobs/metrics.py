@@ -71,7 +71,8 @@ class Meter:
 
     __slots__ = (
         "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
-        "_runs", "_seconds", "failures", "interval", "module", "name", "over", "place", "retry_first",
+        "_runs", "_seconds", "_told", "failures", "interval", "module", "name", "over", "place",
+        "retry_first",
     )  # fmt: skip
 
     def __init__(self, module: str, name: str, kind: JobKind, place: Place | None = None) -> None:
@@ -90,14 +91,17 @@ class Meter:
         self._last_succeeded: float | None = None
         self._last_failed: float | None = None
         self.interval = self.retry_first = 0.0
+        self._told: JobStats | None = None
+        """What was counted, made when somebody asks, for as long as it is true."""
 
     def __enter__(self) -> None:
+        self._told = None
         self._began = asyncio.get_running_loop().time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        began, self._began = self._began or 0.0, None
+        began, self._began, self._told = self._began or 0.0, None, None
         if error is not None and not isinstance(error, Exception):  # cancelled: no run, and nobody's fault
             return
         self._last = asyncio.get_running_loop().time() - began
@@ -111,31 +115,34 @@ class Meter:
 
     def failed(self, error: BaseException) -> None:
         """Count a failure, seen by a block or not."""
+        self._told = None
         self._runs += 1
         self.failures += 1
         self._in_a_row += 1
         self._last_failed, self._last_error = time.time(), f"{type(error).__name__}: {error}"
 
     def stats(self) -> JobStats:
-        """What was counted so far."""
-        return JobStats(
-            self.module,
-            self.name,
-            self._kind,
-            self._runs,
-            self.failures,
-            int(self._began is not None),
-            self._seconds,
-            self._last,
-            self._longest,
-            max(filter(None, (self._last_succeeded, self._last_failed)), default=None),
-            self.interval,
-            self.retry_first,
-            self._in_a_row,
-            self._last_error,
-            self._last_succeeded,
-            self._last_failed,
-        )
+        """What was counted so far; the same object until that changes."""
+        if self._told is None:
+            self._told = JobStats(
+                self.module,
+                self.name,
+                self._kind,
+                self._runs,
+                self.failures,
+                int(self._began is not None),
+                self._seconds,
+                self._last,
+                self._longest,
+                max(filter(None, (self._last_succeeded, self._last_failed)), default=None),
+                self.interval,
+                self.retry_first,
+                self._in_a_row,
+                self._last_error,
+                self._last_succeeded,
+                self._last_failed,
+            )
+        return self._told
 
 
 class JobMetrics:

@@ -7,8 +7,9 @@ Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and t
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from functools import partial
+from operator import attrgetter
 from uuid import uuid4, uuid5
 
 import anyio
@@ -35,6 +36,8 @@ class _Controller:
         self.last_error = ""
         self.last_success: float | None = None
         self.last_failure: float | None = None
+        self.told: ControllerStatus | None = None
+        """Its status, made when somebody asks, until it changes."""
 
     def ask(self) -> None:
         """Have it run now, or once more."""
@@ -48,20 +51,22 @@ class _Controller:
             self.scope.cancel()
 
     def status(self) -> ControllerStatus:
-        return ControllerStatus(
-            name=self.name,
-            uuid=self.uuid,
-            owner=self.owner,
-            retries=self.rules.retries,
-            retry_base=self.rules.retry_base,
-            interval=self.rules.interval,
-            successes=self.successes,
-            failures=self.failures,
-            failures_in_a_row=self.in_a_row,
-            last_error=self.last_error,
-            last_success=self.last_success,
-            last_failure=self.last_failure,
-        )
+        if self.told is None:
+            self.told = ControllerStatus(
+                name=self.name,
+                uuid=self.uuid,
+                owner=self.owner,
+                retries=self.rules.retries,
+                retry_base=self.rules.retry_base,
+                interval=self.rules.interval,
+                successes=self.successes,
+                failures=self.failures,
+                failures_in_a_row=self.in_a_row,
+                last_error=self.last_error,
+                last_success=self.last_success,
+                last_failure=self.last_failure,
+            )
+        return self.told
 
 
 class Controllers:
@@ -85,13 +90,14 @@ class Controllers:
         """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
         """Of this run of the agent: names its jobs' uuids."""
-        self._uuids: dict[str, str] = {}
+        self._jobs_told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        """The hive's other jobs by name: what each status was made of, and it."""
 
     def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
         """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
         known = self._known.get(name)
         if known is not None:
-            known.work, known.rules = work, rules
+            known.work, known.rules, known.told = work, rules, None
             known.ask()
             return
         controller = self._known[name] = _Controller(name, owner, work, rules)
@@ -128,26 +134,28 @@ class Controllers:
 
     def all(self) -> tuple[ControllerStatus, ...]:
         """Every controller, by name; the hive's other jobs too, each under the id its health has."""
-        own = [known.status() for known in self._known.values()]
+        found = [known.status() for known in self._known.values()]
         degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
-        others = (job for job in self._metrics.snapshot() if job.name not in self._known)
-        jobs = [self._job(job, degraded) for job in others]
-        return tuple(sorted([*own, *jobs], key=lambda status: status.name))
+        told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        for job in self._metrics.snapshot():
+            if job.name in self._known:
+                continue
+            name = f"{job.module}.{job.name}"
+            failing = name in degraded
+            last = self._jobs_told.get(name)
+            if last is None or last[0] is not job or last[1] is not failing:
+                last = (job, failing, self._job(name, job, failing))
+            told[name] = last
+            found.append(last[2])
+        self._jobs_told = told
+        found.sort(key=attrgetter("name"))
+        return tuple(found)
 
-    def _uuid(self, name: str) -> str:
-        """That of a job, always the same."""
-        found = self._uuids.get(name)
-        if found is None:
-            found = self._uuids[name] = str(uuid5(self._run, name))
-        return found
-
-    def _job(self, job: JobStats, degraded: Collection[str]) -> ControllerStatus:
+    def _job(self, name: str, job: JobStats, failing: bool) -> ControllerStatus:
         """A job that goes on after a failure may never end a run again: its health tells that it is well."""
-        name = f"{job.module}.{job.name}"
-        failing = name in degraded
         return ControllerStatus(
             name=name,
-            uuid=self._uuid(name),
+            uuid=str(uuid5(self._run, name)),
             owner="",
             retries=True,
             retry_base=job.retry_first,
@@ -193,3 +201,4 @@ class Controllers:
             controller.in_a_row = 0
             controller.last_success, controller.last_error = time.time(), ""
             health.ok()
+        controller.told = None

@@ -28,7 +28,6 @@ from cells.observe.events.reasons import (
 )
 from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict, decode
 from cells.observe.events.requests import Party, RequestRecord, read_request, request_sample
-from cells.observe.events.ring import RingError, online_cpus
 from cells.observe.events.settings import EventsSettings
 from cells.observe.events.text import event_text
 from cells.observe.metrics import Collector, Family
@@ -58,7 +57,6 @@ __all__ = [
     "decode",
     "dissect",
     "event_text",
-    "online_cpus",
     "read_request",
     "reason_name",
     "request_sample",

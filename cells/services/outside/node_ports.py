@@ -136,6 +136,7 @@ class NodePorts:
         )
         """Where node ports are served, by address."""
         self._read_others = facts.rules_of_kube_proxy
+        self._direct: Derived[str] = Derived("direct-device", self._direct_device, devices, addresses)
         self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
@@ -147,7 +148,10 @@ class NodePorts:
     @property
     def direct_device(self) -> str:
         """The device towards other nodes, empty if there is none."""
-        return direct_device(self._devices.all(), self._node_ips(), self._selection)
+        return self._direct.get(_ONLY) or ""
+
+    def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
+        return {_ONLY: direct_device(devices, self._node_ips(), self._selection)}
 
     def _node_ips(self) -> list[IPAddress]:
         return list(self._own.all().values())

@@ -195,10 +195,14 @@ class FixedFacts:
     def settings(self) -> Mapping[str, object]:
         return {"ClusterName": "default", "EnableIPv4": True, "MTU": 0}
 
+    def version(self) -> tuple[str, str]:
+        return "1.17.0", "abcdef"
+
     def status(self) -> StatusFacts:
+        version, revision = self.version()
         return StatusFacts(
-            version="1.17.0",
-            revision="abcdef",
+            version=version,
+            revision=revision,
             cluster_name="default",
             node_name="node1",
             node=self.node(),

@@ -32,6 +32,10 @@ class NodeStatus(Protocol):
         """The daemon's configuration, for people."""
         ...
 
+    def version(self) -> tuple[str, str]:
+        """The agent's version, and what tells two builds of it apart."""
+        ...
+
     def status(self) -> status_mapping.StatusFacts:
         """What GET /healthz tells besides the verdict."""
         ...

@@ -253,7 +253,9 @@ class NodeOperations:
             )
             for each in shown.all()
         ]
-        status = status_mapping.status_response(self._collector.status(), facts)
+        status = status_mapping.status_response(
+            self._collector.status(), facts, status_mapping.StatusModels()
+        )
         info = wire.DebugInfo(
             cilium_version=f"{facts.version} {facts.revision} Python {platform.python_version()}",
             kernel_version=platform.release(),

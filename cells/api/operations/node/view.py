@@ -7,7 +7,9 @@ Maps, ReadTable[ClusterNode]; KubernetesAPI, where there is one.   Gives: NodeVi
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from cells.api.models import status as wire
 from cells.api.operations.node.cluster_nodes import node_element
@@ -23,7 +25,7 @@ from cells.maps import Maps, MapSettings
 from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu, uplinks
 from cells.node.router import Router
-from cells.observe.events import EventsSettings, online_cpus
+from cells.observe.events import EventsSettings
 from cells.observe.health import agent_version
 from cells.observe.monitor import MonitorSettings
 from cells.tunnel import RouteMtu, TunnelSettings
@@ -64,7 +66,7 @@ class NodeView:
         self._router = router
         self._datapath = datapath
         self._addresses = addresses
-        self._nodes = nodes
+        self._nodes = nodes.map(node_element, name="node-elements")
         self._maps = maps
         self._map_settings = map_settings
         self._monitor = monitor
@@ -120,16 +122,21 @@ class NodeView:
             "StateDir": str(config.state),
         }
 
+    def version(self) -> tuple[str, str]:
+        """The agent's version, and the digest of its datapath."""
+        return agent_version(), self._datapath.build
+
     def status(self) -> StatusFacts:
         """What GET /healthz tells besides the verdict."""
+        version, revision = self.version()
         return StatusFacts(
-            version=agent_version(),
-            revision=self._datapath.build,
+            version=version,
+            revision=revision,
             cluster_name=self._config.cluster_name,
             node_name=self._config.node_name,
             node=self.node(),
             node_ips=self._addresses.all(),
-            nodes=[node_element(each) for each in sorted(self._nodes.all(), key=lambda one: one.full_name)],
+            nodes=sorted(self._nodes.all(), key=attrgetter("name")),
             uplinks={
                 device.name: tuple(str(address.ip) for address in device.addresses)
                 for device in uplinks(self._devices.all())
@@ -168,7 +175,7 @@ def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.Mon
     """The rings that the datapath's events come from; None when nobody may watch them."""
     if not monitor.enable_monitor:
         return None
-    cpus, pages = len(online_cpus()), events.monitor_num_pages
+    cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages
     return wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
 
 

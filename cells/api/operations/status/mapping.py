@@ -1,13 +1,15 @@
 """The agent's status to the wire: a pure function from facts to StatusResponse.
 
-Needs: AgentStatus.   Gives: StatusFacts, status_response, brief_response.
+Needs: AgentStatus.   Gives: StatusFacts, StatusModels, status_response, brief_response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
+from cells.api.kept import Kept
 from cells.api.models import status as wire
 from cells.api.models.v1 import ControllerCounts, ControllerStatus
 from cells.api.operations.endpoints.mapping import rfc3339
@@ -154,12 +156,12 @@ def trouble(module: HealthStatus) -> str:
 
 def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
     """What a probe reads: the verdict, and at most one failing controller."""
-    failing = [controller(each) for each in status.controllers if each.failures_in_a_row]
+    failing = (controller(each) for each in status.controllers if each.failures_in_a_row)
     return wire.StatusResponse(
         cilium=cilium_status(status, version, revision),
         cluster=wire.ClusterStatus(cilium_health=DISABLED),
         stale=stale(status),
-        controllers=[*failing, *map(uncontrolled, status.uncontrolled)][:1],
+        controllers=list(islice(chain(failing, map(uncontrolled, status.uncontrolled)), 1)),
     )
 
 
@@ -182,7 +184,15 @@ def _of(family: Family, addresses: Iterable[str]) -> list[str]:
     return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
 
 
-def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusResponse:
+class StatusModels:
+    """Models of controllers and modules, made anew of those that have changed since the last answer."""
+
+    def __init__(self) -> None:
+        self.controllers = Kept(controller)
+        self.modules = Kept(module_health)
+
+
+def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModels) -> wire.StatusResponse:
     """Everything the agent can say of itself.
 
     ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
@@ -197,8 +207,8 @@ def status_response(status: AgentStatus, facts: StatusFacts) -> wire.StatusRespo
             nodes=list(facts.nodes),
         ),
         stale=stale(status),
-        controllers=[*map(controller, status.controllers), *map(uncontrolled, status.uncontrolled)],
-        modules=[module_health(module) for module in status.modules if module.level != "unknown"],
+        controllers=[*models.controllers.of(status.controllers), *map(uncontrolled, status.uncontrolled)],
+        modules=models.modules.of(module for module in status.modules if module.level != "unknown"),
         node_monitor=facts.monitor,
         cni_file=cni_file(status),
         kvstore=facts.kvstore,

@@ -22,6 +22,7 @@ class StatusOperations:
         self._collector = collector
         self._facts = facts
         self._metrics = metrics
+        self._models = status_mapping.StatusModels()
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -34,10 +35,9 @@ class StatusOperations:
     async def get_healthz(self, request: Request) -> Response:
         """GET /healthz: always 200, the verdict is in the body."""
         status = self._collector.status()
-        facts = self._facts.status()
         if parse_bool(request.headers.get("brief"), default=False):
-            return answer(200, status_mapping.brief_response(status, facts.version, facts.revision))
-        return answer(200, status_mapping.status_response(status, facts))
+            return answer(200, status_mapping.brief_response(status, *self._facts.version()))
+        return answer(200, status_mapping.status_response(status, self._facts.status(), self._models))
 
 
 def part(operations: StatusOperations) -> Member[ApiPart]:
