@@ -35,7 +35,7 @@ from cells.datapath import Datapath, MonitorNotifications
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.ipam import Family, IPAddress, Ipam
-from cells.maps import MapLog, PoolEmpty
+from cells.maps import NODE_AUDITS_POLICY, MapLog, PoolEmpty
 from cells.node.devices import Device
 from cells.node.host_ip_sync import HostIPSync
 from cells.node.router import Addressing
@@ -185,6 +185,9 @@ class FixedFacts:
             ipv4_alloc_cidrs=found.get(Family.IPV4, ()),
             ipv6_alloc_cidrs=found.get(Family.IPV6, ()),
         )
+
+    def audited(self) -> bool:
+        return bool(self.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
         self.notifications = notifications

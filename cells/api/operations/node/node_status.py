@@ -20,6 +20,10 @@ class NodeStatus(Protocol):
         """Routers, pod CIDRs and MTU."""
         ...
 
+    def audited(self) -> bool:
+        """Whether the node's policy drops nothing and only tells what it would drop."""
+        ...
+
     def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the datapath tell this of packets from now on; raises OSError."""
         ...

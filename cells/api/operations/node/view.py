@@ -21,7 +21,7 @@ from cells.config import AgentConfig
 from cells.datapath import Datapath, MonitorNotifications
 from cells.ipam import Ipam
 from cells.kubernetes import KubernetesAPI
-from cells.maps import Maps, MapSettings
+from cells.maps import NODE_AUDITS_POLICY, Maps, MapSettings
 from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu, uplinks
 from cells.node.router import Router
@@ -95,6 +95,10 @@ class NodeView:
             kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
             kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
         )
+
+    def audited(self) -> bool:
+        """Whether the node's policy drops nothing and only tells what it would drop."""
+        return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the datapath tell this of packets from now on; nothing happens when it does already."""

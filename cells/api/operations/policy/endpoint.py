@@ -13,7 +13,6 @@ import msgspec
 from cells.api.models import v1 as models
 from cells.api.operations.node.node_status import NodeStatus
 from cells.endpoint import Endpoint
-from cells.maps import NODE_AUDITS_POLICY
 from cells.policy.control import PolicyView, PortUse
 from cells.policy.maps import (
     EndpointPolicies,
@@ -49,27 +48,28 @@ class EndpointPolicyModels:
         )
         if written is not None:
             follows = wanted is not None and written.revision == wanted.revision
-            real = self._model(endpoint, written, l4 if follows else models.L4Policy())
+            same = written is wanted
+            real = spec if same else self._model(endpoint, written, l4 if follows else models.L4Policy())
         return models.EndpointPolicyStatus(spec=spec, realized=real, proxy_policy_revision=realized.revision)
 
     def _model(
         self, endpoint: Endpoint, policy: EndpointPolicy, l4: models.L4Policy
     ) -> models.EndpointPolicy:
+        identities = _identities(policy.entries)
         return models.EndpointPolicy(
             id=endpoint.identity,
             policy_revision=policy.revision,
             policy_enabled=self._enforced(policy),
             build=policy.revision,
-            allowed_ingress_identities=_identities(policy.entries, egress=False, deny=False),
-            denied_ingress_identities=_identities(policy.entries, egress=False, deny=True),
-            allowed_egress_identities=_identities(policy.entries, egress=True, deny=False),
-            denied_egress_identities=_identities(policy.entries, egress=True, deny=True),
+            allowed_ingress_identities=sorted(identities[False, False]),
+            denied_ingress_identities=sorted(identities[False, True]),
+            allowed_egress_identities=sorted(identities[True, False]),
+            denied_egress_identities=sorted(identities[True, True]),
             l4=l4,
         )
 
     def _enforced(self, policy: EndpointPolicy | RealizedPolicy) -> str:
-        audited = bool(self._facts.node().notifications.flags & NODE_AUDITS_POLICY)
-        return enforced_directions(policy, audited=audited)
+        return enforced_directions(policy, audited=self._facts.audited())
 
     def _l4(self, endpoint_id: int) -> models.L4Policy:
         if self._view is None:
@@ -80,13 +80,15 @@ class EndpointPolicyModels:
         )
 
 
-def _identities(entries: PolicyEntries, *, egress: bool, deny: bool) -> list[int]:
-    """Those of entries without protocol and port, 0 for everybody."""
-    return sorted(
-        key.identity
-        for key, entry in entries.items()
-        if key.egress == egress and entry.deny == deny and not key.protocol and not key.port
-    )
+def _identities(entries: PolicyEntries) -> dict[tuple[bool, bool], list[int]]:
+    """Those of entries without protocol and port, 0 for everybody; by whether of egress, whether denied."""
+    found: dict[tuple[bool, bool], list[int]] = {
+        (egress, deny): [] for egress in (False, True) for deny in (False, True)
+    }
+    for key, entry in entries.items():
+        if not key.protocol and not key.port:
+            found[key.egress, entry.deny].append(key.identity)
+    return found
 
 
 def _port_rule(use: PortUse) -> models.PolicyRule:
