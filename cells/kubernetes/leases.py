@@ -78,6 +78,8 @@ class Election:
         self._retry = retry
         self._clock = clock
         self._observed = observed
+        self._written: dict[str, Any] | None = None
+        """The lease as we wrote it last: while nobody else writes it, one request renews it."""
         self._seen: LeaseSpec | None = None
         self._seen_at = 0.0
         self.leader = ""
@@ -129,27 +131,32 @@ class Election:
         return taken
 
     async def _take(self) -> bool:
-        mine = False
-
-        def claim(live: dict[str, Any]) -> dict[str, Any] | None:
-            nonlocal mine
-            spec = live.get("spec") or {}
-            self._look(spec)
-            holder = spec.get("holderIdentity") or ""
-            mine = holder in {"", self._identity} or self._expired(spec)
-            if not mine:
-                return None
-            return {**live, "spec": self._claimed(spec)}
-
+        if self._written is not None and await self._write(self._claimed(self._written["spec"])):
+            return True
         try:
-            await self._client.update(LEASES, self._name, claim, self._namespace)
+            live = await self._client.whole(LEASES, self._name, self._namespace)
         except NotFoundError:
             return await self._make()
-        except ConflictError:
+        spec = live.get("spec") or {}
+        self._look(spec)
+        if self.leader not in {"", self._identity} and not self._expired(spec):
             return False
-        if mine:
-            self.leader = self._identity
-        return mine
+        self._written = live
+        return await self._write(self._claimed(spec))
+
+    async def _write(self, spec: dict[str, Any]) -> bool:
+        """Write the lease over what is known of it; False when it is another one by now."""
+        known, self._written = self._written, None
+        try:
+            written = await self._client.replace(
+                LEASES, self._name, {**(known or {}), "spec": spec}, self._namespace
+            )
+        except (ConflictError, NotFoundError):
+            return False
+        self.leader = spec["holderIdentity"]
+        if self.leader:
+            self._written = written
+        return True
 
     def _look(self, spec: dict[str, Any]) -> None:
         seen = LeaseSpec(
@@ -191,17 +198,15 @@ class Election:
 
     async def _release(self) -> None:
         """Let the next one have it at once, if it is still ours."""
-
-        def free(live: dict[str, Any]) -> dict[str, Any] | None:
-            spec = live.get("spec") or {}
-            if spec.get("holderIdentity") != self._identity:
-                return None
-            return {
-                **live,
-                "spec": {**spec, "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micro_time()},
-            }
-
         try:
-            await self._client.update(LEASES, self._name, free, self._namespace)
+            if self._written is None:
+                live = await self._client.whole(LEASES, self._name, self._namespace)
+                if (live.get("spec") or {}).get("holderIdentity") != self._identity:
+                    return
+                self._written = live
+            spec = self._written["spec"]
+            await self._write(
+                {**spec, "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micro_time()}
+            )
         except KubernetesError as error:
             self._log.warning("lease cannot be released", lease=self._name, error=str(error))

@@ -38,7 +38,7 @@ class KubernetesSettings(Settings, frozen=True):
     """How long a connection and an answer may take."""
 
     k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long a connection without requests is kept."""
+    """How long a connection without requests is kept, and how often TCP probes one that is silent."""
 
     k8s_heartbeat_timeout: Duration = seconds(30)
     """How long the API server may be silent before it is asked how it is; without an answer connections are

@@ -6,7 +6,7 @@ Needs: Access.   Gives: Client, Access, errors, connect().
 from __future__ import annotations
 
 from cells.kubernetes.client.access import Access, Exec, from_kubeconfig, in_cluster
-from cells.kubernetes.client.client import Client, WatchEvent
+from cells.kubernetes.client.client import Client, WatchEvent, events
 from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import (
     ApiError,
@@ -44,6 +44,7 @@ __all__ = [
     "WatchEvent",
     "checked_url",
     "connect",
+    "events",
     "from_kubeconfig",
     "in_cluster",
     "status_error",

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from cells.kubernetes.urls import AccessError, checked_url
+from cells.kubernetes.urls import AccessError, checked_proxy, checked_url
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -135,7 +135,7 @@ class _Reader:
             ca_data=self._data(cluster, "certificate-authority-data", where),
             insecure=bool(cluster.get("insecure-skip-tls-verify")),
             tls_server_name=str(cluster.get("tls-server-name") or ""),
-            proxy_url=str(cluster.get("proxy-url") or ""),
+            proxy_url=checked_proxy(str(cluster.get("proxy-url") or ""), f"{where}: proxy-url"),
             token=str(user.get("token") or ""),
             token_file=self._file(user, "tokenFile"),
             username=str(user.get("username") or ""),

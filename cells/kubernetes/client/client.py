@@ -1,13 +1,12 @@
 """The API of Kubernetes, as far as it is used here: read, watch, write.
 
-Needs: Transport, Credentials, Bucket.   Gives: Client, WatchEvent.
+Needs: Transport, Credentials, Bucket.   Gives: Client, WatchEvent, events.
 Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-concepts).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, TypeVar
@@ -46,6 +45,10 @@ LONGEST_LINE: Final = 16 * 1024 * 1024
 """Bytes of one event: the store takes objects of 1.5 MiB."""
 
 
+BLOCK: Final = 64 * 1024
+"""Bytes of events that are handled at once, if one is not longer: some milliseconds of work."""
+
+
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
     """One line of a watch."""
 
@@ -54,6 +57,14 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 _EVENT = msgspec.json.Decoder(WatchEvent)
+
+
+def events(lines: bytes) -> list[WatchEvent]:
+    """The events of lines, whatever their objects are. Raises MalformedError."""
+    try:
+        return _EVENT.decode_lines(lines)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"watch: {error}") from error
 
 
 class Client:
@@ -105,6 +116,10 @@ class Client:
         """One object. Raises NotFoundError, ApiError, UnreachableError."""
         return _decoded(kind, await self.raw("GET", kind.path(namespace, name)))
 
+    async def whole(self, kind: Kind[T], name: str, namespace: str = "") -> dict[str, Any]:
+        """One object with all it says. Raises NotFoundError, ApiError, MalformedError, UnreachableError."""
+        return _whole(kind, await self.raw("GET", kind.path(namespace, name)))
+
     async def page(self, kind: Kind[T], query: Mapping[str, str], namespace: str = "") -> bytes:
         """One page of a list, as it came. Raises GoneError, ApiError, UnreachableError."""
         return await self.raw("GET", kind.path(namespace), query)
@@ -112,8 +127,8 @@ class Client:
     @asynccontextmanager
     async def watch(
         self, kind: Kind[T], query: Mapping[str, str], namespace: str = "", *, silence: float
-    ) -> AsyncIterator[AsyncIterator[list[WatchEvent]]]:
-        """A watch that has begun: batches of events, as they come. It breaks off after a silence (seconds).
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A watch that has begun: whole lines as they come, an event each. A silence (seconds) breaks it off.
 
         Raises ApiError, UnreachableError, and while it runs MalformedError.
         """
@@ -121,9 +136,9 @@ class Client:
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
             if answer.status != 200:
                 raise api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
-            batches = _batches(answer)
-            async with aclosing(batches):
-                yield batches
+            blocks = _blocks(answer)
+            async with aclosing(blocks):
+                yield blocks
 
     # ---- writing
 
@@ -145,19 +160,28 @@ class Client:
 
         Raises NotFoundError, ConflictError after too many tries, ApiError, UnreachableError.
         """
-        path = kind.path(namespace, name)
         for left in reversed(range(TRIES)):
-            live: dict[str, Any] = json.loads(await self.raw("GET", path))
-            wanted = change(live)
+            wanted = change(await self.whole(kind, name, namespace))
             if wanted is None:
                 return None
             try:
-                where = kind.path(namespace, name, subresource)
-                return _decoded(kind, await self.raw("PUT", where, self._query(), _json(wanted)))
+                written = await self._put(kind, name, wanted, namespace, subresource)
+                return _decoded(kind, written)
             except ConflictError:
                 if not left:
                     raise
         raise AssertionError  # pragma: no cover
+
+    async def replace(self, kind: Kind[T], name: str, obj: Body, namespace: str = "") -> dict[str, Any]:
+        """Write an object over the version of it that it names; the object as it is then, whole.
+
+        Raises NotFoundError, ConflictError when somebody else was faster, ApiError, UnreachableError.
+        """
+        return _whole(kind, await self._put(kind, name, obj, namespace))
+
+    async def _put(self, kind: Kind[T], name: str, obj: Body, namespace: str, subresource: str = "") -> bytes:
+        where = kind.path(namespace, name, subresource)
+        return await self.raw("PUT", where, self._query(), _json(obj))
 
     async def patch(
         self,
@@ -280,6 +304,13 @@ def _target(path: str, query: Mapping[str, str] | None) -> str:
     return f"{plain}?{urlencode(query)}" if query else plain
 
 
+def _whole(kind: Kind[T], body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"{kind.qualified}: {error}") from error
+
+
 def _decoded(kind: Kind[T], body: bytes) -> T:
     try:
         return kind.decoder.decode(body)
@@ -287,17 +318,18 @@ def _decoded(kind: Kind[T], body: bytes) -> T:
         raise MalformedError(f"{kind.qualified}: {error}") from error
 
 
-async def _batches(answer: Answer) -> AsyncGenerator[list[WatchEvent]]:
-    """The events of a watch, all that came together as one; half a line waits for its end."""
+async def _blocks(answer: Answer) -> AsyncGenerator[bytes]:
+    """The lines of a watch, those that came together as one; half a line waits for its end."""
     held = b""
-    async for part in answer.parts():
-        held += part
-        *lines, held = held.split(b"\n")
+    while part := await answer.part():
+        data = held + part if held else part
+        begin, end = 0, data.rfind(b"\n") + 1
+        while begin < end:
+            cut = end
+            if end - begin > BLOCK:  # at the last end of a line within, or the first one after
+                cut = data.rfind(b"\n", begin, begin + BLOCK) + 1 or data.index(b"\n", begin) + 1
+            yield data[begin:cut]
+            begin = cut
+        held = data[end:]
         if len(held) > LONGEST_LINE:
             raise MalformedError(f"watch: an event of more than {LONGEST_LINE} bytes")
-        try:
-            events = [_EVENT.decode(line) for line in lines if line.strip()]
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedError(f"watch: {error}") from error
-        if events:
-            yield events

@@ -2,23 +2,22 @@
 
 Needs: Access, Credentials.   Gives: Transport, Answer.
 
-httpcore is imported when the first request is made: an agent without Kubernetes does not pay for it.
+The HTTP client is imported when the first request is made: an agent without Kubernetes does not pay for it.
 """
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.credentials import Credentials
-from cells.kubernetes.client.errors import UnreachableError
+from cells.kubernetes.client.errors import CredentialsError, UnreachableError
 from cells.kubernetes.client.reach import Reach
 
 if TYPE_CHECKING:
-    import httpcore
+    from cells.kubernetes.client.http import Connection, Pool
 
 Headers = list[tuple[bytes, bytes]]
 MAX_CONNECTIONS: Final = 64
@@ -28,61 +27,26 @@ MAX_CONNECTIONS: Final = 64
 class Answer:
     """An answer whose head is there; the body comes in parts."""
 
-    def __init__(self, response: httpcore.Response) -> None:
-        self._response = response
-        self.status: int = response.status
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.status: int = connection.answer.status
 
     def header(self, name: bytes) -> str:
         """The first header of this name, in lower case, or nothing."""
-        for key, value in self._response.headers:
-            if key.lower() == name:
-                return value.decode("latin-1")
-        return ""
+        return (self._connection.answer.header(name) or b"").decode("latin-1")
 
     def warnings(self) -> list[str]:
         """What the server wants to be told of."""
-        return [value.decode("latin-1") for key, value in self._response.headers if key.lower() == b"warning"]
+        headers = self._connection.answer.headers
+        return [value.decode("latin-1") for key, value in headers if key.lower() == b"warning"]
 
     async def body(self) -> bytes:
         """All of it. Raises UnreachableError."""
-        with _translated():
-            return await self._response.aread()
+        return await self._connection.rest()
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """As it comes. Raises UnreachableError when it breaks off."""
-        stream = self._response.aiter_stream()
-        async with aclosing(stream):  # type: ignore[type-var]  # it is an async generator
-            while True:
-                with _translated():
-                    try:
-                        part = await anext(stream)
-                    except StopAsyncIteration:
-                        return
-                yield part
-
-
-class _translated:  # noqa: N801  # reads as a statement
-    """Turns what the library raises into UnreachableError."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        import httpcore
-
-        known = (
-            httpcore.NetworkError,
-            httpcore.TimeoutException,
-            httpcore.ProtocolError,
-            httpcore.ProxyError,
-            httpcore.UnsupportedProtocol,
-            ssl.SSLError,
-            OSError,
-        )
-        if isinstance(error, known):
-            raise UnreachableError(
-                f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            ) from error
+    async def part(self) -> bytes:
+        """What came since, nothing at the end. Raises UnreachableError when it breaks off."""
+        return await self._connection.part()
 
 
 class Transport:
@@ -95,7 +59,7 @@ class Transport:
         self._credentials = credentials
         self._connect = connect
         self._keep_alive = keep_alive
-        self._pool: Any = None
+        self._pool: Pool | None = None
         self._stamps: tuple[object, ...] = ()
         self._current = 0
         self.reach = Reach()
@@ -119,31 +83,23 @@ class Transport:
 
         Raises UnreachableError, CredentialsError.
         """
-        import httpcore
-
         pool = await self._connections()
         server = self.server
-        limits = {"connect": self._connect, "read": quiet, "write": self._connect, "pool": self._connect}
-        extensions: dict[str, Any] = {"timeout": limits}
-        if self._access.tls_server_name:
-            extensions["sni_hostname"] = self._access.tls_server_name
-        request = httpcore.Request(
-            method,
-            server + target,
-            headers=[(b"Host", _host(server)), *headers],
-            content=body,
-            extensions=extensions,
-        )
+        message = _message(method, target, headers, body, *pool.dialler.head(server))
         try:
-            with _translated():
-                response = await pool.handle_async_request(request)
+            connection = await pool.take(server)
         except UnreachableError:
             self.failed(server)
             raise
         try:
-            yield Answer(response)
+            try:
+                await connection.ask(message, within=self._connect, quiet=quiet)
+            except UnreachableError:
+                self.failed(server)
+                raise
+            yield Answer(connection)
         finally:
-            await response.aclose()
+            await pool.give(connection)
 
     async def reset(self) -> None:
         """Break every connection: watches end, and what follows goes over new ones."""
@@ -151,35 +107,44 @@ class Transport:
         if pool is not None:
             await pool.aclose()
 
-    async def _connections(self) -> Any:
+    async def _connections(self) -> Pool:
         stamps = self._credentials.stamps()
         if self._pool is not None and stamps == self._stamps:
             return self._pool
-        import httpcore
+        from cells.kubernetes.client.http import Dialler, Pool
 
         context = await self._credentials.context() if self._secure else None
         stamps = self._credentials.stamps()
         if self._pool is not None and stamps == self._stamps:  # somebody else was faster
             return self._pool
-        proxy = httpcore.Proxy(self._access.proxy_url) if self._access.proxy_url else None
         self._stamps = stamps
-        old, self._pool = (
-            self._pool,
-            httpcore.AsyncConnectionPool(
-                ssl_context=context,
-                proxy=proxy,
-                max_connections=MAX_CONNECTIONS,
-                keepalive_expiry=self._keep_alive,
-            ),
+        dialler = Dialler(
+            context=context,
+            server_name=self._access.tls_server_name,
+            proxy_url=self._access.proxy_url,
+            within=self._connect,
+            keep_alive=self._keep_alive,
         )
+        made = Pool(dialler, most=MAX_CONNECTIONS, within=self._connect, keep_alive=self._keep_alive)
+        old, self._pool = self._pool, made
         if old is not None:
             await old.aclose()
-        return self._pool
+        return made
 
     @property
     def _secure(self) -> bool:
         return any(one.startswith("https") for one in self._access.servers)
 
 
-def _host(server: str) -> bytes:
-    return server.split("://", 1)[1].split("/", 1)[0].encode()
+def _message(
+    method: str, target: str, headers: Headers, body: bytes | None, before: bytes, lines: bytes
+) -> bytes:
+    """A request as it is sent. Raises CredentialsError when a header could be taken for another one."""
+    parts = [method.encode(), b" ", before, target.encode(), b" HTTP/1.1\r\n", lines]
+    for name, value in headers:
+        line = b"%b: %b" % (name, value)
+        if b"\n" in line or b"\r" in line or b"\0" in line:
+            raise CredentialsError(f"{name.decode(errors='replace')!r}: a header with a line break")
+        parts += (line, b"\r\n")
+    parts += (b"\r\n", body or b"")
+    return b"".join(parts)

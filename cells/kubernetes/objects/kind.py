@@ -109,6 +109,14 @@ class Kind(Generic[T]):
         return msgspec.json.Decoder(self.struct)
 
     @cached_property
+    def event_decoder(self) -> msgspec.json.Decoder[Any]:
+        """Of a line of a watch: ``type`` and ``object``. Raises msgspec.ValidationError."""
+        made = msgspec.defstruct(
+            f"{self.kind}Event", [("type", str), ("object", self.struct)], frozen=True, gc=False
+        )
+        return msgspec.json.Decoder(made)
+
+    @cached_property
     def page_decoder(self) -> msgspec.json.Decoder[Any]:
         """Of a list: ``metadata`` and ``items``. Raises msgspec.ValidationError."""
         items: Any = list[self.struct] | None  # type: ignore[name-defined]  # a type made when it runs

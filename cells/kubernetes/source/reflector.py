@@ -28,6 +28,7 @@ from cells.kubernetes.client import (
     Status,
     UnreachableError,
     WatchEvent,
+    events,
     status_error,
 )
 from cells.kubernetes.objects import Kind, Object
@@ -42,6 +43,7 @@ WATCH_SECONDS: Final = (300, 600)
 """How long one watch lasts, chosen at random, so that many do not end together."""
 SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
+PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
 INITIAL_END: Final = "k8s.io/initial-events-end"
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two looks for a kind that nobody serves."""
@@ -250,9 +252,13 @@ class Reflector(Generic[T]):
         found: dict[Any, T] = {}
         broken: list[str] = []
         stretch = Stretch()
-        async with self._client.watch(self._kind, query, self._namespace, silence=SILENCE) as batches:
-            async for batch in batches:
-                for event in batch:
+        async with self._client.watch(self._kind, query, self._namespace, silence=SILENCE) as blocks:
+            async for block in blocks:
+                if (rows := self._present(block)) is not None:
+                    found.update(rows)
+                    await stretch.pause()
+                    continue
+                for event in events(block):
                     if event.type == "ERROR":
                         raise _refusal(event)
                     if event.type != "BOOKMARK":
@@ -265,6 +271,20 @@ class Reflector(Generic[T]):
                         return  # the rest is the ordinary watch's
                 await stretch.pause()
         raise MalformedError(f"streamed list of {self._kind.qualified}: it ended before its end was told")
+
+    def _present(self, block: bytes) -> dict[Any, T] | None:
+        """The rows of a block that tells of nothing but objects which are there, and can be read.
+
+        It is read in one go. Of any other block None: it is looked at event by event.
+        """
+        try:
+            found = self._kind.event_decoder.decode_lines(block)
+            if not found or not all(one.type in PRESENT for one in found):
+                return None
+            rows = [self._kind.kept(one.object) for one in found]
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return {row.key: row for row in rows}
 
     def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
         row = self._row(event.object, broken)
@@ -287,17 +307,22 @@ class Reflector(Generic[T]):
         }
         async with self._client.watch(
             self._kind, query, self._namespace, silence=seconds + SILENCE
-        ) as batches:
+        ) as blocks:
             self._sink.watching()
             stretch, ends = Stretch(), time.monotonic() + seconds
-            async for batch in batches:
-                self._take(batch)
+            async for block in blocks:
+                if (rows := self._present(block)) is not None:
+                    version = _head(_last(block)).metadata.resource_version
+                    self._sink.change(rows)
+                    self._version = version or self._version
+                else:
+                    self._take(events(block))
                 self._failures = 0
                 await stretch.pause()
             self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
 
     def _take(self, batch: list[WatchEvent]) -> None:
-        """Everything of a batch at once. Raises what an ERROR among it says, once the rest is taken."""
+        """All events of a block at once. Raises what an ERROR among it says, once the rest is taken."""
         refusal: KubernetesError | None = None
         rows: dict[Any, T | None] = {}
         broken: list[str] = []
@@ -321,6 +346,12 @@ class Reflector(Generic[T]):
         self._version = version or self._version
         if refusal is not None:
             raise refusal
+
+
+def _last(block: bytes) -> WatchEvent:
+    """The last event of a block whose events are known to be sound."""
+    whole = block.rstrip()
+    return events(whole[whole.rfind(b"\n") + 1 :])[0]
 
 
 def _refusal(event: WatchEvent) -> KubernetesError:

@@ -47,7 +47,7 @@ class ApiServerSettings(Settings, frozen=True):
     """How long a connection and an answer may take."""
 
     k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long a connection without requests is kept."""
+    """How long a connection without requests is kept, and how often TCP probes one that is silent."""
 
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""
