@@ -1,9 +1,9 @@
 """Objects of a cluster from the stand-in API server: lists, changes, identities, memory.
 
 Needs: lightkube and kubernetes_asyncio for the lists; root for cilium_ipcache and pods.   Gives: measure.
-Each client is a process of its own. Lists come from memory: a server says again what the stand-in has said, so
-that what it takes to render them is no part of what is measured. It shares the processors all the same, so what
-clients spend themselves is told beside seconds.
+Each client is a process of its own. Lists come from memory: a server says again what the stand-in
+has said, so that what it takes to render them is no part of what is measured. It shares the processors all
+the same, so what clients spend themselves is told beside seconds.
 """
 
 from __future__ import annotations

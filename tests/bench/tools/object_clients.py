@@ -44,10 +44,9 @@ class Took:
 
 async def ours(url: str, token: str) -> dict[str, float]:
     """Reflectors of pods and nodes."""
-    import httpcore  # noqa: F401  # loaded with the first request: no part of what is measured
-
     from cells.kubernetes import NODES, PODS, SourceStatus
     from cells.kubernetes.client import Access, connect
+    from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: not measured
     from cells.kubernetes.source import Sink
     from cells.kubernetes.source.reflector import Reflector
     from lifecycle import HealthTree, Table
@@ -155,8 +154,6 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from ipaddress import ip_address
     from types import SimpleNamespace
 
-    import httpcore  # noqa: F401  # loaded with the first request: no part of a pod's memory
-
     from cells import kubernetes
     from cells.cluster import endpoints, identity, ipcache
     from cells.cluster.endpoints import RemoteEndpoint
@@ -164,6 +161,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.cluster.ipcache.kernel import KernelIpcache
     from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
     from cells.config import AgentConfig, AgentSettings
+    from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: no pod's memory
     from cells.maps import NO_PREALLOC, Epochs, IpcacheKey, IpcacheValue, MapSpec, MapType, create_map
     from cells.policy import maps as policy_maps
     from cells.policy.maps import PolicyComputer, PolicyMapPool

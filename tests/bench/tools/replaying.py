@@ -1,8 +1,8 @@
 """A server that says again what another one has said, byte by byte, as fast as a socket takes it.
 
-``python -m tests.bench.tools.replaying URL`` prints its address. The first request for a target is answered by
-the server at URL, and kept; every other one from memory. A list that is streamed is kept up to its end; another
-watch says nothing.
+``python -m tests.bench.tools.replaying URL`` prints its address. The first request for a target is answered
+by the server at URL, and kept; every other one from memory. A list that is streamed is kept up to its end;
+another watch says nothing.
 Needs: nothing.   Gives: a process.
 Why:   beside clients that take a tenth of a second, a server that renders objects would be what is measured.
 """
