@@ -1,14 +1,17 @@
-"""The end of a lab node, and a hard look at whether anything of it is still there.
+"""The end of a lab node, or of several, and a hard look at whether anything of them is still there.
 
-Needs: root.   Gives: clear_away, settled.
+Needs: root.   Gives: clear_away, nothing_left.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import click
 
 from hive.lab import agent_process
 from hive.lab.children import undisturbed
+from hive.lab.cluster import Cluster
 from hive.lab.demo.story import Story
 from hive.lab.kernel import Kernel, alive, look, machine_links
 from hive.lab.namespaces import Namespaces, mounted_below
@@ -39,6 +42,32 @@ def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: froze
         links = sorted(machine_links() - machine)
         story.check("no link came to this machine", not links, ", ".join(links) or "as before")
         _verify_objects(story, known)
+
+
+@contextlib.contextmanager
+def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explained: str) -> Iterator[None]:
+    """Tell the story of a cluster's nodes in the block, and remove them, however it ends.
+
+    What goes wrong in the block is told, not raised. The last step has this name, title and explanation.
+    """
+    with undisturbed():
+        cluster.remove(cluster.nodes())  # what one that was killed left
+    machine = machine_links()
+    try:
+        yield
+    except click.ClickException as error:
+        story.fail(error.format_message())
+    except (OSError, RuntimeError, ValueError) as error:
+        story.fail(f"{type(error).__name__}: {error}")
+    finally:
+        story.step(name, title, explained)
+        with undisturbed():
+            cluster.remove(cluster.nodes())
+            left = settled(lambda: sorted(machine_links() - machine))
+        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
+        folders = (cluster.network.directory, cluster.node(1).directory)
+        there = [str(path) for path in folders if path.exists()]
+        story.check("no namespace is held", not there, ", ".join(there) or "none")
 
 
 def settled(left: Callable[[], list[str]]) -> list[str]:

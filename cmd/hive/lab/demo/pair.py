@@ -9,19 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from hive.client import ask
 from hive.lab import agent_process
-from hive.lab.children import undisturbed
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.cluster.manifests import namespace_object
 from hive.lab.cluster.store import Store
-from hive.lab.demo.aftermath import settled
+from hive.lab.demo.aftermath import nothing_left
 from hive.lab.demo.story import Story
 from hive.lab.demo.talk import Talk
 from hive.lab.demo.until import eventually
-from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, LabError
 from hive.lab.pods import Attached
@@ -39,29 +35,11 @@ def run(cluster: Cluster, story: Story) -> None:
     if any(agent_process.running(lab) is not None for lab in cluster.nodes()):
         name = cluster.name
         raise LabError(f"nodes of {name} are running: remove them (hive lab down --name {name})")
-    with undisturbed():
-        cluster.remove(cluster.nodes())  # what one that was killed left
-    machine = machine_links()
+    last = ("nothing left of both", "Both nodes are taken down", "With them goes the network between.")
     pair = Pair(cluster, story)
-    try:
+    with nothing_left(cluster, story, *last):
         for chapter in (pair.nodes, pair.talk, pair.kill, pair.label, pair.tunnel):
             chapter()
-    except click.ClickException as error:
-        story.fail(error.format_message())
-    except (OSError, RuntimeError, ValueError) as error:
-        story.fail(f"{type(error).__name__}: {error}")
-    finally:
-        _clear_away(cluster, story, machine)
-
-
-def _clear_away(cluster: Cluster, story: Story, machine: frozenset[str]) -> None:
-    story.step("nothing left of both", "Both nodes are taken down", "With them goes the network between.")
-    with undisturbed():
-        cluster.remove(cluster.nodes())
-        left = settled(lambda: sorted(machine_links() - machine))
-    story.check("no link came to this machine", not left, ", ".join(left) or "as before")
-    there = [str(path) for path in (cluster.network.directory, cluster.node(1).directory) if path.exists()]
-    story.check("no namespace is held", not there, ", ".join(there) or "none")
 
 
 class Pair:

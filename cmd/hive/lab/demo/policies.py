@@ -12,16 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
-import click
-
 from hive.client import ask
 from hive.lab import agent_process
-from hive.lab.children import undisturbed
 from hive.lab.cluster import Cluster
-from hive.lab.demo.aftermath import settled
+from hive.lab.demo.aftermath import nothing_left
 from hive.lab.demo.story import Story
 from hive.lab.demo.until import eventually
-from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
@@ -37,25 +33,13 @@ Object = dict[str, Any]
 
 def run(cluster: Cluster, story: Story) -> None:
     """Tell the story on a node, and leave nothing behind, however it ends."""
-    with undisturbed():
-        cluster.remove(cluster.nodes())  # what one that was killed left
-    machine = machine_links()
+    last = ("nothing left of the policies", "The node is taken down", "Its policies with it.")
     part = Policies(cluster, story)
-    try:
+    with nothing_left(cluster, story, *last):
         part.pods()
         with part.conversation():
             for chapter in (part.talk, part.cut, part.why, part.go_on):
                 chapter()
-    except click.ClickException as error:
-        story.fail(error.format_message())
-    except (OSError, RuntimeError, ValueError) as error:
-        story.fail(f"{type(error).__name__}: {error}")
-    finally:
-        story.step("nothing left of the policies", "The node is taken down", "Its policies with it.")
-        with undisturbed():
-            cluster.remove(cluster.nodes())
-            left = settled(lambda: sorted(machine_links() - machine))
-        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
 
 
 class Policies:

@@ -10,16 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
 from cells.services.maglev import Candidate, fill
 from hive.lab import agent_process, pods
-from hive.lab.children import Child, undisturbed
+from hive.lab.children import Child
 from hive.lab.cluster import Cluster
-from hive.lab.demo.aftermath import settled
+from hive.lab.demo.aftermath import nothing_left
 from hive.lab.demo.story import Story
 from hive.lab.demo.until import eventually
-from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.pods import Attached
@@ -38,26 +35,14 @@ Object = dict[str, Any]
 
 def run(cluster: Cluster, story: Story) -> None:
     """Tell the story on two nodes, and leave nothing behind, however it ends."""
-    with undisturbed():
-        cluster.remove(cluster.nodes())  # what one that was killed left
-    machine = machine_links()
+    last = ("nothing left of the services", "Both nodes are taken down", "Their services with them.")
     part = Services(cluster, story)
-    try:
+    with nothing_left(cluster, story, *last):
         part.nodes()
         with part.servers():
             for chapter in (part.one_node, part.two_nodes, part.removed):
                 chapter()
         part.maglev()
-    except click.ClickException as error:
-        story.fail(error.format_message())
-    except (OSError, RuntimeError, ValueError) as error:
-        story.fail(f"{type(error).__name__}: {error}")
-    finally:
-        story.step("nothing left of the services", "Both nodes are taken down", "Their services with them.")
-        with undisturbed():
-            cluster.remove(cluster.nodes())
-            left = settled(lambda: sorted(machine_links() - machine))
-        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
 
 
 class Services:
