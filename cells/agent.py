@@ -22,6 +22,7 @@ from cells.cluster import (
     shared,
 )
 from cells.cni import config as cni_config
+from cells.cni import link_mtu
 from cells.cni import server as cni_server
 from cells.cni.config import CniConfig
 from cells.config import drift as config_drift
@@ -118,6 +119,7 @@ agent = module(
     monitor.cell,
     cni_server.cell,
     cni_config.cell,
+    link_mtu.cell,
     api.cell,
     health.cell,
     metrics.cell,

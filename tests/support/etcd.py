@@ -133,6 +133,12 @@ class Etcd:
             revision = kv.Range(rpc.RangeRequest(key=b"\0"), timeout=5).header.revision
             kv.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=5)
 
+    def fill(self) -> None:
+        """Have it believe that its disk is full: it answers, and takes no writes."""
+        with self._channel() as channel:
+            full = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, alarm=rpc.NOSPACE)
+            rpc.MaintenanceStub(channel).Alarm(full, timeout=5)
+
     @contextmanager
     def _channel(self) -> Iterator[grpc.Channel]:
         assert self._tls is None

@@ -8,6 +8,7 @@ Why:    a number says the same on every node, so only one place can give it. Whi
 """
 
 from cells.cluster.allocation.allocator import CiliumIdentityAllocator
+from cells.cluster.allocation.mirror import IdentityMirror
 from cells.cluster.allocation.settings import AllocationMode, AllocationSettings
 from cells.cluster.allocation.shared import SharedIdentities
 from cells.cluster.allocation.store import KVStoreAllocator
@@ -65,9 +66,12 @@ def identity_keys(
     return KVStoreAllocator(store, shared, node, grace, health=health.child("allocate"), log=log)
 
 
-def mode(settings: AllocationSettings, store: KVStore) -> AllocationMode:
+def mode(settings: AllocationSettings, store: KVStore, log: Logger) -> AllocationMode:
     """How nodes agree: without a kvstore by objects."""
-    return settings.identity_allocation_mode if store.enabled else AllocationMode.CRD
+    wanted = settings.identity_allocation_mode
+    if not store.enabled and wanted.writes_both:
+        log.warning("identity-allocation-mode is crd: no kvstore is set", wanted=wanted.value)
+    return wanted if store.enabled else AllocationMode.CRD
 
 
 def cluster_allocator(
@@ -79,20 +83,19 @@ def cluster_allocator(
     lifecycle: Lifecycle,
 ) -> ClusterAllocator:
     """Whoever agrees with the other nodes; this node alone where there is neither kvstore nor API server."""
-    if mode is AllocationMode.KVSTORE:
-        return keys
-    if settings.asks_api_server:
-        return objects
 
     async def check() -> None:
         raise UsageError(
-            "identity-allocation-mode=crd: there is no API server, and numbers of this node alone cannot be"
-            f" shared through kvstore={store.settings.kvstore}: set it to kvstore"
+            f"identity-allocation-mode={mode.value}: there is no API server, and numbers of this node alone"
+            f" cannot be shared through kvstore={store.settings.kvstore}: set it to kvstore"
         )
 
-    if store.enabled:
+    needs_objects = store.enabled and mode is not AllocationMode.KVSTORE
+    if needs_objects and not settings.asks_api_server:
         lifecycle.append(Hook("check how nodes agree upon identities", check))
-    return NodeAllocator(CLUSTER)
+    if mode.reads_keys:
+        return keys
+    return objects if settings.asks_api_server else NodeAllocator(CLUSTER)
 
 
 cell = module(
@@ -100,6 +103,6 @@ cell = module(
     "Identities that all nodes agree upon",
     config(AllocationSettings),
     provide(identity_objects, identity_keys, cluster_allocator, CiliumIdentityWatch),
-    provide_private(mode, SharedIdentities, KVStoreIdentityWatch),
-    invoke(CiliumIdentityWatch, KVStoreIdentityWatch),
+    provide_private(mode, SharedIdentities, KVStoreIdentityWatch, IdentityMirror),
+    invoke(CiliumIdentityWatch, KVStoreIdentityWatch, IdentityMirror),
 )

@@ -1,13 +1,14 @@
 """What a node notes of the numbers that it has agreed upon with others, by whatever they agree.
 
-For:    CiliumIdentityAllocator, KVStoreAllocator. Needs: nothing. Gives: AgreedNumbers, Labels.
+For:    CiliumIdentityAllocator, KVStoreAllocator, IdentityMirror. Needs: nothing.
+Gives:  AgreedNumbers, Labels.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cells.cluster.identity import CLUSTER
 from lifecycle import Health
@@ -33,14 +34,27 @@ class AgreedNumbers(ABC):
         self._fresh: dict[int, float] = {}
         """When numbers were taken here."""
         self._waiting: dict[Labels, str] = {}
+        self._beside: AgreedNumbers | None = None
 
     @abstractmethod
     def _all_known(self) -> bool:
         """Whether the numbers of others are known."""
 
     @abstractmethod
-    def _numbers(self, labels: Labels) -> Sequence[int]:
+    def numbers(self, labels: Labels) -> Sequence[int]:
         """The numbers that stand for these labels, the one that counts first."""
+
+    @abstractmethod
+    def labels_of(self, number: int) -> Labels | None:
+        """The labels that the number stands for; None while it stands for none."""
+
+    @abstractmethod
+    async def keep(self, number: int, labels: Labels) -> None:
+        """Have the number, which is in use here, stand for its labels, unless it does. Raises HiveError."""
+
+    def agree_with(self, other: AgreedNumbers) -> None:
+        """Take no number that stands for other labels there, and rather those that stand for the same."""
+        self._beside = other
 
     def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
         """The number of these labels; before those of others are known the former one."""
@@ -81,10 +95,20 @@ class AgreedNumbers(ABC):
         return number in self._made.values()
 
     def _known(self, labels: Labels, former: int) -> int | None:
-        found = self._numbers(labels)
+        found = self.numbers(labels)
         if former in found:
             return former
         return found[0] if found else self._made.get(labels)
+
+    def _may_take(self, labels: Labels, number: int) -> bool:
+        """Whether the other store, if there is one, has the number for nobody else."""
+        return self._beside is None or self._beside.labels_of(number) in (None, labels)
+
+    def _preferred(self, labels: Labels, former: int) -> Iterator[int]:
+        """Numbers that may stand for the labels already: before a restart, or in the other store."""
+        yield former
+        if self._beside is not None:
+            yield from self._beside.numbers(labels)
 
     def _wait(self, labels: Labels, error: str) -> None:
         if error:

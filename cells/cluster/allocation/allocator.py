@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from cells.cluster.allocation.agreed import AgreedNumbers, Labels
-from cells.cluster.allocation.objects import body, candidates, labels_of, meaning
+from cells.cluster.allocation.objects import HEARTBEAT, body, candidates, labels_of, meaning
 from cells.cluster.identity import CLUSTER
 from cells.kubernetes import CILIUM_IDENTITIES, CiliumIdentity, KubernetesAPI
 from lifecycle import Backoff, Health, Logger, Table
@@ -56,18 +56,42 @@ class CiliumIdentityAllocator(AgreedNumbers):
 
     async def restore(self, number: int, labels: Labels) -> None:
         """Make the object of a number in use again. Raises KubernetesError."""
+        if await self._created(
+            number, labels
+        ):  # else somebody was faster: the watch brings what it stands for
+            self._log.warning(
+                "identity in use had no object, it has one again", identity=number, labels=labels
+            )
+
+    async def keep(self, number: int, labels: Labels) -> None:
+        """Have an object, without the operator's mark that nobody uses it. Raises KubernetesError."""
+        there = self._table.get(("", str(number)))
+        if there is None:
+            await self._created(number, labels)
+        elif HEARTBEAT in there.annotations:
+            unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}
+            await self._api.client.patch(CILIUM_IDENTITIES, str(number), unmarked)
+
+    async def _created(self, number: int, labels: Labels) -> bool:
+        """Whether there was none, and is one now. Raises KubernetesError."""
         from cells.kubernetes import api  # loaded where there is a server
 
         try:
             await self._api.client.create(CILIUM_IDENTITIES, body(number, labels))
-        except api.ConflictError:  # somebody was faster: the watch brings what it stands for
-            return
-        self._log.warning("identity in use had no object, it has one again", identity=number, labels=labels)
+        except api.ConflictError:
+            return False
+        return True
+
+    def labels_of(self, number: int) -> Labels | None:
+        """Those of its object."""
+        there = self._table.get(("", str(number)))
+        return None if there is None else labels_of(there.security_labels)
 
     def _all_known(self) -> bool:
         return self._table.initialized
 
-    def _numbers(self, labels: Labels) -> list[int]:
+    def numbers(self, labels: Labels) -> list[int]:
+        """The numbers of objects with these labels, the lowest first."""
         found = (one.number for one in self._table.by("labels").get(meaning(labels)))
         return sorted(number for number in found if number is not None and number in CLUSTER)
 
@@ -79,7 +103,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
             return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
         try:
             async with self._writers:
-                for number in self._free([former, *candidates(labels)]):
+                for number in self._free(labels, former):
                     if await self._have(number, labels):
                         self._made[labels] = number
                         return None
@@ -87,9 +111,10 @@ class CiliumIdentityAllocator(AgreedNumbers):
             return str(error) or type(error).__name__
         return "every number tried is another identity's"
 
-    def _free(self, numbers: Iterable[int]) -> Iterable[int]:
-        for number in numbers:
-            if number in CLUSTER and number not in self._held and ("", str(number)) not in self._table:
+    def _free(self, labels: Labels, former: int) -> Iterable[int]:
+        for number in (*self._preferred(labels, former), *candidates(labels)):
+            taken = number in self._held or ("", str(number)) in self._table
+            if number in CLUSTER and not taken and self._may_take(labels, number):
                 yield number
 
     async def _have(self, number: int, labels: Labels) -> bool:

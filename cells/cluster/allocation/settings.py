@@ -15,6 +15,20 @@ class AllocationMode(Enum):
     """By keys of the kvstore; where there is none, as crd."""
     CRD = "crd"
     """By CiliumIdentity objects, where there is an API server; else this node gives them."""
+    DOUBLEWRITE_READKVSTORE = "doublewrite-readkvstore"
+    """By keys of the kvstore; objects are written as well."""
+    DOUBLEWRITE_READCRD = "doublewrite-readcrd"
+    """By objects; keys are written as well."""
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether the kvstore is where numbers are agreed upon; else objects are."""
+        return self in {AllocationMode.KVSTORE, AllocationMode.DOUBLEWRITE_READKVSTORE}
+
+    @property
+    def writes_both(self) -> bool:
+        """Whether identities stand in both stores, so that a cluster can change from one to the other."""
+        return self in {AllocationMode.DOUBLEWRITE_READKVSTORE, AllocationMode.DOUBLEWRITE_READCRD}
 
 
 class AllocationSettings(Settings, frozen=True):
@@ -22,7 +36,7 @@ class AllocationSettings(Settings, frozen=True):
 
     identity_allocation_mode: AllocationMode = AllocationMode.KVSTORE
     """Where numbers are agreed upon: kvstore, by keys of the kvstore, or, where none is set, as crd: by
-    CiliumIdentity objects."""
+    CiliumIdentity objects. doublewrite-readkvstore and doublewrite-readcrd write both, and read one."""
 
     identity_change_grace_period: Duration = seconds(5)
     """How long a running pod keeps its identity once a new one was made, for other nodes to learn it."""

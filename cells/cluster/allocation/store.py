@@ -88,22 +88,39 @@ class KVStoreAllocator(AgreedNumbers):
 
     async def restore(self, number: int, labels: Labels) -> None:
         """Have the number in use stand for its labels again. Raises StoreError."""
+        if await self._created(
+            number, labels
+        ):  # else somebody was faster: the watch brings what it stands for
+            self._log.warning("identity in use had no key, it has one again", identity=number, labels=labels)
+
+    async def keep(self, number: int, labels: Labels) -> None:
+        """Have a master key. Raises StoreError."""
+        if str(number) not in self._shared.table:
+            await self._created(number, labels)
+
+    async def _created(self, number: int, labels: Labels) -> bool:
+        """Whether there was none, and is one now. Raises StoreError."""
         key = f"{IDS}{number}"
         outcome = await self._store.client.txn(put(key, encode(labels).encode()), when=[absent(key)])
-        if outcome.succeeded:  # else somebody was faster: the watch brings what it stands for
-            self._log.warning("identity in use had no key, it has one again", identity=number, labels=labels)
+        return outcome.succeeded
+
+    def labels_of(self, number: int) -> Labels | None:
+        """Those of its master key."""
+        there = self._shared.table.get(str(number))
+        return None if there is None else there.labels
 
     def _all_known(self) -> bool:
         return self._shared.table.initialized
 
-    def _numbers(self, labels: Labels) -> Sequence[int]:
+    def numbers(self, labels: Labels) -> Sequence[int]:
+        """The numbers of master keys with these labels, the lowest first."""
         return self._shared.numbers(labels)
 
     async def _make(self, labels: Labels, former: int) -> bool:
         """Have a number stand for the labels, or find it; whether one does now. Raises StoreError."""
         self._store.lock_leases += 1
         try:
-            async with lock(self._store.client, f"{LOCKS}{encode(labels)}") as held:
+            async with lock(self._store.client, f"{LOCKS}{encode(labels)}.lock") as held:
                 return await self._found(labels, held) or await self._taken(labels, former, held)
         finally:
             self._store.lock_leases -= 1
@@ -132,7 +149,7 @@ class KVStoreAllocator(AgreedNumbers):
         if len(self._shared.table) >= len(CLUSTER):
             raise StoreError(f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}")
         lease = await self._store.leases.lease_for(key := value_key(labels, self._node()))
-        for number in self._free(former):
+        for number in self._free(labels, former):
             master = f"{IDS}{number}"
             done = await self._store.client.txn(
                 put(master, encode(labels).encode()),
@@ -150,14 +167,16 @@ class KVStoreAllocator(AgreedNumbers):
             self._made[labels] = number
         self._written[key] = str(number)
 
-    def _free(self, former: int) -> Iterator[int]:
+    def _free(self, labels: Labels, former: int) -> Iterator[int]:
         """Numbers to try: the former one, then some at random, that other nodes may not try as well."""
         there = self._shared.table
-        if former in CLUSTER and str(former) not in there:
-            yield former
+        for number in self._preferred(labels, former):
+            if number in CLUSTER and str(number) not in there and self._may_take(labels, number):
+                yield number
         tried = 0
         while tried < ATTEMPTS:
             number = random.choice(CLUSTER)  # noqa: S311  # spreads nodes over the numbers
-            if str(number) not in there and number not in self._held:
-                tried += 1
-                yield number
+            if str(number) in there or number in self._held or not self._may_take(labels, number):
+                continue
+            tried += 1
+            yield number

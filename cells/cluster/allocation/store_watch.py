@@ -1,7 +1,7 @@
 """Identities of the kvstore to rows of the table ``identities``; and what is in use here keeps its keys.
 
 Controller: ``shared-identities`` in, ``identities`` out; identities in use here in, keys of the store out.
-Needs:  KVStore, SharedIdentities, KVStoreAllocator, Identities.   Gives: KVStoreIdentityWatch.
+Needs:  KVStore, SharedIdentities, KVStoreAllocator, Identities.   Gives: KVStoreIdentityWatch, used_keys().
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KVStoreIdentityWatch:
         self._allocator = allocator
         self._identities = identities
         self._log = log
-        if mode is not AllocationMode.KVSTORE:
+        if not mode.reads_keys:
             return
         self._first = identities.table.initializer("identities of the kvstore")
         self._known: set[str] = set()
@@ -47,7 +47,7 @@ class KVStoreIdentityWatch:
         jobs.observe("keep", identities.used.changes, self._keep_used)
         self._compare = jobs.timer("compare", self._restore_all, store.settings.kvstore_periodic_sync)
         store.on_return(self._compare.trigger)
-        keys: Derived[OwnKey] = Derived("identity-keys", _keys, identities.used, addresses)
+        keys: Derived[OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
         keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
 
     async def _rounds(self) -> AsyncIterator[list[Change[SharedIdentity]] | None]:
@@ -101,8 +101,8 @@ class KVStoreIdentityWatch:
                 await self._allocator.restore(number, labels)
 
 
-def _keys(used: Iterable[Identity], addresses: Iterable[NodeAddress]) -> dict[str, OwnKey]:
-    """That this node uses them."""
+def used_keys(used: Iterable[Identity], addresses: Iterable[NodeAddress]) -> dict[str, OwnKey]:
+    """Keys that say that this node uses these identities."""
     own = sorted((row.ip for row in addresses), key=lambda ip: ip.version)
     if not own:
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 
 from cells.cluster.allocation.allocator import CiliumIdentityAllocator
-from cells.cluster.allocation.objects import HEARTBEAT, labels_of, meaning
+from cells.cluster.allocation.objects import labels_of, meaning
 from cells.cluster.allocation.settings import AllocationMode
 from cells.cluster.identity import CLUSTER, Identities
 from cells.kubernetes import (
@@ -50,7 +50,7 @@ class CiliumIdentityWatch:
         """The names of the objects that were taken in."""
         self._missing: set[int] = set()
         """Numbers in use without an object, when they were looked at last."""
-        if mode is AllocationMode.CRD:
+        if not mode.reads_keys:
             self._first = identities.table.initializer("CiliumIdentity objects")
             jobs.observe("identities", self._rounds, self._follow)
             jobs.observe("lost objects", forgotten.changes, self._look)
@@ -109,9 +109,7 @@ class CiliumIdentityWatch:
             if there is None:
                 self._missing.add(number)
             if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._forgotten:
-                if HEARTBEAT in there.annotations:
-                    unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}
-                    await self._api.client.patch(CILIUM_IDENTITIES, str(number), unmarked)
+                await self._objects.keep(number, labels)
             elif self._objects.is_on_its_way(number):
                 continue
             elif there is None and self._table.by("labels").get(meaning(labels)):

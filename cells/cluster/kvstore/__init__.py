@@ -27,6 +27,7 @@ from cells.cluster.kvstore.keys import (
     HEARTBEAT,
     HEARTBEAT_INTERVAL,
     IDS,
+    INIT_LOCK,
     IPS,
     LOCKS,
     NODES,
@@ -39,6 +40,7 @@ from cells.cluster.kvstore.own_keys import OwnKey, OwnKeys, keep_keys
 from cells.cluster.kvstore.settings import KVStoreSettings, StoreOptions
 from cells.cluster.kvstore.store import KVStore, StoreState
 from cells.cluster.kvstore.watch import PrefixWatch
+from cells.observe.health import Dependency, State
 from cells.observe.metrics import Collector, Family
 from lifecycle import Member, config, invoke, module, provide
 
@@ -47,6 +49,7 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_INTERVAL",
     "IDS",
+    "INIT_LOCK",
     "IPS",
     "LOCKS",
     "NODES",
@@ -88,10 +91,20 @@ def store_metrics(metrics: StoreMetrics) -> Member[Collector]:
     return Collector("kvstore", collect)
 
 
+def store_dependency(store: KVStore) -> Member[Dependency]:
+    """The store as something that the agent needs."""
+
+    def state() -> tuple[State, str]:
+        found = store.state()
+        return found.state, found.message
+
+    return Dependency("Kvstore service", state)
+
+
 cell = module(
     "kvstore",
     "The store that nodes share",
     config(KVStoreSettings),
-    provide(KVStore, StoreMetrics, store_metrics),
+    provide(KVStore, StoreMetrics, store_metrics, store_dependency),
     invoke(KVStore),
 )

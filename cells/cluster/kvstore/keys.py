@@ -11,6 +11,8 @@ from typing import Final
 HEARTBEAT: Final = "cilium/.heartbeat"
 """A time, written by the operator every HEARTBEAT_INTERVAL."""
 HEARTBEAT_INTERVAL: Final = 60.0
+INIT_LOCK: Final = "cilium/.initlock"
+"""Taken once by who connects: so the store is known to take writes, too."""
 
 IDENTITIES: Final = "cilium/state/identities/v1"
 IDS: Final = f"{IDENTITIES}/id/"

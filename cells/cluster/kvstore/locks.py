@@ -2,7 +2,7 @@
 
 For:    identities. Needs: EtcdClient. Gives: Lock, lock().
 Source: etcd 3.4, concurrency.Mutex: below a prefix each waiter has a key named by its lease, and the one that
-        was created first has the lock. Cilium 1.17: the prefix ends in ``.lock``, its lease lasts 25 s.
+        was created first has the lock. Cilium 1.17: its lease lasts 25 s.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lock(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
     """Hold the lock of the path. Raises StoreError; holding it ends with its lease, whatever happens."""
-    prefix = f"{path}.lock/"
+    prefix = f"{path}/"
     lease = await client.grant(LEASE)
     try:
         key = f"{prefix}{lease:x}"

@@ -15,20 +15,24 @@ import anyio
 import msgspec
 
 from cells.cluster.kvstore.etcd import EtcdClient, StoreError
-from cells.cluster.kvstore.keys import HEARTBEAT, HEARTBEAT_INTERVAL
+from cells.cluster.kvstore.keys import HEARTBEAT, HEARTBEAT_INTERVAL, INIT_LOCK
 from cells.cluster.kvstore.leases import Leases
+from cells.cluster.kvstore.locks import lock
 from cells.cluster.kvstore.metrics import StoreMetrics
 from cells.cluster.kvstore.settings import KVStoreSettings
+from cells.observe.health import State
 from lifecycle import Health, Jobs, Lifecycle, Logger
 
 INTERVAL: Final = 15.0
 """Seconds between looks at the store."""
+LOCK_TIMEOUT: Final = 60.0
+"""Seconds that the lock of who connects may take: many may connect at once."""
 
 
 class StoreState(msgspec.Struct, frozen=True):
     """How the store is: ``Ok``, ``Failure`` or ``Disabled``, and in words."""
 
-    state: str
+    state: State
     message: str = ""
 
 
@@ -62,6 +66,8 @@ class KVStore:
         """Why it is not reached; empty while it is."""
         self._described = ""
         self._errors = 0
+        self._takes_writes = False
+        """Whether it is known to, since it was last away."""
         self._heartbeat = (0, time.monotonic())
         """Its last change, and when that was seen."""
         if settings.enabled:
@@ -152,14 +158,29 @@ class KVStore:
             beat = await self.client.lookup(HEARTBEAT)  # takes a quorum
             if beat is not None:
                 self._beaten(beat.mod_revision)
+            self._described = described
+            if not self._takes_writes:
+                await self._lock_once()
         except StoreError as error:
+            self._takes_writes = False
             self._errors += 1
             self.metrics.no_quorum("timeout" if "exceeded" in str(error).lower() else "request")
             self.failed(error)
             return
-        self._described = described
         self._errors = 0
         self.reached()
+
+    async def _lock_once(self) -> None:
+        """Take the lock of who connects: a store without room still answers questions. Raises StoreError."""
+        self.lock_leases += 1
+        try:
+            with anyio.fail_after(LOCK_TIMEOUT):
+                async with lock(self.client, INIT_LOCK):
+                    self._takes_writes = True
+        except TimeoutError as error:
+            raise StoreError(f"no turn at the lock {INIT_LOCK} within {LOCK_TIMEOUT:g} s") from error
+        finally:
+            self.lock_leases -= 1
 
     def _beaten(self, revision: int) -> None:
         """Raises StoreError when no operator has written its heartbeat for too long."""

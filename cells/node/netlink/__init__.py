@@ -20,6 +20,7 @@ from cells.node.netlink.links import (
 )
 from cells.node.netlink.mac import mac_text, parse_mac, random_mac
 from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.node.netlink.namespaces import own_netns_cookie, run_in_each
 from cells.node.netlink.network import NodeNetwork
 from cells.node.netlink.pod import PodLink
 from cells.node.netlink.rows import LinkInfo, LinkPrograms, RouteInfo, XdpPrograms
@@ -46,10 +47,12 @@ __all__ = [
     "is_present",
     "mac_text",
     "news",
+    "own_netns_cookie",
     "parse_mac",
     "programs_of",
     "random_mac",
     "routes_over",
+    "run_in_each",
     "take_off_xdp",
     "xdp_of",
 ]

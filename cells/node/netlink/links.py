@@ -192,6 +192,10 @@ class HostLinks:
         """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""
         self._connection.run(m.set_device(ifindex, name, mtu))
 
+    def set_mtu(self, ifindex: int, mtu: int) -> None:
+        """Give a link another MTU. ENODEV: it is gone."""
+        self._connection.run(m.set_mtu(ifindex, mtu))
+
     def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
         """Give a link an address of its own, as a /32 or /128. EEXIST when it has it."""
         self._connection.run(m.add_address(ifindex, name, address))

@@ -11,7 +11,15 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from cells.node.netlink import messages as m
 from cells.node.netlink.connection import Connection, NetlinkError
-from cells.node.netlink.rows import LinkInfo, read_address, read_indexes, read_link, read_route, with_mtu
+from cells.node.netlink.rows import (
+    LinkInfo,
+    mtu_of,
+    read_address,
+    read_indexes,
+    read_link,
+    read_route,
+    with_mtu,
+)
 from cells.node.netlink.wire import Request
 
 _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
@@ -83,6 +91,17 @@ class PodLink:
                     continue
                 if (body := with_mtu(row, mtu)) is not None:
                     self._connection.run(m.replace_route(str(route[1]), body))
+
+    def resize(self, ifindex: int, mtu: int, route_mtu: int) -> None:
+        """Give the link another MTU, and ``route_mtu`` to those of its routes that have one of their own."""
+        for family in (m.AF_INET, m.AF_INET6):
+            for row in self._connection.dump(m.dump_routes(family)):
+                route = read_route(row) if row.body[0] == family else None
+                if route is None or route.ifindex != ifindex or not mtu_of(row):
+                    continue
+                if (body := with_mtu(row, route_mtu)) is not None:
+                    self._connection.run(m.replace_route(str(route[1]), body))
+        self._connection.run(m.set_mtu(ifindex, mtu))
 
     def delete(self, name: str) -> bool:
         """Delete the link of that name, blocking 14 to 20 ms for RCU; False, at once, when there is none."""

@@ -171,6 +171,12 @@ def read_program(rows: Iterable[Message]) -> int:
     return 0
 
 
+def mtu_of(message: Message) -> int:
+    """The MTU that an RTM_NEWROUTE has of its own; 0 for that of its link."""
+    metrics = dict(attributes(message.body, m.ROUTE.size)).get(m.RTA_METRICS, b"")
+    return _number(dict(attributes(metrics, 0)).get(m.RTAX_MTU, b""))
+
+
 def with_mtu(message: Message, mtu: int) -> bytes | None:
     """The body of an RTM_NEWROUTE with this MTU, to send it back; None if it has that MTU already.
 

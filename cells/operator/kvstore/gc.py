@@ -76,7 +76,7 @@ class KVStoreGC:
         """Delete the number, unless somebody uses it by now. Raises StoreError."""
         client, labels = self._store.client, master.value.decode(errors="replace")
         with anyio.move_on_after(PATIENCE):
-            async with lock(client, f"{LOCKS}{labels}") as held:
+            async with lock(client, f"{LOCKS}{labels}.lock") as held:
                 if await client.first(f"{VALUES}{labels}/") is not None:
                     return False
                 unchanged = Compare(master.key, "mod", master.mod_revision)

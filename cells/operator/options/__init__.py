@@ -15,6 +15,8 @@ __all__ = ["OperatorOptions", "cell"]
 
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
 """Modes of IPAM in which this operator has something to do, or rightly nothing."""
+MODES: Final = ("crd", "kvstore", "doublewrite-readkvstore", "doublewrite-readcrd")
+"""Of agreeing upon identities."""
 UNSERVED: Final = (
     "enable_bgp_control_plane",
     "enable_node_ipam",
@@ -41,7 +43,8 @@ class OperatorOptions(Settings, frozen=True):
     delegated-plugin."""
 
     identity_allocation_mode: str = "crd"
-    """Where identities are kept: kvstore, where one is set, or crd; without one it is read as crd."""
+    """Where identities are kept: kvstore, where one is set, or crd; without one it is read as crd. With
+    doublewrite-readkvstore or doublewrite-readcrd both are looked after, and compared in metrics."""
 
     cluster_name: str = "default"
     """Name of the cluster."""
@@ -75,6 +78,11 @@ class OperatorOptions(Settings, frozen=True):
         """Where the operator is."""
         return self.k8s_namespace or "default"
 
+    @property
+    def compares_identities(self) -> bool:
+        """Whether identities stand in both stores."""
+        return self.identity_allocation_mode.startswith("doublewrite")
+
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -82,8 +90,9 @@ class OperatorOptions(Settings, frozen=True):
     def _wrong(self) -> Iterator[str]:
         if self.ipam not in SERVED:
             yield f"ipam={self.ipam}: expected cluster-pool, multi-pool, kubernetes or delegated-plugin"
-        if self.identity_allocation_mode not in {"crd", "kvstore"}:
-            yield f"identity-allocation-mode={self.identity_allocation_mode}: expected crd"
+        if self.identity_allocation_mode not in MODES:
+            mode = self.identity_allocation_mode
+            yield f"identity-allocation-mode={mode}: expected one of {', '.join(MODES)}"
         for name in UNSERVED:
             if getattr(self, name):
                 yield f"{name.replace('_', '-')}=true: not supported yet, expected false, or leave it unset"

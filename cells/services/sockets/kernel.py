@@ -12,10 +12,10 @@ from typing import Final, Protocol
 from cells.config import AgentConfig
 from cells.datapath import PACKAGED_OBJECTS, read_object
 from cells.maps import Maps, ReverseSk, ReverseSkKey, SockConfig, map_by_id
+from cells.node.netlink import run_in_each
 from cells.services.sockets.cgroup import CgroupRoot, find_root
 from cells.services.sockets.diag import SocketDiag
 from cells.services.sockets.links import SocketPrograms, detach_all
-from cells.services.sockets.namespaces import run_in_each
 
 _INDEX: Final = bytes(4)
 

@@ -6,7 +6,6 @@ Needs: SocketLBSettings, ServiceSettings, DatapathSettings, SocketHooks, Jobs.  
 from __future__ import annotations
 
 import os
-import socket
 from typing import Final
 
 from anyio import CapacityLimiter, to_thread
@@ -14,6 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from cells.config import version_of
 from cells.datapath import DatapathSettings, LoadError
 from cells.maps import SOCK_BIND_PROTECTION, SOCK_HOST_ONLY, SOCK_TRUSTS_EXTERNAL_IP, SockConfig
+from cells.node.netlink import own_netns_cookie
 from cells.services.settings import ServiceSettings
 from cells.services.sockets.kernel import SocketHooks
 from cells.services.sockets.settings import DEFAULT_CGROUP_ROOT, SocketLBSettings
@@ -22,7 +22,6 @@ from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, UsageErr
 INTERVAL: Final = seconds(30)
 OLDEST: Final = (5, 18)
 """bpf_set_retval, by which who connects to a service without backends is told so."""
-_SO_NETNS_COOKIE: Final = 71  # asm-generic/socket.h, Linux 5.14
 
 
 class SocketLB:
@@ -123,13 +122,6 @@ class SocketLB:
         )
         first, last = self._node_ports
         return SockConfig(own_netns_cookie(), (first, last), flags)
-
-
-def own_netns_cookie() -> int:
-    """The kernel's number of this process's network namespace. Raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
-        cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-    return int.from_bytes(cookie, "little")
 
 
 def check_kernel(release: str) -> None:

@@ -156,8 +156,14 @@ def birth(pid: int) -> str | None:
 
 
 def _serves(agent_socket: Path) -> bool:
+    """Whether the agent is well; without its store it does what it can."""
     try:
-        answer = ask("/v1/healthz", agent_socket, {"Brief": "true"}, timeout=READY_WITHIN)
+        if (
+            ask("/v1/healthz", agent_socket, {"Brief": "true"}, timeout=READY_WITHIN)["cilium"]["state"]
+            == "Ok"
+        ):
+            return True
+        answer = ask("/v1/healthz", agent_socket, timeout=READY_WITHIN)
     except click.ClickException:
         return False
-    return bool(answer["cilium"]["state"] == "Ok")
+    return bool(answer["kvstore"]["state"] == "Failure" and not answer.get("stale"))

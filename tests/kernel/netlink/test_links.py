@@ -286,6 +286,30 @@ async def test_a_running_pod_gets_another_mac_and_mtu_of_routes(in_node: None) -
         os.close(fd)
 
 
+async def test_a_link_gets_another_mtu_with_those_of_its_routes_that_have_one(in_node: None) -> None:
+    async with host_links() as links, pods(1) as [pod]:
+        created = links.create_veth(pair(1, pod.net))
+        fd = in_pod(pod)
+        link, ifindex = PodLink(fd), created.pod_ifindex
+        gateways = (IPv6Address("fd00::5"), IPv4Address("10.0.1.5"))
+        link.configure(ifindex, "eth0", (IPv6Address("fd00::7"), IPv4Address("10.0.1.7")), gateways, 1450)
+        before = pod.run(pod_network)[1], pod.run(pod_network6)[1]
+        for _ in range(2):
+            link.resize(ifindex, 1400, 1350)
+        after = pod.run(pod_network)[1], pod.run(pod_network6)[1]
+        for rows, others in zip(before, after, strict=True):
+            assert {(*row[:-1], 1350 if row[-1] == 1450 else row[-1]) for row in rows} == set(others)
+        found = link_of(pod, "eth0")
+        assert found is not None
+        assert found.mtu == 1400
+        host = links.find(pair(1, None).host_name)
+        assert host is not None
+        links.set_mtu(host.ifindex, 1400)
+        assert (resized := links.at(host.ifindex)) is not None
+        assert (host.mtu, resized.mtu) == (1450, 1400)
+        os.close(fd)
+
+
 async def test_an_old_link_in_the_pod_can_be_deleted_by_name(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         fd = in_pod(pod)

@@ -253,6 +253,38 @@ def tells(lab: Lab, ask: Callable[[], object], expected: object) -> bool:
     return in_node(lab, ask) == expected
 
 
+def set_uplink(mtu: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.link("set", index=ip.link_lookup(ifname="uplink")[0], mtu=mtu)
+
+
+def pod_mtus() -> tuple[int, set[int]]:
+    """MTU of a pod's link, and of its default routes."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (link,) = ip.link("get", index=ip.link_lookup(ifname="eth0")[0])
+        routes = [route for family in (2, 10) for route in ip.get_default_routes(family=family)]
+        return link.get_attr("IFLA_MTU"), {each.get_nested("RTA_METRICS", "RTAX_MTU") for each in routes}
+
+
+def test_running_pods_follow_the_mtu_of_the_device(cluster: Cluster) -> None:
+    first, _ = cluster.nodes()
+    try:
+        for mtu in (1400, 1500):
+            in_node(first, partial(set_uplink, mtu))
+            with first.open_pod("pod-1-1") as pod:
+                eventually(lambda: pod.run(pod_mtus) == (mtu, {mtu - 50}), within=20)  # noqa: B023  # at once
+            known = in_node(first, facts)
+            assert isinstance(known, TunnelConfig)
+            assert known.mtu == mtu - 50
+    finally:
+        in_node(first, partial(set_uplink, 1500))
+    all_reach(cluster)
+
+
 def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
     """Native, by routes, and back on another port: the tunnel goes and comes, pods talk on."""
     for lab in cluster.nodes():

@@ -1,7 +1,7 @@
 """The verdict over the agent, from what its modules say."""
 
 from cells.observe.controllers import ControllerStatus
-from cells.observe.health import agent_status, agent_version
+from cells.observe.health import Dependency, agent_status, agent_version
 from lifecycle import HealthTree
 
 
@@ -49,6 +49,25 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_stale_probes_are_a_warning_before_anything_else() -> None:
     status = agent_status(tree(cni_config="degraded").snapshot(), stale={"bpf-maps": 1000.0})
     assert (status.state, status.message, status.serves) == ("Warning", "Stale status data", False)
+
+
+def test_the_store_comes_before_the_cni_configuration() -> None:
+    store = Dependency("Kvstore service", lambda: ("Failure", "nobody answers"))
+    status = agent_status(tree(cni_config="degraded").snapshot(), dependencies=[store])
+    assert (status.state, status.message) == ("Failure", "Kvstore service is not ready: nobody answers")
+    assert not status.serves
+
+
+def test_no_probe_kills_an_agent_that_only_misses_its_store() -> None:
+    store = Dependency("Kvstore service", lambda: ("Failure", "nobody answers"))
+    status = agent_status(tree(cni_config="ok").snapshot(), dependencies=[store])
+    assert (status.state, status.serves) == ("Failure", True)
+    assert not agent_status((), stale={"bpf-maps": 1.0}, dependencies=[store]).serves
+
+
+def test_a_store_that_is_well_or_not_wanted_changes_nothing() -> None:
+    found = [Dependency("a", lambda: ("Ok", "")), Dependency("b", lambda: ("Disabled", ""))]
+    assert agent_status(tree(ipam="ok").snapshot(), dependencies=found).state == "Ok"
 
 
 def test_trouble_that_a_controller_tells_of_is_told_once() -> None:

@@ -165,7 +165,8 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         await until(lambda: found.told() == {"a": "1"})
         await until(lambda: "has-quorum=true: http" in found.store.state().message)
-        assert found.store.state().message.startswith("etcd: 1/1 connected, leases=1, lock leases=0")
+        begin = "etcd: 1/1 connected, leases=1, lock leases=0"
+        await until(lambda: found.store.state().message.startswith(begin))
 
 
 @pytest.mark.parametrize(
@@ -244,3 +245,22 @@ def certificates(folder: Path) -> dict[str, Path]:
     made("client", *plain, "-addext", "extendedKeyUsage=clientAuth")
     found = {name: folder / f"{name}.crt" for name in ("ca", "server", "client")}
     return found | {f"{name}-key": folder / f"{name}.key" for name in ("server", "client")}
+
+
+async def test_who_connects_takes_a_turn_at_the_lock_of_all(etcd: Etcd) -> None:
+    other = "cilium/.initlock/1"
+    etcd.put(other, "")
+    async with following(etcd) as found:
+        await until(lambda: len(etcd.all("cilium/.initlock/")) == 2)
+        await until(lambda: "lock leases=1" in found.store.state().message)
+        etcd.delete(other)
+        await until(lambda: not etcd.all("cilium/.initlock/"))
+        await until(lambda: "lock leases=0" in found.store.state().message)
+
+
+async def test_a_store_that_takes_no_writes_is_no_store(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    etcd.fill()
+    async with following(etcd) as found:
+        await until(lambda: found.told() == {"a": "1"})
+        await until(lambda: "space exceeded" in found.store.state().message)

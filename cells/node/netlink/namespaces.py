@@ -1,12 +1,13 @@
 """The network namespaces of this machine, and acting in each.
 
-Needs: CAP_SYS_ADMIN.   Gives: namespaces(), run_in_each().
+Needs: CAP_SYS_ADMIN.   Gives: namespaces(), run_in_each(), own_netns_cookie().
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,6 +17,14 @@ from typing import Final
 NAMED: Final = (Path("/var/run/cilium/netns"), Path("/var/run/netns"))
 """Where container runtimes pin namespaces; an agent in a container sees the host's in the first."""
 _CLONE_NEWNET: Final = 0x4000_0000
+_SO_NETNS_COOKIE: Final = 71  # asm-generic/socket.h, Linux 5.14
+
+
+def own_netns_cookie() -> int:
+    """The kernel's number of the calling thread's network namespace. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
+        cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    return int.from_bytes(cookie, "little")
 
 
 def namespaces(named: Sequence[Path] = NAMED, processes: Path = Path("/proc")) -> Iterator[int]:
@@ -53,7 +62,7 @@ def run_in_each(work: Callable[[], bool], *, others: bool) -> None:
         except BaseException as error:  # noqa: BLE001  # raised in the caller
             failures.append(error)
 
-    thread = threading.Thread(target=run, name="sockets of each namespace")
+    thread = threading.Thread(target=run, name="in each network namespace")
     thread.start()
     thread.join()
     if failures:
