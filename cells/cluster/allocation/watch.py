@@ -1,7 +1,7 @@
 """CiliumIdentity objects to rows of the table ``identities``; and what is in use here keeps its object.
 
 Controller: Table[CiliumIdentity] in, ``identities`` out; writes objects that are missing.
-Needs:  Table[CiliumIdentity], Identities, CiliumIdentityAllocator, KubernetesAPI.
+Needs:  Table[CiliumIdentity], Identities, CiliumIdentityAllocator.
 Gives:  CiliumIdentityWatch.
 """
 
@@ -17,7 +17,6 @@ from cells.kubernetes import (
     CILIUM_IDENTITIES,
     CiliumIdentity,
     ForgottenObject,
-    KubernetesAPI,
     KubernetesSettings,
 )
 from lifecycle import Change, Jobs, Logger, Table
@@ -31,7 +30,6 @@ class CiliumIdentityWatch:
         table: Table[CiliumIdentity],
         identities: Identities,
         objects: CiliumIdentityAllocator,
-        api: KubernetesAPI,
         settings: KubernetesSettings,
         mode: AllocationMode,
         forgotten: Table[ForgottenObject],
@@ -42,7 +40,6 @@ class CiliumIdentityWatch:
         self._table = table
         self._identities = identities
         self._objects = objects
-        self._api = api
         self._writes = settings.asks_api_server
         self._log = log
         self._forgotten = forgotten
