@@ -80,6 +80,9 @@ class Pool:
 
     async def _forget_old(self) -> None:
         since = time.monotonic() - self._keep_alive
+        old = []
         for idle in self._idle.values():
             while idle and idle[0].idle_since < since:
-                await idle.popleft().aclose()
+                old.append(idle.popleft())
+        for one in old:  # meanwhile others may come and go
+            await one.aclose()
