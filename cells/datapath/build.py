@@ -19,7 +19,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "bpf"
 OBJECTS = Path(__file__).resolve().parent / "objects"
-PROGRAMS = ("dispatch", "datapath", "xdp", "gc", "sock")
+PROGRAMS = ("dispatch", "datapath", "l3", "xdp", "gc", "sock")
 
 NEWEST, OLDEST = 25, 14
 """Versions of clang tried under their versioned names; older ones than 14 are not tested."""

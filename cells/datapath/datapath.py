@@ -27,6 +27,8 @@ from cells.datapath.generation import (
     publish,
     serves,
 )
+from cells.datapath.l3 import OBJECT as L3_OBJECT
+from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
 from cells.datapath.selfcheck import self_check
@@ -35,6 +37,7 @@ from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,
     BpfError,
+    DeviceConfig,
     EndpointConfig,
     Map,
     Maps,
@@ -101,6 +104,7 @@ class Datapath:
         self._maps = maps
         self._links = links
         self._drivers = Drivers(settings, maps, links)
+        self._l3 = L3Programs(settings, maps)
         self._log = log
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None
@@ -123,7 +127,7 @@ class Datapath:
     @property
     def programs(self) -> MappingProxyType[str, int]:
         """Kernel ids of all programs by name, attached ones and those they jump to."""
-        return self._started().programs
+        return MappingProxyType(self._started().programs | self._l3.programs)
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         """Have the programs see what a pod sends, through the host's end of its link; again is harmless.
@@ -146,9 +150,23 @@ class Datapath:
         """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
         return self._has(ifindex, self._expected(Place.TUNNEL))
 
-    def attach_device(self, ifindex: int) -> None:
-        """Attach to a device that packets leave the node through; again is harmless. NetlinkError."""
-        self._attach(ifindex, Place.NATIVE_DEVICE)
+    async def prepare_l3(self) -> None:
+        """Load what devices without Ethernet headers need; again is harmless. HiveError."""
+        generation, tables = self._started().generation, self._maps.all()
+        if self._l3.programs:
+            return
+        try:
+            data = read_object(L3_OBJECT)
+            await anyio.to_thread.run_sync(self._l3.put_in_force, tables, data, generation)
+        except BpfError as error:
+            raise HiveError(f"devices without Ethernet headers cannot be served: {error}") from error
+
+    def attach_device(self, ifindex: int, *, l3: bool = False) -> None:
+        """Attach to a device that packets leave the node through; again is harmless. NetlinkError.
+
+        ``l3``: it has no Ethernet headers; :meth:`prepare_l3` comes first.
+        """
+        self._attach(ifindex, _native(l3=l3))
 
     @property
     def accelerates(self) -> bool:
@@ -168,12 +186,17 @@ class Datapath:
     def detach_device(self, ifindex: int) -> None:
         """Take off what was attached; other people's programs stay. NetlinkError."""
         self._drivers.detach(ifindex)
-        found, ours = self._links.programs(ifindex), self._expected(Place.NATIVE_DEVICE)
-        self._links.detach(ifindex, ingress=found.ingress == ours.ingress, egress=found.egress == ours.egress)
+        found = self._links.programs(ifindex)
+        ours = [self._expected(_native(l3=l3)) for l3 in (False, True)]
+        self._links.detach(
+            ifindex,
+            ingress=found.ingress in {each.ingress for each in ours},
+            egress=found.egress in {each.egress for each in ours},
+        )
 
-    def serves_device(self, ifindex: int, *, accelerated: bool) -> bool:
+    def serves_device(self, ifindex: int, *, l3: bool = False, accelerated: bool) -> bool:
         """Whether the device has what :meth:`attach_device` attaches, and its driver or not. NetlinkError."""
-        if not self._has(ifindex, self._expected(Place.NATIVE_DEVICE)):
+        if not self._has(ifindex, self._expected(_native(l3=l3))) or (l3 and not self._l3.programs):
             return False
         if accelerated:
             return self._drivers.serves(ifindex, self.programs[XDP_DISPATCHER])
@@ -267,7 +290,10 @@ class Datapath:
         known = self._started().programs
         with map_by_id(self._maps.entry.id) as entry:
             now = ids_in_force(entry)
-        return [name for name in ENTRIES if now.get(name) != known[name]] + self._drivers.missing()
+        return [name for name in ENTRIES if now.get(name) != known[name]] + [
+            *self._drivers.missing(),
+            *self._l3.missing(),
+        ]
 
     def _started(self) -> InForce:
         if self._in_force is None:
@@ -329,6 +355,8 @@ class Datapath:
             if constants is None or not self._fits(constants, data) or not serves(entry, tables, constants):
                 constants = self._replace(entry, constants, data)
             self._drivers.put_in_force(tables, read_object(XDP_OBJECT), constants.generation)
+            if self._l3.needed:
+                self._l3.put_in_force(tables, read_object(L3_OBJECT), constants.generation)
             self._dispatchers = self._load_dispatchers(tables)
             ids = ids_in_force(entry) | self._drivers.programs
         ids |= {name: info.id for name, info in self._dispatchers.describe().items()}
@@ -381,16 +409,20 @@ class Datapath:
                 if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
                     raise
         indexes = {link.ifindex for link in found.values()}
-        for key in self._maps.devices.keys():  # noqa: SIM118  (not a dict)
+        for key, row in self._maps.devices.items():
             (ifindex,) = struct.unpack("<I", key)
             if ifindex in indexes:
-                self.attach_device(ifindex)
+                self.attach_device(ifindex, l3=DeviceConfig.unpack(row).l3)
                 if self._drivers.has_any(ifindex):
                     self.accelerate_device(ifindex)
         if HOST_LINK in found and NET_LINK in found:
             self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
         if TUNNEL_LINK in found and found[TUNNEL_LINK].kind == "vxlan":
             self.attach_tunnel(found[TUNNEL_LINK].ifindex)
+
+
+def _native(*, l3: bool) -> Place:
+    return Place.NATIVE_L3_DEVICE if l3 else Place.NATIVE_DEVICE
 
 
 def read_object(path: Path) -> bytes:

@@ -13,14 +13,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
 
-from cells.datapath.generation import (
-    build_of,
-    ids_in_force,
-    in_force,
-    load,
-    publish,
-    serves,
-)
+from cells.datapath.generation import enter, ids_in_force
 from cells.datapath.programs import XDP_DISPATCHER, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import BpfError, Map, Maps, map_by_id, program_by_id, program_info
@@ -46,24 +39,10 @@ class Drivers:
         """
         with map_by_id(self._maps.xdp_entry.id) as entry:
             if self._settings.accelerates:
-                self._enter(entry, tables, data, generation)
+                enter(entry, XDP_ENTRIES, data, OBJECT.name, tables, generation, self._settings)
             else:
                 entry.delete(_SLOT)
             self._programs = MappingProxyType(ids_in_force(entry, XDP_ENTRIES))
-
-    def _enter(self, entry: Map, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
-        known = in_force(entry, XDP_ENTRIES["hive_xdp"])
-        if (
-            known is not None
-            and known.build == build_of(data)
-            and known == known.configured(self._settings)
-            and known.generation == generation
-            and serves(entry, tables, known, XDP_ENTRIES)
-        ):
-            return
-        loaded, _ = load(data, OBJECT.name, tables, generation, self._settings, programs=XDP_ENTRIES.keys())
-        with loaded:
-            publish(entry, loaded.programs(), XDP_ENTRIES)
 
     def missing(self) -> list[str]:
         """Programs that somebody has taken out of force, by name. For a worker thread."""

@@ -175,6 +175,33 @@ def publish(entry: Map, programs: Mapping[str, int], entries: Mapping[str, int] 
                 os.close(descriptor)
 
 
+def enter(
+    entry: Map,
+    entries: Mapping[str, int],
+    data: bytes,
+    name: str,
+    tables: tuple[Map, ...],
+    generation: int,
+    settings: DatapathSettings,
+) -> None:
+    """Have these programs of an object in force on these maps, as of that generation; nothing if they are.
+
+    Raises LoadError and BpfError.
+    """
+    known = in_force(entry, min(entries.values()))
+    if (
+        known is not None
+        and known.build == build_of(data)
+        and known == known.configured(settings)
+        and known.generation == generation
+        and serves(entry, tables, known, entries)
+    ):
+        return
+    loaded, _ = load(data, name, tables, generation, settings, programs=entries.keys())
+    with loaded:
+        publish(entry, loaded.programs(), entries)
+
+
 def set_entry(entry: Map, slot: int, descriptor: int) -> None:
     """Point one entry at a program."""
     entry.update(struct.pack("<I", slot), struct.pack("<I", descriptor))

@@ -24,6 +24,7 @@ class Place(Enum):
     NET_LINK = "cilium_net"
     TUNNEL = "cilium_vxlan"
     NATIVE_DEVICE = "a device that packets leave the node through"
+    NATIVE_L3_DEVICE = "one of those without Ethernet headers"
 
 
 class Side(Enum):
@@ -48,7 +49,7 @@ class Program:
     name: str
     """In the object."""
     entry: int
-    """Its index in hive_entry."""
+    """Its index in hive_entry, or hive_l3_entry."""
     dispatcher: str = ""
     """What jumps to it from a device, under the name that tools look for."""
     attached: tuple[AttachPoint, ...] = ()
@@ -71,16 +72,28 @@ PROGRAMS: Final = (
     Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, Place.TUNNEL)),
     Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, Place.TUNNEL)),
 )
+L3_PROGRAMS: Final = (
+    Program(*("hive_from_l3_device", 0, "cil_from_netdev_l3"), _at(Side.INGRESS, Place.NATIVE_L3_DEVICE)),
+    Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, Place.NATIVE_L3_DEVICE)),
+)
+"""Those of devices whose packets begin with the network header (bpf/l3.c), in hive_l3_entry."""
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
 """Programs of an object and their entries."""
+L3_ENTRIES: Final = MappingProxyType({program.name: program.entry for program in L3_PROGRAMS})
+"""The same of devices without Ethernet headers."""
 XDP_ENTRIES: Final = MappingProxyType({"hive_xdp": 0})
 """The same of the programs in devices' drivers (bpf/xdp.c), whose entries are those of hive_xdp_entry."""
 XDP_DISPATCHER: Final = "cil_xdp_entry"
 """What is attached in drivers."""
-DISPATCHERS: Final = (*(program.dispatcher for program in PROGRAMS if program.dispatcher), XDP_DISPATCHER)
+DISPATCHERS: Final = (
+    *(program.dispatcher for program in (*PROGRAMS, *L3_PROGRAMS) if program.dispatcher),
+    XDP_DISPATCHER,
+)
 """What is attached to devices."""
 
-_ATTACHED: Final = {point: program.dispatcher for program in PROGRAMS for point in program.attached}
+_ATTACHED: Final = {
+    point: program.dispatcher for program in (*PROGRAMS, *L3_PROGRAMS) for point in program.attached
+}
 
 
 @cache

@@ -136,6 +136,8 @@ class Maps:
     """cilium_runtime_config: what changes while programs run; index AGENT_LIVENESS."""
     entry: Map
     """hive_entry: programs the dispatchers call."""
+    l3_entry: Map
+    """hive_l3_entry: those of devices without Ethernet headers."""
     xdp_entry: Map
     """hive_xdp_entry: the one that the dispatcher in devices' drivers calls."""
 

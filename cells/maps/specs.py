@@ -124,5 +124,6 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         ),
         "runtime_config": MapSpec("cilium_runtime_config", MapType.ARRAY, 4, 8, 256),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),
+        "l3_entry": MapSpec("hive_l3_entry", MapType.PROG_ARRAY, 4, 4, 2),
         "xdp_entry": MapSpec("hive_xdp_entry", MapType.PROG_ARRAY, 4, 4, 1),
     }

@@ -21,6 +21,7 @@ from cells.masquerade.settings import MasqueradeSettings
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, native_uplinks
 
+MAC_LENGTH = 6
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
@@ -72,7 +73,6 @@ def native_devices(
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
-    flags |= DEVICE_XDP * families.accelerated
     found: dict[int, NativeDevice] = {}
     for device in native:
         masquerades = _selected(device.name, settings.egress_masquerade_interfaces)
@@ -87,12 +87,15 @@ def native_devices(
             for version, enabled in ((4, families.ipv4), (6, families.ipv6))
         )
         told = DeviceConfig(
-            device.mac,
+            device.mac if device.has_ethernet else bytes(MAC_LENGTH),
             ipv4 if isinstance(ipv4, IPv4Address) else None,
             ipv6 if isinstance(ipv6, IPv6Address) else None,
             native4,
             native6,
-            flags | DEVICE_MASQUERADE_IPV4 * (ipv4 is not None) | DEVICE_MASQUERADE_IPV6 * (ipv6 is not None),
+            flags
+            | DEVICE_MASQUERADE_IPV4 * (ipv4 is not None)
+            | DEVICE_MASQUERADE_IPV6 * (ipv6 is not None)
+            | DEVICE_XDP * (families.accelerated and device.has_ethernet),
             families.announces,
         )
         found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)

@@ -15,7 +15,7 @@ from msgspec import structs
 from cells.maps import DEVICE_XDP, DeviceConfig, Map
 from cells.masquerade.devices import NativeDevice
 from cells.node.netlink import NetlinkError
-from lifecycle import BatchError, BatchFailures, Logger, ReadTable
+from lifecycle import BatchError, BatchFailures, HiveError, Logger, ReadTable
 
 _INDEX = struct.Struct("<I")
 
@@ -23,8 +23,12 @@ _INDEX = struct.Struct("<I")
 class DevicePrograms(Protocol):
     """The node's programs; cells.datapath.Datapath. Methods raise NetlinkError."""
 
-    def attach_device(self, ifindex: int) -> None:
-        """Attach to a native device."""
+    async def prepare_l3(self) -> None:
+        """Have the programs of devices without Ethernet headers; HiveError if that cannot be."""
+        ...
+
+    def attach_device(self, ifindex: int, *, l3: bool) -> None:
+        """Attach to a native device, ``l3``: one without Ethernet headers."""
         ...
 
     def accelerate_device(self, ifindex: int) -> bool:
@@ -39,7 +43,7 @@ class DevicePrograms(Protocol):
         """Take off all that is attached."""
         ...
 
-    def serves_device(self, ifindex: int, *, accelerated: bool) -> bool:
+    def serves_device(self, ifindex: int, *, l3: bool, accelerated: bool) -> bool:
         """Whether it is there, and in the driver or not."""
         ...
 
@@ -78,10 +82,10 @@ class DeviceTarget:
 
     async def put(self, batch: Mapping[int, NativeDevice]) -> None:
         """Attach to devices. Raises BatchError; one that has gone is none of ours any more."""
-        with BatchFailures(OSError) as failures:
+        with BatchFailures(OSError, HiveError) as failures:
             for ifindex, device in batch.items():
                 with failures.of(ifindex):
-                    self._put(device)
+                    await self._put(device)
 
     async def drop(self, batch: Collection[int]) -> None:
         """Leave devices alone again. Raises BatchError."""
@@ -98,10 +102,12 @@ class DeviceTarget:
         if failures:
             raise BatchError(failures)
 
-    def _put(self, device: NativeDevice) -> None:
+    async def _put(self, device: NativeDevice) -> None:
         key, config = _INDEX.pack(device.ifindex), device.config
+        if config.l3:
+            await self._programs.prepare_l3()
         self._rows().update(key, _without_driver(config).pack())
-        self._programs.attach_device(device.ifindex)
+        self._programs.attach_device(device.ifindex, l3=config.l3)
         if not config.flags & DEVICE_XDP:
             self._programs.slow_device(device.ifindex)
         elif self._programs.accelerate_device(device.ifindex):
@@ -118,7 +124,8 @@ class DeviceTarget:
         if config.pack() != row:
             return False
         try:
-            return self._programs.serves_device(wanted.ifindex, accelerated=bool(config.flags & DEVICE_XDP))
+            accelerated = bool(config.flags & DEVICE_XDP)
+            return self._programs.serves_device(wanted.ifindex, l3=config.l3, accelerated=accelerated)
         except NetlinkError:
             return False
 

@@ -10,22 +10,12 @@
 #include "host/egress.h"
 #include "host/ingress.h"
 #include "host/policy.h"
+#include "lib/finish.h"
+#include "netdev/device.h"
 #include "overlay/egress.h"
 #include "overlay/ingress.h"
-#include "netdev/egress.h"
-#include "netdev/ingress.h"
 #include "pod/egress.h"
 #include "pod/ingress.h"
-
-/* Turn a drop into its count, its event and the action. */
-static __always_inline int finish(struct __sk_buff *skb, const struct flow *flow, int verdict)
-{
-	if (likely(!DROPPED(verdict)))
-		return verdict;
-	count(skb, DROP_REASON(verdict), DROP_DIRECTION(verdict));
-	tell_drop(skb, flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
-	return TC_ACT_SHOT;
-}
 
 SEC("tc")
 int hive_from_pod(struct __sk_buff *skb)
@@ -85,27 +75,13 @@ int hive_to_vxlan(struct __sk_buff *skb)
 SEC("tc")
 int hive_from_device(struct __sk_buff *skb)
 {
-	struct flow flow = {};
-	int verdict = device_gets(skb, &flow);
-
-	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
-		verdict = host_guard(skb, &flow, INGRESS);
-	return finish(skb, &flow, verdict);
+	return device_in(skb);
 }
 
 SEC("tc")
 int hive_to_device(struct __sk_buff *skb)
 {
-	struct flow flow = {};
-	int verdict;
-
-	if (unlikely(host_endpoint())) {
-		verdict = host_guard(skb, &flow, EGRESS);
-		if (verdict != TC_ACT_OK)
-			return finish(skb, &flow, verdict);
-		flow = (struct flow){};
-	}
-	return finish(skb, &flow, device_sends(skb, &flow));
+	return device_out(skb);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

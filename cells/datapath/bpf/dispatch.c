@@ -19,6 +19,13 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);
 	__type(value, __u32);
+	__uint(max_entries, L3_ENTRIES);
+} hive_l3_entry SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
 	__uint(max_entries, 1);
 } hive_xdp_entry SEC(".maps");
 
@@ -85,6 +92,21 @@ SEC("tc")
 int cil_to_netdev(struct __sk_buff *skb)
 {
 	bpf_tail_call(skb, &hive_entry, ENTRY_TO_NETDEV);
+	return TC_ACT_OK;
+}
+
+/* The same of one without Ethernet headers. */
+SEC("tc")
+int cil_from_netdev_l3(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_l3_entry, L3_ENTRY_FROM_NETDEV);
+	return TC_ACT_OK;
+}
+
+SEC("tc")
+int cil_to_netdev_l3(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &hive_l3_entry, L3_ENTRY_TO_NETDEV);
 	return TC_ACT_OK;
 }
 

@@ -83,6 +83,7 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     SIZE: ClassVar = _device.size
 
     mac: bytes
+    """Zeros: its packets have no Ethernet header."""
     ipv4: IPv4Address | None = None
     """What they come from."""
     ipv6: IPv6Address | None = None
@@ -93,6 +94,11 @@ class DeviceConfig(msgspec.Struct, frozen=True):
     """DEVICE_*."""
     announces: int = 0
     """Milliseconds for which it answers for services after the agent was alive; 0: never."""
+
+    @property
+    def l3(self) -> bool:
+        """Whether its packets begin with the network header."""
+        return not any(self.mac)
 
     def pack(self) -> bytes:
         network, prefix = (_NO_IPV4.packed, _NO_IPV4.packed), (_NO_IPV6.packed, 0)

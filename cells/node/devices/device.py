@@ -15,6 +15,8 @@ OTHERS = ("docker", "cni", "podman", "virbr")
 OTHER_KINDS = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
 """Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
 MAC_LENGTH = 6
+BARE_LENGTHS = (0, 4, 16)
+"""Of devices without Ethernet headers: they have no address, or a tunnel's (linux/if_arp.h)."""
 OURS = "cilium_"
 """How names of the agent's own devices begin."""
 LOOPBACK = "lo"
@@ -41,6 +43,11 @@ class Device:
     selected: bool = True
     """Whether the setting ``devices`` lets it be an uplink."""
 
+    @property
+    def has_ethernet(self) -> bool:
+        """Whether its packets begin with an Ethernet header; of L3 devices (tun, wireguard) they do not."""
+        return len(self.mac) == MAC_LENGTH
+
 
 def uplinks(devices: Iterable[Device]) -> list[Device]:
     """The devices packets may leave the node through, by index: addressed() and selected, but not lo."""
@@ -53,9 +60,9 @@ def native_uplinks(devices: Iterable[Device], *, chosen: bool) -> list[Device]:
 
 
 def _is_native(device: Device, *, chosen: bool) -> bool:
-    """Whether programs can be on the device, and it leads out. Without a MAC it has no Ethernet header."""
-    if len(device.mac) != MAC_LENGTH:
-        return False
+    """Whether programs can be on the device, and it leads out."""
+    if not device.has_ethernet and len(device.mac) not in BARE_LENGTHS:
+        return False  # what its packets begin with nobody here knows
     return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
 
 

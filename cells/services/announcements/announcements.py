@@ -93,7 +93,7 @@ class Announcements:
     ) -> Mapping[Key, Candidate]:
         if not nodes:  # by its labels policies choose it
             return {}
-        found = native_uplinks(devices, chosen=self._chosen)
+        found = [each for each in native_uplinks(devices, chosen=self._chosen) if each.has_ethernet]
         return candidates(policies, services, nodes[0].labels, found)
 
     async def _start(self) -> None:

@@ -291,6 +291,8 @@ async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_ho
             "cil_to_overlay": 0,
             "cil_from_netdev": 0,
             "cil_to_netdev": 0,
+            "cil_from_netdev_l3": 0,
+            "cil_to_netdev_l3": 0,
             "cil_xdp_entry": 2,  # XDP_PASS
         }
         assert node.drops().keys() == {140}

@@ -8,7 +8,7 @@ import pytest
 from cells.datapath.collector import FORGOTTEN
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
-from cells.datapath.programs import XDP_ENTRIES
+from cells.datapath.programs import L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import create_map, program_by_id
 from cells.maps.bpf.syscall import buffer, object_info
@@ -48,5 +48,9 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
         driver, _ = load(xdp, "xdp.o", node.maps.all(), 1, DatapathSettings(), programs=XDP_ENTRIES.keys())
         with driver:
             counts |= {name: processed(descriptor) for name, descriptor in driver.programs().items()}
-    assert len(counts) == 30
+        l3 = (PACKAGED_OBJECTS / "l3.o").read_bytes()
+        bare, _ = load(l3, "l3.o", node.maps.all(), 1, DatapathSettings(), programs=L3_ENTRIES.keys())
+        with bare:
+            counts |= {name: processed(descriptor) for name, descriptor in bare.programs().items()}
+    assert len(counts) == 34
     assert {name: count for name, count in counts.items() if not 0 < count < ROOM} == {}

@@ -15,7 +15,7 @@ from typing import Self
 
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
-from cells.datapath.programs import ENTRIES, XDP_ENTRIES
+from cells.datapath.programs import ENTRIES, L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
@@ -135,10 +135,12 @@ class Node:
         chosen, hook = settings(recording), recording.hook
         recorded = "TUNNEL_MODE" in recording.switches or hook in {"from-netdev", "to-netdev", "xdp"}
         kind = ("recorded_xdp" if hook == "xdp" else "recorded") if recorded else ""
+        if recording.l3:
+            kind = "recorded_l3"
         if (chosen, kind) not in self._loaded:
             data = recorded_object(kind) if kind else (PACKAGED_OBJECTS / "datapath.o").read_bytes()
             tables = [*self._maps.values(), self._recorder.map]
-            entries = XDP_ENTRIES if hook == "xdp" else ENTRIES
+            entries = L3_ENTRIES if recording.l3 else XDP_ENTRIES if hook == "xdp" else ENTRIES
             self._loaded[chosen, kind], _ = load(
                 data, "datapath.o", tables, 1, chosen, programs=entries.keys()
             )

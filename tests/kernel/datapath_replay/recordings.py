@@ -21,6 +21,7 @@ OK, SHOT, REDIRECT = 0, 2, 7
 XDP_DROP, XDP_PASS, XDP_REDIRECT = 1, 2, 4
 FIRST_DROP_REASON: Final = 130
 
+ETHERNET: Final = 14
 IPV4: Final = b"\x08\x00"
 IPV6: Final = b"\x86\xdd"
 LIFETIME_AT, LAST_TX_AT, LAST_RX_AT = 32, 48, 52
@@ -49,6 +50,11 @@ class Recording:
         """Where the program was attached: the first word of the recording's description."""
         return str(self.data["program"]["hook"].split()[0])
 
+    @property
+    def l3(self) -> bool:
+        """Whether its packet begins with the network header."""
+        return str(self.data["program"]["packet_starts_at"]) == "ip header"
+
     @cached_property
     def switches(self) -> frozenset[str]:
         """What was compiled in."""
@@ -62,7 +68,15 @@ class Recording:
     @cached_property
     def packet(self) -> bytes:
         """What came in."""
-        return self._complete(bytes.fromhex(self.data["input"]["packet"]))
+        return self.framed[ETHERNET:] if self.l3 else self.framed
+
+    @cached_property
+    def framed(self) -> bytes:
+        """The same with an Ethernet header, whether it came with one or not."""
+        packet = bytes.fromhex(self.data["input"]["packet"])
+        if self.l3:
+            packet = bytes(12) + (IPV6 if packet[0] >> 4 == 6 else IPV4) + packet
+        return self._complete(packet)
 
     @cached_property
     def mark(self) -> int:
@@ -122,8 +136,13 @@ class Recording:
         return [(raw(row["key"]), raw(row["value"]), row.get("decoded", {})) for row in rows]
 
     def after(self, table: str) -> dict[bytes, tuple[bytes, Json]]:
-        """The same, after the program ran."""
+        """The same, after the program ran.
+
+        Packets of L3 devices were recorded together with those before them in their series: of the other family.
+        """
         rows = {key: (value, decoded) for key, value, decoded in self.before(table)}
+        if self.l3 and ("6" if self.packet[0] >> 4 == 4 else "4") in table:
+            return rows
         changes = self.data["result"]["map_changes"].get(table, {"added": [], "changed": [], "deleted": []})
         for row in changes["deleted"]:
             rows.pop(raw(row["key"]), None)

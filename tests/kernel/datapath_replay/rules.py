@@ -49,7 +49,8 @@ _PROXY_MAGIC, _MAGIC = 0x0200, 0x0F00
 def program_of(recording: Recording) -> str:
     """Which of our programs does what was recorded; empty if none does."""
     hook = str(recording.data["program"]["hook"])
-    return next((ours for theirs, ours in PROGRAMS.items() if hook.startswith(theirs)), "")
+    found = next((ours for theirs, ours in PROGRAMS.items() if hook.startswith(theirs)), "")
+    return found.replace("device", "l3_device") if recording.l3 else found
 
 
 def reason_not_to_replay(recording: Recording) -> str | None:
@@ -61,8 +62,6 @@ def _reasons(recording: Recording) -> Iterator[str]:
     yield from (reason for place, reason in _PLACES if recording.hook == place)
     if not program_of(recording):
         yield f"attached at {recording.hook}: no program of ours is there"
-    if recording.data["program"]["packet_starts_at"] != "ethernet header":
-        yield "devices without an Ethernet header have no programs of ours"
     yield from (reason for switch, reason in _SWITCHES if switch in recording.switches)
     yield from (reason for reason, holds in _DIFFERENCES if holds(recording))
 
@@ -76,16 +75,16 @@ def _to_proxy(recording: Recording) -> bool:
 
 def _answers_itself(recording: Recording) -> bool:
     loopback = IPv4Address(recording.constants.get("IPV4_LOOPBACK", "0.0.0.0")).packed
-    to_loopback = recording.packet[30:34] == loopback != bytes(4)
+    to_loopback = recording.framed[30:34] == loopback != bytes(4)
     return recording.hook == "from-container" and not _is_ipv6(recording) and to_loopback
 
 
 def _fragment6(recording: Recording) -> bool:
-    return _is_ipv6(recording) and recording.packet[_NEXT_HEADER_AT] == _FRAGMENT_HEADER
+    return _is_ipv6(recording) and recording.framed[_NEXT_HEADER_AT] == _FRAGMENT_HEADER
 
 
 def _used_up_on_the_way_off(recording: Recording) -> bool:
-    hops = recording.packet[_HOPS_AT if _is_ipv6(recording) else _TTL_AT]
+    hops = recording.framed[_HOPS_AT if _is_ipv6(recording) else _TTL_AT]
     return recording.hook == "from-container" and hops <= 1 and _leaves_the_node(recording)
 
 
@@ -122,7 +121,7 @@ _DIFFERENCES: Final = (
 
 
 def _is_ipv6(recording: Recording) -> bool:
-    return recording.packet[12:14] == _IPV6
+    return recording.framed[12:14] == _IPV6
 
 
 def _has_proxy_port(recording: Recording) -> bool:
@@ -131,12 +130,12 @@ def _has_proxy_port(recording: Recording) -> bool:
 
 def _leaves_the_node(recording: Recording) -> bool:
     """Whether the packet's destination is none of the node's pods."""
-    if recording.tunnel_keys or recording.packet[12:14] not in {_IPV6, _IPV4}:
+    if recording.tunnel_keys or recording.framed[12:14] not in {_IPV6, _IPV4}:
         return False
     return not _is_for_a_pod(recording)
 
 
 def _is_for_a_pod(recording: Recording) -> bool:
-    packet = recording.packet
+    packet = recording.framed
     destination = packet[38:54] if _is_ipv6(recording) else packet[30:34].ljust(16, b"\0")
     return any(key[:16] == destination for key, _, _ in recording.before("cilium_lxc"))

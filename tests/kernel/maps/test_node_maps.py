@@ -56,6 +56,7 @@ ALL = {
     "hive_devices",
     "hive_endpoints",
     "hive_entry",
+    "hive_l3_entry",
     "hive_xdp_entry",
     "hive_epoch",
     "hive_links",

@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -56,7 +56,11 @@ def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socke
     return found
 
 
-def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, port: int = PORT) -> str:
+Addresses = Mapping[int, str]
+"""By family."""
+
+
+def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> str:
     """Have the pod say something to a server outside, and hear the same; whom the server took it for."""
     with (
         between(lab, pod) as (calling, outside),
@@ -64,9 +68,9 @@ def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, port: int = P
         made(calling, version, socket.SOCK_STREAM) as client,
     ):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((OUTSIDE[version], port))
+        listener.bind((to[version], PORT))
         listener.listen()
-        client.connect((OUTSIDE[version], port))
+        client.connect((to[version], PORT))
         connection, peer = listener.accept()
         with connection:
             connection.settimeout(WITHIN)
@@ -76,15 +80,15 @@ def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, port: int = P
         return str(peer[0])
 
 
-def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int) -> str:
+def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int, to: Addresses = OUTSIDE) -> str:
     """The same by a datagram of that many bytes."""
     with (
         between(lab, pod) as (calling, outside),
         made(outside, version, socket.SOCK_DGRAM) as server,
         made(calling, version, socket.SOCK_DGRAM) as client,
     ):
-        server.bind((OUTSIDE[version], PORT))
-        client.connect((OUTSIDE[version], PORT))
+        server.bind((to[version], PORT))
+        client.connect((to[version], PORT))
         question = os.urandom(size)
         client.send(question)
         heard, peer = server.recvfrom(size + 1)
@@ -94,7 +98,7 @@ def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int) ->
         return str(peer[0])
 
 
-def echoed(lab: Lab, pod: pods.Attached, version: int) -> bool:
+def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
     """Whether an echo is answered, to the identifier that asked."""
     protocol, kind, answer = (1, 8, 0) if version == 4 else (58, 128, 129)
     with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_RAW, protocol) as asking:
@@ -104,7 +108,7 @@ def echoed(lab: Lab, pod: pods.Attached, version: int) -> bool:
             words = sum(struct.unpack(">8H", head + body))
             words = (words & 0xFFFF) + (words >> 16)
             head = struct.pack(">BBH", kind, 0, ~words & 0xFFFF)
-        asking.sendto(head + body, (OUTSIDE[version], 0))
+        asking.sendto(head + body, (to[version], 0))
         while select.select([asking], [], [], WITHIN)[0]:
             heard = asking.recv(2000)[20 if version == 4 else 0 :]
             if heard[0] == answer and heard[4:] == body:
@@ -112,10 +116,10 @@ def echoed(lab: Lab, pod: pods.Attached, version: int) -> bool:
     return False
 
 
-def refused(lab: Lab, pod: pods.Attached, version: int) -> bool:
+def refused(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
     """Whether the pod hears that nobody listens: an ICMP error about a packet that came from the node."""
     with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_DGRAM) as client:
-        client.connect((OUTSIDE[version], 9))
+        client.connect((to[version], 9))
         client.send(b"anybody?")
         try:
             client.recv(1)

@@ -11,7 +11,7 @@ import pytest
 from cells.datapath import build
 from cells.datapath.build import BuildError, compile_objects, explain, find_clang
 
-OBJECTS = ["dispatch.o", "datapath.o", "xdp.o", "gc.o", "sock.o"]
+OBJECTS = ["dispatch.o", "datapath.o", "l3.o", "xdp.o", "gc.o", "sock.o"]
 
 
 def digest(path: Path) -> str:

@@ -11,3 +11,5 @@
 #else
 #include "context/skb.h"
 #endif
+
+#include "context/link.h"

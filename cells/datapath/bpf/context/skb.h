@@ -17,6 +17,12 @@ static __always_inline __u32 packet_length(const context_t *ctx)
 	return ctx->len;
 }
 
+/* Bytes of payload of each packet that the kernel will make of this one, 0 if it is one. */
+static __always_inline __u32 packet_segment(const context_t *ctx)
+{
+	return ctx->gso_size;
+}
+
 /* By which device it came, or leaves. */
 static __always_inline __u32 packet_ifindex(const context_t *ctx)
 {

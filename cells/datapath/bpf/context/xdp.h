@@ -19,6 +19,12 @@ static __always_inline __u32 packet_length(const context_t *ctx)
 	return packet_end(ctx) - packet_start(ctx);
 }
 
+static __always_inline __u32 packet_segment(const context_t *ctx)
+{
+	(void)ctx;
+	return 0;
+}
+
 static __always_inline __u32 packet_ifindex(const context_t *ctx)
 {
 	return ctx->ingress_ifindex;

@@ -146,15 +146,13 @@ VERIFIED_ALONE host6_leaves(struct __sk_buff *skb, struct flow *flow)
 /* Let the packet go on, or not, as the node's policy says; the verdict. `flow` is the packet's as it leaves here. */
 static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, enum direction direction)
 {
-	struct ethernet *eth = packet_eth(skb);
+	__be16 protocol = packet_protocol(skb);
 	int refused = 0;
 
-	if (!eth)
-		return TC_ACT_OK;
 	*flow = (struct flow){};
-	if (eth->protocol == bpf_htons(ETH_P_IP))
+	if (protocol == bpf_htons(ETH_P_IP))
 		refused = direction == INGRESS ? host4_gets(skb, flow) : host4_leaves(skb, flow);
-	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
+	else if (protocol == bpf_htons(ETH_P_IPV6))
 		refused = direction == INGRESS ? host6_gets(skb, flow) : host6_leaves(skb, flow);
 	return refused ? DROP(direction, refused) : TC_ACT_OK;
 }

@@ -45,11 +45,11 @@ static __always_inline int translate_address(context_t *ctx, const struct flow *
 	__s64 difference;
 
 	if (family == FAMILY_IPV4) {
-		at = ETH_HLEN + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (packet_sum3(ctx, ETH_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
+		at = LINK_HLEN + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+		if (packet_sum3(ctx, LINK_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
 			return DROP_WRITE_ERROR;
 	} else {
-		at = ETH_HLEN + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		at = LINK_HLEN + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
 	}
 	if (packet_store(ctx, at, &new, size))
 		return DROP_WRITE_ERROR;

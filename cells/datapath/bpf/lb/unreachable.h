@@ -51,7 +51,7 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 			.too_short = DROP_NO_SERVICE,
 		};
 
-		return tcp && flow->l4 == ETH_HLEN + sizeof(struct ipv6hdr)
+		return tcp && flow->l4 == LINK_HLEN + sizeof(struct ipv6hdr)
 			       ? icmp6_error_send(skb, &error, host_mac, QUOTED_TCP)
 			       : icmp6_error_send(skb, &error, host_mac, QUOTED);
 	}
@@ -64,7 +64,7 @@ static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct fl
 		.too_short = DROP_NO_SERVICE,
 	};
 
-	return tcp && flow->l4 == ETH_HLEN + sizeof(struct iphdr)
+	return tcp && flow->l4 == LINK_HLEN + sizeof(struct iphdr)
 		       ? icmp4_error_send(skb, &error, host_mac, QUOTED4_TCP)
 		       : icmp4_error_send(skb, &error, host_mac, QUOTED4);
 }

@@ -10,12 +10,15 @@
 #define AF_INET 2 /* sys/socket.h needs the C library */
 #define AF_INET6 10
 
-/* Where what goes from `source` to `destination` leaves; BPF_FIB_LKUP_RET_*, or negative. */
+/* Where what goes from `source` to `destination` leaves; BPF_FIB_LKUP_RET_*, or negative. The length is told, for the
+ * kernel would count the Ethernet header where the other device has none.
+ */
 static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
 				    const struct address *destination, __u8 family)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = packet_ifindex(ctx);
+	fib->tot_len = packet_segment(ctx) ? 0 : packet_length(ctx) - LINK_HLEN;
 	if (family == FAMILY_IPV4) {
 		fib->family = AF_INET;
 		fib->ipv4_src = source->words[0];

@@ -239,3 +239,8 @@ _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 #define ENTRY_FROM_OVERLAY 6
 #define ENTRY_TO_OVERLAY 7
 #define ENTRIES 8
+
+/* Those of hive_l3_entry: the same of devices without Ethernet headers. */
+#define L3_ENTRY_FROM_NETDEV 0
+#define L3_ENTRY_TO_NETDEV 1
+#define L3_ENTRIES 2

@@ -18,7 +18,7 @@ static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __
 
 	if (unlikely(!total))
 		return packet > 0xffff;
-	return total >= header && total + ETH_HLEN <= packet;
+	return total >= header && total + LINK_HLEN <= packet;
 }
 
 static __always_inline int parse_ipv4(context_t *ctx, struct flow *flow)
@@ -27,7 +27,7 @@ static __always_inline int parse_ipv4(context_t *ctx, struct flow *flow)
 	__be16 fragment;
 	__u32 header;
 
-	if (!packet_pull(ctx, ETH_HLEN + sizeof(*ip)))
+	if (!packet_pull(ctx, LINK_HLEN + sizeof(*ip)))
 		return DROP_INVALID;
 	ip = packet_ipv4(ctx);
 	if (!ip)
@@ -39,7 +39,7 @@ static __always_inline int parse_ipv4(context_t *ctx, struct flow *flow)
 	flow->daddr.words[0] = ip->daddr;
 	flow->protocol = ip->protocol;
 	flow->ttl = ip->ttl;
-	flow->l4 = ETH_HLEN + header;
+	flow->l4 = LINK_HLEN + header;
 	fragment = ip->frag_off & bpf_htons(IP_MORE_FRAGMENTS | IP_FRAGMENT_OFFSET);
 	if (unlikely(fragment)) {
 		flow->fragmented = true;
@@ -109,19 +109,19 @@ static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 {
 	struct ipv6hdr *ip;
 
-	if (!packet_pull(ctx, ETH_HLEN + sizeof(*ip)))
+	if (!packet_pull(ctx, LINK_HLEN + sizeof(*ip)))
 		return DROP_INVALID;
 	ip = packet_ipv6(ctx);
 	if (!ip || ip->version != 6)
 		return DROP_INVALID;
 	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
-	if (bpf_ntohs(ip->payload_len) + ETH_HLEN + sizeof(*ip) > packet_length(ctx))
+	if (bpf_ntohs(ip->payload_len) + LINK_HLEN + sizeof(*ip) > packet_length(ctx))
 		return DROP_INVALID;
 	address_load(&flow->saddr, &ip->saddr);
 	address_load(&flow->daddr, &ip->daddr);
 	flow->ttl = ip->hop_limit;
 	flow->protocol = ip->nexthdr;
-	flow->l4 = ETH_HLEN + sizeof(*ip);
+	flow->l4 = LINK_HLEN + sizeof(*ip);
 	return 0;
 }
 

@@ -17,13 +17,6 @@
 #include "lib/reasons.h"
 
 #define ETH_TYPE_MIN 0x0600 /* below, the field is an 802.3 length */
-/* As linux/if_ether.h has it, but not declared packed: that means access byte by byte. */
-struct ethernet {
-	__be16 destination[3];
-	__be16 source[3];
-	__be16 protocol;
-};
-
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -80,18 +73,10 @@ struct flow {
 	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
 };
 
-/* The Ethernet header, or NULL. */
-static __always_inline struct ethernet *packet_eth(const context_t *ctx)
-{
-	struct ethernet *eth = packet_start(ctx);
-
-	return (void *)(eth + 1) <= packet_end(ctx) ? eth : NULL;
-}
-
 /* The IPv4 header without its options, or NULL. */
 static __always_inline struct iphdr *packet_ipv4(const context_t *ctx)
 {
-	struct iphdr *ip = packet_start(ctx) + ETH_HLEN;
+	struct iphdr *ip = packet_start(ctx) + LINK_HLEN;
 
 	return (void *)(ip + 1) <= packet_end(ctx) ? ip : NULL;
 }
@@ -99,7 +84,7 @@ static __always_inline struct iphdr *packet_ipv4(const context_t *ctx)
 /* The IPv6 header without extensions, or NULL. */
 static __always_inline struct ipv6hdr *packet_ipv6(const context_t *ctx)
 {
-	struct ipv6hdr *ip = packet_start(ctx) + ETH_HLEN;
+	struct ipv6hdr *ip = packet_start(ctx) + LINK_HLEN;
 
 	return (void *)(ip + 1) <= packet_end(ctx) ? ip : NULL;
 }

@@ -58,9 +58,12 @@ static __always_inline bool lose_hop(context_t *ctx, __u8 family)
 /* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
 static __always_inline bool hop(context_t *ctx, mac_t source, mac_t destination, __u8 family)
 {
-	struct ethernet *eth = packet_eth(ctx);
+	struct ethernet *eth;
 
-	if (!eth || !lose_hop(ctx, family))
+	if (!lose_hop(ctx, family) || packet_frame(ctx))
+		return false;
+	eth = packet_eth(ctx);
+	if (!eth)
 		return false;
 	mac_write(eth->destination, destination);
 	mac_write(eth->source, source);

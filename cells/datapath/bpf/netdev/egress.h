@@ -198,16 +198,14 @@ static __always_inline int device_sends(struct __sk_buff *skb, struct flow *flow
 {
 	__u32 ifindex = skb->ifindex;
 	const struct device_config *device = bpf_map_lookup_elem(&hive_devices, &ifindex);
-	struct ethernet *eth;
+	__be16 protocol;
 
 	if (!device || is_done(mark_read(skb)))
 		return TC_ACT_OK;
-	eth = packet_eth(skb);
-	if (!eth)
-		return TC_ACT_OK;
-	if (eth->protocol == bpf_htons(ETH_P_IP))
+	protocol = packet_protocol(skb);
+	if (protocol == bpf_htons(ETH_P_IP))
 		return device_sends_ip(skb, flow, device, FAMILY_IPV4);
-	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+	if (protocol == bpf_htons(ETH_P_IPV6))
 		return device_sends_ip(skb, flow, device, FAMILY_IPV6);
 	return TC_ACT_OK;
 }

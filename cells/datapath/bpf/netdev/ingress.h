@@ -93,19 +93,17 @@ static __always_inline int device_gets(context_t *ctx, struct flow *flow)
 {
 	const struct device_config *device;
 	__u32 ifindex = packet_ifindex(ctx);
-	struct ethernet *eth;
+	__be16 protocol;
 
 	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
 	if (!device)
 		return VERDICT_PASS;
-	eth = packet_eth(ctx);
-	if (!eth)
-		return VERDICT_PASS;
-	if (eth->protocol == bpf_htons(ETH_P_IP))
+	protocol = packet_protocol(ctx);
+	if (protocol == bpf_htons(ETH_P_IP))
 		return device_gets_ip(ctx, flow, FAMILY_IPV4);
-	if (eth->protocol == bpf_htons(ETH_P_IPV6))
+	if (protocol == bpf_htons(ETH_P_IPV6))
 		return device_gets_ip(ctx, flow, FAMILY_IPV6);
-	if (eth->protocol == bpf_htons(ETH_P_ARP))
+	if (protocol == bpf_htons(ETH_P_ARP))
 		return device_gets_arp(ctx, device);
 	return VERDICT_PASS;
 }

@@ -34,7 +34,7 @@ static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct
 	const struct ethernet *eth = packet_eth(ctx);
 	struct nodeport_neighbour neighbour = {};
 
-	if (!eth)
+	if (!LINK_HLEN || !eth)
 		return;
 	neighbour.mac[0] = eth->source[0];
 	neighbour.mac[1] = eth->source[1];

@@ -67,8 +67,8 @@ static __always_inline int dsr4_tell(context_t *ctx, const struct address *servi
 	sum = bpf_csum_diff(&before, sizeof(before), &after, sizeof(after), 0);
 	sum = bpf_csum_diff(NULL, 0, (void *)&option, sizeof(option), sum);
 	if (packet_make_room(ctx, sizeof(*ip), size) ||
-	    packet_store(ctx, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
-	    packet_sum3(ctx, ETH_HLEN + offsetof(struct iphdr, check), 0, sum, 0))
+	    packet_store(ctx, LINK_HLEN + sizeof(*ip), &option, sizeof(option)) ||
+	    packet_sum3(ctx, LINK_HLEN + offsetof(struct iphdr, check), 0, sum, 0))
 		return DROP_WRITE_ERROR;
 	return 0;
 }
@@ -89,7 +89,7 @@ static __always_inline int dsr6_tell(context_t *ctx, const struct address *servi
 	ip->nexthdr = IPPROTO_DSTOPTS;
 	ip->payload_len = bpf_htons(bpf_ntohs(ip->payload_len) + sizeof(header));
 	if (packet_make_room(ctx, sizeof(*ip), sizeof(header)) ||
-	    packet_store(ctx, ETH_HLEN + sizeof(*ip), &header, sizeof(header)))
+	    packet_store(ctx, LINK_HLEN + sizeof(*ip), &header, sizeof(header)))
 		return DROP_WRITE_ERROR;
 	return 0;
 }
@@ -126,7 +126,7 @@ static __always_inline bool dsr4_told(context_t *ctx, struct address *service, _
 	struct dsr4_option option;
 
 	if (!ip || ip->ihl < (sizeof(*ip) + sizeof(option)) / 4 ||
-	    packet_load(ctx, ETH_HLEN + sizeof(*ip), &option, sizeof(option)) ||
+	    packet_load(ctx, LINK_HLEN + sizeof(*ip), &option, sizeof(option)) ||
 	    option.kind != bpf_htons(DSR4_OPTION))
 		return false;
 	*service = (struct address){ .words = { bpf_htonl(option.address) } };
@@ -140,7 +140,7 @@ static __always_inline bool dsr6_told(context_t *ctx, struct address *service, _
 	struct dsr6_header header;
 
 	if (!ip || ip->nexthdr != IPPROTO_DSTOPTS ||
-	    packet_load(ctx, ETH_HLEN + sizeof(*ip), &header, sizeof(header)) ||
+	    packet_load(ctx, LINK_HLEN + sizeof(*ip), &header, sizeof(header)) ||
 	    header.kind != bpf_htons(DSR6_OPTION))
 		return false;
 	*service = header.address;

@@ -18,17 +18,22 @@ static __always_inline int nodeport_elsewhere(context_t *ctx, const struct flow 
 	struct nat_entry service = {};
 	struct bpf_fib_lookup fib;
 	struct ethernet *eth;
+	long found;
 
-	if (!nodeport_service(flow, entry, &service, family) ||
-	    fib_ask(ctx, &fib, &service.address, &flow->daddr, family) != BPF_FIB_LKUP_RET_SUCCESS ||
+	if (!nodeport_service(flow, entry, &service, family))
+		return UNDECIDED;
+	found = fib_ask(ctx, &fib, &service.address, &flow->daddr, family);
+	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
 	    fib.ifindex == packet_ifindex(ctx) || !bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return UNDECIDED;
+	if (packet_frame(ctx))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
 	eth = packet_eth(ctx);
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	mac_write(eth->destination, fib_mac(fib.dmac));
 	mac_write(eth->source, fib_mac(fib.smac));
-	return bpf_redirect(fib.ifindex, 0);
+	return fib_redirect(&fib, found, family);
 }
 
 /* What leaves by a native device, from the stack: a backend may be on the node itself, or its pod's links another

@@ -7,6 +7,20 @@
 #include "lib/metrics.h"
 #include "overlay/send.h"
 
+/* Put the packet on the device that a route leads to, which has answered `found`. */
+static __always_inline int fib_redirect(const struct bpf_fib_lookup *fib, long found, __u8 family)
+{
+	struct bpf_redir_neigh next = { .nh_family = fib->family };
+
+	if (likely(found == BPF_FIB_LKUP_RET_SUCCESS))
+		return bpf_redirect(fib->ifindex, 0);
+	if (family == FAMILY_IPV4)
+		next.ipv4_nh = fib->ipv4_dst;
+	else
+		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
+	return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
+}
+
 /* Send the packet on from one end of its flow to the other, by its next hop; the verdict. */
 static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction,
 				    __u8 family)
@@ -20,16 +34,7 @@ static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enu
 		return DROP(direction, DROP_TTL_EXCEEDED);
 	if (!hop(ctx, fib_mac(fib.smac), fib_mac(fib.dmac), family))
 		return DROP(direction, DROP_INVALID);
-	if (unlikely(found == BPF_FIB_LKUP_RET_NO_NEIGH)) {
-		struct bpf_redir_neigh next = { .nh_family = fib.family };
-
-		if (family == FAMILY_IPV4)
-			next.ipv4_nh = fib.ipv4_dst;
-		else
-			__builtin_memcpy(next.ipv6_nh, fib.ipv6_dst, sizeof(next.ipv6_nh));
-		return bpf_redirect_neigh(fib.ifindex, &next, sizeof(next), 0);
-	}
-	return bpf_redirect(fib.ifindex, 0);
+	return fib_redirect(&fib, found, family);
 }
 
 /* `node`: the one that has the pod, where only the tunnel leads there; else 0. */

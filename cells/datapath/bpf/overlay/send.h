@@ -21,7 +21,7 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 	};
 	__u32 size = tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE;
 
-	if (bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
+	if (packet_frame(skb) || bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))
@@ -37,7 +37,7 @@ VERIFIED_ALONE pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flo
 
 	if (!flow || !tunnel)
 		return DROP(EGRESS, DROP_NO_CONFIG);
-	if (unlikely(skb->len > ETH_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
+	if (unlikely(skb->len > LINK_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
 		return family == FAMILY_IPV4 ? too_big4(skb, flow, tunnel->mtu) : too_big6(skb, flow, tunnel->mtu);
 	return tunnel_send(skb, flow, tunnel, node, status, family);
 }

@@ -32,7 +32,7 @@ VERIFIED_ALONE exceeds(struct __sk_buff *skb, const struct flow *flow, __u32 mtu
 
 	if (!flow)
 		return false;
-	if (skb->gso_size && flow->l4 - ETH_HLEN + segment_header(skb, flow) + skb->gso_size <= mtu)
+	if (skb->gso_size && flow->l4 - LINK_HLEN + segment_header(skb, flow) + skb->gso_size <= mtu)
 		return false;
 	if (family == FAMILY_IPV6)
 		return true;
@@ -81,7 +81,7 @@ VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mt
 		.mtu = mtu,
 	};
 
-	if (flow->protocol == IPPROTO_TCP && flow->l4 == ETH_HLEN + sizeof(struct iphdr))
+	if (flow->protocol == IPPROTO_TCP && flow->l4 == LINK_HLEN + sizeof(struct iphdr))
 		return icmp4_error_send(skb, &error, host_mac, QUOTED4_TCP);
 	return icmp4_error_send(skb, &error, host_mac, QUOTED4);
 }
@@ -111,7 +111,7 @@ VERIFIED_ALONE too_big6(struct __sk_buff *skb, const struct flow *flow, __u32 mt
 		.mtu = mtu,
 	};
 
-	if (flow->protocol == IPPROTO_TCP && flow->l4 == ETH_HLEN + sizeof(struct ipv6hdr))
+	if (flow->protocol == IPPROTO_TCP && flow->l4 == LINK_HLEN + sizeof(struct ipv6hdr))
 		return icmp6_error_send(skb, &error, host_mac, QUOTED_TCP);
 	return icmp6_error_send(skb, &error, host_mac, QUOTED);
 }

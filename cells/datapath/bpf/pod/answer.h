@@ -53,6 +53,15 @@ static __always_inline int answer(struct __sk_buff *skb, enum back back)
 	return back == BACK_TO_POD ? answer_pod(skb) : bpf_redirect(skb->ifindex, 0);
 }
 
+/* Have the frame that begins there, if there is one, go back to whom it came from. */
+static __always_inline void turn_round(struct ethernet *eth, mac_t host_mac)
+{
+	if (!LINK_HLEN)
+		return;
+	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
+	mac_write(eth->source, host_mac);
+}
+
 struct icmp4_error {
 	__be32 from;
 	__be32 to;
@@ -68,23 +77,22 @@ static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct 
 					    __u32 quoted)
 {
 	const __u32 inserted = sizeof(struct iphdr) + sizeof(struct icmphdr);
-	const __u32 length = ETH_HLEN + inserted + quoted;
+	const __u32 length = LINK_HLEN + inserted + quoted;
 	struct icmphdr *message;
-	struct ethernet *eth;
 	struct iphdr *ip;
+	void *start;
 
-	if (skb->len < ETH_HLEN + quoted)
+	if (skb->len < LINK_HLEN + quoted)
 		return DROP(EGRESS, error->too_short);
-	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
+	if (bpf_skb_change_tail(skb, LINK_HLEN + quoted, 0) ||
 	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
-	eth = packet_start(skb);
-	if ((void *)eth + length > packet_end(skb))
+	start = packet_start(skb);
+	if (start + length > packet_end(skb))
 		return DROP(EGRESS, DROP_INVALID);
-	ip = (void *)(eth + 1);
+	turn_round(start, host_mac);
+	ip = start + LINK_HLEN;
 	message = (void *)(ip + 1);
-	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
-	mac_write(eth->source, host_mac);
 	__builtin_memset(ip, 0, sizeof(*ip));
 	ip->version = 4;
 	ip->ihl = 5;
@@ -128,23 +136,22 @@ static __always_inline int icmp6_error_send(struct __sk_buff *skb, const struct 
 					    __u32 quoted)
 {
 	const __u32 inserted = sizeof(struct ipv6hdr) + sizeof(struct icmphdr);
-	const __u32 length = ETH_HLEN + inserted + quoted;
+	const __u32 length = LINK_HLEN + inserted + quoted;
 	struct icmphdr *message;
-	struct ethernet *eth;
 	struct ipv6hdr *ip;
+	void *start;
 
-	if (skb->len < ETH_HLEN + quoted)
+	if (skb->len < LINK_HLEN + quoted)
 		return DROP(EGRESS, error->too_short);
-	if (bpf_skb_change_tail(skb, ETH_HLEN + quoted, 0) ||
+	if (bpf_skb_change_tail(skb, LINK_HLEN + quoted, 0) ||
 	    bpf_skb_adjust_room(skb, inserted, BPF_ADJ_ROOM_MAC, 0) || bpf_skb_pull_data(skb, length))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
-	eth = packet_start(skb);
-	if ((void *)eth + length > packet_end(skb))
+	start = packet_start(skb);
+	if (start + length > packet_end(skb))
 		return DROP(EGRESS, DROP_INVALID);
-	ip = (void *)(eth + 1);
+	turn_round(start, host_mac);
+	ip = start + LINK_HLEN;
 	message = (void *)(ip + 1);
-	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
-	mac_write(eth->source, host_mac);
 	__builtin_memset(ip, 0, sizeof(*ip));
 	ip->version = 6;
 	ip->payload_len = bpf_htons(sizeof(*message) + quoted);

@@ -36,7 +36,7 @@ struct neighbour_message {
 
 _Static_assert(sizeof(struct neighbour_message) == 32, "RFC 4861, section 4.4");
 
-#define ND_LENGTH (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct neighbour_message))
+#define ND_LENGTH (LINK_HLEN + sizeof(struct ipv6hdr) + sizeof(struct neighbour_message))
 #define ND_SHORTEST (ND_LENGTH - 8) /* a solicitation need not have an option */
 
 /* Make the solicitation at hand an advertisement: the host's end of the link has the address. */
@@ -101,7 +101,7 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 	struct address target;
 	bool own;
 
-	if (flow->ttl != ND_HOP_LIMIT || flow->l4 != ETH_HLEN + sizeof(struct ipv6hdr) || skb->len < ND_SHORTEST)
+	if (flow->ttl != ND_HOP_LIMIT || flow->l4 != LINK_HLEN + sizeof(struct ipv6hdr) || skb->len < ND_SHORTEST)
 		return DROP(EGRESS, DROP_INVALID);
 	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
 		return DROP(EGRESS, DROP_INVALID);
@@ -139,7 +139,7 @@ VERIFIED_ALONE hops_exceeded(struct __sk_buff *skb, const struct flow *flow, con
 		.too_short = DROP_TTL_EXCEEDED,
 	};
 
-	if (flow->protocol == IPPROTO_TCP && flow->l4 == ETH_HLEN + sizeof(struct ipv6hdr))
+	if (flow->protocol == IPPROTO_TCP && flow->l4 == LINK_HLEN + sizeof(struct ipv6hdr))
 		return icmp6_error_send(skb, &error, self->host_mac, QUOTED_TCP);
 	return icmp6_error_send(skb, &error, self->host_mac, QUOTED);
 }

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The two programs of a native device, whether it has Ethernet headers (datapath.c) or none (l3.c). */
+#pragma once
+
+#include "host/policy.h"
+#include "lib/finish.h"
+#include "netdev/egress.h"
+#include "netdev/ingress.h"
+
+static __always_inline int device_in(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+	int verdict = device_gets(skb, &flow);
+
+	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
+		verdict = host_guard(skb, &flow, INGRESS);
+	return finish(skb, &flow, verdict);
+}
+
+static __always_inline int device_out(struct __sk_buff *skb)
+{
+	struct flow flow = {};
+	int verdict;
+
+	if (unlikely(host_endpoint())) {
+		verdict = host_guard(skb, &flow, EGRESS);
+		if (verdict != TC_ACT_OK)
+			return finish(skb, &flow, verdict);
+		flow = (struct flow){};
+	}
+	return finish(skb, &flow, device_sends(skb, &flow));
+}

@@ -1,0 +1,73 @@
+"""A wire between two nodes' L3 devices: tun devices, whose packets begin with the network header.
+
+Needs: root, /dev/net/tun.   Gives: tun_wire().
+Source: Documentation/networking/tuntap.rst.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from hive.lab.namespaces import Namespaces, inside
+
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_LONGEST = 65536
+
+
+@contextmanager
+def tun_wire(name: str, *ends: tuple[Namespaces, Sequence[str]]) -> Iterator[None]:
+    """A device of that name in each of two nodes, up and with these addresses; gone with the block."""
+    with ExitStack() as stack:
+        descriptors = [stack.enter_context(_end(name, *end)) for end in ends]
+        stop, stopping = os.pipe()
+        thread = threading.Thread(target=_carry, args=(*descriptors, stop))
+        thread.start()
+        try:
+            yield
+        finally:
+            os.close(stopping)
+            thread.join()
+            os.close(stop)
+
+
+@contextmanager
+def _end(name: str, where: Namespaces, addresses: Sequence[str]) -> Iterator[int]:
+    with inside(where):
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with inside(where):
+            fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+        where.run(_bring_up, name, addresses)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _bring_up(name: str, addresses: Sequence[str]) -> None:
+    for address in addresses:
+        more = ["nodad"] if ":" in address else []
+        subprocess.run(["ip", "address", "add", address, "dev", name, *more], check=True)
+    subprocess.run(["ip", "link", "set", name, "up"], check=True)
+
+
+def _carry(one: int, other: int, stop: int) -> None:
+    """Bring packets from either end to the other until ``stop`` ends; a queue that is full loses one."""
+    with selectors.DefaultSelector() as waiting:
+        for descriptor, to in ((one, other), (other, one), (stop, -1)):
+            waiting.register(descriptor, selectors.EVENT_READ, to)
+        while True:
+            for key, _ in waiting.select():
+                if key.data < 0:
+                    return
+                try:
+                    os.write(key.data, os.read(key.fd, _LONGEST))
+                except OSError:
+                    continue
