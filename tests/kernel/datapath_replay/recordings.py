@@ -138,7 +138,7 @@ class Recording:
     def after(self, table: str) -> dict[bytes, tuple[bytes, Json]]:
         """The same, after the program ran.
 
-        Packets of L3 devices were recorded together with those before them in their series: of the other family.
+        Packets of L3 devices were recorded with those before them in their series, of the other family.
         """
         rows = {key: (value, decoded) for key, value, decoded in self.before(table)}
         if self.l3 and ("6" if self.packet[0] >> 4 == 4 else "4") in table:

@@ -12,6 +12,7 @@ from cells.maps import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
+    DEVICE_XDP,
     DeviceConfig,
 )
 from cells.masquerade import MasqueradeSettings
@@ -68,7 +69,7 @@ def test_a_family_that_is_off_is_left_alone() -> None:
         device(4, "docker0", "172.17.0.1/16", kind="bridge"),
         device(4, "flannel.1", "10.2.0.0/32", kind="vxlan"),
         device(4, "dummy0", "192.0.2.99/32", kind="dummy"),
-        device(4, "tun0", "192.0.2.99/32", mac=b""),
+        device(4, "wg0", "192.0.2.99/32", kind="wireguard", mac=b""),
         device(4, "cilium_host", "10.1.0.1/32", kind="veth"),
         device(4, "lo", "192.0.2.99/32", mac=bytes(6)),
     ],
@@ -109,3 +110,16 @@ def test_iptables_is_refused_with_what_to_do() -> None:
         enable_bpf_masquerade=False, enable_ipv4_masquerade=False, enable_ipv6_masquerade=False
     )
     off.validate()
+
+
+@pytest.mark.parametrize(("kind", "mac"), [("tun", b""), ("wireguard", b""), ("ipip", bytes([192, 0, 2, 7]))])
+def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> None:
+    wan = device(9, "wan", "203.0.113.7/24", kind=kind, mac=mac)
+    told = served(wan, families=Families(RANGES, ipv4=True, ipv6=True, accelerated=True), chosen=True)["wan"]
+    assert (told.l3, told.ipv4) == (True, IPv4Address("203.0.113.7"))
+    assert not told.flags & DEVICE_XDP  # their drivers have no frames to look into
+    assert ("wan" in served(wan)) == (kind == "tun")  # of tunnels somebody has to say so
+
+
+def test_devices_with_other_headers_are_left_alone() -> None:
+    assert not served(device(9, "ib0", "203.0.113.7/24", mac=bytes(20)), chosen=True)
