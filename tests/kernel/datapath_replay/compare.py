@@ -102,8 +102,9 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
         if each["in"] == "result.packet":
             at = slice(each["offset"], each["offset"] + each["length"])
             ours, theirs = without(ours, at), without(theirs, at)
-    for at in TRANSLATED if recording.l3 else ():  # recorded once, so that its random bytes do not show
-        ours, theirs = without(ours, at[theirs[12:14]]), without(theirs, at[theirs[12:14]])
+    for random in TRANSLATED if recording.l3 else ():  # recorded once, so that this does not show
+        part = random[theirs[12:14]]
+        ours, theirs = without(ours, part), without(theirs, part)
     if recording.hook == "snat-step":
         ours, theirs = without(ours, ERROR_CHECKSUM), without(theirs, ERROR_CHECKSUM)
     if is_error(theirs) and not is_error(recording.packet):
