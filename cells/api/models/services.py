@@ -1,6 +1,6 @@
 """The wire types of services.
 
-Needs: Model.   Gives: Service and its parts.
+Needs: Model.   Gives: Service and its parts, ServiceRequest.
 Source: Cilium 1.17, api/v1/openapi.yaml, Service.
 """
 
@@ -54,6 +54,16 @@ class ServiceSpec(Model, frozen=True):
     frontend_address: FrontendAddress
     backend_addresses: tuple[BackendAddress, ...] = ()
     flags: ServiceFlags = ServiceFlags()
+
+
+class ServiceRequest(Model, frozen=True):
+    """A service that somebody asks for, or states of backends wherever they serve."""
+
+    frontend_address: FrontendAddress
+    id: int = 0
+    backend_addresses: tuple[BackendAddress, ...] = ()
+    flags: ServiceFlags = ServiceFlags()
+    update_services: bool = field(name="updateServices", default=False)
 
 
 class ServiceStatus(Model, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cells.api.openapi import endpoints, hive, node, not_built, policy
+from cells.api.openapi import endpoints, hive, node, not_built, policy, services
 from cells.api.openapi.described import Answer, Described, Parameter
 from cells.api.wire import JSON
 
@@ -20,6 +20,7 @@ DESCRIBED: tuple[Described, ...] = (
     *endpoints.OPERATIONS,
     *node.OPERATIONS,
     *policy.OPERATIONS,
+    *services.OPERATIONS,
     *not_built.OPERATIONS,
     *hive.OPERATIONS,
 )

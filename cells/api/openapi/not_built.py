@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cells.api.models.redirects import LRPSpec
-from cells.api.models.services import Service
 from cells.api.openapi.described import Described, bare, error, ok, path, query
 
 NONE: Any = list[dict[str, str]]
 """Of lists whose items nothing makes yet."""
 NO_FILTER = (error(500, "There is no prefilter."),)
 NO_BGP = (error(501, "BGP is off."),)
-SERVICE = path("id", "A service.", kind=int, example=1)
 RECORDER = path("id", "A recorder.", kind=int, example=1)
 MISSING = (bare(404, "There is none."),)
 ROUTER = query("router_asn", "Only of this router.", kind=int)
@@ -27,23 +24,6 @@ def _empty(path: str, summary: str) -> Described:
 
 
 OPERATIONS = (
-    Described("GET", "/v1/service", "All services", (ok("By number.", list[Service]),)),
-    Described("GET", "/v1/service/{id}", "A service", (*MISSING, ok("The service.", Service)), (SERVICE,)),
-    Described(
-        "PUT",
-        "/v1/service/{id}",
-        "Make a service",
-        (error(501, "Services cannot be made by hand yet."),),
-        (SERVICE,),
-    ),
-    Described(
-        "DELETE",
-        "/v1/service/{id}",
-        "Delete a service",
-        (*MISSING, error(500, "It is of an object.")),
-        (SERVICE,),
-    ),
-    Described("GET", "/v1/lrp", "All local redirect policies", (ok("By name.", list[LRPSpec]),)),
     Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
     Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
     Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),

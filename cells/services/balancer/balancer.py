@@ -15,7 +15,7 @@ import msgspec
 
 from cells.services.balancer import entries
 from cells.services.balancer.entries import MapKey
-from cells.services.balancer.ids import IdAllocator
+from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
 from cells.services.balancer.restore import Maps, Restored, RestoredFrontend, read
 from cells.services.model import (
     Address,
@@ -54,6 +54,8 @@ _DSR = ServiceFlag.DSR.value
 """What the bit means of slot 0."""
 
 _FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
+
+_OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
 
 MaglevTable = Callable[[Sequence[Backend], Mapping[Address, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
@@ -215,7 +217,7 @@ class LoadBalancer:
         """Serve a frontend, new or changed. Raises IdsExhaustedError; then nothing has changed."""
         key = frontend.key
         held = self.installed.get(key)
-        number = held.id if held is not None else self._service_ids.allocate(key)
+        number = held.id if held is not None else self._number(frontend)
         pending: frozenset[Address] = frozenset()
         before: set[Address] = set()
         if held is not None:
@@ -257,6 +259,13 @@ class LoadBalancer:
         writes += self._drop_backends(before - now)
         return writes
 
+    def _number(self, frontend: Frontend) -> int:
+        if not frontend.number:
+            return self._service_ids.allocate(frontend.key)
+        if not self._service_ids.restore(frontend.number, frontend.key):
+            raise IdsExhaustedError(f"number {frontend.number} is another frontend's")
+        return frontend.number
+
     def delete(self, key: FrontendKey) -> list[Write]:
         """Serve a frontend no more; nothing to write for an unknown one."""
         held = self.installed.pop(key, None)
@@ -277,7 +286,8 @@ class LoadBalancer:
     def _with_states(frontend: Frontend, held: Installed) -> Frontend:
         """A backend that was not active stays as it was until its source says otherwise, or it has been gone.
 
-        Sources say active by default: terminating is final, and quarantine is lifted by who set it.
+        Sources say active by default: terminating is final, and other states are lifted by hand, as they are
+        set.
         """
         states = {
             one.address: one.state for one in held.frontend.backends if one.state is not BackendState.ACTIVE
@@ -287,15 +297,17 @@ class LoadBalancer:
         return msgspec.structs.replace(
             frontend,
             backends=tuple(
-                msgspec.structs.replace(one, state=states[one.address])
-                if one.state is BackendState.ACTIVE and one.address in states
+                msgspec.structs.replace(one, state=state)
+                if one.state is BackendState.ACTIVE
+                and (state := states.get(one.address)) is not None
+                and (state is BackendState.TERMINATING or not one.by_hand)
                 else one
                 for one in frontend.backends
             ),
         )
 
     def _use_backends(self, frontend: Frontend, more: set[Address], writes: list[Write]) -> list[Write]:
-        """Number new backends; their entries. Entries that become terminating are written at once.
+        """Number new backends; their entries. What becomes of others' states is written at once.
 
         ``more`` are those that the frontend did not have.
         """
@@ -308,7 +320,9 @@ class LoadBalancer:
                 number = self._backend_ids.allocate(address)
                 backends[address] = record = BackendRecord(number, address, backend.state)
                 new.append(_backend_write(record))
-            elif BackendState.TERMINATING is backend.state is not record.state:
+            elif backend.state is not record.state and (
+                backend.by_hand or backend.state is BackendState.TERMINATING
+            ):
                 record.state = backend.state
                 writes.append(_backend_write(record))
         for address in more:
@@ -383,7 +397,7 @@ class LoadBalancer:
         return (
             _TYPE_FLAGS[frontend.type]
             | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
-            | _INT_LOCAL * frontend.int_local
+            | _INT_LOCAL * (frontend.int_local and frontend.type not in _OF_ONE_NODE)
             | _TWO_SCOPES * frontend.two_scopes
             | _AFFINITY * affinity
             | _ROUTABLE * frontend.routable

@@ -3,7 +3,8 @@
 Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses that
             serve node ports; the table ``frontends`` follows from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
-Needs:      AgentConfig, Resources, Maps, NodePorts.   Gives: Table[Frontend], Table[ServedFrontend].
+Needs:      AgentConfig, Resources, Maps, NodePorts.   Gives: Table[Frontend], Table[ServedFrontend],
+            ServicesByHand.
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
             of objects is set, it stays as it is, and the log says so.
@@ -27,6 +28,14 @@ from cells.kubernetes import (
 )
 from cells.maps import MapSettings
 from cells.services.balancer import LoadBalancer
+from cells.services.control.by_hand import (
+    HandMade,
+    SaidService,
+    SaidState,
+    ServicesByHand,
+    said_services,
+    said_states,
+)
 from cells.services.control.kernel import KernelServices
 from cells.services.control.pending import ServiceMaps
 from cells.services.control.redirects import LocalRedirect, local_redirects
@@ -34,7 +43,18 @@ from cells.services.control.served import ServedFrontend, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
-from cells.services.model import INTERNAL, PROTOCOLS, Address, Backend, Frontend, LoadBalancerOptions
+from cells.services.model import (
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceName,
+    ServiceType,
+)
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
 from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, invoke, minutes, module, provide
@@ -44,10 +64,16 @@ __all__ = [
     "PROTOCOLS",
     "Address",
     "Backend",
+    "BackendState",
     "Frontend",
+    "FrontendKey",
+    "HandMade",
     "LocalRedirect",
     "ServedFrontend",
     "ServiceMaps",
+    "ServiceName",
+    "ServiceType",
+    "ServicesByHand",
     "cell",
 ]
 
@@ -76,6 +102,7 @@ def options(
         bpf_lb_mode_annotation=settings.bpf_lb_mode_annotation,
         bpf_lb_mode=settings.bpf_lb_mode,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
+        k8s_service_proxy_name=settings.k8s_service_proxy_name,
         cluster_name=agent.cluster_name,
         node_port_min=first,
         node_port_max=last,
@@ -93,6 +120,8 @@ def watch(
     table: Table[Frontend],
     served: LoadBalancerOptions,
     redirects: Table[LocalRedirect],
+    by_hand: Table[SaidService],
+    states: Table[SaidState],
     outside: NodePorts | None = None,
     *,
     jobs: Jobs,
@@ -107,6 +136,8 @@ def watch(
         resources.table(PODS) if served.enable_host_port or redirected else None,
         outside.addresses if outside is not None else None,
         resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
+        by_hand,
+        states,
     )
     found = ServiceWatch(
         lambda: agent.node_name, objects, table, served, redirects if redirected else None, log
@@ -158,6 +189,16 @@ async def _leave(maps: ServiceMaps, log: Logger) -> None:
 cell = module(
     "services",
     "Services",
-    provide(options, frontends, served_frontends, local_redirects, watch, KernelServices.provided),
+    provide(
+        options,
+        frontends,
+        served_frontends,
+        local_redirects,
+        said_services,
+        said_states,
+        ServicesByHand,
+        watch,
+        KernelServices.provided,
+    ),
     invoke(reconcile),
 )

@@ -17,6 +17,13 @@ class ServedFrontend(msgspec.Struct, frozen=True):
     id: int
     """Its reverse NAT index, the service id that Cilium's commands print."""
     frontend: Frontend
+    installed: Frontend | None = None
+    """The same as the maps have it, where that differs: backends keep states that sources do not tell."""
+
+    @property
+    def shown(self) -> Frontend:
+        """The frontend as the maps have it."""
+        return self.installed or self.frontend
 
     @property
     def key(self) -> FrontendKey:

@@ -107,6 +107,9 @@ class ServicesTarget:
             await anyio.lowlevel.checkpoint()
         self._pending.add(None, self._balancer.synced())
         await self._write_rest()
+        with self._served.txn() as rows:
+            for one in self._served.all():
+                rows.put(self._told(one.frontend))
         self._maps.void_verdicts()
         self._tell_taken_over()
 
@@ -139,8 +142,13 @@ class ServicesTarget:
         with self._served.txn() as rows:
             for key in keys:
                 if key not in failures and (frontend := self._planned.pop(key, None)) is not None:
-                    rows.put(ServedFrontend(self._balancer.installed[key].id, frontend))
+                    rows.put(self._told(frontend))
         return failures
+
+    def _told(self, frontend: Frontend) -> ServedFrontend:
+        held = self._balancer.installed[frontend.key]
+        same = held.frontend is frontend or held.frontend == frontend
+        return ServedFrontend(held.id, frontend, None if same else held.frontend)
 
 
 def _differences(held: Entries, wanted: Entries) -> tuple[list[Write], list[Write]]:

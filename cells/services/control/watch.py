@@ -14,6 +14,7 @@ import msgspec
 
 from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
 from cells.kubernetes import Node as NodeObject
+from cells.services.control.by_hand import SaidService, SaidState
 from cells.services.control.redirects import LocalRedirect
 from cells.services.model import (
     EXPOSURE_LABEL,
@@ -27,6 +28,7 @@ from cells.services.model import (
     ServiceCatalog,
     ServiceName,
     Upsert,
+    faults_of,
     read_redirect,
 )
 from cells.services.outside import IPAddress, NodePortAddress
@@ -56,6 +58,8 @@ class WatchedObjects(NamedTuple):
     pods: ReadTable[Pod] | None = None
     addresses: ReadTable[NodePortAddress] | None = None
     redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
+    by_hand: ReadTable[SaidService] | None = None
+    states: ReadTable[SaidState] | None = None
 
 
 class ServiceWatch:
@@ -89,12 +93,14 @@ class ServiceWatch:
             if table is not None:
                 await table.wait_initialized()
         follows = [
+            *self._followed(objects.by_hand, _said),
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
-            *self._followed(objects.services, _service_changed),
+            *self._followed(objects.services, self._service_changed),
             *self._followed(objects.slices, _slice_changed),
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
+            *self._followed(objects.states, _state_said),
         ]
         first: dict[FrontendKey, Frontend] = {}
         for feed in follows:
@@ -138,6 +144,22 @@ class ServiceWatch:
         table = self._objects.addresses
         rows = table.all() if table is not None else []
         return self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
+
+    def _service_changed(self, catalog: ServiceCatalog, change: Change[Service]) -> Iterable[FrontendChange]:
+        old, row = change.old, change.row
+        if row is None:
+            return catalog.delete_service(ServiceName(*old.key)) if old is not None else ()
+        if (
+            self._log is not None
+            and row.metadata.annotations
+            and (old is None or old.annotations != row.annotations)
+        ):
+            for name, fault in faults_of(row, self._options):
+                self._log.warning(
+                    "annotation of a service does nothing",
+                    service=f"{row.namespace}/{row.name}", annotation=name, reason=fault,
+                )  # fmt: skip
+        return catalog.upsert_service(row)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
         """Only pods of this node have host ports here."""
@@ -183,7 +205,7 @@ class ServiceWatch:
         node = self._node
         if labels is not None:
             zone, exposure = labels.get(ZONE_LABEL, ""), labels.get(EXPOSURE_LABEL, "")
-            node = msgspec.structs.replace(node, zone=zone, exposure=exposure)
+            node = msgspec.structs.replace(node, zone=zone, exposure=exposure, labels=labels)
         if addresses is not None:
             node = msgspec.structs.replace(node, node_port_addresses=addresses)
         if node == self._node:
@@ -214,10 +236,15 @@ def _changes(
         yield from feed(catalog, change)
 
 
-def _service_changed(catalog: ServiceCatalog, change: Change[Service]) -> Iterable[FrontendChange]:
+def _said(catalog: ServiceCatalog, change: Change[SaidService]) -> Iterable[FrontendChange]:
     if change.row is not None:
-        return catalog.upsert_service(change.row)
-    return catalog.delete_service(ServiceName(*change.old.key)) if change.old is not None else ()
+        return catalog.say(change.row.key, change.row.frontend)
+    return catalog.unsay(change.old.key) if change.old is not None else ()
+
+
+def _state_said(catalog: ServiceCatalog, change: Change[SaidState]) -> Iterable[FrontendChange]:
+    row = change.row
+    return catalog.set_state(row.address, row.state) if row is not None else ()
 
 
 def _slice_changed(catalog: ServiceCatalog, change: Change[EndpointSlice]) -> Iterable[FrontendChange]:

@@ -144,4 +144,4 @@ def _port_of(served: ServedFrontend) -> int:
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
     """The oldest service of a port has it."""
     ordered = sorted(served, key=lambda one: one.id)
-    return HealthPort(port, health_answers(one.frontend for one in ordered)[port])
+    return HealthPort(port, health_answers(one.shown for one in ordered)[port])

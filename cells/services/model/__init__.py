@@ -4,8 +4,10 @@ Pure values; no cell.
 Gives: ServiceCatalog, frontends_of, backends_of, Frontend, Backend and their parts.
 """
 
+from cells.services.model.annotations import faults_of
 from cells.services.model.backends import backends_of, state_of
-from cells.services.model.catalog import Delete, FrontendChange, ServiceCatalog, Upsert
+from cells.services.model.catalog import ServiceCatalog
+from cells.services.model.claims import Delete, FrontendChange, Upsert
 from cells.services.model.frontends import frontends_of, selectable
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
@@ -45,6 +47,7 @@ __all__ = [
     "ServiceType",
     "Upsert",
     "backends_of",
+    "faults_of",
     "frontends_of",
     "health_answers",
     "read_redirect",

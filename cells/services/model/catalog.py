@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from cells.kubernetes import EndpointSlice, Pod, Service
 from cells.services.model.backends import Backends, backends_of
+from cells.services.model.claims import Claims, FrontendChange
 from cells.services.model.frontends import frontends_of
 from cells.services.model.host_ports import host_port_frontends
 from cells.services.model.options import LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, redirect_frontends
-from cells.services.model.types import Frontend, FrontendKey, ServiceName, ServiceType
+from cells.services.model.types import Address, BackendState, Frontend, FrontendKey, ServiceName
 
-
-class Upsert(NamedTuple):
-    """A frontend that is to be served as it says."""
-
-    frontend: Frontend
-
-
-class Delete(NamedTuple):
-    """A frontend that is to be served no more."""
-
-    key: FrontendKey
-
-
-FrontendChange = Upsert | Delete
+PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+"""The label by which a service says who is to serve it."""
+MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
+OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
+"""Who copies the slices of other clusters, which agents do not read."""
 
 
 class ServiceCatalog:
     """Services with their slices, and the frontends that follow from them.
 
     A service is served once a slice of it is known, even an empty one; when its slices go, it is served
-    without backends. A frontend that several claim is served for one of them until that claim goes.
+    without backends.
     """
 
     def __init__(self, options: LoadBalancerOptions, node: Node) -> None:
@@ -49,12 +40,14 @@ class ServiceCatalog:
         """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
         """The frontends of each redirection that has pods here."""
-        self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
-        self._claimed: dict[ServiceName, set[FrontendKey]] = {}
+        self._claims = Claims()
 
     def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
         """A service, new or changed."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
+        if service.labels.get(PROXY_NAME, "") != self._options.k8s_service_proxy_name:
+            yield from self.delete_service(name)
+            return
         self._services[name] = service
         yield from self._changes(name)
         yield from self._redirects_of(name)
@@ -71,6 +64,8 @@ class ServiceCatalog:
     def upsert_slice(self, slice_: EndpointSlice) -> Iterator[FrontendChange]:
         """A slice, new or changed."""
         name = ServiceName(slice_.metadata.namespace, slice_.service)
+        if slice_.labels.get(MANAGED_BY) == OF_OTHER_CLUSTERS:
+            return self.delete_slice(name, slice_.metadata.name)
         self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
         self._backends.pop(name, None)
         self._ready.add(name)
@@ -93,20 +88,20 @@ class ServiceCatalog:
         for name in list(self._services):
             yield from self._changes(name)
         for name, pod in list(self._pods.items()):
-            yield from self._replace(name, host_port_frontends(pod, node, self._options))
+            yield from self._claims.replace(name, host_port_frontends(pod, node, self._options))
 
     def upsert_pod(self, pod: Pod) -> Iterator[FrontendChange]:
         """A pod of this node, new or changed: its host ports, and what is redirected to it."""
         name = ServiceName(pod.metadata.namespace, f"pod/{pod.metadata.name}")
         self._pods[name] = pod
-        yield from self._replace(name, host_port_frontends(pod, self._node, self._options))
+        yield from self._claims.replace(name, host_port_frontends(pod, self._node, self._options))
         yield from self._redirects_in(pod.metadata.namespace)
 
     def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
         """A pod that is gone."""
         key = ServiceName(namespace, f"pod/{name}")
         self._pods.pop(key, None)
-        yield from self._replace(key, [])
+        yield from self._claims.replace(key, [])
         yield from self._redirects_in(namespace)
 
     def upsert_redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
@@ -118,7 +113,19 @@ class ServiceCatalog:
         """A redirection that is gone."""
         self.redirects.pop(name, None)
         self.redirected.pop(name, None)
-        return self._replace(_owner(name), [])
+        return self._claims.replace(_owner(name), [])
+
+    def say(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
+        """Serve this by hand, with None nothing, until an object says something else of the frontend."""
+        return self._claims.say(key, frontend)
+
+    def unsay(self, key: FrontendKey) -> Iterator[FrontendChange]:
+        """Serve what objects say of the frontend."""
+        return self._claims.unsay(key)
+
+    def set_state(self, address: Address, state: BackendState) -> Iterator[FrontendChange]:
+        """Give a backend a state by hand, until nobody has the backend any more."""
+        return self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:
         """The names of a namespace's pods here, by address."""
@@ -137,7 +144,7 @@ class ServiceCatalog:
         service = self._services.get(redirect.service) if redirect.service is not None else None
         found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
         self.redirected[redirect.name] = found
-        return self._replace(_owner(redirect.name), found)
+        return self._claims.replace(_owner(redirect.name), found)
 
     def names(self) -> Iterable[ServiceName]:
         """Every known service."""
@@ -149,7 +156,7 @@ class ServiceCatalog:
         frontends: list[Frontend] = []
         if service is not None and name in self._ready:
             frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
-        return self._replace(name, frontends)
+        return self._claims.replace(name, frontends)
 
     def _backends_of(self, name: ServiceName) -> Backends:
         slices = self._slices.get(name)
@@ -160,41 +167,7 @@ class ServiceCatalog:
             found = self._backends[name] = backends_of(slices.values(), self._options)
         return found
 
-    def _replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> Iterator[FrontendChange]:
-        """The frontends that one owner claims are these from now on."""
-        wanted = {frontend.key: frontend for frontend in frontends}
-        for key in self._claimed.pop(owner, set()) - wanted.keys():
-            claims = self._claims[key]
-            served = _served(claims)
-            del claims[owner]
-            if not claims:
-                del self._claims[key]
-                yield Delete(key)
-            elif _served(claims) != served:
-                yield Upsert(_served(claims))
-        if wanted:
-            self._claimed[owner] = set(wanted)
-        for key, frontend in wanted.items():
-            claims = self._claims.setdefault(key, {})
-            before = _served(claims) if claims else None
-            claims[owner] = frontend
-            if _served(claims) != before:
-                yield Upsert(_served(claims))
-
 
 def _owner(redirect: ServiceName) -> ServiceName:
     """Under which name a redirection claims its frontends; no service has such a one."""
     return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
-
-
-def _served(claims: Mapping[ServiceName, Frontend]) -> Frontend:
-    """The claim that is served: of a service before that of a host port, else the oldest.
-
-    What is redirected goes before cluster addresses, and after all that clients outside reach.
-    """
-    if len(claims) == 1:
-        return next(iter(claims.values()))
-    return min(claims.values(), key=lambda one: _RANKS.get(one.type, 0))
-
-
-_RANKS = {ServiceType.LOCAL_REDIRECT: 1, ServiceType.CLUSTER_IP: 2, ServiceType.HOST_PORT: 3}

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from cells.kubernetes import Service, ServicePort
+from cells.services.model.annotations import is_exposed, wishes_of
 from cells.services.model.backends import Backends
-from cells.services.model.options import EXPOSURE_LABEL, LoadBalancerOptions, Node
+from cells.services.model.options import LoadBalancerOptions, Node
 from cells.services.model.types import (
     ANY_PROTOCOL,
     EXTERNAL,
@@ -33,15 +34,8 @@ from cells.services.model.types import (
 DEFAULT_AFFINITY_TIMEOUT = 10800
 LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
 LOCAL = "Local"
-TYPES = "service.cilium.io/type"
-"""Annotation: which frontends a service has, such as ``LoadBalancer,ClusterIP``."""
-ALGORITHM = "service.cilium.io/lb-algorithm"
-"""Annotation: ``random`` or ``maglev``, where bpf-lb-algorithm-annotation lets services say so."""
-FORWARDING = "service.cilium.io/forwarding-mode"
-"""Annotation: ``dsr`` or ``snat``, where bpf-lb-mode-annotation lets services say so."""
-SOURCE_RANGES = "service.cilium.io/src-ranges-policy"
-"""Annotation: ``deny``, for all clients but those of loadBalancerSourceRanges; else ``allow``."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
@@ -52,12 +46,16 @@ def frontends_of(
 
     None for a headless or external-name service, and for one that is exposed on other nodes only.
     """
-    if service.spec.type == "ExternalName" or service.spec.cluster_ip == HEADLESS:
+    if service.spec.type == "ExternalName" or _is_headless(service):
         return []
-    exposure = (service.metadata.labels or {}).get(EXPOSURE_LABEL)
-    if exposure is not None and exposure != node.exposure:
+    if not is_exposed(service, node, options):
         return []
     return list(_Conversion(service, backends, node, options).frontends())
+
+
+def _is_headless(service: Service) -> bool:
+    labels = service.metadata.labels
+    return service.spec.cluster_ip == HEADLESS or (labels is not None and HEADLESS_LABEL in labels)
 
 
 class _Conversion:
@@ -72,6 +70,7 @@ class _Conversion:
         self._backends = backends
         self._node = node
         self._options = options
+        self._wishes = wishes_of(service, options)
         self._ext_local = self._spec.external_traffic_policy == LOCAL
         self._int_local = self._spec.internal_traffic_policy == LOCAL
 
@@ -98,25 +97,14 @@ class _Conversion:
                     yield from self._at(nodes, [port], ServiceType.NODE_PORT)
 
     def _wants(self, type_: ServiceType) -> bool:
-        """Whether the service is to have such frontends: all, unless its annotation lists others."""
-        text = self._annotation(TYPES)
-        return not text or type_.text in {one.strip() for one in text.split(",")}
-
-    def _annotation(self, name: str) -> str:
-        annotations = self._service.metadata.annotations if self._options.annotations else None
-        return (annotations or {}).get(name, "")
-
-    def _algorithm(self) -> str:
-        """What the service's annotation says, if annotations may."""
-        asked = self._annotation(ALGORITHM) if self._options.bpf_lb_algorithm_annotation else ""
-        return asked if asked in {"random", "maglev"} else ""
+        """Whether the service is to have such frontends."""
+        return type_.text in self._wishes.types
 
     def _direct(self, protocol: int) -> bool:
         """Whether its backends on other nodes answer clients outside themselves, where it may say so."""
         if not self._options.bpf_lb_mode_annotation:
             return False
-        asked = self._annotation(FORWARDING)
-        mode = asked if asked in {"dsr", "snat"} else self._options.bpf_lb_mode
+        mode = self._wishes.forwarding or self._options.bpf_lb_mode
         return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
 
     def _unique_ports(self) -> list[ServicePort]:
@@ -163,10 +151,10 @@ class _Conversion:
             two_scopes=two_scopes,
             affinity_timeout=self._affinity_timeout(),
             source_ranges=tuple(sorted(ranges)),
-            algorithm=self._algorithm() if not is_cluster_ip else "",
+            algorithm=self._wishes.algorithm if not is_cluster_ip else "",
             direct=self._direct(key.address.protocol)
             and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
-            source_ranges_deny=bool(ranges) and self._annotation(SOURCE_RANGES) == "deny",
+            source_ranges_deny=bool(ranges) and self._wishes.deny,
             health_check_node_port=self._health_check_port(type_),
             routable=not is_wildcard(key.address.ip)
             and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),

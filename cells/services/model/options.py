@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -33,6 +33,8 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_proto_diff: bool = True
     annotations: bool = True
     """Whether a service's own annotations choose its frontends, as in released 1.17."""
+    k8s_service_proxy_name: str = ""
+    """Whose services are served: by the label ``service.kubernetes.io/service-proxy-name``."""
     cluster_name: str = "default"
     node_port_min: int = 30000
     node_port_max: int = 32767
@@ -50,6 +52,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     exposure: str = ""
     """The value of its label ``service.cilium.io/node``."""
     node_port_addresses: tuple[IPAddress, ...] = ()
+    labels: Mapping[str, str] | None = None
 
 
 ZONE_LABEL = "topology.kubernetes.io/zone"

@@ -121,6 +121,8 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
+    by_hand: bool = False
+    """Whether somebody gave it its state, whatever its source says."""
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
@@ -145,6 +147,8 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     l7_proxy_port: int = 0
     routable: bool = True
     port_name: str = ""
+    number: int = 0
+    """The one it is to have; 0: any."""
 
 
 def parse_address(text: str) -> IPAddress | None:

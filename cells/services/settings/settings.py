@@ -78,6 +78,10 @@ class ServiceSettings(Settings, frozen=True):
     """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
     other nodes are reached."""
 
+    k8s_service_proxy_name: str = ""
+    """Serve only services whose label service.kubernetes.io/service-proxy-name says so; unset: only those
+    without the label."""
+
     bpf_lb_proto_diff: bool = True
     """Tell protocols apart: a port may be that of two services, in TCP and in UDP; else of one, for any."""
 

@@ -43,8 +43,10 @@ from cells.observe import controllers, metrics
 from cells.observe.health import Probes, StatusCollector
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyEntries, PolicyMapPool
+from cells.services.control.by_hand import ServicesByHand, said_services, said_states
 from cells.services.control.redirects import local_redirects
 from cells.services.control.served import served_frontends
+from cells.services.model import LoadBalancerOptions
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 
@@ -317,7 +319,8 @@ async def running_node(
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
-        provide(served_frontends, local_redirects),
+        provide(served_frontends, local_redirects, said_services, said_states, ServicesByHand),
+        supply(LoadBalancerOptions()),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),

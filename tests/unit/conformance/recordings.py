@@ -22,6 +22,7 @@ NO_REQUEST: Final = "no request reaches the agent"
 STUB_FAULT: Final = "the recorded agent answers what ours never does"
 BROKEN: Final = "the recorded answer is broken on purpose, to see what the client makes of it"
 MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
+SERVICES: Final = "changes services: replayed in tests/unit/services"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "our table of health is there, and never empty"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
@@ -74,10 +75,10 @@ EXCLUDED_DBG: Final = {
     "prefilter_update": NO_SUBSYSTEM,
     "recorder_delete": NO_SUBSYSTEM,
     "recorder_update": NO_SUBSYSTEM,
-    "service_delete": NO_SUBSYSTEM,
-    "service_get": NO_SUBSYSTEM,
-    "service_update": NO_SUBSYSTEM,
-    "service_update_new": NO_SUBSYSTEM,
+    "service_delete": SERVICES,
+    "service_get": SERVICES,
+    "service_update": SERVICES,
+    "service_update_new": SERVICES,
     "statedb_health_empty": HEALTH_DAEMON,
     "statedb_table_404": HEALTH_DAEMON,
     "status_verbose_with_health_ep_empty_table": HEALTH_DAEMON,

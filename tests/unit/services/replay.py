@@ -15,22 +15,29 @@ from typing import Any, Final
 
 import msgspec
 
+from cells.api.models.services import ServiceRequest
+from cells.api.operations.services.requests import requested, requested_backends
 from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
 from cells.services.balancer import IdsExhaustedError, LoadBalancer, Write
 from cells.services.balancer.balancer import Installed
+from cells.services.control import ServedFrontend
+from cells.services.control.by_hand import check_frontend, check_states, frontend_of
 from cells.services.maglev import MaglevTables, Seed
 from cells.services.model import (
     Backend,
     BackendState,
+    FrontendChange,
     LoadBalancerOptions,
     Node,
+    ServiceCatalog,
     ServiceName,
+    Upsert,
     read_redirect,
 )
-from cells.services.model.catalog import FrontendChange, ServiceCatalog, Upsert
 from cells.services.model.health import health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL
 from cells.services.settings import DEFAULT_SEED
+from lifecycle.http import Refusal
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"
 STATES: Final = {one: one.name.lower() for one in BackendState}
@@ -119,6 +126,10 @@ class Run:
                 metadata = object_["metadata"]
                 name = ServiceName(metadata["namespace"], metadata["name"])
                 self._apply(self.catalog.delete_redirect(name))
+            case "api-put-service":
+                self.results.append(self._put(event["body"]))
+            case "api-delete-service":
+                self.results.append(self._delete_by_hand(event["id"]))
             case "http-get":
                 self.results.append(self._answer(event))
             case "k8s-synced":
@@ -126,6 +137,36 @@ class Run:
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
+
+    def _put(self, body: Json) -> Json:
+        """As the API takes it. A refused call changes nothing; upstream's 460 comes after the change."""
+        asked = msgspec.convert(body, ServiceRequest)
+        try:
+            if asked.update_services:
+                for one in check_states(requested_backends(asked), self._told()):
+                    self._apply(self.catalog.set_state(one.address, one.state))
+                return {"status": 200, "body": ""}
+            frontend = frontend_of(requested(asked), self._name, self.options)
+            try:
+                created = check_frontend(frontend, self._told())
+            except Refusal as error:
+                if error.status == 460:
+                    self._apply(self.catalog.say(frontend.key, frontend))
+                raise
+            self._apply(self.catalog.say(frontend.key, frontend))
+        except Refusal as error:
+            return {"status": error.status, "body": json.dumps(error.text)}
+        return {"status": 201 if created else 200, "body": ""}
+
+    def _delete_by_hand(self, number: int) -> Json:
+        found = next((one.key for one in self._told() if one.id == number), None)
+        if found is None:
+            return {"status": 404, "body": ""}
+        self._apply(self.catalog.say(found, None))
+        return {"status": 200, "body": ""}
+
+    def _told(self) -> list[ServedFrontend]:
+        return [ServedFrontend(one.id, one.frontend) for one in self.balancer.installed.values()]
 
     def _redirect(self, object_: Json) -> Iterable[FrontendChange]:
         policy = msgspec.convert(object_, CiliumLocalRedirectPolicy)

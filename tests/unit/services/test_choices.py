@@ -8,8 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.kubernetes import Service
-from cells.services.model import Frontend, LoadBalancerOptions, Node, ServiceType, frontends_of
+from cells.kubernetes import EndpointSlice, Service
+from cells.services.model import (
+    EXPOSURE_LABEL,
+    Frontend,
+    LoadBalancerOptions,
+    Node,
+    ServiceCatalog,
+    ServiceType,
+    Upsert,
+    faults_of,
+    frontends_of,
+)
 
 NODE = Node("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"
@@ -57,6 +67,127 @@ def test_a_service_chooses_how_its_backends_are_reached(
     annotation: str, options: dict[str, Any], wanted: dict[int, bool]
 ) -> None:
     assert direct(annotation, **options) == wanted
+
+
+TYPES = "service.cilium.io/type"
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("NodePort", {ServiceType.NODE_PORT}),
+        ("NodePort, ClusterIP", {ServiceType.NODE_PORT, ServiceType.CLUSTER_IP}),
+        ("LoadBalancer", set()),
+        ("nodeport", {ServiceType.NODE_PORT, ServiceType.CLUSTER_IP}),
+        ("", {ServiceType.NODE_PORT, ServiceType.CLUSTER_IP}),
+    ],
+)
+def test_a_service_chooses_its_frontends_and_has_all_where_it_names_none(
+    text: str, types: set[ServiceType]
+) -> None:
+    assert {one.type for one in frontends({TYPES: text})} == types
+
+
+def on(labels: dict[str, str], *, label: str = "", **annotations: str) -> bool:
+    """Whether a node with these labels has the service."""
+    named = {f"service.cilium.io/{name.replace('_', '-')}": text for name, text in annotations.items()}
+    service = msgspec.convert(
+        {
+            "metadata": {
+                "name": "web",
+                "annotations": named,
+                "labels": {EXPOSURE_LABEL: label} if label else {},
+            },
+            "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+        },
+        Service,
+    )
+    node = Node("here", exposure=labels.get(EXPOSURE_LABEL, ""), labels=labels)
+    return bool(frontends_of(service, {}, node, LoadBalancerOptions()))
+
+
+BEEFY = {EXPOSURE_LABEL: "beefy", "disk": "ssd"}
+
+
+def test_a_service_is_on_the_nodes_that_it_names() -> None:
+    assert on(BEEFY, node="beefy")
+    assert not on({}, node="beefy")
+    assert on(BEEFY, label="beefy")
+    assert not on(BEEFY, node="slow", label="beefy")
+    for selector in (
+        "disk=ssd",
+        "disk==ssd,!gpu",
+        "disk in (ssd, nvme)",
+        "disk",
+        "gpu!=a",
+        "gpu notin (a)",
+        "",
+    ):
+        assert on(BEEFY, node_selector=selector, node="slow")
+    for selector in (
+        "disk=hdd",
+        "gpu",
+        "!disk",
+        "disk in (hdd)",
+        "disk notin (ssd)",
+        "=",
+        "a b",
+        "disk=ssd,,",
+    ):
+        assert not on(BEEFY, node_selector=selector, node="beefy")
+
+
+def test_annotations_that_do_nothing_are_told() -> None:
+    def faults(**options: Any) -> dict[str, str]:
+        texts = {
+            "type": "nodeport", "lb-algorithm": "fast", "forwarding-mode": "dsr", "src-ranges-policy": "Deny",
+            "node-selector": "a b", "lb-l7": "enabled", "proxy-delegation": "none", "global": "true",
+        }  # fmt: skip
+        metadata = {"name": "web", "annotations": {f"service.cilium.io/{k}": v for k, v in texts.items()}}
+        service = msgspec.convert({"metadata": metadata}, Service)
+        return {k.partition("/")[2]: v for k, v in faults_of(service, LoadBalancerOptions(**options))}
+
+    assert faults().keys() == {"type", "lb-algorithm", "forwarding-mode", "node-selector", "lb-l7"}
+    assert faults()["lb-algorithm"] == "bpf-lb-algorithm-annotation is off"
+    may = faults(bpf_lb_algorithm_annotation=True, bpf_lb_mode_annotation=True)
+    assert may.keys() == {"type", "lb-algorithm", "node-selector", "lb-l7"}
+    assert may["lb-algorithm"] == "'fast': expected random or maglev"
+
+
+def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> None:
+    proxy = "service.kubernetes.io/service-proxy-name"
+
+    def served(labels: dict[str, str], of_slice: dict[str, str] | None = None, **options: Any) -> int:
+        """How many backends; -1 without a frontend."""
+        catalog = ServiceCatalog(LoadBalancerOptions(**options), Node("here"))
+        service = {
+            "metadata": {"name": "web", "namespace": "shop", "labels": labels},
+            "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+        }
+        slice_ = {
+            "metadata": {
+                "name": "web-1",
+                "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "web"} | (of_slice or {}),
+            },
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"]}],
+            "ports": [{"port": 8080}],
+        }
+        changes = [
+            *catalog.upsert_service(msgspec.convert(service, Service)),
+            *catalog.upsert_slice(msgspec.convert(slice_, EndpointSlice)),
+        ]
+        found = [len(one.frontend.backends) for one in changes if isinstance(one, Upsert)]
+        return found[-1] if found else -1
+
+    assert served({}) == 1
+    assert served({proxy: "other"}) == -1
+    assert served({}, k8s_service_proxy_name="other") == -1
+    assert served({proxy: "other"}, k8s_service_proxy_name="other") == 1
+    assert served({"service.kubernetes.io/headless": ""}) == -1
+    managed = "endpointslice.kubernetes.io/managed-by"
+    assert served({}, {managed: "endpointslice-mesh-controller.cilium.io"}) == -1
 
 
 def test_cluster_addresses_are_never_answered_directly() -> None:

@@ -30,7 +30,7 @@ from cells.services.model import (
     ServiceName,
     ServiceType,
 )
-from lifecycle import Hive, HiveError, Lifecycle, Table, invoke, replace, supply
+from lifecycle import Cell, Hive, HiveError, Lifecycle, Table, invoke, replace, supply
 from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +100,9 @@ class FakeServiceMaps:
 
 
 @asynccontextmanager
-async def agent(folder: Path | None, maps: FakeServiceMaps, **settings: str) -> AsyncIterator[Hive]:
+async def agent(
+    folder: Path | None, maps: FakeServiceMaps, operations: Sequence[Cell] = (), **settings: str
+) -> AsyncIterator[Hive]:
     """The services of a node whose objects are a folder's files; None: nobody says which there are."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
@@ -113,6 +115,7 @@ async def agent(folder: Path | None, maps: FakeServiceMaps, **settings: str) -> 
         supply(known),
         replace(ServiceMaps, maps),
         invoke(needed),
+        *operations,
         settings=({"manifests-dir": str(folder)} if folder is not None else {})
         | {name.replace("_", "-"): value for name, value in settings.items()},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +16,7 @@ from tests.unit.services.compare import Names, canonical, differences
 from tests.unit.services.replay import Json, Run, load, names
 
 NOT_BUILT = {
-    "api-put-service": "PUT /service is not built",
-    "api-delete-service": "DELETE /service is not built",
-    "health-check-result": "PUT /service is not built",
+    "health-check-result": "backends are not asked whether they are well",
     "l7-redirect-register": "L7 load balancing is not built",
     "l7-redirect-deregister": "L7 load balancing is not built",
     "remote-cluster-service-upsert": "there is one cluster",
@@ -42,19 +41,25 @@ def exclusion(recording: Json) -> str | None:
     """Why a recording cannot have the recorded outcome, by what happens in it."""
     if "random-upstream" in recording.get("tags", ()):
         return "the recorded outcome is one of several"
-    for run in recording["agent_runs"]:
-        services: dict[str, Json] = {}
-        for entry in run.get("maps_before", ()):
-            if entry["k"].get("proto"):
-                return "protocols of restored frontends are read as they are"
-            if "source_range" in entry["map"]:
-                services["web"] = {"loadBalancerSourceRanges": ["restored"]}
-        for step in run["steps"]:
-            for event in step["events"]:
-                reason = NOT_BUILT.get(event["op"]) or _changed_object(event, services)
-                if reason is not None:
-                    return reason
-    return None
+    found = (reason for run in recording["agent_runs"] for reason in _exclusions(run))
+    return next(found, None)
+
+
+def _exclusions(run: Json) -> Iterator[str]:
+    services: dict[str, Json] = {}
+    if run.get("k8s_enabled") is False:
+        yield "without a source of objects nothing is put by hand"
+    for entry in run.get("maps_before", ()):
+        if entry["k"].get("proto"):
+            yield "protocols of restored frontends are read as they are"
+        if "source_range" in entry["map"]:
+            services["web"] = {"loadBalancerSourceRanges": ["restored"]}
+    for step in run["steps"]:
+        if {"api-put-service", "http-get"} <= {event["op"] for event in step["events"]}:
+            yield "health check ports know at once who was taken out of use"
+        for event in step["events"]:
+            if reason := NOT_BUILT.get(event["op"]) or _changed_object(event, services):
+                yield reason
 
 
 def _changed_object(event: Json, services: dict[str, Json]) -> str | None:
@@ -158,20 +163,25 @@ def replay(recording: Json) -> None:
                 run.handle(event)
             if "expect" in step:
                 compare(step["expect"], run, theirs, ours)
-                compare_answers(step["expect"].get("results") or (), run.results)
+                compare_answers(step["expect"].get("results") or [], run.results)
 
 
-def compare_answers(recorded: Json, own: list[Json]) -> None:
-    """The answers of health check ports; no answer where nobody listens."""
-    asked = [one for one in recorded if one["op"] == "http-get"]
+def compare_answers(recorded: list[Json], own: list[Json]) -> None:
+    """Of the API, and of health check ports; no answer where nobody listens."""
+    asked = [one for one in recorded if one["op"] in {"http-get", "api-put-service", "api-delete-service"}]
     assert len(asked) == len(own)
     for theirs, ours in zip(asked, own, strict=True):
-        assert (theirs.get("status"), theirs.get("body", "")) == (
+        assert (theirs.get("status"), without_form(theirs.get("body", ""))) == (
             (ours["status"], ours["body"]) if ours is not None else (None, "")
         )
-        if ours is not None:
+        if ours is not None and "headers" in theirs:
             assert ours["headers"].items() <= theirs["headers"].items()
         counts["answers"] += 1
+
+
+def without_form(body: str) -> str:
+    """Upstream writes a frontend in Go's form of a struct in one text."""
+    return re.sub(r"\{\{(\S+) \{NONE (\d+)\} 0\} \d+\}", r"\1:\2", body)
 
 
 @pytest.mark.parametrize("case", load("maglev")["cases"], ids=lambda case: str(case["description"]))

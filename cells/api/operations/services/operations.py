@@ -1,6 +1,6 @@
-"""The operations on services: those of the cluster's objects can be looked at, none can be made by hand.
+"""The operations on services: to look at, and by hand beside what the cluster's objects say.
 
-Needs: Table[ServedFrontend], Table[LocalRedirect].   Gives: ServiceOperations, part.
+Needs: Table[ServedFrontend], Table[LocalRedirect], ServicesByHand.   Gives: ServiceOperations, part.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from cells.api.models.services import (
     FrontendAddress,
     Service,
     ServiceFlags,
+    ServiceRequest,
     ServiceSpec,
     ServiceStatus,
 )
+from cells.api.operations.services.requests import requested, requested_backends
 from cells.api.part import ApiPart, Route
-from cells.api.wire import answer, empty
+from cells.api.wire import answer, empty, read_body
 from cells.services.control import (
     INTERNAL,
     PROTOCOLS,
@@ -26,6 +28,7 @@ from cells.services.control import (
     Frontend,
     LocalRedirect,
     ServedFrontend,
+    ServicesByHand,
 )
 from lifecycle import Member, Table
 from lifecycle.http import Request, Response
@@ -36,17 +39,20 @@ _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
 class ServiceOperations:
     """The handlers."""
 
-    def __init__(self, served: Table[ServedFrontend], redirects: Table[LocalRedirect]) -> None:
+    def __init__(
+        self, served: Table[ServedFrontend], redirects: Table[LocalRedirect], by_hand: ServicesByHand
+    ) -> None:
         self._served = served
         self._redirects = redirects
+        self._by_hand = by_hand
 
     def routes(self) -> list[Route]:
         """All of them."""
         return [
             Route("GET", "/v1/service", self.get_services),
             Route("GET", "/v1/service/{id}", self.get_service),
-            Route("PUT", "/v1/service/{id}", self.put_service),
-            Route("DELETE", "/v1/service/{id}", self.delete_service),
+            Route("PUT", "/v1/service/{id}", self.put_service, texts=frozenset({460, 461, 500, 501})),
+            Route("DELETE", "/v1/service/{id}", self.delete_service, texts=frozenset({500, 501})),
             Route("GET", "/v1/lrp", self.get_redirects),
         ]
 
@@ -61,15 +67,17 @@ class ServiceOperations:
         return answer(200, service_model(found)) if found is not None else empty(404)
 
     async def put_service(self, request: Request) -> Response:
-        """PUT /service/{id}: refused, since only objects of the cluster make services."""
-        del request
-        return answer(501, "services cannot be made by hand yet: apply a Service and its EndpointSlice")
+        """PUT /service/{id}: 201 for a new one; with updateServices, the states of backends everywhere."""
+        body = read_body(request, ServiceRequest, "config")
+        self._by_hand.check_followed()
+        if body.update_services:
+            await self._by_hand.set_states(requested_backends(body))
+            return empty(200)
+        return empty(201 if await self._by_hand.put(requested(body)) else 200)
 
     async def delete_service(self, request: Request) -> Response:
-        """DELETE /service/{id}: one of an object cannot be deleted here, an unknown one is 404."""
-        if self._find(request) is None:
-            return empty(404)
-        return answer(500, "the service is of an object of the cluster: delete that")
+        """DELETE /service/{id}: one of an object comes back with the object's next change."""
+        return empty(200 if await self._by_hand.delete(_number(request)) else 404)
 
     async def get_redirects(self, request: Request) -> Response:
         """GET /lrp: local redirect policies that can be done, by name."""
@@ -78,14 +86,18 @@ class ServiceOperations:
         return answer(200, [redirect_model(each) for each in sorted(found, key=lambda one: one.name)])
 
     def _find(self, request: Request) -> ServedFrontend | None:
-        text = request.match_info["id"]
-        number = int(text) if text.isascii() and text.isdigit() else 0
+        number = _number(request)
         return next((one for one in self._served.all() if one.id == number), None)
+
+
+def _number(request: Request) -> int:
+    text = request.match_info["id"]
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def service_model(served: ServedFrontend) -> Service:
     """A frontend in Cilium's words."""
-    frontend = served.frontend
+    frontend = served.shown
     spec = ServiceSpec(
         id=served.id,
         frontend_address=FrontendAddress(

@@ -1,0 +1,262 @@
+"""Services made by hand, and backends taken out of use by hand, beside what objects say.
+
+Gives: ServicesByHand; the tables ``services-by-hand`` and ``backend-states``, from which frontends follow.
+Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
+
+What is said of a frontend holds until an object says something else of it, and not over a restart of the
+agent. A call that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import anyio
+import msgspec
+
+from cells.config import AgentConfig
+from cells.kubernetes import KubernetesSettings
+from cells.services.control.served import ServedFrontend
+from cells.services.model import (
+    INTERNAL,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceName,
+    ServiceType,
+)
+from lifecycle import Table
+from lifecycle.http import Refusal
+
+PATIENCE = 10.0
+"""Seconds that a call waits for the maps."""
+
+_MAY_BECOME = {
+    BackendState.ACTIVE: frozenset(BackendState),
+    BackendState.TERMINATING: frozenset({BackendState.TERMINATING}),
+    BackendState.QUARANTINED: frozenset(
+        {BackendState.ACTIVE, BackendState.TERMINATING, BackendState.QUARANTINED}
+    ),
+    BackendState.MAINTENANCE: frozenset({BackendState.ACTIVE, BackendState.MAINTENANCE}),
+}
+
+
+class SaidService(msgspec.Struct, frozen=True):
+    """A row of the table ``services-by-hand``: what was last said of a frontend."""
+
+    key: FrontendKey
+    turn: int
+    """Counts what is said, as the same may be said again."""
+    frontend: Frontend | None
+    """None: that it is not to be served."""
+
+
+class SaidState(msgspec.Struct, frozen=True):
+    """A row of the table ``backend-states``: what was last said of a backend."""
+
+    address: Address
+    turn: int
+    state: BackendState
+
+
+def said_services() -> Table[SaidService]:
+    """The ``services-by-hand`` table, by address and scope."""
+    return Table("services-by-hand", key=lambda one: one.key)
+
+
+def said_states() -> Table[SaidState]:
+    """The ``backend-states`` table, by address."""
+    return Table("backend-states", key=lambda one: one.address)
+
+
+class HandMade(msgspec.Struct, frozen=True):
+    """A frontend as somebody asks for it; addresses are of protocols that may be told apart or not."""
+
+    number: int
+    key: FrontendKey
+    type: ServiceType
+    backends: tuple[Backend, ...]
+    name: ServiceName
+    ext_local: bool = False
+    int_local: bool = False
+
+
+def frontend_of(made: HandMade, node_name: str, options: LoadBalancerOptions) -> Frontend:
+    """The frontend, with the backends that its traffic policy leaves on this node."""
+    key = _of_protocol(made.key.address, options)
+    outside = made.type in _TWO_SCOPED
+    local = made.ext_local
+    if made.type is ServiceType.CLUSTER_IP or made.key.scope == INTERNAL:
+        local = made.int_local
+    if made.type is ServiceType.HOST_PORT:
+        local = False
+    backends = [one for one in made.backends if not local or one.node in ("", node_name)]
+    return Frontend(
+        key=FrontendKey(key, made.key.scope),
+        type=made.type,
+        service=made.name,
+        backends=tuple(
+            msgspec.structs.replace(one, address=_of_protocol(one.address, options), by_hand=True)
+            for one in backends
+        ),
+        ext_local=made.ext_local,
+        int_local=made.int_local,
+        two_scopes=outside and made.ext_local != made.int_local,
+        routable=int(key.ip) != 0
+        and (made.type is not ServiceType.CLUSTER_IP or options.bpf_lb_external_clusterip),
+        number=made.number,
+    )
+
+
+_TWO_SCOPED = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
+
+
+def _of_protocol(address: Address, options: LoadBalancerOptions) -> Address:
+    return address if options.bpf_lb_proto_diff else Address(address.ip, address.port)
+
+
+class ServicesByHand:
+    """The only writer of both tables. Methods raise Refusal, with the status that Cilium answers."""
+
+    def __init__(
+        self,
+        services: Table[SaidService],
+        states: Table[SaidState],
+        served: Table[ServedFrontend],
+        options: LoadBalancerOptions,
+        objects: KubernetesSettings,
+        agent: AgentConfig,
+    ) -> None:
+        self._services = services
+        self._states = states
+        self._served = served
+        self._options = options
+        self._followed = objects.has_source
+        self._agent = agent
+        self._turn = 0
+
+    async def put(self, made: HandMade) -> bool:
+        """Serve a frontend by the number it names; whether there was none. Returns once it is in the maps."""
+        self.check_followed()
+        if not self._options.serves(made.key.address.ip):
+            raise Refusal(500, f"IPv{made.key.address.ip.version} is off on this node")
+        frontend = frontend_of(made, self._agent.node_name, self._options)
+        created = check_frontend(frontend, self._served.all())
+        before = self._services.get(frontend.key)
+        said = self._say(frontend.key, frontend)
+        with anyio.move_on_after(PATIENCE):
+            await self._served.wait_for(frontend.key, lambda row: _is(row.frontend, frontend))
+            return created
+        if self._services.get(frontend.key) == said:
+            with self._services.txn() as rows:
+                if before is not None:
+                    rows.put(msgspec.structs.replace(before, turn=self._next()))
+                else:
+                    rows.delete(frontend.key)
+        text = "as it was asked for is not in the maps"
+        raise Refusal(500, f"{frontend.key} {text} after {PATIENCE:g} s: see hive status --verbose")
+
+    async def delete(self, number: int) -> bool:
+        """Serve a frontend no more; whether there was one. Returns once it is in the maps no more."""
+        found = next((one for one in self._served.all() if one.id == number), None)
+        if found is None:
+            return False
+        self.check_followed()
+        self._say(found.key, None)
+        with anyio.move_on_after(PATIENCE):
+            await self._served.wait_gone(found.key)
+            return True
+        raise Refusal(500, f"{found.key} is still in the maps after {PATIENCE:g} s")
+
+    async def set_states(self, backends: Sequence[Backend]) -> None:
+        """Give backends these states wherever they serve; unknown ones are left alone."""
+        self.check_followed()
+        served = self._served.all()
+        known = {one.address: one for one in check_states(backends, served)}
+        with self._states.txn() as rows:
+            for backend in known.values():
+                rows.put(SaidState(backend.address, self._next(), backend.state))
+        having = [one.key for one in served if any(each.address in known for each in one.shown.backends)]
+        with anyio.move_on_after(PATIENCE):
+            for key in having:
+                await self._served.wait_for(key, lambda row: _stand(row.shown, known))
+            return
+        raise Refusal(500, f"not in the maps after {PATIENCE:g} s: see hive status --verbose")
+
+    def _say(self, key: FrontendKey, frontend: Frontend | None) -> SaidService:
+        said = SaidService(key, self._next(), frontend)
+        self._services.put(said)
+        return said
+
+    def _next(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def check_followed(self) -> None:
+        """Raise Refusal where nothing is put in the maps: without a source of objects."""
+        if not self._followed:
+            raise Refusal(
+                501,
+                "services of an earlier agent stay as they are, and none can be made by hand: no source of"
+                " objects is set (k8s-api-server, k8s-kubeconfig-path or manifests-dir)",
+            )
+
+
+def _is(served: Frontend, wanted: Frontend) -> bool:
+    """Whether it is served; states of its backends may be what was said of them apart."""
+    have, want = ({one.address for one in each.backends} for each in (served, wanted))
+    bare = [msgspec.structs.replace(each, backends=()) for each in (served, wanted)]
+    return have == want and bare[0] == bare[1]
+
+
+def _stand(served: Frontend, wanted: Mapping[Address, Backend]) -> bool:
+    return all(one.state is wanted[one.address].state for one in served.backends if one.address in wanted)
+
+
+def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool:
+    """Whether a frontend with its number is a new one. Raises Refusal."""
+    key, number = frontend.key, frontend.number
+    if not 0 < number < 1 << 16:
+        raise Refusal(500, f"invalid service ID {number}")
+    versions = {one.address.ip.version for one in frontend.backends}
+    if versions - {key.address.ip.version}:
+        raise Refusal(500, f"Unable to upsert service {key} as NAT46/64 is disabled")
+    for one in served:
+        if one.key == key and one.id != number:
+            text = "the service provided is already registered with ID"
+            raise Refusal(460, f"{text} {one.id}, please use that ID instead of {number}")
+    for one in served:
+        if one.id == number and one.key != key:
+            raise Refusal(
+                500,
+                f"Unable to allocate service ID {number} for {key}: Service ID {number} is already registered"
+                f' to "{one.key}"',
+            )
+    return all(one.key != key for one in served)
+
+
+def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) -> list[Backend]:
+    """Of the backends, those that somebody has, of any protocol where one says none.
+
+    Raises Refusal when one cannot become what it is to be.
+    """
+    now = {each.address: each.state for one in served for each in one.shown.backends}
+    known = [
+        msgspec.structs.replace(one, address=address)
+        for one in backends
+        for address in now
+        if one.address in (address, Address(address.ip, address.port))
+    ]
+    wrong = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
+    if wrong:
+        raise Refusal(501, "\n".join(_cannot(one, now[one.address]) for one in wrong))
+    return known
+
+
+def _cannot(backend: Backend, state: BackendState) -> str:
+    wanted = backend.state.name.lower()
+    name = f"[{backend.address},State:{wanted}]"
+    return f"invalid state transition for backend[{name}] ({state.name.lower()}) -> ({wanted})"
