@@ -12,9 +12,9 @@ from cells.api.models.v1 import Model
 
 
 class FrontendAddress(Model, frozen=True):
-    """Where a service is reached."""
+    """Where a service is reached; who only sets states of backends leaves it empty."""
 
-    ip: str
+    ip: str = ""
     port: int = 0
     protocol: str = ""
     scope: str = ""
