@@ -16,7 +16,7 @@ from cells.api.cell import cell
 from cells.api.gate import StartedDaemon
 from cells.api.models.status import MasqueradedProtocols, Masquerading
 from cells.api.operations.endpoints.operations import PolicyPool
-from cells.api.operations.node.config_mapping import ChainingMode, MasqueradeReport
+from cells.api.operations.node.config_mapping import MasqueradeReport
 from cells.api.operations.node.node_status import NodeStatus
 from cells.api.operations.node.operations import MapReader
 from cells.api.part import ApiPart, Operation, Route
@@ -26,7 +26,6 @@ from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int,
 __all__ = [
     "Api",
     "ApiPart",
-    "ChainingMode",
     "FrameworkError",
     "MapReader",
     "MasqueradeReport",

@@ -21,7 +21,7 @@ from cells.api.operations.endpoints import operations as endpoints
 from cells.api.operations.endpoints.operations import PolicyPool
 from cells.api.operations.node import config as node_config
 from cells.api.operations.node import operations as node
-from cells.api.operations.node.config_mapping import ChainingMode, MasqueradeReport
+from cells.api.operations.node.config_mapping import MasqueradeReport
 from cells.api.operations.node.maps import NodeMaps
 from cells.api.operations.node.node_status import NodeStatus
 from cells.api.operations.node.operations import MapReader
@@ -38,7 +38,7 @@ from cells.api.times import ApiTimes
 from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.cni.server import ChainingSettings, QueueLock
-from cells.config import AgentConfig
+from cells.config import AgentConfig, ChainingMode
 from cells.datapath import Datapath, DatapathSettings
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore import ExposedEndpoints

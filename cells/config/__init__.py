@@ -6,12 +6,13 @@ Why:    whoever takes an AgentConfig starts after its hook, and so knows that th
         that bpffs is mounted, that the process may use it, and that no other agent has this node.
 """
 
+from cells.config.chaining import ChainingMode
 from cells.config.kernel import version_of
 from cells.config.node import AgentConfig
 from cells.config.settings import AgentSettings
 from lifecycle import config, module, provide
 
-__all__ = ["AgentConfig", "AgentSettings", "cell", "version_of"]
+__all__ = ["AgentConfig", "AgentSettings", "ChainingMode", "cell", "version_of"]
 
 cell = module(
     "config",

@@ -43,8 +43,6 @@ _RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER = 16, 37, 45
 _CHANGED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
 _CHANGED_OR_SLOWED: Final = news.passing((news.kinds(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
 """A program that is taken off a driver shows as news of the link."""
-_OWN_LINKS: Final = ("none", "portmap")
-"""Chaining modes in which pods' links are ours."""
 
 
 class Masquerade:
@@ -73,7 +71,7 @@ class Masquerade:
         tables: Tables,
         log: Logger,
     ) -> None:
-        own_links = cni.chaining_mode in _OWN_LINKS
+        own_links = cni.makes_links
         self._settings = settings
         self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
         """Whether pods' IPv4 packets are masqueraded."""

@@ -66,6 +66,7 @@ UNSET: Final = {
     "bpf.ctAnyMax": "integer",
     "bpf.mapDynamicSizeRatio": "number",
     "sessionAffinity": "boolean",
+    "dnsProxy.enableTransparentMode": "boolean",
     "cni.chainingMode": "string",
     "cni.chainingTarget": "string",
     "image.override": "string",

@@ -7,9 +7,9 @@ Why:    kubelet takes the file for readiness of the node's network, so it must b
 
 from collections.abc import Iterable
 
-from cells.api import ChainingMode
 from cells.cni.config.settings import CniConfigSettings
 from cells.cni.config.write import CniConfig
+from cells.config import ChainingMode
 from cells.observe.metrics import Collector, Family, one_of
 from lifecycle import Member, config, invoke, module, provide
 

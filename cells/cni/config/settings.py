@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from cells.cni.config.templates import TEMPLATES
+from cells.config import ChainingMode
 from cells.node.netlink import mac_text, parse_mac
 from lifecycle import Settings, refuse
 
@@ -52,6 +53,11 @@ class CniConfigSettings(Settings, frozen=True):
         """The mode in force: a target alone means generic-veth."""
         mode = self.cni_chaining_mode.lower() or "none"
         return "generic-veth" if mode == "none" and self.cni_chaining_target else mode
+
+    @property
+    def makes_links(self) -> bool:
+        """Whether pods' links are ours: no other plugin has made them."""
+        return ChainingMode(self.chaining_mode).own_links
 
     @property
     def chaining_target(self) -> str:

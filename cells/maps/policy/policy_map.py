@@ -35,6 +35,8 @@ class PolicyMap:
         """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
 
         So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
+        Nor does anything pass a proxy by that it is to read: where there is one, what decides first is
+        written first, and deleted last.
 
         An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
         flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
@@ -112,8 +114,13 @@ class PolicyMap:
     def _write(self, missing: list[tuple[PolicyKey, PolicyEntry]], gone: list[PolicyKey]) -> bool:
         """Whether anything had to be written."""
         self._put([(key, entry) for key, entry in missing if entry.deny])
-        self._put([(key, entry) for key, entry in missing if not entry.deny])
+        allows = [(key, entry) for key, entry in missing if not entry.deny]
+        if any(entry.proxy_port for _, entry in allows):
+            allows.sort(key=lambda one: _precedence(one[0]), reverse=True)
+        self._put(allows)
         present = self._present
+        if any(present[key].proxy_port for key in gone):
+            gone.sort(key=_precedence)
         self._drop(sorted(gone, key=lambda key: present[key].deny))
         return bool(missing or gone)
 
@@ -141,3 +148,8 @@ class PolicyMap:
                 self.map.delete(key)
         for each in keys:
             del self._present[each]
+
+
+def _precedence(key: PolicyKey) -> tuple[int, bool, int]:
+    """Of two entries that are for a packet, that with the larger one decides (see policy_choose() in C)."""
+    return bool(key.protocol) + bool(key.port_bits), bool(key.identity), key.port_bits

@@ -1,6 +1,6 @@
 """One query on its way: who asked whom for what, and what it took.
 
-Gives:  Asking, Step, Counts, Exchange.
+Gives:  Asking, Awaited, Counts, Exchange.
 Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cells.endpoint import Endpoint
 from cells.observe.metrics import Histogram
 from cells.proxy.dns.sockets import Address
-from cells.proxy.dns.upstream import Line
 from cells.proxy.dns.wire import Query
 
 TCP, UDP = 6, 17
@@ -26,6 +25,14 @@ class Asking(NamedTuple):
     client: Address
     server: Address
     protocol: int
+
+
+class Awaited(Protocol):
+    """A query by UDP that waits for its answer."""
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        ...
 
 
 class Counts:
@@ -46,7 +53,7 @@ class Counts:
 class Exchange:
     """A query that was let through to its server."""
 
-    __slots__ = ("asking", "began", "checked", "endpoint", "line", "query", "replied")
+    __slots__ = ("asking", "awaited", "began", "checked", "endpoint", "query", "replied")
 
     def __init__(self, asking: Asking, query: Query, endpoint: Endpoint, began: float) -> None:
         self.asking = asking
@@ -55,8 +62,8 @@ class Exchange:
         self.began = began
         self.checked = time.perf_counter()
         self.replied = 0.0
-        self.line: Line | None = None
-        """By which the server is asked, by UDP."""
+        self.awaited: Awaited | None = None
+        """The question to the server, by UDP."""
 
     def count(self, counts: Counts, error: str = "") -> None:
         """The answer is on its way: note the times."""

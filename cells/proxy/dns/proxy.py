@@ -11,6 +11,7 @@ While nothing listens the datapath sends queries straight to their servers: DNS 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from functools import lru_cache, partial
@@ -21,23 +22,26 @@ import anyio
 import anyio.abc
 
 from cells.cluster.ipcache import Ipcache
+from cells.config import ChainingMode
 from cells.endpoint import Endpoint
 from cells.ipam import IPAddress
 from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
-from cells.proxy.dns.exchange import TCP, UDP, Asking, Counts, Exchange
+from cells.proxy.dns.exchange import TCP, UDP, Asking, Awaited, Counts, Exchange
+from cells.proxy.dns.in_name import PodSockets
 from cells.proxy.dns.judge import Judge, Verdict
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.routes import ProxyRoutes
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
+    Address,
     UDPAnswers,
     original_destination,
     tcp_listener,
     udp_listener,
-    upstream,
 )
 from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.tcp import PATIENCE, ServerConnection, message
 from cells.proxy.dns.upstream import Upstream
 from cells.proxy.dns.wire import (
     NOERROR,
@@ -52,13 +56,11 @@ from cells.proxy.dns.wire import (
     udp_size,
     written_out,
 )
-from lifecycle import Jobs, Logger, Table
+from lifecycle import Jobs, Logger, Member, Table
 
 AT_ONCE: Final = 32
 """Datagrams read before others get their turn: about 3 ms."""
 LARGEST: Final = 65535
-PATIENCE: Final = 10.0
-"""Seconds after which nobody waits for an answer any more."""
 RULES_PATIENCE: Final = 5.0
 """Seconds a query waits for the rules to be known after a restart; then its pod asks again."""
 CONNECTIONS: Final = 1024
@@ -72,6 +74,7 @@ class DNSProxy:
         self,
         settings: DNSProxySettings,
         switches: PolicyRuleSettings,
+        modes: list[Member[ChainingMode]],
         port: ProxyPort,
         endpoints: Table[Endpoint],
         ipcache: Ipcache,
@@ -97,6 +100,8 @@ class DNSProxy:
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
         self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
         self._limit = settings.dnsproxy_concurrency_limit
+        asked = settings.dnsproxy_enable_transparent_mode
+        self._transparent = all(mode.own_links for mode in modes) if asked is None else asked
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
         self._waiting: dict[Exchange, None] = {}
@@ -112,7 +117,7 @@ class DNSProxy:
         loop = asyncio.get_running_loop()
         open_sockets: list[socket.socket] = []
         try:
-            self._upstream = Upstream(loop)
+            self._upstream, self._in_name = Upstream(loop), PodSockets(loop)
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._give_up)
                 self._free = anyio.Semaphore(CONNECTIONS)
@@ -132,6 +137,7 @@ class DNSProxy:
             for exchange in list(self._waiting):
                 self._end(exchange)
             self._upstream.close()
+            self._in_name.close()
             for answers in self._answers.values():
                 answers.close()
             self._answers.clear()
@@ -213,14 +219,24 @@ class DNSProxy:
             self._received(asking)
 
     def _forward(self, exchange: Exchange) -> None:
-        server = exchange.asking.server
         self._serving += 1
         self._waiting[exchange] = None
-        data, identity = exchange.asking.data, exchange.endpoint.identity
         try:
-            exchange.line = self._upstream.ask(server, identity, data, partial(self._replied, exchange))
+            exchange.awaited = self._ask(exchange)
         except OSError as error:
             self._fail(exchange, error)
+
+    def _ask(self, exchange: Exchange) -> Awaited:
+        """Ask the server, from the pod's address if that can be. Raises OSError."""
+        asking, identity = exchange.asking, exchange.endpoint.identity
+        told = partial(self._replied, exchange)
+        if self._transparent:
+            try:
+                return self._in_name.ask(asking, identity, told)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        return self._upstream.ask(asking.server, identity, asking.data, told)
 
     def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
         """What came from the server; whether it was the answer."""
@@ -235,7 +251,7 @@ class DNSProxy:
         if not _answers(answer, exchange.query):
             return False  # another query's, or a guess: the server's own is still to come
         exchange.replied = time.perf_counter()
-        exchange.line = None
+        exchange.awaited = None
         self._end(exchange)
         if self._learn(exchange, answer):
             self._release(exchange, data)
@@ -294,8 +310,8 @@ class DNSProxy:
         if exchange not in self._waiting:
             return
         del self._waiting[exchange]
-        if exchange.line is not None:
-            self._upstream.give_up(exchange.line)
+        if exchange.awaited is not None:
+            exchange.awaited.give_up()
         self._one_less()
 
     async def _give_up(self) -> None:
@@ -344,13 +360,7 @@ class DNSProxy:
             return
         try:
             try:
-                while (data := await _message(reader)) is not None:
-                    self._counts.l7["received"] += 1
-                    answer = await self._asked_by_tcp(Asking(data, *ends, TCP))
-                    if answer is None:
-                        return
-                    writer.write(len(answer).to_bytes(2, "big") + answer)
-                    await writer.drain()
+                await self._answer_all(ends, reader, writer)
             finally:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
@@ -358,7 +368,35 @@ class DNSProxy:
         finally:
             self._free.release()
 
-    async def _asked_by_tcp(self, asking: Asking) -> bytes | None:
+    async def _answer_all(
+        self, ends: tuple[Address, Address], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Raises OSError, IncompleteReadError, TimeoutError."""
+        to_server: ServerConnection | None = None
+        try:
+            while (data := await message(reader)) is not None:
+                self._counts.l7["received"] += 1
+                asking = Asking(data, *ends, TCP)
+                if to_server is None:
+                    to_server = self._to_server(asking)
+                answer = await self._asked_by_tcp(asking, to_server) if to_server is not None else None
+                if answer is None:
+                    return
+                writer.write(len(answer).to_bytes(2, "big") + answer)
+                await writer.drain()
+        finally:
+            if to_server is not None:
+                to_server.close()
+
+    def _to_server(self, asking: Asking) -> ServerConnection | None:
+        """For a pod's connection; None for one that is no pod's."""
+        endpoint = self._judge.endpoint(asking)
+        if endpoint is None:
+            return None
+        client = asking.client if self._transparent else None
+        return ServerConnection(asking.server, endpoint.identity, client)
+
+    async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
         found = self._judged(asking)
         if found is not None and found[0] is Verdict.WAIT:
@@ -374,7 +412,7 @@ class DNSProxy:
         self._serving += 1
         try:
             with anyio.fail_after(PATIENCE):
-                data = await _ask_by_tcp(exchange)
+                data = await to_server.ask(asking.data)
             answer = _answer_to(query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             exchange.count(self._counts, "upstream")
@@ -407,34 +445,3 @@ def _answer_to(query: Query, data: bytes) -> Answer:
 
 def _answers(answer: Answer, query: Query) -> bool:
     return (answer.id, answer.name, answer.type) == (query.id, query.name, query.type)
-
-
-async def _message(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message of a connection (RFC 1035, 4.2.2); None once there is none for a while."""
-    with anyio.move_on_after(PATIENCE):
-        try:
-            size = int.from_bytes(await reader.readexactly(2), "big")
-        except asyncio.IncompleteReadError:
-            return None
-        return await reader.readexactly(size)
-    return None
-
-
-async def _ask_by_tcp(exchange: Exchange) -> bytes:
-    server = exchange.asking.server
-    made = upstream(server, exchange.endpoint.identity, socket.SOCK_STREAM)
-    try:
-        await asyncio.get_running_loop().sock_connect(made, (str(server[0]), server[1]))
-        reader, writer = await asyncio.open_connection(sock=made)
-    except BaseException:
-        made.close()
-        raise
-    try:
-        data = exchange.asking.data
-        writer.write(len(data).to_bytes(2, "big") + data)
-        answer = await _message(reader)
-        if answer is None:
-            raise EOFError("the server ended the connection")
-        return answer
-    finally:
-        writer.close()

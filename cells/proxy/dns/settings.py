@@ -55,6 +55,10 @@ class DNSProxySettings(Settings, frozen=True):
     tofqdns_proxy_response_max_delay: Duration = seconds(0.1)
     """How long an answer waits at most for its addresses to be allowed in policy maps and ipcache."""
 
+    dnsproxy_enable_transparent_mode: bool | None = None
+    """Whether servers are asked from the address and port of the pod, not the node's; unset: true, unless
+    another plugin makes pods' links (cni-chaining-mode)."""
+
     dnsproxy_concurrency_limit: int = 0
     """Most queries served at a time; 0 is no limit."""
 

@@ -1,6 +1,6 @@
 """The sockets of a transparent proxy.
 
-Gives:  udp_listener(), tcp_listener(), original_destination(), UDPAnswers, upstream().
+Gives:  udp_listener(), tcp_listener(), original_destination(), UDPAnswers, upstream(), end_at_once().
 Source: ip(7) IP_TRANSPARENT, IP_ORIGDSTADDR, IP_PKTINFO; ipv6(7); raw(7); RFC 768.
 
 Packets come to the listeners' sockets by the datapath (bpf_sk_assign), addressed to the server the pod meant.
@@ -31,7 +31,7 @@ _LARGEST: Final = 65535 - 8 - 40
 BUFFER: Final = 4 << 20
 """Bytes of queries that wait while the agent is busy, or starts."""
 EGRESS_PROXY: Final = 0x0B00
-"""The mark of what a proxy sends for a pod; the pod's identity is in it, too."""
+"""The mark of what a proxy sends: for a pod, with the pod's identity in it, or to one."""
 
 Address = tuple[IPAddress, int]
 """Address and port."""
@@ -58,6 +58,7 @@ def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
     listener = _listener(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_MARK, EGRESS_PROXY)  # and so what it accepts
         listener.bind((loopback(family), port))
         listener.listen(1024)
     except BaseException:
@@ -119,6 +120,7 @@ class UDPAnswers:
         try:
             _take_nothing(self._socket)
             _make_transparent(self._socket)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MARK, EGRESS_PROXY)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             if family == socket.AF_INET6:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, 6)
@@ -164,15 +166,29 @@ def _take_nothing(made: socket.socket) -> None:
     made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-def upstream(server: Address, identity: int, kind: socket.SocketKind) -> socket.socket:
-    """A socket to ask a server by for a pod with this identity, not connected yet. Raises OSError."""
-    family = socket.AF_INET if server[0].version == 4 else socket.AF_INET6
+def upstream(
+    version: int, identity: int, kind: socket.SocketKind, client: Address | None = None
+) -> socket.socket:
+    """A socket to ask servers by for a pod with this identity, not connected yet. Raises OSError.
+
+    With ``client`` it has this address and port, which are the pod's; else those that the node gives it.
+    """
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
     made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if not identity >> 24:
             mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16
             made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
+        if client is not None:
+            _make_transparent(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((str(client[0]), client[1]))
     except BaseException:
         made.close()
         raise
     return made
+
+
+def end_at_once(made: socket.socket) -> None:
+    """Have close(2) leave nothing of a connection: its ports are the pod's to use again."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

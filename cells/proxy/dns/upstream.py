@@ -30,14 +30,19 @@ Told = Callable[[bytes | OSError], bool]
 class Line:
     """A socket to a server. It waits for one answer at a time."""
 
-    __slots__ = ("key", "made", "since", "told", "uses")
+    __slots__ = ("_of", "key", "made", "since", "told", "uses")
 
-    def __init__(self, key: Key, made: socket.socket) -> None:
+    def __init__(self, of: Upstream, key: Key, made: socket.socket) -> None:
+        self._of = of
         self.key = key
         self.made = made
         self.told: Told | None = None
         self.uses = 0
         self.since = 0.0
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._of.give_up(self)
 
 
 class Upstream:
@@ -83,13 +88,13 @@ class Upstream:
 
     def _connected(self, key: Key) -> Line:
         (address, port), identity = key
-        made = upstream(key[0], identity, socket.SOCK_DGRAM)
+        made = upstream(address.version, identity, socket.SOCK_DGRAM)
         try:
             made.connect((str(address), port))
         except OSError:
             made.close()
             raise
-        line = Line(key, made)
+        line = Line(self, key, made)
         self._all.add(line)
         self._loop.add_reader(made, self._ready, line)
         return line

@@ -23,6 +23,8 @@ _QUESTION = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
 _POINTER: Final = 0xC0
+_QUESTION_NAME: Final = b"\xc0\x0c"
+"""A name that is the question's, as nearly all are."""
 _LONGEST_NAME: Final = 255
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
 
@@ -226,7 +228,7 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
     found: list[IPAddress] = []
     least: int | None = None
     for _ in range(count):
-        at = skip_name(data, at)
+        at = at + 2 if data[at : at + 2] == _QUESTION_NAME else read_name(data, at)[1]
         if at + _RECORD.size > len(data):
             raise WireError("a record is cut off")
         kind, class_, ttl, size = _RECORD.unpack_from(data, at)
@@ -239,7 +241,9 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
             continue
         ttl = 0 if ttl >> 31 else ttl  # RFC 2181, section 8
         least = ttl if least is None else min(least, ttl)
-        if kind == A:
+        if kind == CNAME:
+            read_name(data, at - size)  # that it is one
+        elif kind == A:
             if size != 4:
                 raise WireError(f"an A record of {size} bytes")
             found.append(_address4(value))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from cells.maps import PolicyEntry, PolicyKey
 from cells.maps.bpf.map import Map
 from cells.maps.policy.policy_map import PolicyMap
-from cells.policy.compute import Entry, Key, PortKey, lookup, map_entry, map_key
+from cells.policy.compute import Entry, Key, PortKey, Redirect, lookup, map_entry, map_key
 from cells.policy.compute.map_state import ANYBODY, Entries, anybody_entries, identity_entries, merge
 
+PROXY = Redirect(15001, 15001, "http")
 PEERS = (ANYBODY, 300, 301)
 PORTS = (
     PortKey(),
@@ -29,16 +30,21 @@ PORTS = (
     PortKey(17, 80, 16),
 )
 PACKETS = [*product((300, 301, 302), (6,), (80, 81, 64, 1)), *product((300, 302), (17, 1), (80, 1))]
-Rule = tuple[int, PortKey, bool]
+ALLOW, READ, DENY = "allow", "read", "deny"
+Rule = tuple[int, PortKey, str]
 Policy = Mapping[int, Entries]
-rules = st.lists(st.tuples(st.sampled_from(PEERS), st.sampled_from(PORTS), st.booleans()), max_size=6)
+rules = st.lists(
+    st.tuples(st.sampled_from(PEERS), st.sampled_from(PORTS), st.sampled_from((ALLOW, READ, DENY))),
+    max_size=6,
+)
 
 
 def policy(said: list[Rule]) -> Policy:
-    """What the rules (a peer, ports, whether they are denied) come to, by identity."""
+    """What the rules (a peer, ports, what becomes of it) come to, by identity."""
     own: dict[int, Entries] = {peer: {} for peer in PEERS}
-    for peer, ports, deny in said:
-        merge(own[peer], ports, Entry(deny=deny))
+    for peer, ports, what in said:
+        redirect = PROXY if what == READ and ports.bits else None
+        merge(own[peer], ports, Entry(deny=what == DENY, redirect=redirect))
     anybody = anybody_entries(own[ANYBODY])
     others = {peer: identity_entries(own[peer], anybody) for peer in PEERS if own[peer] and peer != ANYBODY}
     return {ANYBODY: anybody, **others}
@@ -82,14 +88,23 @@ class Recorded:
             for packed, value in state.items():
                 key = PolicyKey.unpack(packed)
                 ports = PortKey(key.protocol, key.port, key.port_bits)
-                found.setdefault(key.identity, {})[ports] = Entry(deny=PolicyEntry.unpack(value).deny)
+                entry = PolicyEntry.unpack(value)
+                redirect = PROXY if entry.proxy_port else None
+                found.setdefault(key.identity, {})[ports] = Entry(deny=entry.deny, redirect=redirect)
             yield found
+
+
+def _seen(verdict: str) -> str:
+    """What a packet tells of it."""
+    return "refused" if verdict in ("deny", "drop") else verdict
 
 
 @settings(deadline=None, max_examples=150)
 @given(rules, rules)
-@example([(300, PortKey(6), True), (ANYBODY, PortKey(), False)], [])
-@example([(ANYBODY, PortKey(6, 80, 16), False)], [(ANYBODY, PortKey(6), False), (300, PortKey(), True)])
+@example([(300, PortKey(6), DENY), (ANYBODY, PortKey(), ALLOW)], [])
+@example([(ANYBODY, PortKey(6, 80, 16), ALLOW)], [(ANYBODY, PortKey(6), ALLOW), (300, PortKey(), DENY)])
+@example([], [(300, PortKey(), ALLOW), (300, PortKey(6, 80, 16), READ)])
+@example([(300, PortKey(6, 80, 16), READ), (ANYBODY, PortKey(), ALLOW)], [])
 def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule], new: list[Rule]) -> None:
     before, after = policy(old), policy(new)
     kernel = Recorded()
@@ -99,7 +114,6 @@ def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule
     slot.replace(entries(after))
     for between in kernel.policies():
         for packet in PACKETS:
-            allowed = lookup(between, *packet).allowed
-            ways = {lookup(before, *packet).allowed, lookup(after, *packet).allowed}
-            assert allowed in ways, (packet, between)
+            ways = {_seen(lookup(before, *packet).verdict), _seen(lookup(after, *packet).verdict)}
+            assert _seen(lookup(between, *packet).verdict) in ways, (packet, between)
     assert {PolicyKey.unpack(key) for key in kernel.rows} == entries(after).keys()

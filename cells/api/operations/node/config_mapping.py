@@ -45,13 +45,6 @@ class MasqueradeReport:
     now: Callable[[], Masquerading]
 
 
-@dataclass(frozen=True, slots=True)
-class ChainingMode:
-    """How the network configuration that is written has our plugin work with others."""
-
-    name: str
-
-
 SILENT = MonitorNotifications(flags=0, aggregation=0)
 
 

@@ -30,9 +30,10 @@ static __always_inline void learn_sender(struct __sk_buff *skb, struct flow *flo
 		flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
 		return;
 	}
-	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node, for one of its pods */
+	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node: for a pod, or to it */
 		mark_write(skb, 0);
-		flow->source_identity = marked_identity(mark);
+		flow->by_proxy = true;
+		flow->source_identity = marked_identity(mark) ?: identity_of(ipcache_lookup(&flow->saddr, family));
 		return;
 	}
 	flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
@@ -70,7 +71,7 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 			   : ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (unlikely(flow->proxy_port))
+	if (is_proxys(flow))
 		return ingress_proxied_again(skb, flow);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
 			 family);

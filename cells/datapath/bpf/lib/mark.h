@@ -13,7 +13,7 @@
 #define MARK_SNAT_DONE 0x0300 /* translated: not once more, by the device below */
 #define MARK_OVERLAY 0x0400 /* inside a tunnel: not to be translated on its way out */
 #define MARK_INGRESS_PROXY 0x0a00 /* a layer 7 proxy has let it in */
-#define MARK_EGRESS_PROXY 0x0b00 /* one sends it for a pod, whose identity is in it */
+#define MARK_EGRESS_PROXY 0x0b00 /* one sends it: for a pod, whose identity is in it, or to one, with none */
 #define MARK_IDENTITY 0x0f00
 #define MARK_IDENTITY_BITS 24 /* larger ones, which only this node knows, do not fit */
 

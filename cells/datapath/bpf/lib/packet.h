@@ -61,6 +61,9 @@ struct flow {
 	__be16 proxy_port;  /* who takes it instead of whom it is for, as its policy says; 0: nobody */
 	bool only_by_proxy; /* not without that one */
 	bool from_proxy;    /* which sends it for whom it was from; answers are the proxy's */
+	bool by_proxy;	    /* a proxy has sent it, in the name of its source: it is no answer to the proxy */
+	bool proxied;	    /* it answers a flow that was given to a proxy */
+	bool to_asker;	    /* which has asked in the pod's name, and waits for it */
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */

@@ -40,7 +40,7 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 	refused = ingress_check(ctx, flow, use, now, family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (unlikely(flow->proxy_port)) /* a proxy's answers would not leave as the service's */
+	if (is_proxys(flow)) /* a proxy's answers would not leave as the service's */
 		return DROP(INGRESS, DROP_NO_PROXY);
 	return hand_over(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }

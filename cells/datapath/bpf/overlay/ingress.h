@@ -109,7 +109,7 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 	if (refused)
 		return DROP(INGRESS, refused);
 	bpf_skb_change_type(skb, PACKET_HOST); /* it was addressed to a MAC of the other node's */
-	if (unlikely(flow->proxy_port))
+	if (is_proxys(flow))
 		return ingress_proxied(skb, flow, status, family);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }

@@ -11,6 +11,7 @@
 #include "lib/metrics.h"
 #include "lib/rewrite.h"
 #include "policy/policy.h"
+#include "proxy/redirect.h"
 
 /* Whether the packet is a pod's to itself, by way of a service: policy has no say in that. */
 static __always_inline bool own_service(struct flow *flow, const struct ct_entry *entry, enum ct_status status,
@@ -38,6 +39,11 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	if (*status == CT_RELATED)
 		return family == FAMILY_IPV4 ? lb4_error(skb, flow) : lb6_error(skb, flow);
 	if (*status == CT_REPLY) {
+		flow->proxied = entry->proxy_redirect;
+		if (unlikely(flow->proxied) && !flow->by_proxy && proxy_waits(skb, flow, family)) {
+			flow->to_asker = true;
+			return 0;
+		}
 		if (likely(!entry->rev_nat_index))
 			return 0;
 		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)

@@ -216,6 +216,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (verdict)
 		return DROP(EGRESS, verdict);
 	proxied = flow->proxy_port;
+	if (status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != proxied))
+		entry->proxy_redirect = proxied; /* the answers follow what the last packet's policy was */
 	if (unlikely(proxied) && proxy_takes(skb, flow, family))
 		return pass_to_proxy(skb, flow, EGRESS, status, family);
 	if (unlikely(flow->only_by_proxy))
@@ -232,13 +234,14 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		verdict = ingress_check(skb, flow, use, now, family, &received);
 		if (verdict)
 			return DROP(INGRESS, verdict);
-		if (unlikely(flow->proxy_port))
+		if (is_proxys(flow))
 			return ingress_proxied(skb, flow, status, family);
 	}
+	proxied |= flow->proxied;
 	/* Of replies only what is one to both sides: nobody's policy counts those. Not while a proxy is away: it is to
 	 * have the flow as soon as it is back.
 	 */
-	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied : status == CT_REPLY && received == CT_REPLY && !flow->translated)
+	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
 		verdict_remember(entry, tag, to_pod ? local->ifindex : tunnel ? tunnel->ifindex : 0, flow);
 	if (tunnel)
 		return pod_sends_tunnelled(skb, flow, node, status, family);

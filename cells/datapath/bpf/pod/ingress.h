@@ -29,8 +29,10 @@ static __always_inline __u32 sender_of(const struct flow *flow, __u32 mark, __u8
 	switch (mark & MARK_KIND) {
 	case MARK_IDENTITY:
 	case MARK_INGRESS_PROXY:
-	case MARK_EGRESS_PROXY:
 		return marked_identity(mark);
+	case MARK_EGRESS_PROXY:
+		if (marked_identity(mark))
+			return marked_identity(mark);
 	}
 	return identity_of(ipcache_lookup(&flow->saddr, family));
 }
@@ -50,6 +52,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 	if (refused)
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_of(flow, mark, family);
+	flow->by_proxy = (mark & MARK_KIND) == MARK_EGRESS_PROXY;
 	mark_write(skb, 0);
 	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY)
 		refused = admit(flow, ct_now(), family);
@@ -59,7 +62,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		refused = policy_check(skb, flow, INGRESS, false, &use, family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (unlikely(flow->proxy_port))
+	if (is_proxys(flow))
 		return ingress_proxied_again(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))

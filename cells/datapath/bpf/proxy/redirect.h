@@ -57,6 +57,80 @@ static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
 	return socket->state != BPF_TCP_LISTEN && socket->state != BPF_TCP_TIME_WAIT;
 }
 
+/* In assembly, so that the compiler does not keep the field's address: the verifier allows none within a socket. */
+#define SOCKET_WORD(socket, field)                                                                                     \
+	({                                                                                                             \
+		__u32 word;                                                                                            \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
+			     : "=r"(word)                                                                              \
+			     : "r"(socket), "i"(offsetof(struct bpf_sock, field)));                                    \
+		word;                                                                                                  \
+	})
+
+/* Whether the socket has the address that the packet is for: not a socket of the node's that takes any. */
+static __always_inline bool proxy_is_at(const struct bpf_sock *socket, const struct flow *flow, __u32 family)
+{
+	if (family == FAMILY_IPV4)
+		return SOCKET_WORD(socket, src_ip4) == flow->daddr.words[0];
+	return SOCKET_WORD(socket, src_ip6[0]) == flow->daddr.words[0] &&
+	       SOCKET_WORD(socket, src_ip6[1]) == flow->daddr.words[1] &&
+	       SOCKET_WORD(socket, src_ip6[2]) == flow->daddr.words[2] &&
+	       SOCKET_WORD(socket, src_ip6[3]) == flow->daddr.words[3];
+}
+
+/* The socket by which a proxy has asked in the name of the pod that the packet is for; to be released. NULL: none. */
+static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+
+	proxy_fill_flow(&tuple, flow, family);
+	/* Each is looked at where it was found: to the verifier they are of different kinds. */
+	if (flow->protocol == IPPROTO_UDP) {
+		socket = bpf_sk_lookup_udp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
+		if (!socket || proxy_is_at(socket, flow, family))
+			return socket;
+	} else if (flow->protocol == IPPROTO_TCP) {
+		socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
+		if (!socket || proxy_goes_on(socket))
+			return socket;
+	} else {
+		return NULL;
+	}
+	bpf_sk_release(socket);
+	return NULL;
+}
+
+/* Whether a proxy waits for the packet, which answers a flow that was given to one. Else it is the pod's own. */
+VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	struct bpf_sock *socket;
+
+	if (!flow)
+		return false;
+	socket = proxy_asker(skb, flow, family);
+	if (!socket)
+		return false;
+	bpf_sk_release(socket);
+	return true;
+}
+
+/* The same, and the packet is that socket's now. */
+VERIFIED_ALONE proxy_answer(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	struct bpf_sock *socket;
+	int refused;
+
+	if (!flow)
+		return false;
+	socket = proxy_asker(skb, flow, family);
+	if (!socket)
+		return false;
+	refused = bpf_sk_assign(skb, socket, 0);
+	bpf_sk_release(socket);
+	return !refused;
+}
+
 /* Whether the packet is the socket of the proxy's on `flow->proxy_port` now. */
 VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
@@ -92,10 +166,16 @@ static __always_inline void mark_for_proxy(struct __sk_buff *skb, const struct f
 	mark_write(skb, MARK_TO_PROXY | (__u32)flow->proxy_port << 16);
 }
 
+/* Whether a proxy is to have what has come for a pod. */
+static __always_inline bool is_proxys(const struct flow *flow)
+{
+	return unlikely(flow->proxy_port || flow->to_asker);
+}
+
 /* Whether the proxy takes the packet. Then the stack is to have it. */
 static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
-	if (!proxy_assign(skb, flow, family))
+	if (!(flow->to_asker ? proxy_answer(skb, flow, family) : proxy_assign(skb, flow, family)))
 		return false;
 	mark_for_proxy(skb, flow);
 	return true;
@@ -111,7 +191,9 @@ static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flo
 	return TC_ACT_OK;
 }
 
-/* What ingress policy wants a proxy to take, where the packet enters the host's stack: the verdict. */
+/* What a proxy is to take, by ingress policy or as the answer to it, where the packet enters the host's stack: the
+ * verdict.
+ */
 static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct flow *flow, __u8 status, __u8 family)
 {
 	if (!proxy_takes(skb, flow, family))

@@ -1,0 +1,93 @@
+"""DNS servers that are slow, that lie, that say too much, or nothing that can be read."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hive.lab import pods
+from hive.lab.node import NODE_ADDRESS, Lab
+from tests.node.agent.test_pod_labels import labels_of, pod, write
+from tests.support.dns_script import LARGEST_TCP, LARGEST_UDP, LIE, SLOW, TRUE, addresses_of, ask, serve
+from tests.support.town import Town, town
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.node
+
+SERVFAIL = 2
+
+
+def code(answer: bytes) -> int:
+    return answer[3] & 0xF
+
+
+def odd(place: Town) -> str:
+    """A second server of the policy's; its address, once its labels are known."""
+    write(place.folder, "odd", pod("odd", {"app": "dns"}))
+    address = pods.add(place.node, "odd").ipv4
+    eventually(lambda: "k8s:app=dns" in labels_of(place.pid, "odd"))
+    return address
+
+
+def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> None:
+    with town(node, tmp_path) as place:
+        server = odd(place)
+        with node.open_pod("odd") as there:
+            serving = there.start(serve)
+            here = place.here
+
+            def said(name: str, *, tcp: bool = False, edns: int = 0) -> bytes:
+                return here.run(partial(ask, server, f"{name}.example.org", tcp=tcp, edns=edns), within=20)
+
+            for tcp in (False, True):
+                assert addresses_of(said("plain", tcp=tcp)) == [TRUE]
+            slow = here.start(_timed, server)
+            with pytest.raises(TimeoutError):
+                here.run(partial(ask, server, "silent.example.org", SLOW))
+            assert place.look().code == 0, "nobody else waits"
+            assert addresses_of(slow.result(within=20)) == [TRUE]
+            assert addresses_of(said("forged")) == [TRUE], "guesses are passed over"
+            for tcp in (False, True):
+                assert code(said("loop", tcp=tcp)) == 0
+                assert code(said("others", tcp=tcp)) == 0
+                for what in ("pointer", "cut", "noise"):
+                    assert code(said(what, tcp=tcp)) == SERVFAIL, (what, tcp)
+            assert len(addresses_of(said("huge", edns=4096))) == LARGEST_UDP, "in fragments"
+            assert len(addresses_of(said("huge", tcp=True))) == LARGEST_TCP
+            known = {(name, ip) for name, ip, _ in place.cached}
+            assert ("plain.example.org.", TRUE) in known
+            assert not any(name == "web.example.org." and ip == LIE for name, ip in known)
+            assert not any(name == "forged.example.org." and ip == LIE for name, ip in known)
+            kept = sum(name == "huge.example.org." and of == "lookup" for name, _, of in place.cached)
+            assert kept == 1000, "no more addresses of a name count"
+            assert place.look().code == 0
+            asked = serving.finish(within=20)
+        address = place.here.run(_own, server)
+        assert asked == {address}, "the server sees the pod itself"
+
+
+def test_servers_may_be_asked_from_the_nodes_address(node: Lab, tmp_path: Path) -> None:
+    with town(node, tmp_path, "--dnsproxy-enable-transparent-mode=false") as place:
+        server = odd(place)
+        with node.open_pod("odd") as there:
+            serving = there.start(serve)
+            for tcp in (False, True):
+                found = place.here.run(partial(ask, server, "plain.example.org", tcp=tcp), within=20)
+                assert addresses_of(found) == [TRUE]
+            (asked,) = serving.finish(within=20)
+        assert asked != place.here.run(_own, server)
+        assert asked != NODE_ADDRESS, "by its address towards pods"
+
+
+def _timed(_stop: object, server: str) -> bytes:
+    return ask(server, "slow.example.org")
+
+
+def _own(server: str) -> str:
+    """The address from which this namespace sends there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, 53))
+        return str(probe.getsockname()[0])

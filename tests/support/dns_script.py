@@ -1,0 +1,151 @@
+"""A DNS server that does what the name says it is asked for, mostly nothing good.
+
+Needs: nothing.   Gives: serve, ask, addresses_of, TRUE, LIE.
+
+The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
+answers with another id, to another question and from another port before its own; ``others`` says where
+``web.example.org`` is; ``loop`` leads in a circle; ``huge`` is as large as it can be; ``pointer``, ``cut``
+and ``noise`` are no messages.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+from hive.lab.children import Stop
+from tests.support.dns import query
+
+TRUE, LIE = "203.0.113.7", "203.0.113.66"
+SLOW = 1.0
+"""Seconds that ``slow`` takes."""
+LARGEST_UDP, LARGEST_TCP = 230, 4080
+"""Addresses in an answer of some 3.7 KB and one of some 65 KB."""
+_POINT = b"\xc0\x0c"  # to the question's name
+
+
+def ask(server: str, name: str, patience: float = 5.0, *, tcp: bool = False, edns: int = 0) -> bytes:
+    """Ask once, from a port of its own; what came. Raises TimeoutError, OSError."""
+    message = query(name)
+    if edns:
+        message = message[:11] + b"\1" + message[12:] + struct.pack(">BHHIH", 0, 41, edns, 0, 0)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as client:
+        client.settimeout(patience)
+        client.connect((server, 53))
+        if not tcp:
+            client.send(message)
+            return client.recv(65535)
+        client.sendall(len(message).to_bytes(2, "big") + message)
+        with client.makefile("rb") as stream:
+            return stream.read(int.from_bytes(stream.read(2), "big"))
+
+
+def addresses_of(answer: bytes) -> list[str]:
+    """Those of a well-formed answer, compressed as this server does it."""
+    at = answer.index(b"\0", 12) + 5
+    found = []
+    for _ in range(int.from_bytes(answer[6:8], "big")):
+        kind, _, _, size = struct.unpack_from(">HHIH", answer, at + 2)
+        if kind == 1:
+            found.append(str(IPv4Address(answer[at + 12 : at + 16])))
+        at += 12 + size
+    return found
+
+
+def serve(stop: Stop) -> set[str]:
+    """Until it is stopped; from which addresses it was asked."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere,
+        socket.create_server(("0.0.0.0", 53)) as listener,
+        selectors.DefaultSelector() as ready,
+    ):
+        datagrams.bind(("0.0.0.0", 53))
+        for each in (datagrams, listener):
+            ready.register(each, selectors.EVENT_READ)
+        late: list[tuple[float, bytes, tuple[str, int]]] = []
+        asked: set[str] = set()
+        while not stop.wait(0):
+            for key, _ in ready.select(0.02):
+                if key.fileobj is listener:
+                    connection, client = listener.accept()
+                    asked.add(client[0])
+                    with connection:
+                        _converse(connection)
+                    continue
+                data, client = datagrams.recvfrom(4096)
+                asked.add(client[0])
+                for said, wait, socket_ in _by_udp(data, datagrams, elsewhere):
+                    if wait:
+                        late.append((time.monotonic() + wait, said, client))
+                    else:
+                        socket_.sendto(said, client)
+            for one in [one for one in late if one[0] < time.monotonic()]:
+                late.remove(one)
+                datagrams.sendto(one[1], one[2])
+    return asked
+
+
+def _converse(connection: socket.socket) -> None:
+    connection.settimeout(2)
+    try:
+        with connection.makefile("rb") as stream:
+            while size := stream.read(2):
+                data = stream.read(int.from_bytes(size, "big"))
+                if _does(data) == "silent":
+                    continue
+                answer = _answer(data, LARGEST_TCP)
+                connection.sendall(len(answer).to_bytes(2, "big") + answer)
+    except OSError:
+        return
+
+
+def _does(data: bytes) -> str:
+    return data[13 : 13 + data[12]].decode()
+
+
+def _by_udp(
+    data: bytes, own: socket.socket, elsewhere: socket.socket
+) -> Iterator[tuple[bytes, float, socket.socket]]:
+    """What is said, after how many seconds, by which socket."""
+    does, answer = _does(data), _answer(data, LARGEST_UDP)
+    if does == "silent":
+        return
+    if does == "forged":
+        lie = answer.replace(IPv4Address(TRUE).packed, IPv4Address(LIE).packed)
+        yield bytes([lie[0] ^ 0xFF]) + lie[1:], 0, own
+        yield lie.replace(b"\6forged", b"\6others"), 0, own
+        yield lie, 0, elsewhere
+    yield answer, SLOW if does == "slow" else 0, own
+
+
+def _answer(data: bytes, many: int) -> bytes:
+    does = _does(data)
+    question = data[12 : data.index(b"\0", 12) + 5]
+    one = _record(IPv4Address(TRUE).packed)
+    records, count = one, 1
+    if does == "huge":
+        count = many
+        records = b"".join(_record((0x0A640000 + number).to_bytes(4, "big")) for number in range(many))
+    elif does == "others":
+        owner = b"\3web\7example\3org\0"
+        records = owner + _record(IPv4Address(LIE).packed)[2:]
+    elif does == "loop":
+        other = b"\5other\xc0\x11"
+        records, count = _record(other, 5) + other[:6] + b"\xc0\x11" + _record(_POINT, 5)[2:], 2
+    elif does == "pointer":
+        at = 12 + len(question)
+        records = struct.pack(">H", 0xC000 | at) + one[2:]
+    elif does == "cut":
+        records, count = one + one[:9], 2
+    elif does == "noise":
+        return data[:2] + b"\xff" * 40
+    return data[:2] + struct.pack(">HHHHH", 0x8580, 1, count, 0, 0) + question + records
+
+
+def _record(value: bytes, kind: int = 1) -> bytes:
+    return _POINT + struct.pack(">HHIH", kind, 1, 60, len(value)) + value
