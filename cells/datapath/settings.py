@@ -8,7 +8,13 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cells.maps import NODE_AUDITS_POLICY, NODE_NOTIFY_DROP, NODE_NOTIFY_POLICY_VERDICT, NODE_NOTIFY_TRACE
+from cells.maps import (
+    NODE_AUDITS_POLICY,
+    NODE_NOTIFY_DROP,
+    NODE_NOTIFY_POLICY_VERDICT,
+    NODE_NOTIFY_SOCK,
+    NODE_NOTIFY_TRACE,
+)
 from lifecycle import Duration, Formerly, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
@@ -91,6 +97,9 @@ class DatapathSettings(Settings, frozen=True):
     bpf_events_trace_enabled: bool = True
     """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
 
+    trace_sock: bool = True
+    """Tell those who listen which backends sockets are sent to."""
+
     @property
     def accelerates(self) -> bool:
         """Whether there are programs in devices' drivers."""
@@ -108,6 +117,7 @@ class DatapathSettings(Settings, frozen=True):
             NODE_NOTIFY_DROP * self.bpf_events_drop_enabled
             | NODE_NOTIFY_TRACE * self.bpf_events_trace_enabled
             | NODE_NOTIFY_POLICY_VERDICT * self.bpf_events_policy_verdict_enabled
+            | NODE_NOTIFY_SOCK * self.trace_sock
             | NODE_AUDITS_POLICY * self.policy_audit_mode
         )
         return MonitorNotifications(flags, AGGREGATION[self.monitor_aggregation.lower()])

@@ -7,6 +7,7 @@
 #include "sock/bind.h"
 #include "sock/context.h"
 #include "sock/forward.h"
+#include "sock/trace.h"
 
 #define PROCEED 1
 #define REFUSE 0
@@ -20,7 +21,7 @@ static __always_inline int refuse(int error)
 static __always_inline int forward(struct bpf_sock_addr *ctx, __u8 family, bool connects)
 {
 	const struct sock_config *config = sock_config();
-	struct peer peer = {};
+	struct peer peer = {}, asked;
 	int outcome;
 
 	if (!config || !sock_balances(ctx->protocol))
@@ -28,8 +29,13 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, __u8 family, bool 
 	peer_read(ctx, &peer, config, family);
 	if (config->flags & SOCK_HOST_ONLY && !peer.in_host)
 		return PROCEED;
+	asked = peer;
 	outcome = sock_forward(&peer, config);
 	if (!outcome) {
+		if (sock_tells()) {
+			tell_sock(ctx, &asked, SOCK_BEFORE);
+			tell_sock(ctx, &peer, SOCK_AFTER);
+		}
 		peer_write(ctx, &peer, family);
 		return PROCEED;
 	}
@@ -44,13 +50,19 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, __u8 family, bool 
 static __always_inline int back(struct bpf_sock_addr *ctx, __u8 family)
 {
 	const struct sock_config *config = sock_config();
-	struct peer peer = {};
+	struct peer peer = {}, served;
 
 	if (!config || !sock_balances(ctx->protocol))
 		return PROCEED;
 	peer_read(ctx, &peer, config, family);
-	if (reverse_translate(&peer, config))
+	served = peer;
+	if (reverse_translate(&peer, config)) {
+		if (sock_tells()) {
+			tell_sock(ctx, &served, SOCK_BACK_BEFORE);
+			tell_sock(ctx, &peer, SOCK_BACK_AFTER);
+		}
 		peer_write(ctx, &peer, family);
+	}
 	return PROCEED;
 }
 

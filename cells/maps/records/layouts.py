@@ -46,12 +46,14 @@ NODE_NOTIFY_TRACE: Final = 2
 NODE_NOTIFY_POLICY_VERDICT: Final = 4
 NODE_AUDITS_POLICY: Final = 8
 NODE_AUDITS_HOST: Final = 16
+NODE_NOTIFY_SOCK: Final = 32
 NODE_EVENTS: Final = {
     NODE_NOTIFY_DROP: "drops",
     NODE_NOTIFY_TRACE: "traces",
     NODE_NOTIFY_POLICY_VERDICT: "policy verdicts",
     NODE_AUDITS_POLICY: "policy is audited only",
     NODE_AUDITS_HOST: "the node's own policy is audited only",
+    NODE_NOTIFY_SOCK: "sockets",
 }
 """In words, for people."""
 
@@ -396,7 +398,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
     net_mac: bytes
     pod_cidr: IPv4Network | None
     flags: int = 0
-    """NODE_NOTIFY_DROP, NODE_NOTIFY_TRACE, NODE_NOTIFY_POLICY_VERDICT: which events the programs send.
+    """NODE_NOTIFY_DROP, _TRACE, _POLICY_VERDICT, _SOCK: which events the programs send.
     NODE_AUDITS_POLICY: what policy refuses is let through, and told; NODE_AUDITS_HOST: the same of the
     node's own policy."""
     router_ip6: IPv6Address | None = None

@@ -23,10 +23,12 @@ from cells.observe.events.reasons import (
     FORWARD_REASONS,
     MATCH_TYPES,
     OBSERVATION_POINTS,
+    SOCKET_POINTS,
+    SOCKET_PROTOCOLS,
     TRACE_REASONS,
     reason_name,
 )
-from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, Verdict, decode
+from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
 from cells.observe.events.requests import Party, RequestRecord, read_request, request_sample
 from cells.observe.events.settings import EventsSettings
 from cells.observe.events.text import event_text
@@ -38,6 +40,8 @@ __all__ = [
     "FORWARD_REASONS",
     "MATCH_TYPES",
     "OBSERVATION_POINTS",
+    "SOCKET_POINTS",
+    "SOCKET_PROTOCOLS",
     "TRACE_REASONS",
     "Drop",
     "Event",
@@ -52,6 +56,7 @@ __all__ = [
     "Sample",
     "Subscription",
     "Trace",
+    "TraceSock",
     "Verdict",
     "cell",
     "decode",

@@ -133,3 +133,9 @@ MATCH_TYPES: Final = {
 def reason_name(reason: int) -> str:
     """The text for a reason of an event or of cilium_metrics; the number itself if it is unknown."""
     return DROP_REASONS.get(reason) or FORWARD_REASONS.get(reason) or str(reason)
+
+
+SOCKET_POINTS: Final = {1: "pre-xlate-fwd", 2: "post-xlate-fwd", 3: "pre-xlate-rev", 4: "post-xlate-rev"}
+"""Where an event of a socket is from."""
+
+SOCKET_PROTOCOLS: Final = {1: "tcp", 2: "udp"}

@@ -1,8 +1,8 @@
 """What the datapath says of a packet, as typed records made from the bytes of a perf event.
 
 For:    subscribers of Events. Needs: nothing.
-Gives:  Sample, decode(), Drop, Trace, Verdict, Raw, Lost, Event.
-Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,policy_log,common}.h: version 1 of each, little endian.
+Gives:  Sample, decode(), Drop, Trace, Verdict, TraceSock, Raw, Lost, Event.
+Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian.
 """
 
 import struct
@@ -17,12 +17,14 @@ from cells.observe.events.requests import REQUEST, RequestRecord, read_request
 DROP: Final = 1
 TRACE: Final = 4
 VERDICT: Final = 5
+TRACE_SOCK: Final = 7
 
 VERSION: Final = 1
 
 _head = struct.Struct("<BBHIIHH")  # type, subtype, source, hash; original length, captured length, version
 _drop = struct.Struct("<IIIHBbI")
 _trace = struct.Struct("<IIHBBI16s")
+_trace_sock = struct.Struct("<BB16sHQQBB")
 _verdict = struct.Struct("<IiHBBB3x")
 
 _IPV6: Final = 1 << 0  # of the flags of a trace
@@ -101,6 +103,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     packet: bytes
 
 
+class TraceSock(msgspec.Struct, frozen=True, kw_only=True):
+    """A socket meant a service, and was sent to a backend; or heard from it."""
+
+    point: int
+    """See SOCKET_POINTS."""
+    address: IPv4Address | IPv6Address
+    """Of the service or the backend, as it was at that point."""
+    port: int
+    cookie: int
+    """Of the socket."""
+    cgroup: int
+    """Of the process: the number of its control group."""
+    protocol: int
+    """See SOCKET_PROTOCOLS."""
+
+
 class Raw(msgspec.Struct, frozen=True):
     """An event of a type or version not known here, as it came; up to 7 bytes of padding may follow it."""
 
@@ -122,16 +140,18 @@ class Lost(msgspec.Struct, frozen=True):
     """The CPU whose buffer was full; None: the subscriber's own queue was."""
 
 
-Event = Drop | Trace | Verdict | RequestRecord | Raw | Lost
+Event = Drop | Trace | Verdict | TraceSock | RequestRecord | Raw | Lost
 
 
-def decode(data: bytes) -> Drop | Trace | Verdict | RequestRecord | Raw:
+def decode(data: bytes) -> Drop | Trace | Verdict | TraceSock | RequestRecord | Raw:
     """The record in one sample. Never fails: what cannot be read is Raw.
 
     A drop of version 0, of before Cilium 1.16, has the layout of version 1.
     """
     if data[:1] == bytes((REQUEST,)):
         return _read_request(data)
+    if data[:1] == bytes((TRACE_SOCK,)) and len(data) >= _trace_sock.size:
+        return _read_trace_sock(data)
     size = _SIZES.get(data[0]) if data else None
     if size is None or len(data) < size:
         return Raw(data)
@@ -151,6 +171,18 @@ def _read_request(data: bytes) -> RequestRecord | Raw:
         return read_request(data) or Raw(data)
     except GobError:
         return Raw(data)
+
+
+def _read_trace_sock(data: bytes) -> TraceSock:
+    _, point, address, port, cookie, cgroup, protocol, flags = _trace_sock.unpack_from(data)
+    return TraceSock(
+        point=point,
+        address=IPv6Address(address) if flags & _IPV6 else IPv4Address(address[:4]),
+        port=port,
+        cookie=cookie,
+        cgroup=cgroup,
+        protocol=protocol,
+    )
 
 
 def _read_drop(data: bytes, source: int, hash_: int, reason: int, length: int, packet: bytes) -> Drop:

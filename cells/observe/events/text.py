@@ -5,8 +5,15 @@ The wording follows that of ``cilium-dbg monitor``.
 """
 
 from cells.observe.events.packet import packet_text
-from cells.observe.events.reasons import MATCH_TYPES, OBSERVATION_POINTS, TRACE_REASONS, reason_name
-from cells.observe.events.records import Drop, Event, Lost, Raw, Trace, Verdict
+from cells.observe.events.reasons import (
+    MATCH_TYPES,
+    OBSERVATION_POINTS,
+    SOCKET_POINTS,
+    SOCKET_PROTOCOLS,
+    TRACE_REASONS,
+    reason_name,
+)
+from cells.observe.events.records import Drop, Event, Lost, Raw, Trace, TraceSock, Verdict
 from cells.observe.events.requests import RequestRecord, request_text
 
 
@@ -19,14 +26,28 @@ def event_text(event: Event) -> str:
             return _trace_text(event)
         case Verdict():
             return _verdict_text(event)
+        case TraceSock():
+            return _trace_sock_text(event)
         case RequestRecord():
             return request_text(event)
-        case Lost(count=count, cpu=cpu):
-            return f"lost {count} events" + (
-                ": they are read too slowly" if cpu is None else f" on CPU {cpu}"
-            )
-        case Raw(data=data):
-            return f"unknown event of {len(data)} bytes: {data.hex()}"
+        case Lost() | Raw():
+            return _unread_text(event)
+
+
+def _unread_text(event: Lost | Raw) -> str:
+    if isinstance(event, Raw):
+        return f"unknown event of {len(event.data)} bytes: {event.data.hex()}"
+    slow = ": they are read too slowly" if event.cpu is None else f" on CPU {event.cpu}"
+    return f"lost {event.count} events{slow}"
+
+
+def _trace_sock_text(event: TraceSock) -> str:
+    point = SOCKET_POINTS.get(event.point, "unknown")
+    protocol = SOCKET_PROTOCOLS.get(event.protocol, "unknown")
+    return (
+        f"[{point}] cgroup_id: {event.cgroup} sock_cookie: {event.cookie},"
+        f" dst [{event.address}]:{event.port} {protocol}"
+    )
 
 
 def _drop_text(drop: Drop) -> str:

@@ -23,6 +23,7 @@ from cells.observe.events import (
     RequestRecord,
     Sample,
     Trace,
+    TraceSock,
     Verdict,
     decode,
     dissect,
@@ -34,8 +35,22 @@ from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
 
-KINDS: Final = {"drop": Drop, "trace": Trace, "policy-verdict": Verdict, "l7": RequestRecord}
-_COLOURS: Final = {Drop: BAD, Lost: BAD, Verdict: GOOD, Trace: None, RequestRecord: None, Raw: QUIET}
+KINDS: Final = {
+    "drop": Drop,
+    "trace": Trace,
+    "policy-verdict": Verdict,
+    "l7": RequestRecord,
+    "trace-sock": TraceSock,
+}
+_COLOURS: Final = {
+    Drop: BAD,
+    Lost: BAD,
+    Verdict: GOOD,
+    Trace: None,
+    TraceSock: None,
+    RequestRecord: None,
+    Raw: QUIET,
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,11 @@ class Wanted:
             return not (self.source or self.destination or self.related or self.networks)
         if isinstance(event, RequestRecord):
             return self._asks(event)
+        if isinstance(event, TraceSock):
+            endpoints = self.source or self.destination or self.related
+            return not endpoints and (
+                not self.networks or any(event.address in each for each in self.networks)
+            )
         source, destination = event.source, getattr(event, "destination", 0)
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source

@@ -10,6 +10,8 @@ import msgspec
 
 from cells.observe.events import (
     OBSERVATION_POINTS,
+    SOCKET_POINTS,
+    SOCKET_PROTOCOLS,
     TRACE_REASONS,
     Drop,
     Event,
@@ -18,6 +20,7 @@ from cells.observe.events import (
     Raw,
     RequestRecord,
     Trace,
+    TraceSock,
     Verdict,
     dissect,
     reason_name,
@@ -31,19 +34,30 @@ def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None 
         record["rules"] = rules
     if cpu is not None:
         record = {"cpu": f"CPU {cpu:02}:"} | record
-    if not isinstance(event, Lost | Raw | RequestRecord) and (packet := dissect(event.packet)) is not None:
+    if (
+        not isinstance(event, Lost | Raw | RequestRecord | TraceSock)
+        and (packet := dissect(event.packet)) is not None
+    ):
         record["summary"] = _summary(packet)
     return json.dumps(record)
 
 
 def _record(event: Event) -> dict[str, Any]:
     match event:
-        case Lost():
-            return {"type": "lost", "count": event.count}
-        case Raw():
-            return {"type": "unknown", "data": event.data.hex()}
+        case Lost() | Raw():
+            return _unread(event)
         case RequestRecord():
             return {"type": "l7", **msgspec.to_builtins(event)}
+        case TraceSock():
+            return {
+                "type": "trace-sock",
+                "point": SOCKET_POINTS.get(event.point, "unknown"),
+                "address": str(event.address),
+                "port": event.port,
+                "protocol": SOCKET_PROTOCOLS.get(event.protocol, "unknown"),
+                "sockCookie": event.cookie,
+                "cgroupID": event.cgroup,
+            }
         case Drop():
             return {
                 "type": "drop",
@@ -84,6 +98,12 @@ def _record(event: Event) -> dict[str, Any]:
                 "proto": event.protocol,
                 "port": event.port,
             }
+
+
+def _unread(event: Lost | Raw) -> dict[str, Any]:
+    if isinstance(event, Lost):
+        return {"type": "lost", "count": event.count}
+    return {"type": "unknown", "data": event.data.hex()}
 
 
 def _summary(packet: Packet) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from cells import config, maps
 from cells.datapath import DatapathSettings
 from cells.maps import IpcacheKey, IpcacheValue, Maps, ReverseSk, ReverseSkKey
+from cells.observe import events
+from cells.observe.events import Events
 from cells.services import settings as service_settings
 from cells.services import sockets
 from cells.services.control import ServedFrontend
@@ -46,6 +48,7 @@ class Served:
     maps: Maps
     services: Services
     table: Table[ServedFrontend]
+    events: Events
 
     def remembered(self, client: socket.socket, backend: str, port: int) -> ReverseSk | None:
         """What the socket asked for when it was sent to the backend."""
@@ -81,11 +84,12 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     """A node that serves what is in its maps to this process and its children."""
     join(group)
 
-    def use(used: SocketLB, tables: Maps, rows: Table[ServedFrontend]) -> None: ...
+    def use(used: SocketLB, tables: Maps, rows: Table[ServedFrontend], heard: Events) -> None: ...
 
     hive = Hive(
         config.cell,
         maps.cell,
+        events.cell,
         settings_of(DatapathSettings),
         service_settings.cell,
         sockets.cell,
@@ -98,7 +102,8 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     async with hive.started():
         tables = hive.get(Maps)
         written = Services({table.spec.name: table for table in tables.all()})
-        yield Served(hive.get(SocketLB), tables, written, hive.get(Table[ServedFrontend]))
+        rows, heard = hive.get(Table[ServedFrontend]), hive.get(Events)
+        yield Served(hive.get(SocketLB), tables, written, rows, heard)
 
 
 def cookie_of(client: socket.socket) -> int:

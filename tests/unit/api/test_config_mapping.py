@@ -48,6 +48,7 @@ def test_what_the_datapath_tells_of_can_be_changed() -> None:
         "SourceIPVerification": "Enabled",
         "DropNotification": "Enabled",
         "TraceNotification": "Disabled",
+        "TraceSockNotification": "Disabled",
         "PolicyVerdictNotification": "Disabled",
         "PolicyAuditMode": "Disabled",
         "MonitorAggregationLevel": "Medium",

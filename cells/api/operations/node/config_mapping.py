@@ -14,7 +14,13 @@ from cells.api.models.status import Masquerading
 from cells.datapath import AGGREGATION, MonitorNotifications
 from cells.endpoint import Enforced
 from cells.ipam import Family, IPAddress
-from cells.maps import NODE_AUDITS_POLICY, NODE_NOTIFY_DROP, NODE_NOTIFY_POLICY_VERDICT, NODE_NOTIFY_TRACE
+from cells.maps import (
+    NODE_AUDITS_POLICY,
+    NODE_NOTIFY_DROP,
+    NODE_NOTIFY_POLICY_VERDICT,
+    NODE_NOTIFY_SOCK,
+    NODE_NOTIFY_TRACE,
+)
 from cells.node.router import Addressing
 from cells.policy.maps import Enforcement
 
@@ -24,6 +30,7 @@ EVENTS = {
     "PolicyAuditMode": NODE_AUDITS_POLICY,
     "PolicyVerdictNotification": NODE_NOTIFY_POLICY_VERDICT,
     "TraceNotification": NODE_NOTIFY_TRACE,
+    "TraceSockNotification": NODE_NOTIFY_SOCK,
 }
 DEBUG = "Debug"
 LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})

@@ -62,6 +62,7 @@ struct node_config {
 #define NODE_NOTIFY_POLICY_VERDICT 4
 #define NODE_AUDITS_POLICY 8 /* what policy refuses is let through, and told */
 #define NODE_AUDITS_HOST 16  /* the same of the node's own policy */
+#define NODE_NOTIFY_SOCK 32
 
 /* cilium_lxc: where an address of this node lives. */
 struct address_key {
