@@ -40,6 +40,7 @@ from cells.services.control.kernel import KernelServices
 from cells.services.control.pending import ServiceMaps
 from cells.services.control.redirects import LocalRedirect, local_redirects
 from cells.services.control.served import ServedFrontend, served_frontends
+from cells.services.control.shortage import Shortage, dependency, metrics
 from cells.services.control.target import ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
@@ -154,6 +155,7 @@ def reconcile(
     served: LoadBalancerOptions,
     objects: KubernetesSettings,
     settings: ServiceSettings,
+    shortage: Shortage,
     sizes: MapSettings | None = None,
     *,
     jobs: Jobs,
@@ -169,7 +171,7 @@ def reconcile(
     if settings.maglev:
         size = (sizes or MapSettings()).bpf_lb_maglev_table_size
         maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
-    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, told, initial.done)
+    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, told, initial.done, shortage)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -197,6 +199,9 @@ cell = module(
         said_services,
         said_states,
         ServicesByHand,
+        Shortage,
+        dependency,
+        metrics,
         watch,
         KernelServices.provided,
     ),

@@ -14,7 +14,7 @@ from functools import cached_property
 from cells.maps import Map, Maps, create_map, map_by_id
 from cells.services.balancer import MapKey, Write
 from cells.services.control.pending import TABLE, Entries, ServiceMaps
-from lifecycle import HiveError
+from cells.services.control.shortage import MapFullError
 
 
 class KernelServices:
@@ -102,5 +102,5 @@ def _full(table: Map) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.E2BIG:
-            raise HiveError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
+            raise MapFullError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
         raise

@@ -70,7 +70,7 @@ _PHASE_OF: Final = {
 
 
 class ServiceMaps(Protocol):
-    """The maps themselves. All raise OSError; a write to a full map raises HiveError."""
+    """The maps themselves. All raise OSError; a write to a full map raises MapFullError."""
 
     def dump(self) -> Entries:
         """Every entry of every map, of look-up tables TABLE; called in a thread, at any time."""

@@ -18,6 +18,7 @@ from anyio import to_thread
 from cells.services.balancer import IdsExhaustedError, LoadBalancer, MapKey, Write
 from cells.services.control.pending import LOOK_UP_TABLES, Entries, PendingWrites, ServiceMaps
 from cells.services.control.served import ServedFrontend
+from cells.services.control.shortage import Shortage
 from cells.services.model import Frontend, FrontendKey
 from lifecycle import BatchError, ReadTable, Table
 
@@ -39,6 +40,7 @@ class ServicesTarget:
         maps: ServiceMaps,
         served: Table[ServedFrontend],
         taken_over: Callable[[], None] = lambda: None,
+        shortage: Shortage | None = None,
     ) -> None:
         self._table = table
         self._balancer = balancer
@@ -46,6 +48,7 @@ class ServicesTarget:
         self._served = served
         self._pending = PendingWrites(maps)
         self._tell_taken_over = taken_over
+        self._shortage = shortage if shortage is not None else Shortage()
         self._taken_over = False
         self._planned: dict[FrontendKey, Frontend] = {}
         """Frontends whose writes are in line."""
@@ -73,6 +76,7 @@ class ServicesTarget:
             self._pending.add(key, self._balancer.delete(key), first=True)
             self._planned.pop(key, None)
         failures = await self._write_of(batch)
+        self._shortage.note(batch, {})
         with self._served.txn() as rows:
             for key in batch:
                 if key not in failures:
@@ -139,6 +143,7 @@ class ServicesTarget:
     async def _write_of(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
         """What is in line for frontends; who failed. Those that are served now are told of."""
         failures = {key: error for key, error in (await self._pending.write(keys)).items() if key is not None}
+        self._shortage.note(keys, failures)
         with self._served.txn() as rows:
             for key in keys:
                 if key not in failures and (frontend := self._planned.pop(key, None)) is not None:

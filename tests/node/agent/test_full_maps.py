@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,27 @@ def degraded(pid: int) -> str:
     return " ".join(one["message"] for one in modules if one["level"] == "Degraded")
 
 
+def verdict(pid: int) -> tuple[str, str]:
+    """State and message of the agent as a whole, and whether its probe succeeds."""
+    found = ask("/v1/healthz", api_socket(pid))["cilium"]
+    return found["state"], found["msg"]
+
+
+def probed() -> int:
+    """What the kubelet's probe is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=10)
+    connection.request("GET", "/healthz")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def missing(pid: int) -> float:
+    """Frontends that have no room, by the metric."""
+    found = ask("/v1/metrics/", api_socket(pid))
+    return float(next(one["value"] for one in found if one["name"] == "hive_services_without_room"))
+
+
 def served(pid: int) -> int:
     return len(ask("/v1/service", api_socket(pid)))
 
@@ -53,8 +75,15 @@ def test_full_maps_are_told_of_and_harm_nobody_who_is_served(node: Lab, tmp_path
     eventually(lambda: "is full: raise bpf-lb-map-max" in degraded(pid))
     eventually(lambda: served(pid) == ROOM // 2)  # two entries each: as many as there is room for
     assert pressure(pid, "lb4_services_v2") == 1
+    eventually(lambda: missing(pid) == TOO_MANY - ROOM // 2)
+    state, text = verdict(pid)
+    assert state == "Warning"
+    assert "Load balancing is not ready: 48 frontends are not served" in text
+    with node.open() as inside:
+        assert inside.run(probed) == 200
     assert reached(node, client, server)
     (tmp_path / "others.yaml").write_text("---".join(service(number) for number in range(1, 4)))
     eventually(lambda: "is full" not in degraded(pid))
+    eventually(lambda: verdict(pid)[0] == "Ok" and missing(pid) == 0)
     assert served(pid) == 4
     assert reached(node, client, server)

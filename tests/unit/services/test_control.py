@@ -19,6 +19,7 @@ from cells.services.balancer.entries import backend_key, backend_value, reverse_
 from cells.services.control import ServedFrontend, ServiceMaps
 from cells.services.control.pending import Entries
 from cells.services.control.served import served_frontends
+from cells.services.control.shortage import MapFullError, Shortage
 from cells.services.control.target import ServicesTarget
 from cells.services.model import (
     Address,
@@ -30,7 +31,7 @@ from cells.services.model import (
     ServiceName,
     ServiceType,
 )
-from lifecycle import Cell, Hive, HiveError, Lifecycle, Table, invoke, replace, supply
+from lifecycle import Cell, Hive, Lifecycle, Table, invoke, replace, supply
 from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +74,7 @@ class FakeServiceMaps:
         if value is None:
             self.entries.pop(where, None)
         elif self.full and where not in self.entries:
-            raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
+            raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
         else:
             self.entries[where] = value
 
@@ -216,8 +217,13 @@ async def test_a_full_map_is_told_and_tried_again(folder: Path) -> None:
             )
         )
         assert maps.slots() == -1
+        shortage = hive.get(Shortage)
+        state, text = shortage.state()
+        assert (state, len(shortage)) == ("Warning", 1)
+        assert "1 frontend is not served" in text
         maps.full = False
         await eventually(lambda: maps.slots() == 2)
+        await eventually(lambda: shortage.state() == ("Ok", ""))
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
 
 

@@ -14,6 +14,7 @@ from cells.services.balancer import LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_value, service_key
 from cells.services.control.pending import Entries
 from cells.services.control.served import served_frontends
+from cells.services.control.shortage import MapFullError
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables, Seed
 from cells.services.model import (
@@ -27,7 +28,7 @@ from cells.services.model import (
     ServiceType,
 )
 from cells.services.settings import DEFAULT_SEED
-from lifecycle import BatchError, HiveError
+from lifecycle import BatchError
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +69,7 @@ class WatchedMaps:
         else:
             used = sum(each.map == where.map for each in self.entries)
             if where not in self.entries and used >= self.room.get(where.map, 1 << 20):
-                raise HiveError(f"{where.map} is full: raise bpf-lb-map-max")
+                raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
             self.entries[where] = value
         assert list(self.faults()) == []
 
