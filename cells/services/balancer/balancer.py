@@ -119,7 +119,8 @@ class LoadBalancer:
 
         Frontends and backends that the sources do not confirm stay until :meth:`synced`: a source that has
         not said everything must cut nobody off. Source ranges of no frontend go at once, and so do backends
-        of no frontend, unless no backend is referred to at all.
+        of no frontend, unless no backend is referred to at all, or look-up tables may lead to them, which are
+        written before the slots.
         """
         restored = read(maps, self._families())
         for one in restored.frontends:
@@ -136,7 +137,7 @@ class LoadBalancer:
             for number, backend in sorted(restored.backends.items())
             if backend.address not in self.backends or self.backends[backend.address].id != number
         ]
-        if self.backends:
+        if self.backends and self._maglev is None:
             writes += [
                 Write(entries.backend_key(number, backend.address.ip.version), None)
                 for number, backend in unused

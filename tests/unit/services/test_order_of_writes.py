@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import pytest
 
 from cells.services import control
 from cells.services.balancer import LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_value, service_key
-from cells.services.control.pending import Entries
+from cells.services.control.pending import TABLE, Entries
 from cells.services.control.served import served_frontends
 from cells.services.control.shortage import MapFullError
 from cells.services.control.target import ServicesTarget
@@ -34,6 +34,8 @@ pytestmark = pytest.mark.anyio
 
 OPTIONS = LoadBalancerOptions(bpf_lb_algorithm="maglev")
 SERVICES, BACKENDS = "cilium_lb4_services_v2", "cilium_lb4_backends_v3"
+REVERSE_NAT, MAGLEV = "cilium_lb4_reverse_nat", "cilium_lb4_maglev"
+AFFINITY, RANGES = "cilium_lb_affinity_match", "cilium_lb4_source_range"
 Wanted = dict[FrontendKey, Frontend]
 
 
@@ -48,6 +50,8 @@ class WatchedMaps:
         self.entries: dict[MapKey, bytes] = {}
         self.allowed: dict[bytes, set[bytes]] = {}
         """Of each frontend, its key without the slot: the backends it may have now."""
+        self.clients: dict[bytes, set[bytes]] = {}
+        """Of each, the networks of its clients that it may have now."""
         self.room: dict[str, int] = {}
         self.left = -1
         self.many = 0
@@ -56,7 +60,7 @@ class WatchedMaps:
     def dump(self) -> Entries:
         found: Entries = {}
         for where, value in self.entries.items():
-            found.setdefault(where.map, {})[where.key] = value
+            found.setdefault(where.map, {})[where.key] = TABLE if where.map == MAGLEV else value
         return found
 
     def write(self, where: MapKey, value: bytes | None) -> None:
@@ -82,24 +86,57 @@ class WatchedMaps:
 
     def write_tables(self, writes: Sequence[Write]) -> None:
         for where, value in writes:
-            self.write(where, value if value is None else b"")
+            self.write(where, value)
 
     def void_verdicts(self) -> None: ...
 
     def faults(self) -> Iterator[str]:
-        """Slots that count, and lead nowhere or to whom they should not."""
-        for (name, key), value in self.entries.items():
-            if name != SERVICES or key[6:8] != b"\0\0":
-                continue
-            frontend = key[:6] + key[8:]
-            for slot in range(1, int.from_bytes(value[4:6], "little") + 1):
-                at = MapKey(SERVICES, key[:6] + slot.to_bytes(2, "little") + key[8:])
-                held = self.entries.get(at)
-                backend = self.entries.get(MapKey(BACKENDS, held[:4])) if held is not None else None
-                if backend is None:
-                    yield f"{key.hex()}: slot {slot} leads nowhere"
-                elif backend[:7] not in self.allowed[frontend]:
-                    yield f"{key.hex()}: slot {slot} leads to {backend.hex()}"
+        """What leads nowhere, or to whom it should not."""
+        numbers = dict(self._numbers())
+        for (map_name, key), value in self.entries.items():
+            if map_name == SERVICES and key[6:8] == b"\0\0":
+                yield from self._faults_of_frontend(key, value)
+            elif map_name == AFFINITY:
+                backend, number = key[:4], key[4:6]
+                if not self._is_allowed(backend, numbers.get(number)):
+                    yield f"affinity of {number.hex()} with backend {backend.hex()}"
+            elif map_name == RANGES and key[4:6] in numbers:
+                frontend = numbers[key[4:6]]
+                if frontend is not None and key[8:] not in self.clients[frontend]:
+                    yield f"{frontend.hex()}: clients of {key[8:].hex()} are another's"
+
+    def _numbers(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """The frontend of each number, by what replies are translated to; None: it is being taken away."""
+        masters = {
+            key[:6]: key[:6] + key[8:]
+            for name, key in self.entries
+            if name == SERVICES and key[6:8] == b"\0\0"
+        }
+        for (map_name, key), value in self.entries.items():
+            if map_name == REVERSE_NAT:
+                yield key, masters.get(value)
+
+    def _is_allowed(self, number: bytes, frontend: bytes | None) -> bool:
+        """Whether there is such a backend, and the frontend may have it; one that goes serves nobody."""
+        backend = self.entries.get(MapKey(BACKENDS, number))
+        return backend is not None and (frontend is None or backend[:7] in self.allowed[frontend])
+
+    def _faults_of_frontend(self, key: bytes, value: bytes) -> Iterator[str]:
+        frontend, number = key[:6] + key[8:], value[6:8]
+        count = int.from_bytes(value[4:6], "little")
+        for slot in range(1, count + 1):
+            held = self.entries.get(MapKey(SERVICES, key[:6] + slot.to_bytes(2, "little") + key[8:]))
+            if held is None or not self._is_allowed(held[:4], frontend):
+                yield f"{key.hex()}: slot {slot} leads to {held and held.hex()}"
+            elif held[6:8] != number:
+                yield f"{key.hex()}: slot {slot} is of number {held[6:8].hex()}"
+        if self.entries.get(MapKey(REVERSE_NAT, number)) != key[:6]:
+            yield f"{key.hex()}: replies are not translated back"
+        table = self.entries.get(MapKey(MAGLEV, number), b"") if count else b""
+        for at in range(0, len(table), 4):
+            if not self._is_allowed(table[at : at + 4], frontend):
+                yield f"{key.hex()}: its look-up table leads to {table[at : at + 4].hex()}"
+                return
 
     def served(self) -> dict[bytes, set[bytes]]:
         """Who serves each frontend now."""
@@ -118,6 +155,10 @@ def name(key: FrontendKey) -> bytes:
     return raw[:6] + raw[8:]
 
 
+def clients(frontend: Frontend) -> set[bytes]:
+    return {ip_network(each).network_address.packed for each in frontend.source_ranges}
+
+
 def addresses(frontend: Frontend) -> set[bytes]:
     return {backend_value(each.address, BackendState.ACTIVE)[:7] for each in frontend.backends}
 
@@ -130,8 +171,16 @@ def someone(draw: random.Random, number: int) -> Frontend:
     )
     key = FrontendKey(Address(ip_address(f"10.96.0.{number}"), 80, 6))
     affinity = draw.choice((0, 0, 60))
+    ranges = tuple(f"192.0.{each}.0/24" for each in draw.sample(range(4), draw.choice((0, 0, 1, 2))))
     name = ServiceName("shop", "web")
-    return Frontend(key, ServiceType.LOAD_BALANCER, name, backends, affinity_timeout=affinity)
+    return Frontend(
+        key,
+        ServiceType.LOAD_BALANCER,
+        name,
+        backends,
+        affinity_timeout=affinity,
+        source_ranges=ranges,
+    )
 
 
 class Agent:
@@ -150,6 +199,7 @@ class Agent:
         """Become otherwise: what was may still be, until it is done."""
         for key, frontend in put.items():
             self.maps.allowed.setdefault(name(key), set()).update(addresses(frontend))
+            self.maps.clients.setdefault(name(key), set()).update(clients(frontend))
             self.wanted[key] = frontend
         for key in drop:
             self.wanted.pop(key, None)
@@ -167,6 +217,9 @@ class Agent:
         assert self.maps.served() == wanted
         used = set().union(*wanted.values())
         assert {value[:7] for where, value in self.maps.entries.items() if where.map == BACKENDS} == used
+        self.maps.clients = {key: set() for key in self.maps.clients} | {
+            name(key): clients(frontend) for key, frontend in self.wanted.items()
+        }
         self.maps.allowed = wanted | {key: set() for key in self.maps.allowed if key not in wanted}
 
 
@@ -204,6 +257,7 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
     await agent.settled()
     put, drop = change(draw, agent.wanted)
     before, entries, allowed = dict(agent.wanted), dict(maps.entries), dict(maps.allowed)
+    may_ask = dict(maps.clients)
     await agent.change(put, drop)
     await agent.settled()
     writes = maps.count
@@ -211,6 +265,7 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
         maps = WatchedMaps()
         maps.entries = dict(entries)
         maps.allowed = {key: set(value) for key, value in allowed.items()}
+        maps.clients = {key: set(value) for key, value in may_ask.items()}
         agent = Agent(maps, dict(before))
         await agent.target.dump()
         maps.left = number
@@ -240,6 +295,7 @@ async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
     maps.room = {BACKENDS: 1}
     for each in (second, third):
         maps.allowed[name(each.key)] = addresses(each)
+        maps.clients[name(each.key)] = clients(each)
     with pytest.raises(BatchError) as raised:
         await agent.target.put({first.key: first, second.key: second, third.key: third})
     assert set(raised.value.failures) == {second.key, third.key}
