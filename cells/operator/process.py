@@ -23,6 +23,7 @@ from cells.operator import (
     objects,
     options,
     pod_cidrs,
+    policies,
     server,
     unmanaged_pods,
 )
@@ -43,6 +44,7 @@ LEADER: Final = (
     kvstore.cell,
     lb_ipam.cell,
     unmanaged_pods.cell,
+    policies.cell,
 )
 """What only the leader runs."""
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cells.config import AgentConfig
-from cells.kubernetes.objects import PODS, Key, Kind
+from cells.kubernetes.objects import PODS, Kind
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.source.status import SourceStatus
@@ -148,26 +148,6 @@ class KubernetesAPI:
     async def wait_lost(self) -> None:
         """Until a server was asked in vain."""
         await self.client.reach.wait_lost()
-
-    async def update_status(
-        self, kind: Kind[Any], key: Key, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]
-    ) -> None:
-        """Read an object, change its status and write that, again after each conflict; nothing if it is gone.
-
-        ``change`` gives the object with its new status, None to leave it as it is. Raises KubernetesError.
-        """
-        from cells.kubernetes.client import MalformedError, NotFoundError
-
-        namespace, name = key
-        await self.reachable()
-        try:
-            await self.client.update(kind, name, change, namespace, subresource="status")
-        except NotFoundError:
-            return
-        except MalformedError as error:  # it is written; what else the object says is nonsense
-            self._log.warning(
-                "status written of an object that cannot be read", object=name, error=str(error)
-            )
 
     async def keep(
         self,

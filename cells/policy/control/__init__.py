@@ -10,12 +10,13 @@ Why:    a policy object may come, change or go at any time; an object that is re
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from cells.cluster.nodes import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes import KubernetesSettings, Resources
 from cells.observe import metrics
 from cells.policy.control.computer import RulePolicy
-from cells.policy.control.conditions import ConditionWriter
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.edges import DNSProxyPort, HTTPProxyPorts
 from cells.policy.control.http_redirects import HTTPRedirect, HTTPRedirects, http_redirects
@@ -30,7 +31,7 @@ from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import Reason
 from cells.policy.labels import canonical_name
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
-from cells.policy.rules import PROTOCOLS, Direction, HTTPRule, PolicyOptions, Services
+from cells.policy.rules import PROTOCOLS, SERVED, Direction, HTTPRule, PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
@@ -71,7 +72,8 @@ def policy_options(
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
         policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
     )
-    return PolicyOptions(
+    return replace(
+        SERVED,
         cluster_name=agent.cluster_name,
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
@@ -79,13 +81,11 @@ def policy_options(
         enforces_init=kubernetes.has_source,
         allow_localhost="always" if localhost else "policy",
         enable_host_firewall=policy.enable_host_firewall,
-        host_names=False,
+        enable_icmp_rules=rules.enable_icmp_rules,
         enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
         enable_l7_proxy=names,
         learns_names=names,
-        serves_requests=False,
         serves_http=requests is not None and requests.serves,
-        authenticates=False,
     )
 
 
@@ -119,10 +119,8 @@ cell = module(
     "policy-rules",
     "Policies of endpoints, by policy objects",
     config(PolicyRuleSettings),
-    provide(
-        policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch, ConditionWriter
-    ),
+    provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch),
     provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics, http_redirects),
     provide_private(cluster_services, PodPorts, HTTPRedirects),
-    invoke(PolicyWatch, ConditionWriter),
+    invoke(PolicyWatch),
 )

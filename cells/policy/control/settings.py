@@ -21,5 +21,5 @@ class PolicyRuleSettings(Settings, frozen=True):
     enable_l7_proxy: bool = True
     """Whether the DNS proxy serves toFQDNs and rules for names; without it they are refused."""
 
-    validate_network_policy: bool = True
-    """Whether status.conditions of Cilium's policies say at the API server if they are valid."""
+    enable_icmp_rules: bool = True
+    """Whether rules of ICMP count; without it they are refused."""

@@ -5,7 +5,7 @@ Gives: translate, Rule and its parts, PolicyError, PolicyOptions.
 """
 
 from cells.policy.rules.errors import PolicyError
-from cells.policy.rules.options import PolicyOptions
+from cells.policy.rules.options import SERVED, PolicyOptions
 from cells.policy.rules.peers import CLUSTER, Services, World, means_service
 from cells.policy.rules.rule import PROTOCOLS, Direction, PeerRule, PortRange, Rule, Source
 from cells.policy.rules.schema import HTTPRule, ServiceReference
@@ -15,6 +15,7 @@ from cells.policy.rules.translate import translate
 __all__ = [
     "CLUSTER",
     "PROTOCOLS",
+    "SERVED",
     "Direction",
     "HTTPRule",
     "PeerRule",

@@ -1,4 +1,4 @@
-"""The agent's options that change what a policy means."""
+"""The agent's options that change what a policy means, and what of them is served."""
 
 from __future__ import annotations
 
@@ -41,3 +41,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     def always_allows_localhost(self) -> bool:
         """Whether the node reaches its pods whatever policy says; ``auto`` means so under Kubernetes."""
         return self.allow_localhost != "policy"
+
+
+SERVED = PolicyOptions(host_names=False, serves_requests=False, authenticates=False)
+"""What this agent can do of them, whatever its settings."""

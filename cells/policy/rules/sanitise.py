@@ -12,6 +12,7 @@ from ipaddress import ip_network
 from cells.policy.labels.cidr import contains
 from cells.policy.rules.errors import PolicyError, at
 from cells.policy.rules.kafka import check_kafka
+from cells.policy.rules.label_names import wrong_name
 from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.ports import icmp_type, is_service_name, port_number
 from cells.policy.rules.schema import (
@@ -119,8 +120,11 @@ def _only_refuses(request: HTTPRule) -> None:
 
 
 def check_selector(selector: LabelSelector) -> None:
-    """Values go with In and NotIn, and with them only. Raises PolicyError."""
+    """Keys are names of labels; values go with In and NotIn, and with them only. Raises PolicyError."""
+    for key in selector.match_labels or ():
+        _check_key(key, "matchLabels")
     for index, one in enumerate(selector.match_expressions or ()):
+        _check_key(one.key, f"matchExpressions[{index}].key")
         place = f"invalid label selector: matchExpressions[{index}].values"
         if one.operator in ("In", "NotIn") and not one.values:
             raise PolicyError(
@@ -130,6 +134,14 @@ def check_selector(selector: LabelSelector) -> None:
             raise PolicyError(
                 f"{place}: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
             )
+
+
+def _check_key(text: str, place: str) -> None:
+    """Kubernetes' rules for names of labels, of the key with its source before it: ``any.app``."""
+    source, colon, key = text.partition(":")
+    whole = f"{source}.{key}" if colon else f"any.{text}"
+    if (wrong := wrong_name(whole)) is not None:
+        raise PolicyError(f'invalid label selector: {place}: Invalid value: "{whole}": {wrong}')
 
 
 def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:

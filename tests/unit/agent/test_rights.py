@@ -39,7 +39,6 @@ NODE = {
     "spec": {"podCIDRs": ["10.0.1.0/24"]},
     "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
 }
-POLICIES = {"CiliumNetworkPolicy": "default", "CiliumClusterwideNetworkPolicy": ""}
 
 
 def roles(**values: object) -> list[dict[str, Any]]:
@@ -49,17 +48,6 @@ def roles(**values: object) -> list[dict[str, Any]]:
         for one in chart.objects(values).values()
         if one["apiVersion"].startswith("rbac.") and one["metadata"]["name"] == "cilium"
     ]
-
-
-def policy(kind: str) -> dict[str, Any]:
-    """One for every endpoint."""
-    metadata = {"name": "p", "namespace": POLICIES[kind]}
-    return {
-        "apiVersion": "cilium.io/v2",
-        "kind": kind,
-        "metadata": {key: value for key, value in metadata.items() if value},
-        "spec": {"endpointSelector": {}, "ingress": [{"fromEndpoints": [{}]}]},
-    }
 
 
 def kubeconfig(folder: Path, url: str) -> str:
@@ -151,7 +139,7 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
     endpoint["status"]["identity"] = {"id": 4}
     identity["metadata"]["annotations"] = {HEARTBEAT: "2025-01-01T00:00:00Z"}
     node["spec"]["addresses"] = []
-    for body in (endpoint, identity, node, *map(policy, POLICIES)):
+    for body in (endpoint, identity, node):
         there.put(body)
     await eventually(
         lambda: (
@@ -159,7 +147,6 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
             and HEARTBEAT not in annotations("CiliumIdentity", str(number))
             and get("CiliumNode", "node1")["spec"]["addresses"]
             and annotations("Node", "node1")
-            and all(get(kind, "p", namespace).get("status") for kind, namespace in POLICIES.items())
         ),
         20,
     )

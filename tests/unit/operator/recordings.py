@@ -14,16 +14,12 @@ DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operat
 Json = dict[str, Any]
 
 AWAY: Final = "not played: leases in real time; tests/unit/kubernetes/test_leases loses one"
-NOT_CHECKED: Final = "conditions of policies are the agents', who know what they enforce"
 EXCLUDED: Final = {
     "api_away_long": AWAY,
     "api_away_short": AWAY,
     "api_away_survived": AWAY,
     "api_endpoints": "compared in test_server",
     "bgp_cluster_config": "BGP is not built",
-    "cnp_existing_at_start": NOT_CHECKED,
-    "cnp_validation": NOT_CHECKED,
-    "cnp_validation_off": NOT_CHECKED,
     "crd_empty_cluster_default": "compared in test_leading",
     "crd_options_per_crd": "test_leading has the options that are served",
     "crd_update_older_newer_garbage": "compared in test_leading",
@@ -60,9 +56,10 @@ OPTIONS: Final[dict[str, dict[str, Json]]] = {
         },
     },
     "lb_classes_enabled": {"start": {"enable-bgp-control-plane": "false"}},
+    "cnp_validation": {"start": {"enable-l7-proxy": "false", "enable-icmp-rules": "false"}},
     "node_options_off": {"start, pod ready": {"set-cilium-is-up-condition": "true"}},
 }
-"""File -> step -> the options that the recording names in words only."""
+"""File -> step -> the options that the recording names in words only, or Cilium's takes for granted."""
 
 KEPT: Final = "a range that no pool has any more stays its node's, which is told so; test_multi_pool has it"
 DIFFERENT: Final[dict[tuple[str, int], str]] = {
@@ -78,6 +75,8 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("mp_pool_changes", 7): "pools that overlap never give one address to two nodes",
     ("mp_pool_changes", 8): "pools that overlap never give one address to two nodes",
     ("mp_restart_occupied", 3): KEPT,
+    ("cnp_validation", 6): "the schema refuses what is no port; test_policy_conditions has what got past it",
+    ("cnp_validation", 10): "every agent refuses a policy for nodes in a namespace, and so it is told",
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
     ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
 }
@@ -96,6 +95,9 @@ CLEARED: Final = frozenset({"lb_first_last"})
 
 SLOWLY: Final = frozenset({"lb_restart_repeat"})
 """Scenarios whose services are made one after the other, each when the one before has its address."""
+
+STRICTER: Final = frozenset({"bad-port"})
+"""Objects that Cilium's schemas let pass, and ours refuse."""
 
 WHOLE: Final = frozenset({"crd_partly_there"})
 """Scenarios in which every operator registers the custom resources."""

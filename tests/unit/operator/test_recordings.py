@@ -126,7 +126,8 @@ class Player:
         try:
             await self._client.raw(request["method"], request["path"], None, data, media.encode())
         except api.ApiError as error:
-            if error.code != request["status"]:
+            refused = error.code == 422 and body["metadata"]["name"] in recordings.STRICTER
+            if error.code != request["status"] and not refused:
                 raise
 
     def _filled(self, body: Any) -> Any:

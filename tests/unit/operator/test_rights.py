@@ -79,8 +79,13 @@ def done(server: ApiServer) -> bool:
     assert service is not None
     kept = there("cilium.io", "ciliumnodes", "a")
     refused, dns = there("cilium.io", "ciliumnodes", "refused"), there("", "pods", "dns", "kube-system")
+    policies = [
+        there("cilium.io", "ciliumnetworkpolicies", "policy", "default"),
+        there("cilium.io", "ciliumclusterwidenetworkpolicies", "policy"),
+    ]
     return bool(
         refused is not None
+        and all(one is not None and one.get("status") for one in policies)
         and refused.get("status")
         and (dns is None or "deletionTimestamp" in dns["metadata"])
         and not any(one["key"].startswith("node.cilium.io") for one in node["spec"].get("taints") or ())
@@ -127,6 +132,18 @@ def everything() -> list[dict[str, Any]]:
         {"apiVersion": v2, "kind": "CiliumNode", "metadata": {"name": "orphan"}, "spec": {}},
         {"apiVersion": v2, "kind": "CiliumEndpoint", "metadata": {"name": "orphan", "namespace": "default"}},
         {"apiVersion": v2, "kind": "CiliumIdentity", "metadata": {"name": "1000"}, "security-labels": RULE},
+        {
+            "apiVersion": v2,
+            "kind": "CiliumNetworkPolicy",
+            "metadata": {"name": "policy", "namespace": "default"},
+            "spec": {"endpointSelector": {}},
+        },
+        {
+            "apiVersion": v2,
+            "kind": "CiliumClusterwideNetworkPolicy",
+            "metadata": {"name": "policy"},
+            "spec": {"endpointSelector": {}},
+        },
         {
             "apiVersion": alpha,
             "kind": "CiliumLoadBalancerIPPool",

@@ -1,0 +1,117 @@
+"""Whether a policy is valid is told in its status: by the operator, in Cilium's words, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cells.operator.policies.verdicts import PolicyVerdict
+from cells.operator.policies.writer import with_condition
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer, Fault, on
+from tests.support.apiserver.errors import Resource
+from tests.support.operator import Operators
+
+pytestmark = pytest.mark.anyio
+POLICIES = Resource("cilium.io", "ciliumnetworkpolicies")
+OTHER = {"type": "Other", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"}
+SUCCEEDED = "Policy validation succeeded"
+Json = dict[str, Any]
+
+
+def policy(name: str, spec: Json, **status: Any) -> Json:
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"endpointSelector": {}, **spec},
+        **({"status": status} if status else {}),
+    }
+
+
+def past_the_schema(server: ApiServer, obj: Json) -> None:
+    """Store an object that an older definition of its kind let pass."""
+    meta = {**obj["metadata"], "uid": obj["metadata"]["name"], "resourceVersion": "1"}
+    server.store.put(POLICIES, ("default", obj["metadata"]["name"]), {**obj, "metadata": meta})
+
+
+def told(server: ApiServer, name: str) -> tuple[str, str] | None:
+    """Status and message of an object's condition."""
+    found = server.store.get(POLICIES, ("default", name)) or {}
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return next(((one["status"], one["message"]) for one in conditions if one["type"] == "Valid"), None)
+
+
+async def test_what_got_past_an_older_schema_is_told_too(server: ApiServer, operators: Operators) -> None:
+    ports = {"ingress": [{"toPorts": [{"ports": [{"port": "70000"}]}]}]}
+    wrong = 'Unable to parse port: strconv.ParseUint: parsing "70000": value out of range'
+    async with operators.running():
+        past_the_schema(server, policy("port", ports))
+        await eventually(lambda: told(server, "port") == ("False", wrong), 10)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("bad key!", "name part must consist of alphanumeric characters"),
+        ("a/b/c", "a qualified name must consist of"),
+        ("Upper.example/x", "prefix part a lowercase RFC 1123 subdomain must consist of"),
+        ("k8s:" + "x" * 64, "name part must be no more than 63 bytes"),
+        ("example.com/", "name part must be non-empty"),
+    ],
+)
+async def test_a_label_that_cannot_be_is_told_with_its_name(
+    server: ApiServer, operators: Operators, key: str, wrong: str
+) -> None:
+    async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
+        server.add(policy("key", {"ingress": [{"fromEndpoints": [{"matchLabels": {key: "x"}}]}]}))
+        await eventually(lambda: told(server, "key") is not None, 10)
+        status, message = told(server, "key") or ("", "")
+        assert status == "False"
+        assert message.startswith("invalid label selector: matchLabels: Invalid value: ")
+        assert wrong in message
+
+
+async def test_what_agents_serve_only_when_asked_to_is_judged_by_their_settings(
+    server: ApiServer, operators: Operators
+) -> None:
+    pool = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}
+    nodes = policy("nodes", {"ingress": [{"fromNodes": [{}]}]})
+    async with operators.running(pool):
+        server.add(nodes)
+        await eventually(lambda: (told(server, "nodes") or ("", ""))[0] == "False", 10)
+    async with operators.running(pool | {"enable-node-selector-labels": "true"}):
+        await eventually(lambda: told(server, "nodes") == ("True", SUCCEEDED), 10)
+
+
+async def test_a_verdict_is_written_though_the_server_refuses_it_at_first(
+    server: ApiServer, operators: Operators
+) -> None:
+    where = on("/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies/one/status", method="PUT")
+    server.faults.add(Fault(where, times=2, status=409))
+    server.faults.add(Fault(where, times=1, status=500))
+    async with operators.running():
+        server.add(policy("one", {}))
+        await eventually(lambda: told(server, "one") == ("True", SUCCEEDED), 20)
+
+
+def test_conditions_of_others_stay_in_their_place() -> None:
+    verdict = PolicyVerdict("CiliumNetworkPolicy", "default", "p", "u", valid=True, message=SUCCEEDED)
+    live = {**policy("p", {}, conditions=[OTHER]), "metadata": {"name": "p", "uid": "u"}}
+    first = with_condition(verdict, live)
+    assert first is not None
+    other, valid = first["status"]["conditions"]
+    assert other == OTHER
+    assert with_condition(verdict, first) is None
+    first["status"]["conditions"].append(OTHER)
+    valid["message"] = "in other words"
+    again = with_condition(verdict, first)
+    assert again is not None
+    assert [one["type"] for one in again["status"]["conditions"]] == ["Other", "Valid", "Other"]
+    assert again["status"]["conditions"][1]["lastTransitionTime"] == valid["lastTransitionTime"]
+
+
+def test_another_object_of_the_name_is_left_alone() -> None:
+    verdict = PolicyVerdict("CiliumNetworkPolicy", "default", "p", "u", valid=True, message=SUCCEEDED)
+    assert with_condition(verdict, {"metadata": {"name": "p", "uid": "another"}}) is None
