@@ -107,6 +107,16 @@ class NamedAddresses:
         while self.stale(addresses):
             await self._news.wait()
 
+    @property
+    def concerned(self) -> bool:
+        """Whether the rules in force speak of other names than they did."""
+        return frozenset(self._policy.repository.name_selectors) != self._selectors
+
+    async def all_settled(self) -> None:
+        """Return once every address has the identity that it should have."""
+        while self._stale:
+            await self._news.wait()
+
     def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:
         """The rules in force have changed; for them these prefixes were claimed just now, and withdrawn.
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, Final
 
+import anyio
 import msgspec
 
 from cells.cluster.endpoints import RemoteEndpoint
@@ -51,6 +52,9 @@ from lifecycle import Change, Jobs, Logger, Table
 RESOURCE = "policy//prefixes"
 """Whose the claims of prefixes are in the ipcache."""
 
+NAMES_PATIENCE: Final = 5.0
+"""Seconds that a change of rules waits for addresses of names to get their identities."""
+
 VALID = "Policy validation succeeded"
 
 
@@ -85,6 +89,8 @@ class PolicyWatch:
         self._claimed = ipcache.table.initializer("policies")
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}
+        self._told: set[Prefix] = set()
+        """Those that the ipcache was told of."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
         followed: list[Followed[Any]] = [Followed(identities.table)]
@@ -190,17 +196,36 @@ class PolicyWatch:
         await self._realize(rows, "named ports changed")
 
     async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
-        """Rules have changed: prefixes that went leave the ipcache first, new ones come to it last."""
+        """Rules have changed. May be called again with more, where it was cut short.
+
+        Maps get what is new, then addresses get their identities, then maps lose what is over: a flow that
+        was allowed, and is, is not cut because its peer is another identity's now.
+        """
         wanted = self._policy.prefixes
         gone = [prefix for prefix in self._prefixes if prefix not in wanted]
-        self._ipcache.withdraw(RESOURCE, map(str, gone))
-        released = [self._prefixes.pop(prefix) for prefix in gone]
-        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._prefixes]
+        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._told]
+        if not new and not gone and not self._names.concerned:
+            await self._realize(rows, "policy rules changed")
+            return
         for prefix in new:
-            labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-            self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
+            if prefix not in self._prefixes:
+                labels = prefix_labels(prefix, dual_stack=self._dual_stack)
+                self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
-        await self._realize(rows, "policy rules changed")
+        with self._policies.taking_nothing():
+            await self._realize(rows, "policy rules changed")
+            self._claim(new)
+            self._names.follow_rules(new, gone)
+            with anyio.move_on_after(NAMES_PATIENCE):
+                await self._names.all_settled()
+            self._ipcache.withdraw(RESOURCE, map(str, gone))
+        for prefix in gone:
+            self._told.discard(prefix)
+            self._identities.release(self._prefixes.pop(prefix).id)
+        await self._policies.apply()
+
+    def _claim(self, new: Iterable[Prefix]) -> None:
+        """The ipcache gives these prefixes their identities."""
         self._ipcache.upsert(
             *(
                 IpcacheEntry(
@@ -212,9 +237,7 @@ class PolicyWatch:
                 for prefix in new
             )
         )
-        self._names.follow_rules(new, gone)
-        for identity in released:
-            self._identities.release(identity.id)
+        self._told.update(new)
 
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)

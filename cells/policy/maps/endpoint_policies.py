@@ -6,14 +6,16 @@ Source: Cilium 1.17, policy maps, desired and realized policy, and their full re
 """
 
 import errno
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio.lowlevel
 
 from cells.cluster.identity import Identity
 from cells.policy.maps.edges import NO_POD, PodKey, PolicyComputer, PolicyMapPool
-from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy, enforced_directions
+from cells.policy.maps.kept import Kept
+from cells.policy.maps.rows import EndpointPolicy, PolicyEntries, RealizedPolicy, enforced_directions
 from lifecycle import HiveError, Logger, Table
 
 STRETCH: Final = 50
@@ -54,6 +56,7 @@ class EndpointPolicies:
         """Endpoints whose maps are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
         """What maps were last made whole."""
+        self._kept = Kept()
         self._hosts: set[int] = set()
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
@@ -83,6 +86,7 @@ class EndpointPolicies:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
+        self._kept.forget(endpoint_id)
         self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
@@ -177,6 +181,20 @@ class EndpointPolicies:
         if self._changed:
             self.apply_soon()
 
+    @contextmanager
+    def taking_nothing(self) -> Iterator[None]:
+        """During the block maps get what is new, and keep what they have; what is over goes afterwards.
+
+        Until then their status does not say that they have the new revision.
+        """
+        try:
+            with self._kept.taking_nothing():
+                yield
+        finally:
+            self._changed.update(self._kept.over)
+            if self._changed:
+                self.apply_soon()
+
     def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
         """Whether the map has these entries already, as those that were wanted before."""
         status = self.status(policy.endpoint_id)
@@ -184,6 +202,7 @@ class EndpointPolicies:
             policy.entries is known.entries
             and enforced_directions(policy) == enforced_directions(known)
             and self._written.get(policy.endpoint_id) is known
+            and policy.endpoint_id not in self._kept
             and not status.error
         )
 
@@ -209,7 +228,8 @@ class EndpointPolicies:
     async def reconcile(self) -> None:
         """Compare every policy map as a whole, and put right what differs; raises OSError."""
         for position, policy in enumerate(self.table.all()):
-            if self.table.get(policy.endpoint_id) is policy and policy.endpoint_id not in self._overflowed:
+            skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._kept
+            if self.table.get(policy.endpoint_id) is policy and not skipped:
                 wrong = self._pool.repair(policy.endpoint_id, policy.entries)
                 if wrong:
                     self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
@@ -231,8 +251,10 @@ class EndpointPolicies:
                 self._changed.discard(policy.endpoint_id)
                 self._written[policy.endpoint_id] = policy
                 revision = policy.revision
-                if not self.acknowledged(policy.endpoint_id):
+                waits = not self.acknowledged(policy.endpoint_id)
+                if waits:
                     self._awaiting.add(policy.endpoint_id)
+                if waits or policy.endpoint_id in self._kept:
                     revision = self.status(policy.endpoint_id).revision
                 rows.put(
                     RealizedPolicy(
@@ -256,7 +278,7 @@ class EndpointPolicies:
         least = self._overflowed.get(number, wanted + 1)
         if wanted < least:
             try:
-                self._pool.write(number, policy.entries)
+                self._write_entries(number, policy.entries)
             except OSError as error:
                 if error.errno != errno.ENOSPC or not self._lockdown:
                     raise
@@ -265,9 +287,25 @@ class EndpointPolicies:
                 self._overflowed.pop(number, None)
                 return
         self._overflowed[number] = least
+        self._kept.forget(number)
         self._pool.write(number, {})
         text = f"locked down, nothing is allowed: {wanted} entries have no room (bpf-policy-map-max)"
         raise OSError(errno.ENOSPC, text)
+
+    def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
+        known = self._written.get(number)
+        entries = self._kept.with_former(number, known.entries if known is not None else None, wanted)
+        if entries is not wanted:
+            try:
+                self._pool.write(number, entries)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+            else:
+                self._kept.keep(number, entries, wanted)
+                return
+        self._pool.write(number, wanted)
+        self._kept.keep(number, wanted, wanted)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
         known = self.status(endpoint_id)

@@ -10,7 +10,7 @@ import pytest
 from anyio import to_thread
 
 from cells.cluster.identity import Identity
-from cells.maps import PolicyEntry, PolicyKey, PoolEmpty
+from cells.maps import PolicyEntry, PolicyEntryMap, PolicyKey, PoolEmpty
 from cells.policy.maps import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
@@ -189,6 +189,28 @@ async def test_a_revision_is_there_when_proxies_have_acknowledged_it(room: Room)
     assert room.policies.status(number).revision == 1, "of other endpoints, that was"
     behind.clear()
     room.policies.follow_proxies()
+    assert room.policies.status(number).revision == 2
+
+
+@pytest.mark.parametrize("holds", [2, 1], ids=["with room", "without"])
+async def test_while_addresses_change_identities_maps_get_what_is_new_and_lose_nothing(
+    room: Room, holds: int
+) -> None:
+    former, latter = PolicyEntryMap(ALLOW_WEB), PolicyEntryMap(dict(ALLOW_LOCALHOST))
+    room.rules.entries = former
+    number = room.made()
+    room.maps.room = holds
+    with room.policies.taking_nothing():
+        room.rules.revision, room.rules.entries = 2, latter
+        room.policies.realize(number, 300, ())
+        both = {**ALLOW_WEB, **ALLOW_LOCALHOST}
+        assert room.maps.maps[number] == (both if holds == 2 else latter)
+        assert room.policies.status(number).written == 2
+        assert room.policies.status(number).revision == (1 if holds == 2 else 2)
+        await room.policies.reconcile()
+        assert len(room.maps.maps[number]) == holds, "nor does the comparison take anything away"
+    await room.policies.apply()
+    assert room.maps.maps[number] == latter
     assert room.policies.status(number).revision == 2
 
 
