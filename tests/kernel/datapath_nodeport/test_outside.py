@@ -5,9 +5,9 @@ from __future__ import annotations
 from ipaddress import ip_network
 
 import pytest
-from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
-from scapy.packet import Packet
+from scapy.packet import Packet, Raw
 
 from cells.maps import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
 from cells.services.balancer.entries import source_range_key
@@ -16,6 +16,7 @@ from tests.kernel.datapath.packets import from_pod
 from tests.kernel.datapath.world import INGRESS, OK, REDIRECT, SHOT, A
 from tests.kernel.datapath_nodeport.world import (
     CLIENT,
+    CLIENT_MAC,
     DIRECT,
     ELSEWHERE,
     HOP,
@@ -146,3 +147,48 @@ def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePor
         told = world.client_sends(asked(version))
         assert told.action == REDIRECT
         assert ends(told.packet)[0] == source
+
+
+BOTH_DSR = NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
+OPTION = {4: 8, 6: 24}
+"""Bytes in which a backend elsewhere is told of the service."""
+
+
+def long_datagram(version: int, length: int, flags: str = "DF") -> Packet:
+    """One of so many bytes, its network header counted."""
+    head = (
+        IP(src=CLIENT[4], dst=SERVICE[4], flags=flags)
+        if version == 4
+        else IPv6(src=CLIENT[6], dst=SERVICE[6])
+    )
+    packet = head / UDP(sport=SPORT, dport=NODE_PORT)
+    return packet / Raw(bytes(length - len(packet)))
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_client_hears_that_its_datagram_is_too_long(world: NodePortWorld, version: int) -> None:
+    world.serve_outside(BOTH_DSR)
+    serve(world, version, ELSEWHERE[version].format(9))
+    world.recorder.narrow(1500)
+    fits = 1500 - OPTION[version]
+    assert ends(world.client_sends(long_datagram(version, fits)).packet)[0] == CLIENT[version]
+    outcome = world.client_sends(long_datagram(version, fits + 1))
+    assert (outcome.action, outcome.packet.dst) == (REDIRECT, CLIENT_MAC)
+    head = outcome.packet[IP if version == 4 else IPv6]
+    assert (head.src, head.dst) == (SERVICE[version], CLIENT[version])
+    if version == 4:
+        assert (head[ICMP].type, head[ICMP].code, head[ICMP].nexthopmtu) == (3, 4, fits)
+    else:
+        assert head[ICMPv6PacketTooBig].mtu == fits
+    quoted = (IP if version == 4 else IPv6)(bytes(head.payload)[8:])
+    assert (quoted.dst, quoted.payload.dport) == (SERVICE[version], NODE_PORT)
+
+
+def test_what_may_be_fragmented_is_left_to_the_stack_with_the_service_told(world: NodePortWorld) -> None:
+    world.serve_outside(BOTH_DSR)
+    backend = ELSEWHERE[4].format(9)
+    serve(world, 4, backend)
+    world.recorder.narrow(1500)
+    outcome = world.client_sends(long_datagram(4, 1500, flags=""))
+    head = outcome.packet[IP]
+    assert (outcome.action, head.dst, head.ihl, head.len) == (OK, backend, 7, 1508)

@@ -24,6 +24,7 @@ struct recorded {
 	__u8 fib_destination[8];
 	__u32 next_hop[4];
 	__u32 handed; /* what the program in the driver has said of the packet */
+	__u32 mtu; /* of the next hop; 0: whatever is sent */
 };
 
 struct {
@@ -85,6 +86,10 @@ static __always_inline long fib_lookup(struct bpf_fib_lookup *fib)
 	if (!note)
 		return -1;
 	fib->ifindex = note->fib_ifindex;
+	if (note->mtu && fib->tot_len > note->mtu) {
+		fib->mtu_result = note->mtu;
+		return BPF_FIB_LKUP_RET_FRAG_NEEDED;
+	}
 	__builtin_memcpy(fib->smac, note->fib_source, sizeof(fib->smac));
 	__builtin_memcpy(fib->dmac, note->fib_destination, sizeof(fib->dmac));
 	__builtin_memcpy(fib->ipv6_dst, note->next_hop, sizeof(fib->ipv6_dst));

@@ -17,7 +17,7 @@ from cells.maps import Map, MapSpec, MapType, create_map
 
 _TUNNEL = struct.Struct("<10I")
 _ROUTE = struct.Struct("<iI6s2x6s2x16s")
-_HANDED = struct.Struct("<I")
+_HANDED = struct.Struct("<II")
 _SIZE = _TUNNEL.size + _ROUTE.size + _HANDED.size
 NOT_FORWARDED = 4
 """BPF_FIB_LKUP_RET_NOT_FWDED (linux/bpf.h)."""
@@ -74,8 +74,19 @@ class Recorder:
 
     def handed(self, what: int) -> None:
         """What a program in the driver says of the next packet."""
-        row = self.map.lookup(bytes(4)) or bytes(_SIZE)
-        self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what))
+        row = self._told()
+        self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what, self._mtu(row)))
+
+    def narrow(self, mtu: int) -> None:
+        """The next hop takes packets of so many bytes at most."""
+        self.map.update(bytes(4), self._told()[: -_HANDED.size] + _HANDED.pack(0, mtu))
+
+    def _told(self) -> bytes:
+        return self.map.lookup(bytes(4)) or bytes(_SIZE)
+
+    @staticmethod
+    def _mtu(row: bytes) -> int:
+        return int(_HANDED.unpack(row[-_HANDED.size :])[1])
 
     def comes_from(self, node: str, vni: int, route: Route = NOWHERE) -> None:
         """The next packets come out of the tunnel, from this address outside, with this identity."""

@@ -10,15 +10,15 @@
 #define AF_INET 2 /* sys/socket.h needs the C library */
 #define AF_INET6 10
 
-/* Where what goes from `source` to `destination` leaves; BPF_FIB_LKUP_RET_*, or negative. The length is told, for the
- * kernel would count the Ethernet header where the other device has none.
+/* Where what goes from `source` to `destination` leaves, if it has `length` bytes from its network header on; 0: as long
+ * as it may be. BPF_FIB_LKUP_RET_*, or negative.
  */
-static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
-				    const struct address *destination, __u8 family)
+static __always_inline long fib_ask_for(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
+					const struct address *destination, __u32 length, __u8 family)
 {
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = packet_ifindex(ctx);
-	fib->tot_len = packet_segment(ctx) ? 0 : packet_length(ctx) - LINK_HLEN;
+	fib->tot_len = length;
 	if (family == FAMILY_IPV4) {
 		fib->family = AF_INET;
 		fib->ipv4_src = source->words[0];
@@ -29,6 +29,15 @@ static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, 
 		__builtin_memcpy(fib->ipv6_dst, destination, sizeof(fib->ipv6_dst));
 	}
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+}
+
+/* The same for the packet as it is: the kernel would count an Ethernet header also where a device has none. */
+static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
+				    const struct address *destination, __u8 family)
+{
+	__u32 length = packet_segment(ctx) ? 0 : packet_length(ctx) - LINK_HLEN;
+
+	return fib_ask_for(ctx, fib, source, destination, length, family);
 }
 
 static __always_inline mac_t fib_mac(const __u8 mac[6])

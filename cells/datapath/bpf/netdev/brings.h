@@ -51,6 +51,10 @@ static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *fl
 		flow->node_port = !flow->related;
 		return nodeport_go_on(skb, flow, own, now, family);
 	}
+	if (handed & HANDED_DSR) {
+		flow->rev_nat_index = handed >> 16;
+		return family == FAMILY_IPV4 ? dsr4_forward(skb, flow) : dsr6_forward(skb, flow);
+	}
 	flow->source_identity = handed & HANDED_RETURN ? IDENTITY_HOST : world_identity(family);
 	node = tunnel_node(flow, family);
 	return family == FAMILY_IPV4 ? nodeport4_send(skb, flow, node) : nodeport6_send(skb, flow, node);

@@ -10,6 +10,7 @@
 #include "nodeport/conntrack.h"
 #include "nodeport/endings.h"
 #include "nodeport/maps.h"
+#include "nodeport/too_long.h"
 
 #define DSR4_OPTION 0x9a08 /* type and length */
 #define DSR6_OPTION 0x1b14 /* the same of an IPv6 destination option */
@@ -95,18 +96,24 @@ static __always_inline int dsr6_tell(context_t *ctx, const struct address *servi
 }
 
 /* Send the client's packet on to a backend elsewhere, which answers the client; the verdict. */
-static __always_inline int dsr_forward(context_t *ctx, const struct flow *flow, __u8 family)
+static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 family)
 {
+	__u32 mtu, size = family == FAMILY_IPV4 ? sizeof(struct dsr4_option) : sizeof(struct dsr6_header);
 	struct address service;
-	int refused = 0;
 	__be16 port;
+	int refused;
 
-	if (flow->protocol != IPPROTO_TCP || flow->tcp_flags & TCP_SYN) {
-		if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
-			return DROP(EGRESS, DROP_NO_SERVICE);
-		refused = family == FAMILY_IPV4 ? dsr4_tell(ctx, &service, port) : dsr6_tell(ctx, &service, port);
-	}
-	return refused ? DROP(EGRESS, refused) : fib_send(ctx, flow, EGRESS, family);
+	if (flow->protocol == IPPROTO_TCP && !(flow->tcp_flags & TCP_SYN))
+		return fib_send(ctx, flow, EGRESS, family);
+	if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
+		return DROP(EGRESS, DROP_NO_SERVICE);
+	mtu = too_long(ctx, flow, size, family);
+	if (unlikely(mtu) && !may_be_fragmented(ctx, family))
+		return tell_too_long(ctx, flow, &service, port, mtu - size, family);
+	refused = family == FAMILY_IPV4 ? dsr4_tell(ctx, &service, port) : dsr6_tell(ctx, &service, port);
+	if (refused)
+		return DROP(EGRESS, refused);
+	return unlikely(mtu) ? VERDICT_PASS : fib_send(ctx, flow, EGRESS, family);
 }
 
 VERIFIED_ALONE dsr4_forward(context_t *ctx, struct flow *flow)

@@ -8,3 +8,4 @@
 #define HANDED_FORWARD 2 /* for one on another node */
 #define HANDED_RETURN 4	 /* an answer, for a client outside */
 #define HANDED_DONE 8	 /* an answer for this node or its pods */
+#define HANDED_DSR 16	 /* for a backend that answers itself; the service's reverse NAT index is in bits 16 to 31 */
