@@ -7,7 +7,8 @@ Any cell may provide a ``Member[ApiPart]``; the API serves the routes of all of 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from cells.api.wire import answer, empty
 from lifecycle.http import Refusal, Request, Response
@@ -15,8 +16,7 @@ from lifecycle.http import Refusal, Request, Response
 Operation = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One operation: where it is, and how a Refusal of it is answered."""
 
     method: str
@@ -42,8 +42,7 @@ def _nothing() -> None:
     """For parts without streams."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiPart:
+class ApiPart(msgspec.Struct, frozen=True):
     """Operations that belong together, by a name that is theirs alone."""
 
     name: str

@@ -10,11 +10,11 @@ wait for them.
 import os
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 import anyio.to_thread
+import msgspec
 
 from cells.datapath.datapath import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
@@ -37,8 +37,7 @@ _WALKS: Final = 8
 """At most so many for one address: new flows of a pod that has gone are none of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(msgspec.Struct, frozen=True):
     """What a pass found in one map of flows."""
 
     map: str

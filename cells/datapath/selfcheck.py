@@ -7,9 +7,11 @@ The node's maps are neither read nor written, so neither counters nor connection
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from cells.datapath.frames import ARP, IPV4, IPV6, advertisement, arp, ethernet, solicitation, udp, udp6
 from cells.datapath.generation import load
@@ -35,8 +37,7 @@ POD6, NEIGHBOUR6, STRANGER6 = (IPv6Address(f"2001:db8::{n}") for n in (1, 2, 3))
 POD_MAC, HOST_MAC, BROADCAST = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002"), b"\xff" * 6
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A packet for a program, the action expected, and the drop that must be counted, if any."""
 
     program: str

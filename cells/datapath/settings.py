@@ -3,10 +3,11 @@
 Needs: nothing.   Gives: DatapathSettings, MonitorNotifications.
 """
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, Literal
+
+import msgspec
 
 from cells.maps import (
     NODE_AUDITS_POLICY,
@@ -25,8 +26,7 @@ AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
 _LAST_PORT: Final = 65535
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorNotifications:
+class MonitorNotifications(msgspec.Struct, frozen=True):
     """What the programs tell of packets, and whether policy is audited only.
 
     Flags of NodeConfig, and the level of aggregation, 0 to 4.

@@ -5,8 +5,9 @@ Names, defaults, limits and the rule of shares are Cilium's.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Final
+
+import msgspec
 
 from lifecycle import Formerly, Settings, refuse
 
@@ -118,8 +119,7 @@ class MapSettings(Settings, frozen=True):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class MapSizes:
+class MapSizes(msgspec.Struct, frozen=True):
     """The entries each map gets."""
 
     ct_tcp: int

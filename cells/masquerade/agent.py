@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
@@ -54,8 +53,7 @@ DEFAULTS: Final = tuple(
 LINK_LOCAL: Final = (ip_network("169.254.0.0/16"), ip_network("fe80::/10"))
 
 
-@dataclass(frozen=True, slots=True)
-class MasqueradedNetwork:
+class MasqueradedNetwork(msgspec.Struct, frozen=True):
     """A network to which nothing is masqueraded."""
 
     network: IPNetwork

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio.to_thread
+import msgspec
 
 from cells.ipam import IPAddress, IPNetwork
 from cells.node.netlink import FoundVxlan, NetlinkError, VxlanLinks, routes_over
@@ -31,8 +31,7 @@ _LINK_SCOPE, _UNIVERSE = 253, 0
 _GONE: Final = frozenset({errno.ESRCH, errno.ENODEV, errno.ENOENT})
 
 
-@dataclass(frozen=True, slots=True)
-class TunnelRoute:
+class TunnelRoute(msgspec.Struct, frozen=True):
     """The way to the pods of another node, over cilium_host, whose programs know the tunnel."""
 
     destination: IPNetwork

@@ -7,15 +7,15 @@ Needs:      rows of the nodes' table.   Gives: RemoteNetwork, remote_networks(),
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Address
+
+import msgspec
 
 from cells.cluster.nodes import ClusterNode
 from cells.ipam import Family, IPNetwork
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteNetwork:
+class RemoteNetwork(msgspec.Struct, frozen=True):
     """A range of pods on another node."""
 
     network: IPNetwork

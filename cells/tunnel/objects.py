@@ -6,8 +6,9 @@ For:    Tunnel, TunnelKernel.   Needs: nothing.   Gives: TunnelObject and its ki
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Address
+
+import msgspec
 
 from cells.datapath import TUNNEL_LINK
 from cells.tunnel.settings import TunnelSettings
@@ -15,8 +16,7 @@ from cells.tunnel.settings import TunnelSettings
 NO_SOURCE = IPv4Address(0)
 
 
-@dataclass(frozen=True, slots=True)
-class TunnelDevice:
+class TunnelDevice(msgspec.Struct, frozen=True):
     """The device, in collect-metadata mode: it has no other end of its own."""
 
     port: int
@@ -30,8 +30,7 @@ class TunnelDevice:
         return f"device {TUNNEL_LINK}"
 
 
-@dataclass(frozen=True, slots=True)
-class TunnelPrograms:
+class TunnelPrograms(msgspec.Struct, frozen=True):
     """The programs on the device."""
 
     @property
@@ -40,8 +39,7 @@ class TunnelPrograms:
         return "programs"
 
 
-@dataclass(frozen=True, slots=True)
-class TunnelFacts:
+class TunnelFacts(msgspec.Struct, frozen=True):
     """What the programs of pods know of the tunnel; once they do, they use it."""
 
     mtu: int

@@ -5,13 +5,12 @@ Needs: nothing.   Gives: ServerLimits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from lifecycle.http.messages import MAX_BODY
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(msgspec.Struct, frozen=True):
     """Counts, bytes and seconds. Who is over a limit loses a connection; nobody else notices."""
 
     connections: int = 256

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
 import anyio
+import msgspec
 
 MAX_BODY = 1 << 20
 """Bytes of a request's body that are read; of more, the request has ``too_large`` set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One request, read to its end."""
 
     method: str
@@ -30,7 +29,7 @@ class Request:
     """The connection, to ask who is at its other end."""
     too_large: bool = False
     """The body was larger than MAX_BODY and is not here."""
-    match_info: Mapping[str, str] = field(default_factory=dict)
+    match_info: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The decoded parts of the path that the route names."""
     gone: Callable[[], Awaitable[None]] = anyio.sleep_forever
     """Returns once the client has closed its side: for a handler that waits, which ends it first."""
@@ -47,14 +46,13 @@ class Request:
         return dict(reversed(pairs))
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """What is answered; a generator as its body is sent as it comes, in chunks."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None] = b""
     content_type: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Beside Content-Type, Content-Length and Date."""
 
 

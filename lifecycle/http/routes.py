@@ -5,15 +5,15 @@ Needs: nothing.   Gives: Routes, Match.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import unquote
+
+import msgspec
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Match(Generic[T]):
+class Match(msgspec.Struct, Generic[T], frozen=True):
     """What is known at a path: what the method leads to, or the methods that lead somewhere."""
 
     found: T | None

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
+import msgspec
 
 from cells.api.limiter.bucket import Bucket
 from cells.observe.metrics import Histogram
@@ -28,8 +28,7 @@ LEFT: Final = "request-cancelled"
 CANCELLED: Final = "request cancelled while waiting for rate limiting slot"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True):
     """What a limiter goes by; zero of what is in requests or seconds is no bound."""
 
     rate_limit: float = 0.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cells.api.limiter.limiter import Parameters
 from lifecycle import Duration, Settings, refuse
@@ -132,7 +132,7 @@ def _merged(base: Parameters, said: str) -> Parameters:
     unset = Parameters()
     for field in _ZERO_IS_UNSET & changes.keys():
         changes[field] = changes[field] or getattr(unset, field)
-    return replace(base, **changes)  # type: ignore[arg-type]  # each parser makes what its field holds
+    return replace(base, **changes)
 
 
 def _rate(text: str) -> float:

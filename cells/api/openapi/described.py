@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from cells.api.access import operation_name
 from cells.api.gate import BEHIND
@@ -18,8 +19,7 @@ from cells.api.wire import JSON, READING
 TEXT = "text/plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """What a request carries beside its body."""
 
     name: str
@@ -31,8 +31,7 @@ class Parameter:
     example: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """What a request carries: JSON of this type."""
 
     kind: Any
@@ -41,8 +40,7 @@ class Body:
     example: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """One way an operation may answer. Several of one status are alternatives."""
 
     status: int
@@ -52,12 +50,11 @@ class Answer:
     content: str = JSON
     lines: bool = False
     """The body is a line of ``kind`` for each thing there is to tell; empty lines mean nothing."""
-    links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    links: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """Operations that go on from here, and where in this answer their parameters are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(msgspec.Struct, frozen=True):
     """One operation."""
 
     method: str

@@ -5,17 +5,17 @@ Source: Cilium 1.17, label sources, labelsSHA256. Text form: ``source:key[=value
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final
+
+import msgspec
 
 RESERVED: Final = "reserved"
 UNSPEC: Final = "unspec"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Label:
+class Label(msgspec.Struct, frozen=True, order=True):
     """One label. ``str()`` gives its text."""
 
     source: str

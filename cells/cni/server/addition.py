@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import anyio
+import msgspec
 
 from cells.cni.server.attachment.attach import AddressesLeaving, Attacher, NameTaken, PodSide, Prepared
 from cells.cni.server.attachment.begin import Attachment
@@ -33,8 +33,7 @@ _ADDRESS_SECONDS = 30.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AddTools:
+class AddTools(msgspec.Struct, frozen=True):
     """What all ADDs share."""
 
     attacher: Attacher
@@ -46,15 +45,14 @@ class AddTools:
     """Finishes the ADD whose link is being made."""
 
 
-@dataclass(slots=True, eq=False)
-class Addition:
+class Addition(msgspec.Struct, eq=False):
     """An ADD under way."""
 
     tools: AddTools
     connection: Connection
     call: Call
     side: PodSide
-    undo: Undo = field(default_factory=Undo)
+    undo: Undo = msgspec.field(default_factory=Undo)
     error: CniError | None = None
     before_retry: Callable[[], Awaitable[object]] | None = None
     """What to wait for before the next try."""

@@ -6,10 +6,10 @@ Gives: ConntrackGC, Table[ConntrackMap], Passes.
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
+import msgspec
 
 from cells.datapath import Collected
 from cells.datapath.conntrack.interval import START, next_interval
@@ -19,8 +19,7 @@ from cells.observe.metrics import Histogram
 from lifecycle import Duration, Health, Jobs, Table, after
 
 
-@dataclass(frozen=True, slots=True)
-class ConntrackMap:
+class ConntrackMap(msgspec.Struct, frozen=True):
     """What the last pass found in one map, and all passes together removed. Times in seconds."""
 
     map: str

@@ -4,7 +4,7 @@ For:   PATCH /config.   Needs: NodePolicy, Endpoints, Regenerations.   Gives: Po
 Source: Cilium 1.17, the daemon's configuration.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.regeneration.queue import Regenerations
@@ -13,8 +13,7 @@ from cells.policy.maps import Enforcement, NodePolicy
 from lifecycle import Logger
 
 
-@dataclass(frozen=True, slots=True)
-class Enforced:
+class Enforced(msgspec.Struct, frozen=True):
     """What can be changed while the agent runs."""
 
     enforcement: Enforcement

@@ -8,7 +8,8 @@ The rows of endpoints that live on are not touched, nor those that stand for the
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from cells.cluster.identity import INIT, Scope, scope_of
 from cells.cluster.ipcache import Ipcache, Prefix
@@ -20,8 +21,7 @@ from cells.node.netlink import LinkInfo
 from lifecycle import HiveError, Logger
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(msgspec.Struct, frozen=True):
     """What must not be cleared away."""
 
     addresses: frozenset[IPAddress]

@@ -5,8 +5,9 @@ For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, R
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from cells.endpoint import IPAddress
 from cells.node.netlink import LinkInfo
@@ -60,8 +61,7 @@ class RestoreAddresses(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LxcRow:
+class LxcRow(msgspec.Struct, frozen=True):
     """A row of cilium_lxc: an address and where the datapath delivers it."""
 
     ip: IPAddress

@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cells.endpoint.state.header import json_in_header
 from cells.endpoint.state.saved import SavedEndpoint, UnreadableError, decode, encode
@@ -28,17 +29,16 @@ _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2  # linux/fs.h
 
 
-@dataclass(slots=True)
-class Scan:
+class Scan(msgspec.Struct):
     """What a state directory holds."""
 
-    endpoints: dict[int, SavedEndpoint] = field(default_factory=dict)
+    endpoints: dict[int, SavedEndpoint] = msgspec.field(default_factory=dict)
     """What could be read, by endpoint id."""
-    unreadable: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[int, str] = msgspec.field(default_factory=dict)
     """Why the state of these ids could not be read; their directories are left as they are."""
-    removed: list[str] = field(default_factory=list)
+    removed: list[str] = msgspec.field(default_factory=list)
     """Left-overs of an interrupted write or delete, now gone."""
-    ignored: list[str] = field(default_factory=list)
+    ignored: list[str] = msgspec.field(default_factory=list)
     """Directories whose endpoint another directory has the better claim to; left as they are."""
 
 

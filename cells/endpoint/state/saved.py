@@ -4,7 +4,6 @@ For:   StateFiles.   Needs: Endpoint.   Gives: encode(endpoint), decode(bytes).
 Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default missing ones.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -121,8 +120,7 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Saved)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedEndpoint:
+class SavedEndpoint(msgspec.Struct, frozen=True):
     """What a state directory says: the endpoint as it was, and what is known about it besides."""
 
     endpoint: Endpoint

@@ -6,7 +6,6 @@ Source: Cilium 1.17, endpoint states and the EndpointHealth model.
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final
 
@@ -164,8 +163,7 @@ def displayed(state: State, log: StatusLog) -> State:
     return State.NOT_READY if state is State.READY and log.current is not Code.OK else state
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointHealth:
+class EndpointHealth(msgspec.Struct, frozen=True):
     """EndpointHealth of the API."""
 
     overall: str

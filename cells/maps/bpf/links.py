@@ -5,9 +5,10 @@ Source: include/uapi/linux/bpf.h (BPF_LINK_CREATE, struct bpf_link_info), kernel
 """
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cells.maps.bpf.syscall import buffer, command, object_info, open_pin, sleeping
 
@@ -21,8 +22,7 @@ _UPDATE = struct.Struct("<IIII")
 _INFO = struct.Struct("<III4xQI20x")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkInfo:
+class LinkInfo(msgspec.Struct, frozen=True):
     """A link of a program to a control group."""
 
     id: int

@@ -9,12 +9,14 @@ import errno
 import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
+from msgspec.structs import replace
 
 from cells.maps.bpf.map_log import MapLog
 from cells.maps.bpf.syscall import NR_BPF, BpfError, buffer, command, object_info, open_pin, quick, sleeping
@@ -98,8 +100,7 @@ def possible_cpus() -> int:
     return int(text.strip().replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class MapSpec:
+class MapSpec(msgspec.Struct, frozen=True):
     """What a map is. Sizes in bytes; the kernel shows only the first 15 characters of ``name``."""
 
     name: str

@@ -9,9 +9,10 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from cells.maps.bpf.syscall import buffer, command, object_info, open_pin, sleeping
 
@@ -29,8 +30,7 @@ _SKB_IFINDEX = 40
 _ROOM = 512  # how much longer a packet may have become
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramInfo:
+class ProgramInfo(msgspec.Struct, frozen=True):
     """A loaded program. ``tag`` is the kernel's digest of its instructions; ``load_time`` ns since boot."""
 
     id: int
@@ -40,8 +40,7 @@ class ProgramInfo:
     map_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TestRun:
+class TestRun(msgspec.Struct, frozen=True):
     """What a program did with a packet. ``retval`` is signed (TC_ACT_UNSPEC is -1); the time is per run."""
 
     __test__ = False  # not a class of tests

@@ -10,8 +10,9 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cells.node.netlink import messages as m
 from cells.node.netlink.connection import Connection, NetlinkError, open_socket
@@ -34,8 +35,7 @@ _PORTS: Final = struct.Struct("!HH")
 _KIND: Final = text(m.IFLA_INFO_KIND, "vxlan")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundVxlan:
+class FoundVxlan(msgspec.Struct, frozen=True):
     """A link, and what there is to it if it is a VXLAN device; port 0, (0, 0) and False where it is none."""
 
     ifindex: int

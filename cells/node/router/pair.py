@@ -7,8 +7,9 @@ Repeating any of it on a pair that is right touches nothing: a restart must not 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from cells.node.netlink import (
     IPAddress,
@@ -76,8 +77,7 @@ class RouterWriter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """Both ends."""
 
     host: LinkInfo

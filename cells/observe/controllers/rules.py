@@ -5,11 +5,11 @@ Source: Cilium 1.17, controllers: retries wait linearly longer.
 """
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """When a controller runs again; all in seconds."""
 
     interval: float = 0.0
@@ -28,8 +28,7 @@ class Rules:
         return self.interval or math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerStatus:
+class ControllerStatus(msgspec.Struct, frozen=True):
     """A controller as it is now; times are Unix seconds."""
 
     name: str

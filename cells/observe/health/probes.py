@@ -8,11 +8,11 @@ agent is not ready before each part was asked once.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import anyio
+import msgspec
 
 from cells.observe.controllers import Controllers, Rules
 from lifecycle import Health, Hook, Lifecycle, Logger, Member
@@ -24,8 +24,7 @@ STALE: Final = 60.0
 """Seconds without an answer after which the part counts as stale."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """Something that may stop answering, such as a file system."""
 
     name: str

@@ -6,8 +6,9 @@ Needs: nothing.   Gives: NodePortAddress, node_port_addresses(), direct_addresse
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+import msgspec
 
 from cells.node.addresses import AddressUse, device_addresses, direct_routing_device, node_addresses
 from cells.node.devices import Device, native_uplinks
@@ -16,16 +17,14 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class NodePortAddress:
+class NodePortAddress(msgspec.Struct, frozen=True):
     """A row of the table ``node-port-addresses``."""
 
     ip: IPAddress
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """What decides about addresses."""
 
     ranges: Sequence[IPNetwork]

@@ -10,17 +10,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from lifecycle import HiveError
 
 CGROUP2_SUPER_MAGIC: Final = 0x63677270  # linux/magic.h
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupRoot:
+class CgroupRoot(msgspec.Struct, frozen=True):
     """A control group."""
 
     path: Path

@@ -1,10 +1,10 @@
 """A start whose maps are others than those pinned, under traffic: nothing is lost, whatever becomes of it."""
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cells.maps import Map, PolicyKey, create_map, open_map, replace_pin
 from lifecycle import StartError

@@ -3,10 +3,10 @@
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 import pytest
+from msgspec.structs import replace
 
 from cells import config, maps
 from cells.maps import CtEntry, CtKey, MapSpec, MapType, create_map, open_map, pin, replace_pin

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cells.api.limiter.limiter import LEFT, Limiter, Parameters, Refused
 from lifecycle.testing import VirtualClock

@@ -93,7 +93,9 @@ def test_a_word_changes_one_thing(word: str, field: str, value: float) -> None:
     changed = parameters(word)
     assert getattr(changed, field) == pytest.approx(value)
     base = parameters("")
-    assert {each for each in Parameters.__slots__ if getattr(changed, each) != getattr(base, each)} <= {field}
+    assert {
+        each for each in Parameters.__struct_fields__ if getattr(changed, each) != getattr(base, each)
+    } <= {field}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,9 @@ def test_the_page_has_every_limiter_as_it_is() -> None:
 
 
 def test_the_page_has_every_option_and_its_examples_count() -> None:
-    assert {field.replace("_", "-") for field in Parameters.__slots__} <= set(re.findall("`([a-z-]+)`", PAGE))
+    assert {field.replace("_", "-") for field in Parameters.__struct_fields__} <= set(
+        re.findall("`([a-z-]+)`", PAGE)
+    )
     examples = re.findall(r"--api-rate-limit=('[^']*'|\S+)", PAGE)
     assert len(examples) == 2
     for said in examples:

@@ -1,10 +1,10 @@
 """What clients are told of a module that does not work."""
 
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cells.api.operations.status.controllers import controller
 from cells.api.operations.status.mapping import trouble, uncontrolled

@@ -6,8 +6,9 @@ Needs: AgentStatus.   Gives: StatusFacts, StatusModels, status_response, brief_r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
+
+import msgspec
 
 from cells.api.kept import Kept
 from cells.api.models import status as wire
@@ -31,8 +32,7 @@ NOT_MASQUERADED = wire.Masquerading()
 ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Best-Effort"}
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
+class ServiceFacts(msgspec.Struct, frozen=True):
     """What is served of what kube-proxy does."""
 
     settings: ServiceSettings
@@ -86,8 +86,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StatusFacts:
+class StatusFacts(msgspec.Struct, frozen=True):
     """What the status is made of besides the verdict."""
 
     version: str

@@ -6,9 +6,10 @@ Needs: Endpoints.   Gives: Attachment, begun, NO_ENDPOINT.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from cells.cni.server.attachment.edges import Endpoints
 from cells.cni.server.attachment.undo import Undo, remove_endpoint
@@ -16,8 +17,7 @@ from cells.cni.server.protocol.errors import Explained
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(msgspec.Struct, frozen=True):
     """An ADD whose endpoint has been begun."""
 
     new: NewEndpoint

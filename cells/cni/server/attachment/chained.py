@@ -9,10 +9,11 @@ only looks at them, in both directions, at the host's end of the link.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
+
+import msgspec
 
 from cells.cni.server.attachment.begin import Attachment, begun
 from cells.cni.server.attachment.edges import Endpoints, Links, PodEnd
@@ -31,8 +32,7 @@ ON_ANOTHERS_LINK: Final = DatapathConfiguration(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """The link that is there, both ends of it, and the pod's address of each family."""
 
     pod: LinkInfo
