@@ -197,8 +197,7 @@ class Endpoints:
 
     def expose(self, restored: Iterable[Endpoint]) -> None:
         """Make endpoints from before a restart visible, in state restoring; none of them is touched yet."""
-        for endpoint in restored:
-            status = self._registry.add(endpoint)
+        for status in self._registry.add_all(restored):
             status.add(Code.OK, Subject.OTHER, reasons.RESTORED, State.RESTORING)
 
     def announce_build(self, endpoint_id: int, reason: str) -> bool:

@@ -186,7 +186,9 @@ class Allocator:
 
     def covers(self, ip: IPAddress) -> bool:
         """Whether it is an address to hand out: its family is on, and it is in the range."""
-        return self._ranges_of(ip) is not None
+        self._started()
+        family = Family.of(ip)
+        return any(family in ranges and ranges[family].covers(ip) for ranges in self._pools.values())
 
     @property
     def range(self) -> IPv4Network:
@@ -387,8 +389,14 @@ class Allocator:
         """The pool and the ranges that have an address; of several those where it is taken."""
         self._started()
         family = Family.of(ip)
-        found = [(pool, each) for pool, of, each in self._all() if of is family and each.covers(ip)]
-        return next((one for one in found if ip in one[1]), found[0] if found else None)
+        found = [
+            (pool, ranges[family])
+            for pool, ranges in self._pools.items()
+            if family in ranges and ranges[family].covers(ip)
+        ]
+        if len(found) <= 1:  # as nearly always
+            return found[0] if found else None
+        return next((one for one in found if ip in one[1]), found[0])
 
     def _all(self) -> list[tuple[str, Family, AddressRanges]]:
         return [

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 import anyio.lowlevel
 from msgspec.structs import replace
 
 from cells.cluster.identity import INIT_LABELS, Identities
-from cells.cluster.ipcache import Ipcache, Prefix, prefix_of
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, prefix_of
 from cells.endpoint import (
     Endpoint,
     IPAddress,
@@ -92,6 +93,8 @@ class RestoredEndpoints:
         """Those of them whose pods no longer run: adding was interrupted, or the pod went meanwhile."""
         self._refused: dict[int, str] = {}
         """What the kernel said where it would not give an endpoint its policy map: no fault of the pod's."""
+        self._to_claim: dict[int, list[IpcacheEntry]] = {}
+        """Claims of prefixes to be made together, by endpoint."""
         self._dropped: list[int] = []
         """Those that are made anew by who needs them, never restored."""
         lifecycle.append(Hook("restore endpoints", self._restore))
@@ -111,7 +114,9 @@ class RestoredEndpoints:
         for position, (number, saved) in enumerate(sorted(scan.endpoints.items())):
             await self._take(number, saved, by_name)
             if position % STRETCH == STRETCH - 1:
+                self._claim_prefixes()
                 await anyio.lowlevel.checkpoint()
+        self._claim_prefixes()
         by_index = {link.ifindex: link for link in links}
         reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
         for number, reason in reasons.items():
@@ -179,7 +184,7 @@ class RestoredEndpoints:
         else:
             try:
                 self._claim(endpoint)
-                self._claim_prefixes(number, endpoint.identity, endpoint.addresses)
+                self._to_claim[number] = restored_claims(number, endpoint.identity, endpoint.addresses)
             except IpamError as error:
                 fault = str(error)
             except (HiveError, OSError) as error:  # it may be willing next time; a pod without link is lost
@@ -244,7 +249,8 @@ class RestoredEndpoints:
                 "policy map of a quarantined endpoint not taken over", endpoint=number, error=str(error)
             )
         ips = [row.ip for row in live]
-        self._claim_prefixes(number, identity, ips)
+        self._to_claim[number] = restored_claims(number, identity, ips)
+        self._claim_prefixes()
         addresses = tuple(row.ip for row in live if self._reserved(number, row.ip))
         self._identities.hold(identity)
         self.quarantined[number] = QuarantinedEndpoint(
@@ -258,10 +264,18 @@ class RestoredEndpoints:
             interface=link.name,
         )
 
-    def _claim_prefixes(self, number: int, identity: int, addresses: Iterable[IPAddress]) -> None:
-        """Keep the addresses' rows in the ipcache; they are not written, if they are as they were."""
+    def _claim_prefixes(self) -> None:
+        """Keep the addresses' rows in the ipcache, all at once; what is as it was is not written."""
+        wanted, self._to_claim = self._to_claim, {}
         try:
-            self._ipcache.upsert(*restored_claims(number, identity, addresses))
+            self._ipcache.upsert(*chain.from_iterable(wanted.values()))
+        except OSError:  # of one, maybe: it is not to cost the others their rows
+            for number, claims in wanted.items():
+                self._claim_alone(number, claims)
+
+    def _claim_alone(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
+        try:
+            self._ipcache.upsert(*claims)
         except OSError as error:  # it is tried again when the endpoint is regenerated
             self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
 

@@ -66,6 +66,14 @@ class Registry:
         self.put(endpoint)
         return self.open_log(endpoint.id)
 
+    def add_all(self, endpoints: Iterable[Endpoint]) -> list[StatusLog]:
+        """Make endpoints visible, all at the same moment; their status logs."""
+        added = list(endpoints)
+        with self.table.txn() as rows:
+            for endpoint in added:
+                rows.put(endpoint)
+        return [self.open_log(endpoint.id) for endpoint in added]
+
     def open_log(self, endpoint_id: int) -> StatusLog:
         """The status log of an endpoint to be, empty."""
         status = self._status[endpoint_id] = StatusLog()

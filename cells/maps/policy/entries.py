@@ -103,4 +103,4 @@ class _Items(ItemsView[PolicyKey, PolicyEntry]):
     _mapping: PolicyEntryMap
 
     def __iter__(self) -> Iterator[tuple[PolicyKey, PolicyEntry]]:
-        return (item for one in self._mapping.slices for item in one.items())
+        return (item for one in self._mapping.slices if one for item in one.items())  # most are empty

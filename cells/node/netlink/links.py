@@ -23,6 +23,7 @@ from cells.node.netlink.rows import (
     LinkPrograms,
     RouteInfo,
     XdpPrograms,
+    is_link_local6,
     read_address,
     read_indexes,
     read_link,
@@ -173,9 +174,14 @@ class HostLinks:
         return [read_link(row) for row in rows if not (without and read_name(row).startswith(without))]
 
     def addresses(self) -> dict[int, list[IPInterface]]:
-        """The addresses of every link that has some, by its index, in the kernel's order, IPv4 first."""
+        """The addresses of every link that has some, by its index, in the kernel's order, IPv4 first.
+
+        Without IPv6's link-local ones: every pod's link has one, and nobody wants to know.
+        """
         found: dict[int, list[IPInterface]] = {}
         for row in self._connection.dump(m.dump_addresses()):
+            if is_link_local6(row):
+                continue
             if (read := read_address(row)) is not None:
                 found.setdefault(read[0], []).append(read[1])
         return found

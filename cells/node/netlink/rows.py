@@ -7,10 +7,18 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 from typing import NamedTuple
 
 from cells.node.netlink import messages as m
-from cells.node.netlink.wire import Message, attribute, attributes
+from cells.node.netlink.wire import Message, attribute, attributes, chosen
 
 _FLAGS = struct.Struct("=I")
 _HEAD_AND_U32 = struct.Struct("=HHI")
+_LINK_ATTRIBUTES = frozenset(
+    {
+        *(m.IFLA_ADDRESS, m.IFLA_IFNAME, m.IFLA_MTU, m.IFLA_LINK, m.IFLA_TXQLEN, m.IFLA_LINKINFO),
+        *(m.IFLA_IFALIAS, m.IFLA_GROUP, m.IFLA_LINK_NETNSID),
+    }
+)
+"""Those that are read, of some thirty."""
+_KIND = frozenset({m.IFLA_INFO_KIND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,8 @@ class LinkInfo:
 def read_link(message: Message) -> LinkInfo:
     """The link of an RTM_NEWLINK."""
     _, _, ifindex, flags, _ = m.LINK.unpack_from(message.body)
-    found = dict(attributes(message.body, m.LINK.size))
-    information = dict(attributes(found.get(m.IFLA_LINKINFO, b""), 0))
+    found = chosen(message.body, m.LINK.size, _LINK_ATTRIBUTES)
+    information = chosen(found.get(m.IFLA_LINKINFO, b""), 0, _KIND)
     netnsid = found.get(m.IFLA_LINK_NETNSID)
     return LinkInfo(
         ifindex=ifindex,
@@ -88,10 +96,18 @@ def read_address(message: Message) -> tuple[int, m.IPInterface] | None:
     if family not in (m.AF_INET, m.AF_INET6):
         return None
     found = dict(attributes(message.body, m.ADDRESS.size))
-    address = found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS]
+    address = int.from_bytes(
+        found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS]
+    )  # anything else it prints and reads
     if family == m.AF_INET:
-        return ifindex, IPv4Interface((IPv4Address(address), prefix))
-    return ifindex, IPv6Interface((IPv6Address(address), prefix))
+        return ifindex, IPv4Interface((address, prefix))
+    return ifindex, IPv6Interface((address, prefix))
+
+
+def is_link_local6(message: Message) -> bool:
+    """Whether an RTM_NEWADDR is of an IPv6 address that means nothing off its link."""
+    family, _, _, scope, _ = m.ADDRESS.unpack_from(message.body)
+    return bool(family == m.AF_INET6 and scope == m.RT_SCOPE_LINK)
 
 
 class RouteInfo(NamedTuple):

@@ -107,6 +107,20 @@ def attributes(body: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
         offset += (length + 3) & ~3
 
 
+def chosen(body: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
+    """The data of the attributes of these types, as :func:`attributes` gives them; no others are copied."""
+    found: dict[int, bytes] = {}
+    end = len(body)
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(body, offset)
+        if length < 4 or offset + length > end:
+            raise ValueError(f"netlink attribute of {length} bytes at {offset} in a message of {end}")
+        if kind & NLA_TYPE_MASK in kinds:
+            found[kind & NLA_TYPE_MASK] = body[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
 def error_of(message: Message) -> tuple[int, str]:
     """(errno, the kernel's own words or "") of an NLMSG_ERROR or NLMSG_DONE; errno 0 is success."""
     if message.type == NLMSG_DONE:
