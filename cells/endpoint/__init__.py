@@ -12,7 +12,12 @@ Why:    making an endpoint is what a pod waits for, so it is synchronous and tou
 from cells.endpoint.cell import cell
 from cells.endpoint.creation import NewEndpoint
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
-from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.edges import (
+    EndpointAddresses,
+    EndpointMaps,
+    EndpointPrograms,
+    EndpointRoutes,
+)
 from cells.endpoint.kernel.ipcache import resource_of, restored_claims
 from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_value
 from cells.endpoint.manager import Endpoints
@@ -20,6 +25,7 @@ from cells.endpoint.metadata.edges import PodMetadata, PodName
 from cells.endpoint.metadata.pods import KubernetesPods
 from cells.endpoint.options.changes import EndpointChanges
 from cells.endpoint.options.enforcement import Enforced, PolicyEnforcement
+from cells.endpoint.options.settings import EndpointSettings
 from cells.endpoint.regeneration.builds import Builds
 from cells.endpoint.regeneration.queue import Regeneration, Regenerations
 from cells.endpoint.regeneration.recovery import RegenerationRecovery, controllers_of
@@ -57,6 +63,8 @@ __all__ = [
     "EndpointMaps",
     "EndpointPrograms",
     "EndpointRequest",
+    "EndpointRoutes",
+    "EndpointSettings",
     "Endpoints",
     "Enforced",
     "IPAddress",

@@ -1,7 +1,7 @@
 """How the endpoint cell is put together.
 
-Needs: AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam, objects of
-Kubernetes.   Gives: cell.
+Needs: AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, HostLinks, Ipam,
+objects of Kubernetes.   Gives: cell.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,12 @@ from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.datapath import Collector, Datapath
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
-from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.edges import (
+    EndpointAddresses,
+    EndpointMaps,
+    EndpointPrograms,
+    EndpointRoutes,
+)
 from cells.endpoint.kernel.rows import KernelMaps
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.metadata.follow import PodLabelsWatch
@@ -28,6 +33,7 @@ from cells.ipam import Ipam
 from cells.kubernetes import Namespace, Pod
 from cells.maps import Maps
 from cells.node.local_addresses import LocalAddresses
+from cells.node.netlink import HostLinks
 from cells.observe import metrics
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
@@ -48,6 +54,11 @@ def endpoint_programs(datapath: Datapath) -> EndpointPrograms:
     return datapath
 
 
+def endpoint_routes(links: HostLinks) -> EndpointRoutes:
+    """The node's routes, as endpoints use them."""
+    return links
+
+
 def endpoint_addresses(ipam: Ipam) -> EndpointAddresses:
     """The node's address allocator, as endpoints use it."""
     return ipam
@@ -65,6 +76,7 @@ def endpoints(
     ipcache: Ipcache,
     maps: EndpointMaps,
     programs: EndpointPrograms,
+    routes: EndpointRoutes,
     addresses: EndpointAddresses,
     files: StateFiles,
     scrub: ConntrackScrub,
@@ -81,12 +93,14 @@ def endpoints(
         ipcache=ipcache,
         maps=maps,
         programs=programs,
+        routes=routes,
         addresses=addresses,
         files=files,
         scrub=scrub,
         recovery=recovery,
         policies=policies,
         verify_source=settings.enable_source_ip_verification,
+        endpoint_routes=settings.enable_endpoint_routes,
         pods=pods,
         log=log,
     )
@@ -137,6 +151,7 @@ cell = module(
         endpoint_table,
         endpoint_maps,
         endpoint_programs,
+        endpoint_routes,
         endpoint_addresses,
         state_files,
         KubernetesPods,

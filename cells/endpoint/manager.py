@@ -16,7 +16,12 @@ from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint.creation import EndpointCreation, NewEndpoint
 from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
-from cells.endpoint.kernel.edges import EndpointAddresses, EndpointMaps, EndpointPrograms
+from cells.endpoint.kernel.edges import (
+    EndpointAddresses,
+    EndpointMaps,
+    EndpointPrograms,
+    EndpointRoutes,
+)
 from cells.endpoint.kernel.realization import REFUSALS, Realization
 from cells.endpoint.metadata.edges import PodMetadata
 from cells.endpoint.options.relabel import Relabel
@@ -25,7 +30,7 @@ from cells.endpoint.regeneration.recovery import RegenerationRecovery
 from cells.endpoint.state.files import StateFiles
 from cells.endpoint.table import reasons
 from cells.endpoint.table.labels import EndpointLabels
-from cells.endpoint.table.model import Endpoint, EndpointRequest
+from cells.endpoint.table.model import Endpoint, EndpointError, EndpointRequest
 from cells.endpoint.table.registry import Registry
 from cells.endpoint.table.states import Code, Level, State, StatusLog, Subject
 from cells.ipam import IPAddress
@@ -44,6 +49,7 @@ class Endpoints:
         ipcache: Ipcache,
         maps: EndpointMaps,
         programs: EndpointPrograms,
+        routes: EndpointRoutes,
         addresses: EndpointAddresses,
         files: StateFiles,
         scrub: ConntrackScrub,
@@ -52,10 +58,12 @@ class Endpoints:
         pods: PodMetadata,
         verify_source: bool,
         log: Logger,
+        endpoint_routes: bool = False,
     ) -> None:
         self.identities = identities
         self.policies = policies
         self.builds = Builds()
+        self._routes = routes
         self._addresses = addresses
         self._scrub = scrub
         self._recovery = recovery
@@ -78,6 +86,7 @@ class Endpoints:
             addresses=addresses,
             builds=self.builds,
             pods=pods,
+            endpoint_routes=endpoint_routes,
         )
         self._relabel = Relabel(self._registry, identities, self._realization.carry)
 
@@ -161,10 +170,25 @@ class Endpoints:
         return self._creation.complete(new)
 
     async def create(self, request: EndpointRequest) -> Endpoint:
-        """Make the endpoint of a link and an address that exist already: begin(), identify(), complete()."""
+        """Make the endpoint of a link and an address that exist already; raises as the steps do."""
         new = self.begin(request)
         await self.identify(new)
-        return self.complete(new)
+        ready = self.complete(new)
+        try:
+            self.route(ready)
+        except OSError as error:
+            self.delete(ready, release_address=False)
+            raise EndpointError(500, f"no route to the pod: {error}") from error
+        return ready
+
+    def route(self, endpoint: Endpoint) -> None:
+        """Set the routes to the pod over its link, where it has its own; raises OSError.
+
+        The link has to be up. They go with it, and are kept by the cell endpoint-routes.
+        """
+        if endpoint.datapath.install_endpoint_route:
+            for address in endpoint.addresses:
+                self._routes.route_pod(endpoint.ifindex, address, endpoint.pod_mac)
 
     # Change
 

@@ -19,6 +19,7 @@ from lifecycle.http import Refusal
 NEXT_FAILED = 502
 FAILED = 500
 NOT_YET = "pool not (yet) available"
+NOT_SUPPORTED = "Operation not supported: addresses are given by the delegated IPAM plugin"
 
 _ORDER = (Family.IPV6, Family.IPV4)  # of allocation, as in Cilium
 _STATES = ("primary", "secondary", "retired")
@@ -62,6 +63,8 @@ class Allocator:
         self._several = several
         self._pools: dict[str, dict[Family, AddressRanges]] = {}
         self._families: tuple[Family, ...] = ()
+        self.delegated = False
+        """Whether another plugin gives pods their addresses."""
         self._owners: dict[IPAddress, str] = {}
         self._keys: dict[IPAddress, str] = {}
         """How an address is shown: with its pool, if that is not the default one."""
@@ -96,6 +99,12 @@ class Allocator:
             for family in self._families:
                 if of := _of(family, networks):
                     self._pools.setdefault(pool, {})[family] = AddressRanges([], of)
+        self._ranges_changed()
+
+    def delegate(self, families: Collection[Family]) -> None:
+        """Allocate nothing: another plugin gives pods their addresses."""
+        self.delegated = True
+        self._families = tuple(family for family in _ORDER if family in families)
         self._ranges_changed()
 
     def follow(self, family: Family, networks: Sequence[IPNetwork]) -> bool:
@@ -184,6 +193,12 @@ class Allocator:
             found.setdefault(row.family, row.network)
         return {family: found[family] for family in self._families if family in found}
 
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Those that pods have addresses of, IPv6 first."""
+        self._started()
+        return self._families
+
     def covers(self, ip: IPAddress) -> bool:
         """Whether it is an address to hand out: its family is on, and it is in the range."""
         self._started()
@@ -211,6 +226,8 @@ class Allocator:
         IpamError: no address left, no such pool, the family is off.
         """
         self._started()
+        if self.delegated:
+            raise IpamError(NEXT_FAILED, NOT_SUPPORTED)
         if pool and pool != self._pool and not self._several:
             text = f'unknown IPAM pool "{pool}": this node has the pool "{self._pool}" only'
             raise IpamError(NEXT_FAILED, text)
@@ -245,6 +262,8 @@ class Allocator:
         self._started()
         if (excluded_for := self._excluded.get(ip)) is not None:
             raise IpamError(FAILED, f"IP {ip} is excluded, owned by {excluded_for}")
+        if self.delegated:
+            raise IpamError(FAILED, NOT_SUPPORTED)
         family = Family.of(ip)
         if family not in self._families:
             raise IpamError(FAILED, f"{family.text} allocation disabled")
@@ -410,6 +429,8 @@ class Allocator:
             )
 
     def _status(self, family: Family) -> str:
+        if self.delegated:
+            return f"{family.text}: delegated to plugin"
         if self._several:
             return f"{family.text}: {len(self._pools)} IPAM pool(s) available"
         addresses = self._pools[self._pool][family]

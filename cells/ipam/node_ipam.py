@@ -25,6 +25,7 @@ from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.node.devices import Device
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, UsageError, minutes
 
+DELEGATED: Final = "delegated-plugin"
 AGAIN: Final = minutes(1)
 """How often it is looked whether addresses that nobody waits for any more are still asked for."""
 
@@ -56,6 +57,7 @@ class Ipam(Allocator):
         super().__init__(settings.ipam_default_ip_pool, clock, several=several)
         self.mode = settings.ipam
         """Who decides which addresses are this node's, under Cilium's names."""
+        self.delegated = settings.ipam == DELEGATED
         self._settings = settings
         self._agent = agent
         self._devices = devices
@@ -76,6 +78,9 @@ class Ipam(Allocator):
                 jobs.observe("follow pools", pools.changes, self._look_at_pools)
             return
         requests.initializer("this node asks of no pools").done()
+        if self.delegated:
+            lifecycle.append(Hook("leave addresses to the delegated plugin", self._start_delegated))
+            return
         lifecycle.append(Hook("find the range of pod addresses", self._start))
         if assigned is not None:
             jobs.observe("follow ranges", assigned.changes, self._look)
@@ -101,6 +106,23 @@ class Ipam(Allocator):
             self._ranges_changed()
             self._first.done()
             await self._node_pools.start()
+
+    async def _start_delegated(self) -> None:
+        families = [family for family, on in self._enabled.items() if on]
+        for family in families:
+            if self._settings.local_router(family) is None:
+                raise UsageError(
+                    f"--local-router-{family} must be provided when {family.text} is enabled with"
+                    f" --ipam={self.mode}"
+                )
+            if self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and ipam={self.mode}: pods get none of it")
+        self.delegate(families)
+        self._first.done()
+
+    @property
+    def _enabled(self) -> dict[Family, bool]:
+        return {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
 
     async def _ask(self) -> None:
         await self._look_at_pools(None)
@@ -129,7 +151,7 @@ class Ipam(Allocator):
             self._node_pools.use_changed()
 
     async def _start(self) -> None:
-        enabled = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+        enabled = self._enabled
         restored = kept_ranges(self._agent.state_dir, self._log)
         kept = restored.primary
         for family in Family:

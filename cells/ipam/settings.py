@@ -4,20 +4,19 @@ For:    Ipam. Needs: rows of Table[Device]. Gives: IpamSettings, automatic_range
 """
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from msgspec import field
 
-from cells.ipam.addresses import Family, IPNetwork
+from cells.ipam.addresses import Family, IPAddress, IPNetwork
 from cells.node.devices import Device
 from lifecycle import Settings
 
-MODES: Final = ("cluster-pool", "kubernetes", "multi-pool")
+MODES: Final = ("cluster-pool", "kubernetes", "multi-pool", "delegated-plugin")
 AHEAD: Final = 8
 """Addresses of the default pool that are held ready."""
 _OTHER_MODES: Final = {
-    "delegated-plugin",
     "crd",
     "eni",
     "azure",
@@ -34,8 +33,9 @@ class IpamSettings(Settings, frozen=True):
 
     ipam: str = "cluster-pool"
     """Who decides which addresses are this node's: cluster-pool, by its CiliumNode; kubernetes, by its Node;
-    multi-pool, by its CiliumNode, from the pools that pods choose. Where nobody tells, and with a range that
-    is set, it is ipv4-range and ipv6-range, but not in multi-pool."""
+    multi-pool, by its CiliumNode, from the pools that pods choose; delegated-plugin, the plugin that the CNI
+    configuration names. Where nobody tells, and with a range that is set, it is ipv4-range and ipv6-range;
+    not so in the last two."""
 
     ipv4_range: str = "auto"
     """Network of this node's pods; auto: the one in use, at first 10.X.0.0/16 with X the last byte of the
@@ -55,8 +55,15 @@ class IpamSettings(Settings, frozen=True):
     """How many free addresses of a pool are held ready in multi-pool, as POOL=COUNT; the start waits for
     them. Without any it is 8 of the default pool."""
 
+    local_router_ipv4: str = ""
+    """IPv4 address of the pods' gateway, instead of one of the node's range; it needs enable-endpoint-routes
+    and routing-mode=native."""
+
+    local_router_ipv6: str = ""
+    """The same of IPv6."""
+
     def validate(self) -> None:
-        """Refuse modes that are not there and ranges that are none."""
+        """Refuse modes that are not there, ranges that are none, and routers that are no hosts."""
         if self.ipam in _OTHER_MODES:
             raise ValueError(
                 f"ipam={self.ipam} is not supported yet: expected {', '.join(MODES[:-1])} or {MODES[-1]}"
@@ -70,6 +77,7 @@ class IpamSettings(Settings, frozen=True):
         self.pre_allocation()
         for family in Family:
             self.explicit_range(family)
+            self.local_router(family)
         self.cluster_alloc_network()
 
     def pre_allocation(self) -> dict[str, int]:
@@ -88,6 +96,22 @@ class IpamSettings(Settings, frozen=True):
         """The range as configured, None for auto; raises ValueError. Host bits are ignored, as in Cilium."""
         text = self.ipv4_range if family is Family.IPV4 else self.ipv6_range
         return None if text == "auto" else parse_range(family, text)
+
+    def local_router(self, family: Family) -> IPAddress | None:
+        """The gateway's address as configured, None for one of the range; raises ValueError."""
+        text = self.local_router_ipv4 if family is Family.IPV4 else self.local_router_ipv6
+        if not text:
+            return None
+        try:
+            ip: IPAddress | None = ip_address(text)
+        except ValueError:
+            ip = None
+        if ip is None or Family.of(ip) is not family or _misplaced(ip_network(ip)):
+            example = "169.254.23.0" if family is Family.IPV4 else "fd00:23::1"
+            raise ValueError(
+                f"local-router-{family}={text}: expected an {family.text} address such as {example}"
+            )
+        return ip
 
     def cluster_alloc_network(self) -> IPv6Network:
         """The /64; raises ValueError."""

@@ -12,6 +12,7 @@ from cells.api import MasqueradedProtocols, Masquerading
 from cells.cni.config import CniConfigSettings
 from cells.config import AgentConfig
 from cells.datapath import Datapath
+from cells.ipam import IPNetwork
 from cells.maps import Maps
 from cells.masquerade.devices import Families, NativeDevice, native_devices, native_networks
 from cells.masquerade.settings import MasqueradeSettings
@@ -104,7 +105,7 @@ class Masquerade:
         """What the agent's status tells of it."""
         if not (self.devices.all() and (self.ipv4 or self.ipv6)):
             return Masquerading()
-        ranges = [each.alloc_range for each in self._router.addressing().values()]
+        ranges = self._ranges()
         v4, v6 = ("" if each is None else str(each) for each in native_networks(self._settings, ranges))
         return Masquerading(
             enabled=True,
@@ -116,11 +117,16 @@ class Masquerade:
             snat_exclusion_cidr_v6=v6,
         )
 
+    def _ranges(self) -> list[IPNetwork]:
+        """This node's own; none where another IPAM plugin gives the addresses."""
+        found = (each.alloc_range for each in self._router.addressing().values())
+        return [network for network in found if network is not None]
+
     def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[int, NativeDevice]:
         del addresses  # they wake us; in their order of precedence they come from who keeps them
         if not self._ready:
             return {}
-        ranges = [each.alloc_range for each in self._router.addressing().values()]
+        ranges = self._ranges()
         families = Families(
             *(ranges, self.ipv4, self.ipv6),
             tunnelled=self._tunnelled,

@@ -56,6 +56,21 @@ SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
 
 
+def _refuse_in_tunnel(ipam: IpamSettings) -> None:
+    """Raise UsageError for what pods' addresses need a network without tunnels for."""
+    if ipam.ipam == "multi-pool":
+        raise UsageError(
+            "routing-mode=tunnel: Cannot specify IPAM mode multi-pool in tunnel mode;"
+            " set routing-mode=native, or another ipam"
+        )
+    for family in Family:
+        if ipam.local_router(family) is not None:
+            raise UsageError(
+                f"routing-mode=tunnel: Cannot specify local-router-{family} in tunnel mode;"
+                " set routing-mode=native"
+            )
+
+
 class Tunnel:
     """Made by its hook, before pods are attached; it stays at stop. In native mode the hook removes it.
 
@@ -87,7 +102,7 @@ class Tunnel:
         self.settings = settings
         self._health = health.child("underlay")
         self._direct = direct is not None and direct.auto_direct_node_routes
-        self._pooled = ipam is not None and ipam.ipam == "multi-pool"
+        self._ipam = ipam
         self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
         self._devices = devices
         self._mtu = mtu
@@ -125,11 +140,8 @@ class Tunnel:
                 "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
                 " set it to false, or routing-mode=native"
             )
-        if self.settings.tunnelled and self._pooled:
-            raise UsageError(
-                "routing-mode=tunnel: Cannot specify IPAM mode multi-pool in tunnel mode;"
-                " set routing-mode=native, or another ipam"
-            )
+        if self.settings.tunnelled and self._ipam is not None:
+            _refuse_in_tunnel(self._ipam)
         if self.settings.tunnelled and not self._has_ipv4():
             self._log.warning(NO_IPV4)
         try:

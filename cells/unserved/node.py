@@ -16,9 +16,6 @@ class UnservedNode(UnservedSettings, frozen=True):
     # Cilium takes the stack then, too, unless it replaces kube-proxy.
     also: ClassVar[Mapping[str, tuple[object, ...]]] = {"enable_host_legacy_routing": (False,)}
 
-    enable_endpoint_routes: bool = False
-    """A route for each pod is not built yet; the node has one for all."""
-
     enable_host_legacy_routing: bool = True
     """What leaves the node or comes to it takes the host's stack, as always; both values are accepted."""
 
@@ -39,9 +36,3 @@ class UnservedNode(UnservedSettings, frozen=True):
 
     egress_multi_home_ip_rule_compat: bool = False
     """No rules for several interfaces of a cloud are made."""
-
-    local_router_ipv4: str = ""
-    """The router's address is one of the node's range."""
-
-    local_router_ipv6: str = ""
-    """The router's address is one of the node's range."""

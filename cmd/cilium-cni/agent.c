@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RETRY_MS = 20, ENV_LIMIT = 64 << 10, REPLY_LIMIT = 256 << 10, WISH_IPV6 = 1 };
+enum { RETRY_MS = 20, ENV_LIMIT = 64 << 10, REPLY_LIMIT = 256 << 10 };
 
 struct request_header {
 	char magic[4];
@@ -104,7 +104,7 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 	    packet.header.stdout_length != length - sizeof(packet.header) || length > (ssize_t)sizeof(packet))
 		return MALFORMED;
 	*reply = (struct agent_reply){ packet.header.exit_code, packet.header.stdout_length, packet.body,
-				       packet.header.wish == WISH_IPV6 };
+				       packet.header.wish };
 	return ANSWERED;
 }
 
@@ -118,7 +118,10 @@ enum exchange ask_agent(int fd, const struct agent_request *request, unsigned pa
 	}
 	struct request_header header = { "HCNI", CNI_PROTOCOL, request->flags, env_length, request->stdin_length };
 	struct iovec parts[] = {
-		{ &header, sizeof(header) }, { environment, env_length }, { (void *)request->stdin_text, request->stdin_length }
+		{ &header, sizeof(header) },
+		{ environment, env_length },
+		{ (void *)request->stdin_text, request->stdin_length },
+		{ (void *)request->addresses, request->addresses_length },
 	};
 	union {
 		struct cmsghdr header;
@@ -126,7 +129,7 @@ enum exchange ask_agent(int fd, const struct agent_request *request, unsigned pa
 	} rights = { .header = { .cmsg_len = CMSG_LEN(2 * sizeof(int)),
 				 .cmsg_level = SOL_SOCKET,
 				 .cmsg_type = SCM_RIGHTS } };
-	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 3 };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 4 };
 	if (request->netns->netlink >= 0) {
 		int fds[] = { request->netns->fd, request->netns->netlink };
 		memcpy(CMSG_DATA(&rights.header), fds, sizeof(fds));

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
 //
-// request: "HCNI" | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin
+// request: "HCNI" | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
 // reply:   "HCNI" | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
 // All little endian. env is every CNI_* variable as "NAME=value\0"; with a pod namespace the request
 // carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)). Wish 1: nothing was done, because
 // IPv6 is off in the namespace; switch it on, which the agent's own container does not let it, and ask again.
-// Flag 1: an agent died over this very request. What it may have left of the attachment is to be replaced.
+// Wish 2: nothing was done, because addresses are another plugin's to give; call that one, and ask again with what it
+// printed behind stdin. Flag 1: an agent died over this very request. What it may have left of the attachment is to be
+// replaced. Flag 2: there are addresses, up to the end of the packet.
 #pragma once
 
 #include "netns.h"
@@ -14,13 +16,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CNI_PROTOCOL = 1, REQUEST_REPEATED = 1 };
+enum { CNI_PROTOCOL = 1, REQUEST_REPEATED = 1, REQUEST_ADDRESSED = 2 };
 #define DEFAULT_AGENT_SOCKET "/var/run/cilium/cni.sock"
 
 struct agent_reply {
 	uint32_t exit_code, stdout_length;
 	const char *stdout_text;
-	bool wants_ipv6;
+	enum { NO_WISH, WISH_IPV6, WISH_ADDRESSES } wish;
 };
 
 enum exchange {
@@ -44,6 +46,8 @@ struct agent_request {
 	const char *stdin_text;
 	size_t stdin_length;
 	uint16_t flags;
+	const char *addresses; // the result of another plugin, with REQUEST_ADDRESSED
+	size_t addresses_length;
 };
 
 // Send environment, stdin and namespace over `fd`, wait up to `patience_ms` for the reply; closes `fd`.

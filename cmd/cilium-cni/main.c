@@ -4,6 +4,7 @@
 // over cni.sock. Needs: the agent, except for VERSION and for a DEL it can leave in the delete queue.
 // Static and free of stdio, because its start is part of every pod's start.
 #include "agent.h"
+#include "delegate.h"
 #include "invocation.h"
 #include "netns.h"
 #include "queue.h"
@@ -131,34 +132,67 @@ static bool ipv6_enabled(void)
 	return false;
 }
 
-static int do_add(const struct invocation *call)
+static int fail_delegated_add(const struct delegated *answer)
 {
-	struct pod_netns netns;
+	return fail_delegate(answer, "failed to invoke delegated plugin ADD for IPAM");
+}
+
+// An ADD, and what it has been given for it.
+struct addition {
+	const struct invocation *call;
+	struct agent_request request;
+	struct delegated addresses;
+	bool ipv6_tried, addressed;
+	bool unsettled; // an agent may have made the attachment, though it told nobody
+};
+
+// Do what the agent wishes before it is asked again; 0, or the exit code of an error that was printed, or -1 when
+// there is nothing to be done: then its answer is an error.
+static int fulfil(struct addition *add, const struct agent_reply *reply)
+{
+	if (reply->wish == WISH_IPV6 && !add->ipv6_tried) {
+		add->ipv6_tried = true;
+		return ipv6_enabled() ? 0 : -1;
+	}
+	if (reply->wish != WISH_ADDRESSES || add->addressed)
+		return -1;
+	add->addresses = call_delegate(add->call, "ADD");
+	add->addressed = true; // what failed may have taken some of them
+	if (add->addresses.exit_code)
+		return fail_delegated_add(&add->addresses);
+	add->request.flags |= REQUEST_ADDRESSED;
+	add->request.addresses = add->addresses.text;
+	add->request.addresses_length = add->addresses.length;
+	return 0;
+}
+
+static int ask_to_add(struct addition *add)
+{
+	const struct invocation *call = add->call;
 	struct agent_reply reply;
-	bool wish_heard = false;
-	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
-	if (fault != NETNS_OPENED)
-		return fail_netns(call, fault);
-	struct agent_request request = { &netns, call->stdin_text, call->stdin_length, 0 };
 	for (int64_t deadline = now_ms() + ADD_PATIENCE_MS;;) {
 		int fd = connect_agent(socket_path(call), deadline);
 		enum exchange result = NOT_DELIVERED;
 		if (fd >= 0)
-			result = ask_agent(fd, &request, ANSWER_PATIENCE_MS, &reply);
-		if (result == ANSWERED && reply.wants_ipv6 && !wish_heard) {
-			wish_heard = true;
-			if (ipv6_enabled())
+			result = ask_agent(fd, &add->request, ANSWER_PATIENCE_MS, &reply);
+		if (result == ANSWERED) {
+			int code = fulfil(add, &reply);
+			if (!code)
 				continue;
+			add->unsettled = false;
+			return code > 0 ? code : print_reply(&reply);
 		}
-		if (result == ANSWERED)
-			return print_reply(&reply);
-		if (result == NO_ANSWER) // it died over the request: the next agent finds what it left, or nothing
-			request.flags = REQUEST_REPEATED;
+		if (result == NO_ANSWER) { // it died over the request: the next agent finds what it left, or nothing
+			add->request.flags |= REQUEST_REPEATED;
+			add->unsettled = true;
+		}
 		bool died = result == NO_ANSWER || result == NOT_DELIVERED;
 		bool over = fd < 0 || now_ms() >= deadline;
-		if (!died || (over && request.flags))
+		if (!died || (over && add->unsettled)) {
+			add->unsettled = true;
 			return fail_exchange(call, died ? NO_ANSWER : result, CNI_TRY_AGAIN,
 					     "the attachment is in an unknown state; delete it and add it again");
+		}
 		if (over) {
 			struct text message = { 0 };
 			explain_no_agent(&message, call, ADD_PATIENCE_MS, errno);
@@ -166,6 +200,20 @@ static int do_add(const struct invocation *call)
 		}
 		pause_ms(20); // it died before it answered, or lets its backlog run dry
 	}
+}
+
+static int do_add(const struct invocation *call)
+{
+	struct pod_netns netns;
+	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
+	if (fault != NETNS_OPENED)
+		return fail_netns(call, fault);
+	struct addition add = { .call = call, .request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
+	int code = ask_to_add(&add);
+	// Not while a pod may have the address: the runtime's DEL will see to that.
+	if (code && add.addressed && !add.unsettled && call_delegate(call, "DEL").exit_code)
+		note("warning", "addresses of the delegated plugin may not have been released");
+	return code;
 }
 
 // The agent is away: leave it the request, and take the interface down here.
@@ -206,11 +254,11 @@ static enum exchange ask_to_delete(const struct invocation *call, const struct p
 	int fd = connect_agent(socket_path(call), now_ms() + patience_ms);
 	if (fd < 0)
 		return NOT_DELIVERED;
-	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0 };
+	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0, "", 0 };
 	return ask_agent(fd, &request, ANSWER_PATIENCE_MS, reply);
 }
 
-static int do_del(const struct invocation *call)
+static int detach(const struct invocation *call)
 {
 	struct pod_netns netns = { -1, -1 };
 	struct agent_reply reply;
@@ -234,11 +282,23 @@ static int do_del(const struct invocation *call)
 	return fail_exchange(call, result, CNI_TRY_AGAIN, "delete again");
 }
 
+static const char *const invoking = "failed to invoke delegated plugin for IPAM";
+
+// The address is given back once nobody here has it, and whether or not the agent runs.
+static int do_del(const struct invocation *call)
+{
+	int code = detach(call);
+	if (code || !has_delegate(call))
+		return code;
+	struct delegated answer = call_delegate(call, "DEL");
+	return pass_on_delegate(&answer, invoking);
+}
+
 // Commands that may be asked twice without harm. `code` is for an agent that is not there, or silent.
 static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms, unsigned code)
 {
 	struct agent_reply reply;
-	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0 };
+	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0, "", 0 };
 	for (int64_t deadline = now_ms() + patience_ms;;) {
 		int fd = connect_agent(socket_path(call), deadline);
 		enum exchange result = NOT_DELIVERED;
@@ -257,13 +317,24 @@ static int inquire(const struct invocation *call, const struct pod_netns *netns,
 	}
 }
 
+// What the agent says is well, the delegated plugin may know better (CNI spec 1.1, section 4).
+static int inquire_of_both(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms,
+			   unsigned code)
+{
+	int answered = inquire(call, netns, patience_ms, code);
+	if (answered || !has_delegate(call))
+		return answered;
+	struct delegated answer = call_delegate(call, call->command);
+	return pass_on_delegate(&answer, invoking);
+}
+
 static int do_check(const struct invocation *call)
 {
 	struct pod_netns netns;
 	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
-	return inquire(call, &netns, ADD_PATIENCE_MS, CNI_TRY_AGAIN);
+	return inquire_of_both(call, &netns, ADD_PATIENCE_MS, CNI_TRY_AGAIN);
 }
 
 static const struct pod_netns no_netns = { -1, -1 };
@@ -271,12 +342,12 @@ static const struct pod_netns no_netns = { -1, -1 };
 // A runtime asks every few seconds: it wants to know, not to wait.
 static int do_status(const struct invocation *call)
 {
-	return inquire(call, &no_netns, DEL_PATIENCE_MS, CNI_NOT_AVAILABLE);
+	return inquire_of_both(call, &no_netns, DEL_PATIENCE_MS, CNI_NOT_AVAILABLE);
 }
 
 static int do_gc(const struct invocation *call)
 {
-	return inquire(call, &no_netns, DEL_PATIENCE_MS, CNI_TRY_AGAIN);
+	return inquire_of_both(call, &no_netns, DEL_PATIENCE_MS, CNI_TRY_AGAIN);
 }
 
 // The commands, and the first version of the protocol that has them.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strict JSON scanner that keeps a few top-level keys: see netconf.h.
+// A strict JSON scanner that keeps a few keys: see netconf.h.
 #include "netconf.h"
 
 #include "text.h"
@@ -10,12 +10,22 @@
 
 enum { DEPTH_LIMIT = 1000 };
 
+// A key whose value is kept, at the top, or in an object there.
+struct kept {
+	const char *object; // NULL: at the top
+	const char *key;
+	const char **text; // where a string goes
+	bool *flag;        // or a bool
+};
+
 struct scanner {
 	const char *at, *end;
 	char *room;         // where the next string is decoded to
 	const char *string; // the string decoded last
 	unsigned depth;
-	struct netconf *conf;
+	const char *object; // the key of the object at the top that is being scanned
+	const struct kept *kept;
+	size_t kept_count;
 	struct text wrong;
 };
 
@@ -41,13 +51,17 @@ static bool refuse(struct scanner *s, const char *context)
 	return false;
 }
 
-static bool refuse_type(struct scanner *s, const char *found, const char *key, const char *expected)
+static bool refuse_type(struct scanner *s, const char *found, const struct kept *kept, const char *expected)
 {
 	add(&s->wrong, "json: cannot unmarshal ");
 	add(&s->wrong, found);
 	add(&s->wrong, " into Go ");
-	add(&s->wrong, key ? "struct field NetConf." : "value");
-	add(&s->wrong, key ? key : "");
+	add(&s->wrong, kept ? "struct field NetConf." : "value");
+	if (kept && kept->object) {
+		add(&s->wrong, kept->object);
+		add(&s->wrong, ".");
+	}
+	add(&s->wrong, kept ? kept->key : "");
 	add(&s->wrong, " of type ");
 	add(&s->wrong, expected);
 	return false;
@@ -202,8 +216,9 @@ static bool scan_array(struct scanner *s)
 	}
 }
 
-static bool scan_object(struct scanner *s, bool top)
+static bool scan_object(struct scanner *s)
 {
+	unsigned depth = s->depth;
 	skip_space(s);
 	if (take(s, '}'))
 		return true;
@@ -213,7 +228,9 @@ static bool scan_object(struct scanner *s, bool top)
 			return refuse(s, "looking for beginning of object key string");
 		if (!scan_string(s))
 			return false;
-		const char *key = top ? s->string : NULL;
+		const char *key = depth <= 2 ? s->string : NULL;
+		if (depth == 1)
+			s->object = key;
 		skip_space(s);
 		if (!take(s, ':'))
 			return refuse(s, "after object key");
@@ -227,26 +244,21 @@ static bool scan_object(struct scanner *s, bool top)
 	}
 }
 
-// Where the value of a top-level key is kept; NULL for a key that is not ours.
-static const char **place_of(struct netconf *conf, const char *key)
+// What is kept of this key's value; NULL for a key that nobody wants.
+static const struct kept *kept_of(const struct scanner *s, const char *key)
 {
-	struct {
-		const char *key, **place;
-	} kept[] = {
-		{ "cniVersion", &conf->cni_version },      { "name", &conf->name },
-		{ "agent-socket", &conf->agent_socket },   { "log-file", &conf->log_file },
-		{ "chaining-mode", &conf->chaining_mode },
-	};
-	for (size_t i = 0; key && i < sizeof(kept) / sizeof(*kept); i++)
-		if (!strcmp(key, kept[i].key))
-			return kept[i].place;
+	for (size_t i = 0; key && i < s->kept_count; i++) {
+		const char *object = s->kept[i].object;
+		bool here = s->depth == 1 ? !object : object && s->object && !strcmp(s->object, object);
+		if (here && !strcmp(key, s->kept[i].key))
+			return &s->kept[i];
+	}
 	return NULL;
 }
 
 static bool scan_value(struct scanner *s, const char *key)
 {
-	const char **place = place_of(s->conf, key);
-	bool debug = key && !strcmp(key, "enable-debug");
+	const struct kept *kept = kept_of(s, key);
 	skip_space(s);
 	char first = s->at < s->end ? *s->at : 0;
 	bool good;
@@ -265,7 +277,7 @@ static bool scan_value(struct scanner *s, const char *key)
 		}
 		s->at++;
 		type = first == '{' ? "object" : "array";
-		good = first == '{' ? scan_object(s, s->depth == 1) : scan_array(s);
+		good = first == '{' ? scan_object(s) : scan_array(s);
 		s->depth--;
 		break;
 	case 't':
@@ -283,22 +295,24 @@ static bool scan_value(struct scanner *s, const char *key)
 	}
 	if (!good)
 		return false;
-	if (place && first != '"')
-		return refuse_type(s, type, key, "string");
-	if (debug && first != 't' && first != 'f')
-		return refuse_type(s, type, key, "bool");
-	if (place)
-		*place = s->string;
-	if (debug)
-		s->conf->debug = first == 't';
+	if (kept && kept->text && first != '"')
+		return refuse_type(s, type, kept, "string");
+	if (kept && kept->flag && first != 't' && first != 'f')
+		return refuse_type(s, type, kept, "bool");
+	if (kept && kept->text)
+		*kept->text = s->string;
+	if (kept && kept->flag)
+		*kept->flag = first == 't';
 	return true;
 }
 
-const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t length, char *room)
+static const char *read_object(const struct kept *kept, size_t count, const char *text, size_t length, char *room)
 {
 	static struct scanner s;
-	*conf = (struct netconf){ .cni_version = "", .name = "", .agent_socket = "", .chaining_mode = "", .log_file = "" };
-	s = (struct scanner){ .at = stdin_text, .end = stdin_text + length, .room = room, .conf = conf };
+	for (size_t i = 0; i < count; i++)
+		if (kept[i].text)
+			*kept[i].text = "";
+	s = (struct scanner){ .at = text, .end = text + length, .room = room, .kept = kept, .kept_count = count };
 	skip_space(&s);
 	bool object = s.at < s.end && *s.at == '{';
 	if (!scan_value(&s, NULL))
@@ -309,4 +323,28 @@ const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t le
 	else if (!object)
 		refuse_type(&s, "value", NULL, "NetConf");
 	return s.wrong.length ? words(&s.wrong) : NULL;
+}
+
+const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t length, char *room)
+{
+	const struct kept kept[] = {
+		{ .key = "cniVersion", .text = &conf->cni_version },
+		{ .key = "name", .text = &conf->name },
+		{ .key = "agent-socket", .text = &conf->agent_socket },
+		{ .key = "log-file", .text = &conf->log_file },
+		{ .key = "chaining-mode", .text = &conf->chaining_mode },
+		{ .key = "enable-debug", .flag = &conf->debug },
+		{ .object = "ipam", .key = "type", .text = &conf->ipam_type },
+	};
+	conf->debug = false;
+	return read_object(kept, sizeof(kept) / sizeof(*kept), stdin_text, length, room);
+}
+
+const char *read_error(struct cni_error *error, const char *text, size_t length, char *room)
+{
+	const struct kept kept[] = {
+		{ .key = "msg", .text = &error->message },
+		{ .key = "details", .text = &error->details },
+	};
+	return read_object(kept, sizeof(kept) / sizeof(*kept), text, length, room);
 }

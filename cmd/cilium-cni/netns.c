@@ -24,6 +24,8 @@ struct netlink_header {
 	uint32_t sequence, port;
 };
 
+static int own = -1; // the namespace this process began in, once it has left it
+
 static bool same_as_ours(int fd)
 {
 	struct stat theirs, ours;
@@ -48,10 +50,16 @@ enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns 
 	}
 	if (!allow_ours && same_as_ours(netns->fd))
 		return NETNS_OURS;
-	if (setns(netns->fd, CLONE_NEWNET))
+	own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+	if (own < 0 || setns(netns->fd, CLONE_NEWNET))
 		return NETNS_FAILED;
 	netns->netlink = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 	return netns->netlink < 0 ? NETNS_FAILED : NETNS_OPENED;
+}
+
+bool leave_netns(void)
+{
+	return own < 0 || !setns(own, CLONE_NEWNET);
 }
 
 int enable_ipv6(void)

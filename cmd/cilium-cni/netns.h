@@ -21,6 +21,9 @@ enum netns_fault {
 // life, and pathname unix sockets do not care. `allow_ours` is CNI_NETNS_OVERRIDE.
 enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns *netns);
 
+// Go back to the namespace the process began in, if it has left it: other plugins are to be called there.
+bool leave_netns(void);
+
 // Switch IPv6 on for every link of the namespace this process is in. Returns 0, or an errno.
 int enable_ipv6(void);
 

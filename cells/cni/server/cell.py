@@ -76,6 +76,7 @@ def attacher(
         state=config.state,
         log=log,
         route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
+        delegated=ipam.delegated,
     )
 
 

@@ -30,9 +30,10 @@ from cells.cni.server.protocol.errors import (
     INVALID_ENVIRONMENT,
     NOT_AVAILABLE,
     CniError,
+    Wish,
     error_json,
 )
-from cells.cni.server.protocol.packets import WISH_IPV6, decode_request, encode_reply
+from cells.cni.server.protocol.packets import decode_request, encode_reply
 from cells.cni.server.protocol.request import Call, read_call
 from cells.cni.server.protocol.transport import Connection, PacketServer, listen
 from cells.cni.server.times import CallTimes
@@ -240,10 +241,17 @@ class CniServer:
     def _delete(self, connection: Connection, call: Call) -> Finish | None:
         ours = self._detacher.owns_interface(call)
         found = self._detacher.detach_container(call.container_id)
+        if found and call.conf.ipam.type and ours:
+            return partial(self._settle_deletion, connection)
         if found or not ours or not connection.fds:
             connection.send(encode_reply(0, b""))
             return None
         return partial(self._delete_stray, connection, call)
+
+    async def _settle_deletion(self, connection: Connection) -> None:
+        """Answer once the links are gone and their flows forgotten: then the plugin frees the addresses."""
+        await self._detacher.settled()
+        connection.send(encode_reply(0, b""))
 
     async def _delete_stray(self, connection: Connection, call: Call) -> None:
         """Nobody knows the container: only its interface, if there is one, is left to delete."""
@@ -297,8 +305,8 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
-        connection.refused = True
-        text = f"{error.message}: {error.details}" if error.details else error.message
-        self._log.warning("call refused", code=error.code, error=text)
-        wish = WISH_IPV6 if error.needs_ipv6 else 0
-        connection.send(encode_reply(1, error_json(error, version), wish))
+        connection.refused = error.wish is not Wish.ADDRESSES  # which is how each of these begins
+        if connection.refused:
+            text = f"{error.message}: {error.details}" if error.details else error.message
+            self._log.warning("call refused", code=error.code, error=text)
+        connection.send(encode_reply(1, error_json(error, version), error.wish))

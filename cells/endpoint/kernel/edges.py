@@ -1,7 +1,7 @@
 """What an endpoint is in the kernel: rows in maps, and a program on its link.
 
 For:   Endpoints and endpoint restore.   Needs: nothing (the real maps are in cells.endpoint.kernel.rows).
-Gives: EndpointMaps, EndpointPrograms, EndpointAddresses: the edges, in the words of this cell.
+Gives: EndpointMaps, EndpointPrograms, EndpointRoutes, EndpointAddresses: edges, in the words of this cell.
 """
 
 from collections.abc import Collection
@@ -45,6 +45,14 @@ class EndpointPrograms(Protocol):
 
         ``egress_prog``: to what it sends to the pod, too.
         """
+        ...
+
+
+class EndpointRoutes(Protocol):
+    """The node's routes over endpoints' links."""
+
+    def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        """To the pod's address, at its MAC address; raises OSError, also for a link that is down."""
         ...
 
 

@@ -20,6 +20,7 @@ from cells.cluster.identity import INIT_LABELS, Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, prefix_of
 from cells.endpoint import (
     Endpoint,
+    EndpointSettings,
     IPAddress,
     SavedEndpoint,
     StateFiles,
@@ -64,6 +65,7 @@ class RestoredEndpoints:
         *,
         policies: EndpointPolicies,
         left: StaleMaps,
+        settings: EndpointSettings,
         links: RestoreLinks,
         addresses: RestoreAddresses,
         identities: Identities,
@@ -77,6 +79,7 @@ class RestoredEndpoints:
         self._claimed = ipcache.table.initializer("endpoint-restore")
         self._policies = policies
         self._left = left
+        self._endpoint_routes = settings.enable_endpoint_routes
         self._links = links
         self._addresses = addresses
         self._identities = identities
@@ -100,8 +103,12 @@ class RestoredEndpoints:
         lifecycle.append(Hook("restore endpoints", self._restore))
 
     def strays(self) -> list[IPAddress]:
-        """Addresses of restored pods that this node's ranges do not cover, and no other IPAM gave them."""
-        ours = (endpoint for endpoint in self.endpoints if not endpoint.datapath.external_ipam)
+        """Addresses of restored pods that this node's ranges do not cover, and that have no other route."""
+        ours = (
+            endpoint
+            for endpoint in self.endpoints
+            if not (endpoint.datapath.on_anothers_link or endpoint.datapath.install_endpoint_route)
+        )
         return [ip for endpoint in ours for ip in endpoint.addresses if not self._addresses.covers(ip)]
 
     async def _restore(self) -> None:
@@ -197,7 +204,12 @@ class RestoredEndpoints:
                 if identity.id != endpoint.identity:
                     was, now = endpoint.identity, identity.id
                     self._log.info("identity of restored endpoint changed", endpoint=number, old=was, new=now)
-                live = replace(endpoint, identity=identity.id, labels=identity.labels)
+                live = replace(
+                    endpoint,
+                    identity=identity.id,
+                    labels=identity.labels,
+                    datapath=endpoint.datapath.with_endpoint_routes(wanted=self._endpoint_routes),
+                )
                 self.endpoints.append(live)
                 return
         self.failed[number] = fault

@@ -37,7 +37,7 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
     owner = alias_owner(link.alias)
     if owner is not None and owner != endpoint.id:
         return f"interface {endpoint.ifname} is endpoint {owner}'s, by its alias"
-    if not link.alias and not link.up and not endpoint.datapath.external_ipam:
+    if not link.alias and not link.up and not endpoint.datapath.on_anothers_link:
         return f"interface {endpoint.ifname} was never brought up: adding the pod was interrupted"
     return None
 

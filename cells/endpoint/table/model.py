@@ -42,7 +42,24 @@ class DatapathConfiguration(msgspec.Struct, frozen=True):
     require_routing: bool | None = None
     """False leaves the pod's packets to the stack, or a bridge, also those to pods of this node."""
     install_endpoint_route: bool = False
+    """The node has a route to the pod's addresses alone, over its link."""
     disable_sip_verification: bool = False
+
+    @property
+    def on_anothers_link(self) -> bool:
+        """Whether another plugin made the link, as in a chain: address and routes are that one's, too."""
+        return self.external_ipam and self.require_arp_passthrough
+
+    def with_endpoint_routes(self, *, wanted: bool) -> "DatapathConfiguration":
+        """The same with a route of its own to the pod, over the stack, or without one."""
+        if self.on_anothers_link or wanted == self.install_endpoint_route:
+            return self
+        return msgspec.structs.replace(
+            self,
+            install_endpoint_route=wanted,
+            require_egress_prog=wanted,
+            require_routing=False if wanted else None,
+        )
 
     @property
     def egress_prog(self) -> bool:

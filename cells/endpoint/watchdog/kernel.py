@@ -66,7 +66,7 @@ class KernelState:
         found: dict[int, set[Fault]] = {}
         programs = await anyio.to_thread.run_sync(programs_of, [each.ifindex for each in endpoints])
         endpoints = [each for each in endpoints if is_present(each.ifindex, each.ifname)]
-        ours = [each for each in endpoints if not each.datapath.external_ipam]
+        ours = [each for each in endpoints if not each.datapath.on_anothers_link]
         filtered = await anyio.to_thread.run_sync(partial(self._filtered, ours))
         for position, endpoint in enumerate(endpoints):
             wrong = self._wrong_rows(endpoint)

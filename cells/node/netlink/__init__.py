@@ -12,6 +12,7 @@ from cells.node.netlink.connection import NetlinkError
 from cells.node.netlink.links import (
     CreatedLink,
     HostLinks,
+    all_routes,
     is_present,
     programs_of,
     routes_over,
@@ -43,6 +44,7 @@ __all__ = [
     "VethPair",
     "VxlanLinks",
     "XdpPrograms",
+    "all_routes",
     "cell",
     "is_present",
     "mac_text",

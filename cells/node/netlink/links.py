@@ -221,6 +221,17 @@ class HostLinks:
         """
         self._connection.run(m.add_route(ifindex, destination, via=gateway, source=source, replace=True))
 
+    def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        """A route to this address alone on a link that is up, which is at this MAC address for good.
+
+        Without the second a pod's first packets would be lost: a new link has no IPv6 address of its own to
+        ask from for a second or two. Both go with the link.
+        """
+        destination = m.network_of(address)
+        self._connection.run(
+            m.set_neighbour(ifindex, address, mac), m.add_route(ifindex, destination, replace=True)
+        )
+
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
         """Remove a route of the main table over a link; one that is gone is fine."""
         self._connection.run(m.delete_route(ifindex, network))
@@ -254,10 +265,15 @@ def is_present(ifindex: int, name: str) -> bool:
 
 def routes_over(ifindex: int) -> list[RouteInfo]:
     """The unicast routes over a link, in the main table, over a socket of its own: for a worker thread."""
+    return [row for row in all_routes(ifindex) if row.ifindex == ifindex]
+
+
+def all_routes(ifindex: int = 0) -> list[RouteInfo]:
+    """The same over all links, or at least over this one."""
     fd = open_socket(strict=True)
     try:
         rows = map(read_route, Connection(fd).dump(m.dump_routes(socket.AF_UNSPEC, ifindex)))
-        return [row for row in rows if row is not None and row.ifindex == ifindex]
+        return [row for row in rows if row is not None]
     finally:
         os.close(fd)
 

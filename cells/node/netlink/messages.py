@@ -26,6 +26,7 @@ from cells.node.netlink.wire import (
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
+RTM_NEWNEIGH = 28
 RTM_NEWQDISC = 36
 RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
 
@@ -52,6 +53,8 @@ IFA_ADDRESS, IFA_LOCAL = 1, 2
 IFA_F_NODAD = 0x02
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_METRICS, RTA_CACHEINFO, RTA_TABLE = 1, 4, 5, 7, 8, 12, 15
 RTNH_F_ONLINK = 4
+NDA_DST, NDA_LLADDR = 1, 2
+NUD_PERMANENT = 0x80
 RTAX_MTU = 2
 RT_TABLE_MAIN = 254
 RTPROT_KERNEL, RTPROT_BOOT = 2, 3
@@ -68,6 +71,7 @@ TC_H_EGRESS = 0xFFFFFFF3
 TX_QUEUE_LENGTH = 1000
 
 LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, device type, index, flags, changed flags
+NEIGHBOUR = struct.Struct("=BBHiHBB")  # ndmsg: family, padding, index, state, flags, type
 ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
 ROUTE = struct.Struct(
     "=BBBBBBBBI"
@@ -324,6 +328,13 @@ def dump_routes(family: int, ifindex: int = 0) -> Request:
 def replace_route(what: str, body: bytes) -> Request:
     """Put this route, an rtmsg with attributes as a dump shows them, in the place of the one it is like."""
     return Request(f"set route {what}", RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
+
+
+def set_neighbour(ifindex: int, address: IPAddress, mac: bytes) -> Request:
+    """Have the address at this MAC address on the link for good: nobody is asked for it."""
+    body = NEIGHBOUR.pack(family_of(address), 0, 0, ifindex, NUD_PERMANENT, 0, 0)
+    body += attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, mac)
+    return Request(f"set neighbour {address}", RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
 def delete_route(ifindex: int, destination: IPNetwork) -> Request:

@@ -2,7 +2,8 @@
 
 Reconciler: claims the addresses, then keeps the pair, its programs, addresses and routes as the table
 ``router`` says, and has Sysctls keep the kernel settings.
-Needs:  RestoredEndpoints, Ipam, HostLinks, Datapath, Sysctls, Table[Device], AgentConfig.   Gives: Router.
+Needs:  RestoredEndpoints, Ipam, IpamSettings, EndpointSettings, HostLinks, Datapath, Sysctls, Table[Device],
+        AgentConfig.   Gives: Router.
 Why:    pods' routes name these addresses, so they outlive restarts; they are claimed after the pods' own, so
         that a new choice is never the address of a running pod.
 """

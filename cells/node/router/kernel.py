@@ -168,17 +168,17 @@ class RouterKernel:
         return None if node is None or not any(node.host_mac) else Macs(node.host_mac, node.net_mac)
 
 
-def routers_of(node: NodeConfig) -> tuple[tuple[IPAddress, IPNetwork], ...]:
+def routers_of(node: NodeConfig) -> tuple[tuple[IPAddress, IPNetwork | None], ...]:
     """Address and network of each family that is on: IPv6, then IPv4."""
-    found: list[tuple[IPAddress, IPNetwork]] = []
-    if node.router_ip6 is not None and node.pod_cidr6 is not None:
+    found: list[tuple[IPAddress, IPNetwork | None]] = []
+    if node.router_ip6 is not None:
         found.append((node.router_ip6, node.pod_cidr6))
-    if node.router_ip is not None and node.pod_cidr is not None:
+    if node.router_ip is not None:
         found.append((node.router_ip, node.pod_cidr))
     return tuple(found)
 
 
-def node_config(pair: Pair, routers: Collection[tuple[IPAddress, IPNetwork]]) -> NodeConfig:
+def node_config(pair: Pair, routers: Collection[tuple[IPAddress, IPNetwork | None]]) -> NodeConfig:
     """What the programs must know; a family that is off has neither address nor network."""
     ips = [ip for ip, _ in routers]
     networks = [network for _, network in routers]

@@ -29,7 +29,7 @@ class DeviceObject:
 class NodeObject:
     """What the programs know of the node: these addresses, networks, and the indexes of the pair."""
 
-    routers: tuple[tuple[IPAddress, IPNetwork], ...]
+    routers: tuple[tuple[IPAddress, IPNetwork | None], ...]
 
     @property
     def key(self) -> str:
@@ -79,15 +79,15 @@ ORDER = (DeviceObject, NodeObject, ProgramsObject, AddressObject, RouteObject)
 
 
 def wanted(
-    routers: Mapping[IPAddress, IPNetwork],
+    routers: Mapping[IPAddress, IPNetwork | None],
     strays: Iterable[IPAddress],
     mtu: int,
     others: Iterable[IPNetwork] = (),
 ) -> dict[str, RouterObject]:
     """All of them by key: the router's address of each family, and the routes to the pods behind it.
 
-    ``routers`` is address to network of its pods; ``strays`` are pods outside of it, which get a route each;
-    ``others`` further networks of pods.
+    ``routers`` is address to network of its pods, if it has one; ``strays`` are pods outside of it, which get
+    a route each; ``others`` further networks of pods.
     """
     gateways = {ip.version: ip for ip in routers}
     networks = dict(routers.items())
@@ -95,7 +95,8 @@ def wanted(
     found += [NodeObject(tuple(networks.items())), ProgramsObject()]
     found += [AddressObject(ip_interface(ip)) for ip in routers]
     for ip, network in networks.items():
-        found += routes(ip, network)
+        if network is not None:
+            found += routes(ip, network)
     for network in others:
         if network.version in gateways and network not in networks.values():
             found += routes(gateways[network.version], network)

@@ -1,20 +1,22 @@
 """The router of this node: the addresses its pods send to, and the devices behind it.
 
-Needs: RestoredEndpoints, Ipam, HostLinks, Datapath, Sysctls, Table[Device], PodMtu, AgentConfig.
+Needs: RestoredEndpoints, Ipam, IpamSettings, EndpointSettings, HostLinks, Datapath, Sysctls, Table[Device],
+PodMtu, AgentConfig.
 Gives: Router; the tables ``router`` and ``router-status``.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cells.config import AgentConfig
 from cells.datapath import Datapath
+from cells.endpoint import EndpointSettings
 from cells.endpoint.restore import RestoredEndpoints
-from cells.ipam import Family, IPAddress, Ipam, IPNetwork, PodRange
+from cells.ipam import Family, IPAddress, Ipam, IpamSettings, IPNetwork, PodRange
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.netlink import HostLinks, NodeNetwork, news
-from cells.node.router.address import choose_address
+from cells.node.router.address import OWNER, choose_address
 from cells.node.router.kernel import RouterKernel
 from cells.node.router.objects import RouterObject, wanted
 from cells.node.router.pair import HOST, NET, lasting
@@ -33,6 +35,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    UsageError,
     seconds,
 )
 
@@ -61,7 +64,8 @@ class Addressing:
 
     ip: IPAddress
     """The router's."""
-    alloc_range: IPNetwork
+    alloc_range: IPNetwork | None
+    """The primary one of pods; None where another IPAM plugin gives the addresses."""
 
 
 class Router:
@@ -76,6 +80,8 @@ class Router:
         restored: RestoredEndpoints,
         *,
         ipam: Ipam,
+        settings: IpamSettings,
+        endpoints: EndpointSettings,
         links: HostLinks,
         datapath: Datapath,
         sysctls: Sysctls,
@@ -90,6 +96,8 @@ class Router:
     ) -> None:
         self._restored = restored
         self._ipam = ipam
+        self._settings = settings
+        self._endpoint_routes = endpoints.enable_endpoint_routes
         self._links = links
         self._datapath = datapath
         self._sysctls = sysctls
@@ -143,6 +151,11 @@ class Router:
         return wanted(routers, self._restored.strays(), self._mtu(), others)
 
     async def _start(self) -> None:
+        local = {family: ip for family in Family if (ip := self._settings.local_router(family)) is not None}
+        if local and not self._endpoint_routes:
+            raise UsageError(
+                f"Cannot specify local-router-{next(iter(local))} without enable-endpoint-routes: set it, too"
+            )
         for device in addressed(self._devices.all()):
             for address in device.addresses:
                 self._ipam.exclude(address.ip, "node-ip")
@@ -151,9 +164,10 @@ class Router:
         before = remembered(
             self._datapath.known_node(), [each.ip for each in on_device], self._past, self._log
         )
+        ranges = self._ipam.ranges
         self._made = {
-            family: Addressing(choose_address(family, before, self._ipam, self._log), network)
-            for family, network in self._ipam.ranges.items()
+            family: Addressing(self._address(family, local.get(family), before), ranges.get(family))
+            for family in self._ipam.families
         }
         self._ipam.forget_retired()
         self._objects.wake()
@@ -164,6 +178,15 @@ class Router:
         self._write_settings()
         told = {str(family): str(each.ip) for family, each in self._made.items()}
         self._log.info("router set up", **told, device=HOST)
+
+    def _address(self, family: Family, local: IPAddress | None, before: Iterable[IPAddress]) -> IPAddress:
+        """The router's: the one that is set, which no pod gets then, or one of the range."""
+        if local is None:
+            return choose_address(family, before, self._ipam, self._log)
+        self._ipam.exclude(local, OWNER)
+        if self._ipam.covers(local):
+            self._log.warning(f"local-router-{family} is in this node's range of pods", address=str(local))
+        return local
 
     async def _make(self) -> None:
         """The first run is part of the start: if it fails, so does the start.

@@ -178,7 +178,7 @@ class FixedFacts:
 
     def own(self) -> ClusterNode:
         addressing = self.node().addressing
-        found = {family: (each.alloc_range,) for family, each in addressing.items()}
+        found = {family: (each.alloc_range,) for family, each in addressing.items() if each.alloc_range}
         return ClusterNode(
             cluster="default",
             name="node1",

@@ -184,7 +184,7 @@ class FakeNode:
         return tuple(Allocation(ip=ip, pool=pool or "default", owner=owner) for ip in ips)
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        assert pool == "default"
+        assert pool == "default", "another plugin's addresses are not released here"
         if self._step("release"):
             raise IpamError(500, "cannot release")
         self.addresses.remove(ip)
@@ -215,6 +215,10 @@ class FakeNode:
             raise EndpointError(500, "build failed")
         self.on_create()
         return new.endpoint
+
+    def route(self, endpoint: Endpoint) -> None:
+        if "route" in self.refuse:
+            raise NetlinkError(errno.ENETDOWN, "set route")
 
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
         assert not release_address

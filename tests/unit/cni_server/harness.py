@@ -22,6 +22,7 @@ from cells.cni.server.attachment.attach import Attacher
 from cells.cni.server.attachment.check import Checker
 from cells.cni.server.attachment.detach import Detacher
 from cells.cni.server.attachment.link_teardown import LinkTeardown
+from cells.cni.server.protocol.packets import ADDRESSED
 from cells.cni.server.server import CniServer
 from cells.cni.server.times import CallTimes
 from lifecycle import HealthTree, Lifecycle
@@ -80,16 +81,18 @@ class Client:
         self._socket.close()
 
 
-def request(env: dict[str, str], stdin: bytes, *, version: int = 1, flags: int = 0) -> bytes:
-    """A request packet; flag 1 says that an agent died over it."""
+def request(
+    env: dict[str, str], stdin: bytes, *, version: int = 1, flags: int = 0, addresses: bytes = b""
+) -> bytes:
+    """A request packet; flag 1 says that an agent died over it, flag 2 that there are addresses."""
     text = "".join(f"{name}={value}\0" for name, value in env.items()).encode()
-    return HEADER.pack(b"HCNI", version, flags, len(text), len(stdin)) + text + stdin
+    return HEADER.pack(b"HCNI", version, flags, len(text), len(stdin)) + text + stdin + addresses
 
 
 class Harness:
     """The server, its node, and calls to it. A pod's namespace is a file of its name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, delegated: bool = False) -> None:
         self.folder = folder
         self.path = folder / "cni.sock"
         self.node = FakeNode()
@@ -109,6 +112,7 @@ class Harness:
             mtu=lambda: MTU,
             state=folder,
             log=log,
+            delegated=delegated,
         )
         self.times = CallTimes()
         self.server = CniServer(
@@ -138,6 +142,7 @@ class Harness:
         pod: str | None = "pod1",
         conf: dict[str, object] | None = None,
         flags: int = 0,
+        addresses: object = None,
         **env: str,
     ) -> Client:
         """Send a request and do not wait; ``pod`` None sends no namespace."""
@@ -151,7 +156,9 @@ class Harness:
         if pod is not None:
             self.pod(pod)
             fds = [os.open(self.folder / pod, os.O_RDONLY) for _ in range(2)]
-        client.send(request(variables, json.dumps(stdin).encode(), flags=flags), fds)
+        given = b"" if addresses is None else json.dumps(addresses).encode()
+        flags |= ADDRESSED if given else 0
+        client.send(request(variables, json.dumps(stdin).encode(), flags=flags, addresses=given), fds)
         for fd in fds:
             os.close(fd)
         return client
@@ -164,10 +171,12 @@ class Harness:
         pod: str | None = "pod1",
         conf: dict[str, object] | None = None,
         flags: int = 0,
+        addresses: object = None,
         **env: str,
     ) -> Reply:
-        """Send a request and wait for the answer."""
-        return await (await self.begin(command, cid, pod=pod, conf=conf, flags=flags, **env)).reply()
+        """Send a request and wait for the answer; ``addresses``: what the delegated plugin printed."""
+        sent = await self.begin(command, cid, pod=pod, conf=conf, flags=flags, addresses=addresses, **env)
+        return await sent.reply()
 
 
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
@@ -178,8 +187,8 @@ async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
 
 
 @asynccontextmanager
-async def harness(folder: Path) -> AsyncIterator[Harness]:
-    """A serving harness."""
-    made = Harness(folder)
+async def harness(folder: Path, *, delegated: bool = False) -> AsyncIterator[Harness]:
+    """A serving harness; ``delegated``: of an agent that leaves addresses to another plugin."""
+    made = Harness(folder, delegated=delegated)
     async with made.teardown.running(), made.server.serving():
         yield made

@@ -86,6 +86,7 @@ class Seen:
     stdin: bytes
     fds: list[int]
     flags: int
+    addresses: bytes
 
 
 Answer = Callable[[socket.socket, Seen], None]
@@ -141,14 +142,15 @@ class StubAgent:
 def _parse(packet: bytes, ancillary: list[tuple[int, int, bytes]]) -> Seen:
     magic, version, flags, env_length, stdin_length = HEADER.unpack_from(packet)
     assert magic == b"HCNI"
-    assert len(packet) == HEADER.size + env_length + stdin_length
+    end = HEADER.size + env_length + stdin_length
+    assert len(packet) == end or flags & 2
     text = packet[HEADER.size : HEADER.size + env_length].decode()
     assert text.endswith("\0")
     fds = array.array("i")
     for _, _, data in ancillary:
         fds.frombytes(data)
     variables = dict(entry.split("=", 1) for entry in text[:-1].split("\0"))
-    return Seen(version, variables, packet[HEADER.size + env_length :], fds.tolist(), flags)
+    return Seen(version, variables, packet[HEADER.size + env_length : end], fds.tolist(), flags, packet[end:])
 
 
 def close_all(seen: Seen) -> None:

@@ -262,7 +262,11 @@ async def test_a_bug_in_a_step_is_rolled_back_and_told_in_one_line(served: Harne
             999,
             'unable to parse CNI configuration "{\\"cni',
         ),
-        ({"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type is not built yet"),
+        (
+            {"ipam": {"type": "host-local"}},
+            7,
+            "network configuration cilium: ipam.type=host-local, and",
+        ),
         (
             {"fixedMac": "x"},
             999,

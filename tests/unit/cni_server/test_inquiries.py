@@ -201,7 +201,8 @@ async def test_other_networks_unknown_ones_and_chained_attachments_stay(served: 
     await attached(served, "theirs", name="other-net")
     for number, endpoint in served.node.book.items():
         if endpoint.container_id == "chained":
-            served.node.book[number] = replace(endpoint, datapath=DatapathConfiguration(external_ipam=True))
+            chained = DatapathConfiguration(external_ipam=True, require_arp_passthrough=True)
+            served.node.book[number] = replace(endpoint, datapath=chained)
         if endpoint.container_id == "unknown":
             served.node.book[number] = replace(endpoint, network="")
     assert (await collect(served)).code == 0

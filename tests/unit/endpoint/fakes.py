@@ -76,6 +76,7 @@ class FakeKernel:
     """ifindex to endpoint id."""
     any_source: dict[int, bool] = field(default_factory=dict)
     lxc: dict[IPAddress, int] = field(default_factory=dict)
+    routes: dict[IPAddress, tuple[int, bytes]] = field(default_factory=dict)
     attached: list[int] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     forgotten: list[IPAddress] = field(default_factory=list)
@@ -146,6 +147,10 @@ class FakeKernel:
         self._step("forget_flows")
         self.forgotten.extend(addresses)
         return len(addresses)
+
+    def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        self._step("route")
+        self.routes[address] = (ifindex, mac)
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         self._step("attach both ways" if egress_prog else "attach")
@@ -269,6 +274,7 @@ class Node:
             ipcache=self.ipcache,
             maps=self.kernel,
             programs=self.kernel,
+            routes=self.kernel,
             addresses=self.addresses,
             files=self.files,
             scrub=self.scrub,

@@ -286,11 +286,8 @@ async def test_an_address_outside_of_the_range_stays_without_being_claimed(
     left.running(endpoints[0])
     moved = replace(endpoints[1], ipv4=IPv4Address("10.7.0.9"))
     left.running(moved)
-    left.running(
-        replace(
-            endpoints[2], ipv4=IPv4Address("10.8.0.9"), datapath=DatapathConfiguration(external_ipam=True)
-        )
-    )
+    chained = DatapathConfiguration(external_ipam=True, require_arp_passthrough=True)
+    left.running(replace(endpoints[2], ipv4=IPv4Address("10.8.0.9"), datapath=chained))
     restored = await restart(left)
     assert (restored.failed, restored.strays()) == ({}, [IPv4Address("10.7.0.9")])
     assert list(left.addresses.taken) == [IPv4Address("10.0.1.1")]

@@ -8,6 +8,7 @@ import pytest
 from pyroute2.netlink import nlmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
@@ -224,6 +225,26 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
             [("RTA_DST", "fd00:1::"), ("RTA_OIF", 3)],
         ),
     ),
+    "neighbour of a pod": (
+        messages.set_neighbour(7, IPv4Address("10.0.1.77"), bytes.fromhex("02aabbccddee")),
+        lambda: filled(
+            ndmsg(),
+            28,
+            REQUEST | ACK | CREATE | REPLACE,
+            {"family": 2, "ifindex": 7, "state": 0x80},
+            [("NDA_DST", "10.0.1.77"), ("NDA_LLADDR", "02:aa:bb:cc:dd:ee")],
+        ),
+    ),
+    "IPv6 neighbour of a pod": (
+        messages.set_neighbour(7, IPv6Address("fd00::77"), bytes.fromhex("02aabbccddee")),
+        lambda: filled(
+            ndmsg(),
+            28,
+            REQUEST | ACK | CREATE | REPLACE,
+            {"family": 10, "ifindex": 7, "state": 0x80},
+            [("NDA_DST", "fd00::77"), ("NDA_LLADDR", "02:aa:bb:cc:dd:ee")],
+        ),
+    ),
     "route to the gateway": (
         messages.add_route(2, IPv4Network("10.0.1.5/32")),
         lambda: route(CREATE | EXCL, 32, 253, [("RTA_DST", "10.0.1.5"), ("RTA_OIF", 2)]),
@@ -324,6 +345,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
+        "set_neighbour",
         "dump_filters", "delete_filter", "set_xdp",
     }  # fmt: skip
     assert packers == compared

@@ -90,7 +90,9 @@ class NodeFacts:
 def host_addressing(node: NodeFacts) -> models.NodeAddressing:
     """The router's address and the pod CIDR of each family; the key of one that is off is absent."""
     found = {
-        family: models.NodeAddressingElement(enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range))
+        family: models.NodeAddressingElement(
+            enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range or "")
+        )
         for family, each in node.addressing.items()
     }
     return models.NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))

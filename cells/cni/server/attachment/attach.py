@@ -24,10 +24,10 @@ from cells.cni.server.attachment.edges import Addresses, Endpoints, Links, PodEn
 from cells.cni.server.attachment.link_teardown import LinkTeardown, PodAddress
 from cells.cni.server.attachment.mac import MODES, MacPair, macs_of
 from cells.cni.server.attachment.undo import Undo
-from cells.cni.server.protocol.errors import TRY_AGAIN, CniError, Explained, kernel_reason
-from cells.cni.server.protocol.request import Call, Pod, check_add, pod_of
+from cells.cni.server.protocol.errors import TRY_AGAIN, CniError, Explained, Wish, kernel_reason
+from cells.cni.server.protocol.request import Call, Pod, check_add, delegated_addresses, pod_of
 from cells.cni.server.protocol.result import Attached, result_json
-from cells.endpoint import Endpoint, EndpointRequest, NewEndpoint
+from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
 from cells.ipam import IPAddress, IpamError, IpamLaterError
 from cells.node.netlink import CreatedLink, NetlinkError, VethPair
 from lifecycle import HiveError, Logger
@@ -115,7 +115,9 @@ class Attacher:
         log: Logger,
         route_mtu: Callable[[], int] | None = None,
         route_mtu_in_chains: bool = False,
+        delegated: bool = False,
     ) -> None:
+        """``delegated``: another IPAM plugin gives the addresses."""
         self._links = links
         self._addresses = addresses
         self._endpoints = endpoints
@@ -124,6 +126,7 @@ class Attacher:
         self._mtu = mtu
         self._route_mtu = route_mtu or mtu
         self._state = state
+        self._delegated = delegated
         self._log = log
         self._chained = ChainedAttacher(
             links, endpoints, gateways=gateways, mtu=self._route_mtu, route_mtu=route_mtu_in_chains, log=log
@@ -145,14 +148,14 @@ class Attacher:
         ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
         back. Raises CniError, AddressesLeaving when no address is free yet.
         """
-        previous = check_add(call)
+        previous = check_add(call, delegated=self._delegated)
         pod = pod_of(call.args)
         if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
             raise _exists(call.attachment_id)
         if previous is not None:
             return Prepared(call, pod, pod_side)
         macs, mtu = self._macs(call, pod), self._mtu()
-        allocated = self._allocate(pod, undo)
+        allocated = self._given(call) if self._delegated else self._allocate(pod, undo)
         pair = VethPair(
             host_name=host_link_name(call.container_id, call.ifname),
             host_mac=macs.host,
@@ -215,6 +218,7 @@ class Attacher:
             # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
             with _HOST_SIDE:
                 self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
+                self._endpoints.route(endpoint)
             self._configure(
                 pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=route_mtu
             )
@@ -243,6 +247,20 @@ class Attacher:
         if mode not in MODES:
             self._log.warning("macAddrMode is not known: MAC addresses are random", mode=mode, pod=pod.owner)
         return macs_of(call.conf, pod, call.ifname)
+
+    def _given(self, call: Call) -> tuple[PodAddress, ...]:
+        """The addresses of the delegated plugin, of the node's families; it is asked for them first."""
+        if not call.addresses:
+            raise CniError(
+                "the agent's ipam is delegated-plugin, and no address came with the request:"
+                " install the plugin that came with the agent",
+                wish=Wish.ADDRESSES,
+            )
+        families = {gateway.version for gateway in self._gateways()}
+        found = tuple(PodAddress(ip, "") for ip in delegated_addresses(call) if ip.version in families)
+        if not found:
+            raise CniError("IPAM did provide neither IPv4 nor IPv6 address")
+        return found
 
     def _allocate(self, pod: Pod, undo: Undo) -> tuple[PodAddress, ...]:
         """An address of each family, IPv6 first."""
@@ -276,7 +294,7 @@ class Attacher:
             pod_link.configure(ifindex, ifname, addresses, gateways, mtu)
         except NetlinkError as error:
             off = error.errno == errno.EACCES and any(ip.version == 6 for ip in addresses)
-            raise CniError(f"{what}: {error}", needs_ipv6=off) from error
+            raise CniError(f"{what}: {error}", wish=Wish.IPV6 if off else Wish.NONE) from error
 
     def _create(self, prepared: Prepared, undo: Undo) -> CreatedLink:
         assert prepared.pair is not None  # noqa: S101  (asked for by attach)
@@ -323,6 +341,7 @@ class Attacher:
             pod_namespace=pod.namespace,
             pod_uid=pod.uid,
             netns_cookie=cookie,
+            datapath=DatapathConfiguration(external_ipam=self._delegated),
         )
         return begun(self._endpoints, request, undo)
 

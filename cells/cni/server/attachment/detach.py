@@ -68,7 +68,7 @@ class Detacher:
             for endpoint in self._endpoints.all()
             if endpoint.network
             and endpoint.network == network
-            and not endpoint.datapath.external_ipam
+            and not endpoint.datapath.on_anothers_link
             and endpoint.container_id not in busy
             and (endpoint.container_id, endpoint.container_ifname) not in valid
         ]
@@ -80,7 +80,7 @@ class Detacher:
         problems = self._endpoints.delete(endpoint, release_address=False)
         if problems:
             self._log.warning("pod removed with problems", endpoint=endpoint.id, problems=list(problems))
-        if not endpoint.datapath.external_ipam:  # else link and address are another plugin's
+        if not endpoint.datapath.on_anothers_link:
             leaving = (PodAddress(ip, endpoint.pool_of(ip)) for ip in endpoint.addresses)
             self._teardown.start(endpoint.ifindex, *leaving)
         self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)

@@ -125,6 +125,10 @@ class Endpoints(Protocol):
         """The second half, all or nothing."""
         ...
 
+    def route(self, endpoint: Endpoint) -> None:
+        """The routes to the pod, where it has its own; raises OSError."""
+        ...
+
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
         """Remove it; what went wrong on the way."""
         ...

@@ -24,7 +24,7 @@ _LAST_RETRY_SECONDS = 30.0
 
 
 class PodAddress(NamedTuple):
-    """A pod's address and the pool it is of."""
+    """A pod's address and the pool it is of; without one it is another plugin's to release."""
 
     ip: IPAddress
     pool: str
@@ -134,6 +134,8 @@ class LinkTeardown:
     def release(self, *addresses: PodAddress) -> None:
         """Give addresses back; what is refused is logged and keeps none of the others."""
         for ip, pool in addresses:
+            if not pool:
+                continue
             try:
                 self._addresses.release(ip, pool)
             except IpamError as error:

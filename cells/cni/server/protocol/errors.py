@@ -1,6 +1,6 @@
 """The error a CNI plugin prints, and the codes it may carry.
 
-Needs: nothing.   Gives: CniError, error_json.
+Needs: nothing.   Gives: CniError, Wish, error_json.
 Source: CNI spec 1.1, section 5 "Error"; 100 is Cilium 1.17's, 999 what the CNI
 library makes of an error without a code.
 """
@@ -8,6 +8,7 @@ library makes of an error without a code.
 from __future__ import annotations
 
 import os
+from enum import IntEnum
 from types import TracebackType
 from typing import Final
 
@@ -27,20 +28,30 @@ FALLBACK_VERSION: Final = "1.0.0"
 """Of an error that is told before the caller's version is known."""
 
 
+class Wish(IntEnum):
+    """What the plugin is to do before it calls again; the numbers are those of the protocol on cni.sock."""
+
+    NONE = 0
+    IPV6 = 1
+    """Switch IPv6 on in the pod's namespace."""
+    ADDRESSES = 2
+    """Ask the delegated IPAM plugin for the pod's addresses."""
+
+
 class CniError(Exception):
     """What the plugin tells the runtime instead of a result; raised wherever a call cannot go on.
 
-    ``needs_ipv6`` asks the plugin to switch IPv6 on in the pod's namespace and to call again.
+    With a ``wish`` the plugin tells it only if it cannot fulfil that.
     """
 
     def __init__(
-        self, message: str, *, code: int = INTERNAL, details: str = "", needs_ipv6: bool = False
+        self, message: str, *, code: int = INTERNAL, details: str = "", wish: Wish = Wish.NONE
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.details = details
-        self.needs_ipv6 = needs_ipv6
+        self.wish = wish
 
 
 class Explained:

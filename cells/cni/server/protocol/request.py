@@ -1,18 +1,20 @@
 """What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
 
-Needs: protocol (the packet).   Gives: Call, read_call, check_add, pod_of, chain_of.
+Needs: protocol (the packet).   Gives: Call, read_call, check_add, delegated_addresses, pod_of, chain_of.
 Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
 """
 
 from __future__ import annotations
 
 import json
+from ipaddress import ip_interface
 from typing import Any, Final
 
 import msgspec
 
 from cells.cni.server.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError
 from cells.cni.server.protocol.packets import Packet
+from cells.ipam import IPAddress
 
 SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
@@ -90,6 +92,20 @@ class PrevResult(msgspec.Struct, frozen=True):
     """Of an error that was taken for a result."""
 
 
+class LegacyAddress(msgspec.Struct, frozen=True):
+    """An address of a result before 0.3.0."""
+
+    ip: str
+
+
+class IpamResult(msgspec.Struct, frozen=True):
+    """What a delegated IPAM plugin prints."""
+
+    ips: list[PrevAddress] | None = None
+    ip4: LegacyAddress | None = None
+    ip6: LegacyAddress | None = None
+
+
 class Call(msgspec.Struct, frozen=True):
     """One invocation of the plugin."""
 
@@ -103,6 +119,8 @@ class Call(msgspec.Struct, frozen=True):
     stdin: bytes
     repeated: bool = False
     """An agent died over this very request: what it left of the attachment may be replaced."""
+    addresses: bytes = b""
+    """The result of the delegated IPAM plugin; empty while it has not been called."""
 
     @property
     def attachment_id(self) -> str:
@@ -157,6 +175,7 @@ def read_call(packet: Packet) -> Call:
         conf=conf,
         stdin=stdin,
         repeated=packet.repeated,
+        addresses=packet.addresses,
     )
 
 
@@ -167,11 +186,11 @@ def chain_of(conf: NetConf) -> str:
     return conf.chain
 
 
-def check_add(call: Call) -> PrevResult | None:
+def check_add(call: Call, *, delegated: bool) -> PrevResult | None:
     """The result of the plugin whose link the ADD is to take over, None for one that gets a link of its own.
 
-    Raises CniError for an ADD that asks for what is not there. A chaining mode without a previous result is
-    no chain: there is no link yet.
+    ``delegated``: another IPAM plugin gives the addresses. Raises CniError for an ADD that asks for what is
+    not there. A chaining mode without a previous result is no chain: there is no link yet.
     """
     conf = call.conf
     chain = chain_of(conf)
@@ -181,11 +200,28 @@ def check_add(call: Call) -> PrevResult | None:
             "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
             " please set chaining-mode in CNI configuration"
         )
-    if previous is None and conf.ipam.type:
+    if previous is None and conf.ipam.type and not delegated:
         raise CniError(
-            f"network configuration {conf.name}: ipam.type is not built yet: remove it", code=INVALID_CONFIG
+            f"network configuration {conf.name}: ipam.type={conf.ipam.type}, and the agent's ipam is not"
+            " delegated-plugin: remove the one, or set the other",
+            code=INVALID_CONFIG,
         )
     return previous
+
+
+def delegated_addresses(call: Call) -> tuple[IPAddress, ...]:
+    """The first address of each family that the delegated plugin gave, IPv6 first. Raises CniError."""
+    try:
+        told = msgspec.json.decode(call.addresses, type=IpamResult)
+        texts = [each.address for each in told.ips or ()]
+        texts += [each.ip for each in (told.ip6, told.ip4) if each is not None]
+        found = [ip_interface(text).ip for text in texts]
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise CniError(
+            f"could not interpret delegated IPAM result for CNI version {call.conf.cni_version}: {error}"
+        ) from error
+    first = (next((ip for ip in found if ip.version == version), None) for version in (6, 4))
+    return tuple(ip for ip in first if ip is not None)
 
 
 def prev_result_of(call: Call) -> PrevResult | None:

@@ -266,7 +266,7 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6) {
 		if (flow->policy_port == bpf_htons(ND_SOLICIT))
 			return neighbour_respond(skb, flow, self);
-		if (unlikely(self->flags & ENDPOINT_PASSES_NEIGHBOURS) && pod_finds_neighbours(flow) &&
+		if (unlikely(self->flags & (ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_ROUTED_BY_HOST)) && pod_finds_neighbours(flow) &&
 		    neighbours_own_source(&flow->saddr, self))
 			return TC_ACT_OK;
 	}
