@@ -128,6 +128,10 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         messages.set_mac(12, "eth0", MAC_B),
         lambda: link(19, REQUEST | ACK, {"index": 12}, [("IFLA_ADDRESS", MAC_B.hex(":"))]),
     ),
+    "set the MTU": (
+        messages.set_mtu(12, 1450),
+        lambda: link(19, REQUEST | ACK, {"index": 12}, [("IFLA_MTU", 1450)]),
+    ),
     "a route as it was shown": (
         messages.replace_route("0.0.0.0/0", messages.add_route(2, IPv4Network("0.0.0.0/0"), via=ROUTER).body),
         lambda: route(CREATE | REPLACE, 0, 0, [("RTA_GATEWAY", str(ROUTER)), ("RTA_OIF", 2)]),
@@ -345,7 +349,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
-        "set_neighbour",
+        "set_neighbour", "set_mtu",
         "dump_filters", "delete_filter", "set_xdp",
     }  # fmt: skip
     assert packers == compared
