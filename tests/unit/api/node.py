@@ -32,10 +32,11 @@ from cells.cni.server import DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.config.drift import ConfigDrift
 from cells.datapath import Datapath, MonitorNotifications
-from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, Endpoints
+from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, EndpointRoutes, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.ipam import Family, IPAddress, Ipam
 from cells.maps import NODE_AUDITS_POLICY, MapLog, PoolEmpty
+from cells.node import netlink
 from cells.node.devices import Device
 from cells.node.host_ip_sync import HostIPSync
 from cells.node.router import Addressing
@@ -65,6 +66,7 @@ UNLIMITED: Mapping[str, object] = {
 class FakeKernel:
     """The maps and programs of the endpoints' edges: what is there, and what refuses."""
 
+    routes: dict[IPAddress, int] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=lambda: list(range(1, 200)))
     rows: dict[tuple[str, int], Endpoint] = field(default_factory=dict)
     attached: set[int] = field(default_factory=set)
@@ -121,6 +123,9 @@ class FakeKernel:
         if self.may_forget is not None:
             await self.may_forget.wait()
         return len(addresses)
+
+    def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        self.routes[address] = ifindex
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
         if self.fault:
@@ -324,6 +329,8 @@ async def running_node(
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
+        netlink.cell,
+        replace(EndpointRoutes, kernel),
         policy_maps.cell,
         replace(PolicyMapPool, kernel),
         identity.cell,
