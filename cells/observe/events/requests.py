@@ -1,9 +1,9 @@
 """What a proxy says of a request: who asked whom for what, and what became of it.
 
-For:    Envoy's cell, which tells them, and those who show events.   Needs: gob.
+For:    Envoy's cell, which tells them, and those who show events.   Needs: gob, parse() of labels.
 Gives:  RequestRecord, Party, request_sample(), read_request(), REQUEST.
 Source: Cilium 1.17, monitor events of type 129: gob of ``LogRecordNotify{LogRecord}`` (pkg/proxy/accesslog).
-        Labels are left out: their type has changed between versions, and identities stand for them.
+        Labels are a ``labels.LabelArray``, as 1.17 has them; earlier versions had texts there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from cells.cluster.identity import Label, parse
 from cells.observe.events import gob
 from cells.observe.events.gob import INT, STRING, UINT, Type
 
 REQUEST: Final = 129
-_NOTIFY, _RECORD, _NODE, _ENDPOINT, _HTTP, _URL, _HEADERS, _TEXTS = range(66, 74)
+_NOTIFY, _RECORD, _NODE, _ENDPOINT, _HTTP, _URL, _HEADERS, _TEXTS, _LABELS, _LABEL = range(66, 76)
 _TYPES: Final = {
     _NOTIFY: Type("LogRecordNotify", {"LogRecord": _RECORD}),
     _RECORD: Type(
@@ -36,7 +37,8 @@ _TYPES: Final = {
     ),
     _NODE: Type("NodeAddressInfo", {"IPv4": STRING, "IPv6": STRING}),
     _ENDPOINT: Type(
-        "EndpointInfo", {"ID": UINT, "IPv4": STRING, "IPv6": STRING, "Port": UINT, "Identity": UINT}
+        "EndpointInfo",
+        {"ID": UINT, "IPv4": STRING, "IPv6": STRING, "Port": UINT, "Identity": UINT, "Labels": _LABELS},
     ),
     _HTTP: Type(
         "LogRecordHTTP",
@@ -45,6 +47,8 @@ _TYPES: Final = {
     _URL: Type("URL"),
     _HEADERS: Type("Header", of=_TEXTS, by_text=True),
     _TEXTS: Type("[]string", of=STRING),
+    _LABELS: Type("LabelArray", of=_LABEL),
+    _LABEL: Type("Label", {"Key": STRING, "Value": STRING, "Source": STRING}),
 }
 
 
@@ -56,6 +60,8 @@ class Party(msgspec.Struct, frozen=True):
     identity: int
     endpoint: int = 0
     """0 for one that is none of this node."""
+    labels: tuple[str, ...] = ()
+    """Of the identity, sorted; none where they are not known."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +108,15 @@ def request_sample(record: RequestRecord) -> bytes:
 
 def _endpoint(party: Party) -> dict[str, Any]:
     family = "IPv6" if ":" in party.address else "IPv4"
-    return {"ID": party.endpoint, family: party.address, "Port": party.port, "Identity": party.identity}
+    return {
+        "ID": party.endpoint,
+        family: party.address,
+        "Port": party.port,
+        "Identity": party.identity,
+        "Labels": [
+            {"Key": one.key, "Value": one.value, "Source": one.source} for one in map(parse, party.labels)
+        ],
+    }
 
 
 def read_request(data: bytes) -> RequestRecord | None:
@@ -128,15 +142,27 @@ def read_request(data: bytes) -> RequestRecord | None:
 
 def _party(said: dict[str, Any]) -> Party:
     address = said.get("IPv4") or said.get("IPv6", "")
-    return Party(address, said.get("Port", 0), said.get("Identity", 0), said.get("ID", 0))
+    labels = (
+        Label(one.get("Source", ""), one.get("Key", ""), one.get("Value", ""))
+        for one in said.get("Labels", ())
+    )
+    return Party(
+        address, said.get("Port", 0), said.get("Identity", 0), said.get("ID", 0), tuple(map(str, labels))
+    )
 
 
 def request_text(record: RequestRecord) -> str:
-    """One line, without its end."""
-    arrow, what = ("<-", "Response") if record.answer else ("->", "Request")
+    """One line, without its end, as Cilium 1.17's monitor has it."""
+    source, destination = _party_text(record.source), _party_text(record.destination)
+    arrow = "<-" if record.ingress else "->"
+    what = f"Response http to {destination} from {source}"
+    if not record.answer:
+        what = f"Request http from {source} to {destination}"
     return (
-        f"{arrow} {what} http from {record.source.endpoint} ({record.source.address}) to"
-        f" {record.destination.endpoint} ({record.destination.address}), identity"
-        f" {record.source.identity}->{record.destination.identity}, verdict {record.verdict}"
-        f" {record.method} {record.url} => {record.code}"
+        f"{arrow} {what}, identity {record.source.identity}->{record.destination.identity},"
+        f" verdict {record.verdict} {record.method} {record.url} => {record.code}"
     )
+
+
+def _party_text(party: Party) -> str:
+    return f"{party.endpoint} ([{' '.join(party.labels)}])"

@@ -1,7 +1,8 @@
 """What Envoy tells of requests, as events and counts.
 
 Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
-Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Ipcache, Events, Counts.   Gives: AccessLog.
+Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Table[Identity], Ipcache, Events, Counts.
+Gives:  AccessLog.
 Source: envoyproxy.io, access logging; fifo(7).
 """
 
@@ -17,7 +18,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.cluster.identity import WORLD
+from cells.cluster.identity import WORLD, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.ipam import text_of
@@ -35,13 +36,14 @@ LONGEST: Final = 1 << 18
 
 
 class AccessLog:
-    """Reads as long as its job runs."""
+    """Reads from the time somebody is to write, as long as its job runs."""
 
     def __init__(
         self,
         place: Place,
         redirects: Table[HTTPRedirect],
         endpoints: Table[Endpoint],
+        identities: Table[Identity],
         ipcache: Ipcache,
         events: Events,
         counts: Counts,
@@ -52,21 +54,24 @@ class AccessLog:
         self._place = place
         self._redirects = redirects
         self._by_name = endpoints.by("name")
+        self._identities = identities
         self._ipcache = ipcache
         self._events = events
         self._counts = counts
         self._log = log
-        self._there = anyio.Event()
+        self._wanted, self._there = anyio.Event(), anyio.Event()
         self._rest = b""
         self._line = msgspec.json.Decoder(Line)
         jobs.one_shot("read what Envoy tells of requests", self._run)
 
     async def there(self) -> None:
         """Return once somebody reads: to open a pipe that nobody reads would stop Envoy."""
+        self._wanted.set()
         await self._there.wait()
 
     async def _run(self) -> None:
         """Until it is cancelled. Raises OSError."""
+        await self._wanted.wait()
         path = self._place.requests
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
@@ -140,4 +145,11 @@ class AccessLog:
         address = ip_address(host.strip("[]"))
         endpoint = next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
         known = identity or self._ipcache.identity_at(address) or WORLD
-        return Party(str(address), int(port), known, endpoint.id if endpoint is not None else 0)
+        identity_row = self._identities.get(known)
+        return Party(
+            str(address),
+            int(port),
+            known,
+            endpoint.id if endpoint is not None else 0,
+            identity_row.labels if identity_row is not None else (),
+        )

@@ -1,7 +1,8 @@
 """Envoy's configuration: files that it watches, written as redirects come, change and go.
 
 Controller: the table ``http-redirects`` in, Envoy's files out.
-Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], RedirectPorts, Program, Events.
+Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], Table[Identity], RedirectPorts,
+        Program, Events.
 Gives:  Envoy.
 Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too. Each is
         replaced at once, clusters before routes before listeners, so nothing refers to what is not there.
@@ -19,6 +20,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from cells.cluster.identity import Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
@@ -61,6 +63,7 @@ class Envoy:
         rules: KnownRules,
         endpoints: Table[Endpoint],
         policies: EndpointPolicies,
+        identities: Table[Identity],
         ipcache: Ipcache,
         events: Events,
         counts: Counts,
@@ -89,7 +92,7 @@ class Envoy:
             return
         log_file = settings.envoy_log or self._place.log
         self._access_log = AccessLog(
-            self._place, redirects, endpoints, ipcache, events, counts, jobs=jobs, log=log
+            self._place, redirects, endpoints, identities, ipcache, events, counts, jobs=jobs, log=log
         )
         self._process = Process(program.path, self._place, log_file, log)
         jobs.observe("configure Envoy", self._changes, self._write)
@@ -100,23 +103,18 @@ class Envoy:
 
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
-        self._prepare()
-        await self._access_log.there()
+        if self._place.listeners.exists():
+            await self._access_log.there()
         await self._process.run(self._wanted)
 
     def _prepare(self) -> None:
-        """Read what there is from before; raises OSError."""
-        self._place.folder.mkdir(mode=0o755, exist_ok=True)
-        self._place.routes("").parent.mkdir(mode=0o700, exist_ok=True)
+        """Read what there is from before."""
         for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
-            if not path.exists():
-                self._replace(path, resources.discovery("0", ()))
-            elif path not in self._written and not self._former[name]:
+            if path.exists() and path not in self._written and not self._former[name]:
                 self._former[name] = {one["name"]: one for one in _resources(path)}
 
     async def _changes(self) -> AsyncIterator[None]:
         self._prepare()
-        await self._access_log.there()
         changes = self._redirects.changes()
         while True:
             changes.take()
@@ -126,9 +124,13 @@ class Envoy:
     async def _write(self, _: None) -> None:
         """Raises OSError."""
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
+        if not redirects and not self._place.listeners.exists():
+            return  # nobody has ever needed Envoy here
+        await self._access_log.there()
+        self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         versions: dict[str, str] = {}
         versions["cluster_manager.cds.version_text"] = self._put(
-            self._place.clusters, "clusters", resources.clusters(redirects, self._settings)
+            self._place.clusters, "clusters", resources.clusters(self._settings)
         )
         for one in redirects:
             routes = _discovery([resources.routes(one, self._settings)])

@@ -26,6 +26,14 @@ _SOL_SOCKET, _SO_MARK = 1, 36
 INGRESS_PROXY: Final = 0x0A00
 EGRESS_PROXY: Final = 0x0B00
 """Marks of what a proxy sends; of the latter the pod's identity is in it, too."""
+_ANSWERS: Final = {
+    "level": _SOL_SOCKET,
+    "name": _SO_MARK,
+    "int_value": EGRESS_PROXY,
+    "state": "STATE_PREBIND",
+}
+"""What pods are answered at egress: never an answer to what goes on in their names, whatever the ports."""
+CLUSTER: Final = "original-destination"
 STATISTICS: Final = "hive"
 """What Envoy's statistics of requests are called after."""
 DENIED: Final = "Access denied\r\n"
@@ -145,34 +153,22 @@ def _filter(name: str, kind: str, **fields: Any) -> Resource:
     return {"name": name, "typed_config": _any(kind, **fields)}
 
 
-def clusters(redirects: Iterable[HTTPRedirect], settings: EnvoySettings) -> list[Resource]:
-    """One for ingress, one for each identity whose pods' requests are sent on."""
-    identities = sorted({one.identity for one in redirects if one.direction == "egress"})
-    found = [_cluster("ingress", settings)]
-    for identity in identities:
-        mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16 & 0xFF
-        option = {"level": _SOL_SOCKET, "name": _SO_MARK, "int_value": mark, "state": "STATE_PREBIND"}
-        found.append(
-            _cluster(f"egress-{identity}", settings) | {"upstream_bind_config": {"socket_options": [option]}}
-        )
-    return found
-
-
-def _cluster(name: str, settings: EnvoySettings) -> Resource:
-    """Requests go to whom they were for, by the protocol they came with."""
+def clusters(settings: EnvoySettings) -> list[Resource]:
+    """The one there is: requests go to whom they were for, by the protocol they came with."""
     options = _any(
         "extensions.upstreams.http.v3.HttpProtocolOptions",
         common_http_protocol_options={"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"},
         use_downstream_protocol_config={"http2_protocol_options": {}},
     )
-    return _any(
+    cluster = _any(
         "config.cluster.v3.Cluster",
-        name=name,
+        name=CLUSTER,
         type="ORIGINAL_DST",
         lb_policy="CLUSTER_PROVIDED",
         connect_timeout=f"{settings.proxy_connect_timeout}s",
         typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
     )
+    return [cluster]
 
 
 def listeners(
@@ -188,19 +184,29 @@ def _listener(
     first, *others = [
         {"socket_address": {"address": address, "port_value": redirect.port}} for address in addresses
     ]
-    filters = [_filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst")]
-    if redirect.direction == "ingress":  # the server sees who asks
-        kind = "extensions.filters.listener.original_src.v3.OriginalSrc"
-        filters.append(_filter("original_src", kind, mark=INGRESS_PROXY))
+    source = "extensions.filters.listener.original_src.v3.OriginalSrc"
+    filters = [
+        _filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst"),
+        _filter("original_src", source, mark=_mark(redirect)),  # the server sees who asks
+    ]
     return _any(
         "config.listener.v3.Listener",
         name=redirect.name,
         address=first,
         additional_addresses=[{"address": one} for one in others],
         transparent=True,
+        **({} if redirect.direction == "ingress" else {"socket_options": [_ANSWERS]}),
         listener_filters=filters,
         filter_chains=[{"filters": [_connection_manager(redirect, settings, place)]}],
     )
+
+
+def _mark(redirect: HTTPRedirect) -> int:
+    """Of what is sent on; at egress with the identity, for the policy of whom it is for."""
+    identity = redirect.identity
+    if redirect.direction == "ingress":
+        return INGRESS_PROXY
+    return EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16 & 0xFF
 
 
 def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: Place) -> Resource:
@@ -232,9 +238,8 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
 
 def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
     """What passes a redirect: each rule is a route, and the last one refuses."""
-    cluster = "ingress" if redirect.direction == "ingress" else f"egress-{redirect.identity}"
     rules = (HTTPRule(),) if redirect.rules is None else redirect.rules
-    passing = [_route(rule, cluster, settings) for rule in rules]
+    passing = [_route(rule, settings) for rule in rules]
     refusing = {
         "match": {"prefix": ""},
         "direct_response": {"status": 403, "body": {"inline_string": DENIED}},
@@ -246,8 +251,8 @@ def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
     )
 
 
-def _route(rule: HTTPRule, cluster: str, settings: EnvoySettings) -> Resource:
-    action: Resource = {"cluster": cluster, "timeout": f"{settings.http_request_timeout}s"}
+def _route(rule: HTTPRule, settings: EnvoySettings) -> Resource:
+    action: Resource = {"cluster": CLUSTER, "timeout": f"{settings.http_request_timeout}s"}
     if settings.http_retry_count:
         action["retry_policy"] = {"retry_on": "5xx", "num_retries": settings.http_retry_count}
     return {"match": {"prefix": "", "headers": list(_headers(rule))}, "route": action}

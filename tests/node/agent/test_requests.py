@@ -11,7 +11,7 @@ import pytest
 
 from cells.observe.monitor import SOCKET
 from hive.client import connect
-from hive.lab import agent_process
+from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
@@ -24,6 +24,7 @@ from tests.support.requests import (
     Answer,
     Shop,
     ask_http,
+    of_entities,
     policy,
     shop,
     told_requests,
@@ -47,10 +48,11 @@ def test_a_pod_asks_others_what_its_own_policy_allows(node: Lab, tmp_path: Path)
     with shop(node, tmp_path) as place:
         place.rule(policy(PUBLIC, direction="egress"))
         eventually(lambda: place.get("/secret").status == 403)
-        assert place.get("/public/1").status == 200
+        assert place.get("/public/1") == (200, place.client.ipv4), "the server sees who asks"
         place.rule(policy(PUBLIC), policy({"headers": ["X-Shop: 1"]}, direction="egress", name="out"))
         eventually(lambda: place.get("/public/1").status == 403)
-        assert place.get("/public/1", **{"X-Shop": "1"}).status == 200, "both policies allow it"
+        both = place.get("/public/1", **{"X-Shop": "1"})
+        assert both == (200, place.client.ipv4), "both policies allow it, and the server sees who asks"
         assert place.get("/secret", **{"X-Shop": "1"}).status == 403, "the server's is asked as well"
 
 
@@ -74,6 +76,13 @@ def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_
         assert place.get("/public/1").status == 403
 
 
+def test_nothing_of_envoy_is_there_before_a_rule_asks_for_it(node: Lab, tmp_path: Path) -> None:
+    serving(node, f"--manifests-dir={tmp_path}")
+    pods.add(node, "server")
+    with node.open() as there:
+        assert not there.run(os.path.exists, "/var/run/cilium/envoy")
+
+
 def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path, server=GRPC_SERVER) as place:
         assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "OK"]
@@ -92,6 +101,8 @@ def test_the_monitor_tells_of_requests(node: Lab, tmp_path: Path) -> None:
         assert (request.source.address, request.destination.address) == (place.client.ipv4, place.server.ipv4)
         assert request.source.identity != request.destination.identity
         assert request.source.endpoint != request.destination.endpoint
+        assert "k8s:app=client" in request.source.labels
+        assert "k8s:app=server" in request.destination.labels
         assert (answer.answer, answer.code) == (True, 200)
         assert place.get("/secret").status == 403
         refused = next(told)
@@ -120,12 +131,7 @@ def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> N
         answer = place.here.run(ask_http, place.server.ipv6, "/public/1")
         assert answer == (200, place.client.ipv6)
         assert place.here.run(ask_http, place.server.ipv6, "/secret").status == 403
-        allowed = policy(PUBLIC)
-        allowed["spec"]["ingress"][0] = {
-            "fromEntities": ["host"],
-            "toPorts": allowed["spec"]["ingress"][0]["toPorts"],
-        }
-        place.rule(allowed)
+        place.rule(of_entities(policy(PUBLIC), "host"))
         for address in (place.server.ipv4, place.server.ipv6):
             eventually(partial(_refuses, host, address))
             assert host.run(ask_http, address, "/public/1").status == 200

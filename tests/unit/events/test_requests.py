@@ -14,7 +14,7 @@ RECORD = RequestRecord(
     answer=True,
     time="2026-11-23T14:00:00.000000001Z",
     ingress=True,
-    source=Party("10.0.0.1", 40000, 70000),
+    source=Party("10.0.0.1", 40000, 70000, labels=("k8s:app=client", "k8s:tier")),
     destination=Party("10.0.0.2", 8080, 300, 7),
     verdict="Forwarded",
     code=200,
@@ -36,7 +36,7 @@ def test_a_record_is_read_as_it_was_told(record: RequestRecord) -> None:
 
 def test_a_record_is_a_line() -> None:
     assert event_text(RECORD) == (
-        "<- Response http from 0 (10.0.0.1) to 7 (10.0.0.2), identity 70000->300,"
+        "<- Response http to 7 ([]) from 0 ([k8s:app=client k8s:tier]), identity 70000->300,"
         " verdict Forwarded GET http://shop/public/1?x=1 => 200"
     )
 
