@@ -13,6 +13,7 @@ from cells.maps import (
     DEVICE_IP_MASQ,
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
+    DEVICE_PROXIES,
     DEVICE_REMOTE_NODES,
     DEVICE_XDP,
     DeviceConfig,
@@ -50,11 +51,13 @@ class Families:
     """Whether clients outside are served in devices' drivers."""
     announces: int = 0
     """Milliseconds for which devices answer for services after the agent was alive; 0: never."""
+    proxied: bool = False
+    """Whether a proxy sends in pods' names, so that answers come to it."""
 
     @property
     def everywhere(self) -> bool:
         """Whether all devices need programs, though nothing be masqueraded there."""
-        return self.serves_outside or bool(self.announces)
+        return self.serves_outside or bool(self.announces) or self.proxied
 
 
 def native_devices(
@@ -73,6 +76,7 @@ def native_devices(
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
+    flags |= DEVICE_PROXIES * families.proxied
     found: dict[int, NativeDevice] = {}
     for device in native:
         masquerades = _selected(device.name, settings.egress_masquerade_interfaces)

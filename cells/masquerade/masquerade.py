@@ -5,7 +5,7 @@ Needs: see the cell.   Gives: Masquerade; the tables ``native-devices`` and ``na
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
 from cells.api import MasqueradedProtocols, Masquerading
@@ -13,7 +13,7 @@ from cells.cni.config import CniConfigSettings
 from cells.config import AgentConfig
 from cells.datapath import Datapath
 from cells.ipam import IPNetwork
-from cells.maps import Maps
+from cells.maps import DEVICE_PROXIES, DeviceConfig, Maps
 from cells.masquerade.devices import Families, NativeDevice, native_devices, native_networks
 from cells.masquerade.settings import MasqueradeSettings
 from cells.masquerade.target import DeviceTarget
@@ -22,6 +22,7 @@ from cells.node.devices import Device, DeviceSettings
 from cells.node.netlink import news
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
+from cells.policy.control import HTTPRedirect
 from cells.policy.maps import PolicySettings
 from cells.services.settings import AnnouncementSettings, ServiceSettings
 from cells.tunnel import TunnelSettings
@@ -60,6 +61,7 @@ class Masquerade:
         services: ServiceSettings | None = None,
         policy: PolicySettings | None = None,
         announcements: AnnouncementSettings | None = None,
+        redirects: Table[HTTPRedirect] | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -85,12 +87,16 @@ class Masquerade:
         )
         self._announces = announcements.liveness if announcements is not None else 0
         self._accelerated = datapath.accelerates and services is not None and services.outside
+        self._maps = maps
         self._router = router
         self._sysctls = sysctls
         self._own = own
         self._log = log
         self._ready = False
-        self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, devices, addresses)
+        self._proxied = False
+        """Whether a proxy sends in pods' names. Once one did, while the node runs: so a restart forgets none."""
+        sources = (devices, addresses) if redirects is None else (devices, addresses, redirects)
+        self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, *sources)
         """The devices with programs, by index."""
         target = DeviceTarget(self.devices, lambda: maps.devices, datapath, log)
         self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
@@ -122,8 +128,14 @@ class Masquerade:
         found = (each.alloc_range for each in self._router.addressing().values())
         return [network for network in found if network is not None]
 
-    def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[int, NativeDevice]:
+    def _wanted(
+        self,
+        devices: list[Device],
+        addresses: list[NodeAddress],
+        redirects: Collection[HTTPRedirect] = (),
+    ) -> Mapping[int, NativeDevice]:
         del addresses  # they wake us; in their order of precedence they come from who keeps them
+        self._proxied |= any(one.direction == "egress" for one in redirects)
         if not self._ready:
             return {}
         ranges = self._ranges()
@@ -133,6 +145,7 @@ class Masquerade:
             serves_outside=self._serves,
             announces=self._announces,
             accelerated=self._accelerated,
+            proxied=self._proxied,
         )
         node_ips = list(self._own.all().values())
         return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
@@ -140,6 +153,8 @@ class Masquerade:
     async def _start(self) -> None:
         """A device that cannot be served does not keep the node from starting: it is tried again."""
         self._ready = True
+        rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
+        self._proxied |= any(row.flags & DEVICE_PROXIES for row in rows)
         self.devices.wake()
         if self.ipv4:  # of IPv6 the router does it
             self._sysctls.keep({"net/ipv4/ip_forward": "1"})

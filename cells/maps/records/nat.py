@@ -24,12 +24,15 @@ DEVICE_MASQUERADE_IPV6: Final = 8
 """The same of IPv6."""
 DEVICE_XDP: Final = 16
 """It has a program in its driver, too."""
+DEVICE_PROXIES: Final = 32
+"""A proxy may send in pods' names by it: what it brings is looked at for answers."""
 DEVICE_FLAGS: Final = {
     DEVICE_MASQUERADE_IPV4: "masquerades IPv4",
     DEVICE_MASQUERADE_IPV6: "masquerades IPv6",
     DEVICE_IP_MASQ: "exceptions of ip-masq-agent",
     DEVICE_REMOTE_NODES: "masquerades to other nodes",
     DEVICE_XDP: "XDP",
+    DEVICE_PROXIES: "answers to proxies",
 }
 """In words, for people."""
 

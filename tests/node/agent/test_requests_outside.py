@@ -76,12 +76,14 @@ def _seen(place: Shop, version: int) -> Answer:
 
 def test_a_server_outside_sees_the_pod_that_asks(node: Lab, tmp_path: Path) -> None:
     give_addresses(node)
-    with shop(node, tmp_path, DUAL) as place, node.open_outside() as outside, answering(outside):
+    settings = (DUAL, "--enable-ipv4-masquerade=false", "--enable-ipv6-masquerade=false")
+    with shop(node, tmp_path, *settings) as place, node.open_outside() as outside, answering(outside):
         outside.run(command, f"route add {place.client.ipv4} via {NODE[4]}")
         outside.run(command, f"route add {place.client.ipv6} via {NODE[6]}")
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "world"))
         for version, own in ((4, place.client.ipv4), (6, place.client.ipv6)):
             eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
             assert _seen(place, version) == (200, own)
 
 
@@ -92,6 +94,7 @@ def test_a_server_outside_sees_the_node_where_pods_are_masqueraded(node: Lab, tm
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "world"))
         for version in (4, 6):
             eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
             for _ in range(20):
                 assert _seen(place, version) == (200, NODE[version])
 
@@ -102,4 +105,5 @@ def test_the_node_itself_sees_the_pod_that_asks(node: Lab, tmp_path: Path) -> No
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "host"))
         for version, own in ((4, place.client.ipv4), (6, place.client.ipv6)):
             eventually(partial(_says, place.here, NODE[version], "/secret", 403))
+            eventually(partial(_says, place.here, NODE[version], "/public/1", 200))
             assert place.here.run(ask_http, NODE[version], "/public/1") == (200, own)

@@ -150,6 +150,46 @@ static __always_inline enum ct_status ct_lookup_own(struct flow *flow, enum dire
 	return *entry ? CT_ESTABLISHED : CT_NEW;
 }
 
+/* Whether it may be the first answer to who has begun a connection: yes, or no. */
+static __always_inline bool answers_begin(const struct flow *flow)
+{
+	if (flow->protocol != IPPROTO_TCP)
+		return false;
+	return flow->tcp_flags & TCP_RST || (flow->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+}
+
+/* Enter the connection that this packet, the first answer, belongs to: a proxy has begun it for the pod that the packet
+ * is for. Only answers are seen, so their end is that of the connection. 0, or the reason to drop.
+ */
+VERIFIED_ALONE ct_create_answered(struct flow *flow, __u32 now, __u32 family)
+{
+	if (!flow)
+		return DROP_CT_CREATE_FAILED;
+	const struct ct_entry entry = {
+		.source_identity = flow->destination_identity,
+		.proxy_redirect = 1,
+		.tx_closing = 1,
+		.lifetime = now + config.ct_lifetime_syn,
+		.tx_flags_seen = TCP_SYN,
+		.rx_flags_seen = TCP_SYN,
+		.last_tx_report = now,
+		.last_rx_report = now,
+	};
+
+	flow->report = CT_CAPTURE;
+	if (family == FAMILY_IPV4) {
+		struct ct4_key key __attribute__((aligned(8)));
+
+		ct_fill_key4(&key, flow, INGRESS, true);
+		return bpf_map_update_elem(&cilium_ct4_global, &key, &entry, BPF_ANY) ? DROP_CT_CREATE_FAILED : 0;
+	} else {
+		struct ct6_key key __attribute__((aligned(8)));
+
+		ct_fill_key6(&key, flow, INGRESS, true);
+		return bpf_map_update_elem(&cilium_ct6_global, &key, &entry, BPF_ANY) ? DROP_CT_CREATE_FAILED : 0;
+	}
+}
+
 /* Enter a flow that policy has let through; 0, or the reason to drop the packet. */
 VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now, __u32 family)
 {

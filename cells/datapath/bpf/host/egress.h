@@ -72,7 +72,7 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	if (refused)
 		return DROP(INGRESS, refused);
 	if (is_proxys(flow))
-		return ingress_proxied_again(skb, flow);
+		return proxied_again(skb, flow);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
 			 family);
 }

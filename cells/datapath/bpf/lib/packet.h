@@ -64,6 +64,7 @@ struct flow {
 	bool by_proxy;	    /* a proxy has sent it, in the name of its source: it is no answer to the proxy */
 	bool proxied;	    /* it answers a flow that was given to a proxy */
 	bool to_asker;	    /* which has asked in the pod's name, and waits for it */
+	bool for_proxies;   /* by a device whose packets may be answers to proxies */
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */

@@ -6,12 +6,15 @@
 #include "lib/finish.h"
 #include "netdev/egress.h"
 #include "netdev/ingress.h"
+#include "netdev/proxied.h"
 
 static __always_inline int device_in(struct __sk_buff *skb)
 {
 	struct flow flow = {};
 	int verdict = device_gets(skb, &flow);
 
+	if (verdict == TC_ACT_OK)
+		verdict = device_gives_proxy(skb, &flow);
 	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
 		verdict = host_guard(skb, &flow, INGRESS);
 	return finish(skb, &flow, verdict);

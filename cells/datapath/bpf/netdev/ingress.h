@@ -98,6 +98,7 @@ static __always_inline int device_gets(context_t *ctx, struct flow *flow)
 	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
 	if (!device)
 		return VERDICT_PASS;
+	flow->for_proxies = device->flags & DEVICE_PROXIES;
 	protocol = packet_protocol(ctx);
 	if (protocol == bpf_htons(ETH_P_IP))
 		return device_gets_ip(ctx, flow, FAMILY_IPV4);

@@ -5,6 +5,7 @@
 #include "lib/identity.h"
 #include "pod/deliver.h"
 #include "pod/links.h"
+#include "proxy/redirect.h"
 
 /* Who the client is, to policies: what the ipcache says, but no address outside is the node itself. */
 static __always_inline __u32 nodeport_client_identity(const struct flow *flow, __u8 family)
@@ -40,8 +41,8 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 	refused = ingress_check(ctx, flow, use, now, family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (is_proxys(flow)) /* a proxy's answers would not leave as the service's */
-		return DROP(INGRESS, DROP_NO_PROXY);
+	if (is_proxys(flow)) /* the answers leave the stack as the backend's: see nodeport_leaves() */
+		return ingress_proxied(ctx, flow, status, family);
 	return hand_over(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 

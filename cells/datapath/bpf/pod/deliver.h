@@ -49,6 +49,13 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)
 					     : lb6_answer(skb, flow, entry->rev_nat_index);
 	}
+	/* What a proxy has begun by itself in the pod's name is known by its answers alone. */
+	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy && proxy_waits(skb, flow, family)) {
+		*status = CT_REPLY;
+		flow->proxied = true;
+		flow->to_asker = true;
+		return flow->tcp_flags & TCP_RST ? 0 : ct_create_answered(flow, now, family);
+	}
 	if (!own_service(flow, entry, *status, family)) {
 		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
 		if (refused)

@@ -116,6 +116,15 @@ static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *fl
 				  : verdict_known(skb, flow, false, epoch, now, family);
 }
 
+/* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
+static __always_inline int egress_proxied(struct __sk_buff *skb, const struct flow *flow,
+					  const struct endpoint_config *self, enum ct_status status, __u8 family)
+{
+	if (self->flags & ENDPOINT_ROUTED_BY_HOST)
+		return proxied_again(skb, flow);
+	return pass_to_proxy(skb, flow, EGRESS, status, family);
+}
+
 /* Whether the packet may pass by the host's stack. */
 static __always_inline bool takes_short_cuts(const struct endpoint_config *self, enum ct_status status,
 					     const struct ct_entry *entry)
@@ -189,7 +198,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	}
 	if (status == CT_REPLY && unlikely(entry->proxy_redirect)) { /* the stack knows the proxy's socket */
 		mark_write(skb, MARK_TO_PROXY);
-		return pass_to_proxy(skb, flow, EGRESS, status, family);
+		return egress_proxied(skb, flow, self, status, family);
 	}
 	if (status == CT_REPLY && unlikely(entry->node_port || entry->dsr_internal)) {
 		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
@@ -219,7 +228,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != proxied))
 		entry->proxy_redirect = proxied; /* the answers follow what the last packet's policy was */
 	if (unlikely(proxied) && proxy_takes(skb, flow, family))
-		return pass_to_proxy(skb, flow, EGRESS, status, family);
+		return egress_proxied(skb, flow, self, status, family);
 	if (unlikely(flow->only_by_proxy))
 		return DROP(EGRESS, DROP_NO_PROXY);
 	if (local && local->flags & ADDRESS_IS_HOST && unlikely(host_endpoint())) {

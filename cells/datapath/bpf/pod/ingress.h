@@ -63,7 +63,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 	if (refused)
 		return DROP(INGRESS, refused);
 	if (is_proxys(flow))
-		return ingress_proxied_again(skb, flow);
+		return proxied_again(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
 		tell_trace(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));

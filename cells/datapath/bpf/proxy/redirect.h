@@ -201,10 +201,10 @@ static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct f
 	return pass_to_proxy(skb, flow, INGRESS, status, family);
 }
 
-/* The same where it leaves the stack, which has no sockets for it there: it enters again by cilium_net, see
- * host_receives(). The verdict.
+/* The same where it leaves the stack, which has no sockets for it there, or where another plugin's bridge would have it:
+ * it enters again by cilium_net, see host_receives(). The verdict.
  */
-static __always_inline int ingress_proxied_again(struct __sk_buff *skb, const struct flow *flow)
+static __always_inline int proxied_again(struct __sk_buff *skb, const struct flow *flow)
 {
 	const struct node_config *node = node_facts();
 	struct ethernet *eth = packet_eth(skb);

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a device brings in answer to what a proxy has sent in a pod's name: it is the proxy's.
+ *
+ * The stack would send it on to the pod. But it drops what is to be sent on and belongs to a socket of its own, and
+ * finds the socket first (early demux). So it is told that the packet is for itself.
+ */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "ct/conntrack.h"
+#include "proxy/redirect.h"
+
+static __always_inline int device_answers_proxy(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	const struct ct_entry *entry = ct_entry_of(flow, INGRESS, true, family);
+	__u32 now = ct_now();
+	int refused = 0;
+
+	if (entry && entry->lifetime >= now ? !entry->proxy_redirect : !answers_begin(flow))
+		return TC_ACT_OK;
+	if (!proxy_answer(skb, flow, family))
+		return TC_ACT_OK; /* it is the pod's */
+	if (entry && entry->lifetime >= now)
+		ct_find(flow, INGRESS, true, now, family);
+	else if (!(flow->tcp_flags & TCP_RST))
+		refused = ct_create_answered(flow, now, family);
+	if (refused)
+		return DROP(INGRESS, refused);
+	mark_for_proxy(skb, flow);
+	return pass_to_proxy(skb, flow, INGRESS, CT_REPLY, family);
+}
+
+VERIFIED_ALONE device4_answers_proxy(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? device_answers_proxy(skb, flow, FAMILY_IPV4) : TC_ACT_OK;
+}
+
+VERIFIED_ALONE device6_answers_proxy(struct __sk_buff *skb, struct flow *flow)
+{
+	return flow ? device_answers_proxy(skb, flow, FAMILY_IPV6) : TC_ACT_OK;
+}
+
+/* For a packet that the stack is to have: the verdict. */
+static __always_inline int device_gives_proxy(struct __sk_buff *skb, struct flow *flow)
+{
+	if (likely(!flow->for_proxies || flow->protocol != IPPROTO_TCP || flow->related))
+		return TC_ACT_OK;
+	return packet_protocol(skb) == bpf_htons(ETH_P_IP) ? device4_answers_proxy(skb, flow)
+							    : device6_answers_proxy(skb, flow);
+}
