@@ -94,7 +94,7 @@ class Masquerade:
         self._log = log
         self._ready = False
         self._proxied = False
-        """Whether a proxy sends in pods' names. Once one did, while the node runs: so a restart forgets none."""
+        """Whether a proxy sends in pods' names. Once one did, till the node ends: a restart forgets none."""
         sources = (devices, addresses) if redirects is None else (devices, addresses, redirects)
         self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, *sources)
         """The devices with programs, by index."""
