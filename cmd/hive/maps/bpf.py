@@ -12,6 +12,7 @@ import click
 from cells.maps import BpfError, Map, MapType, open_map
 from hive.maps.bpf_rows import Row, describe
 from hive.output import document, fitted, output_option, terminal_width
+from hive.services.lookup import command as maglev_command
 from hive.services.maps import command as lb_command
 
 GLOBALS = Path("tc", "globals")
@@ -31,6 +32,7 @@ def command() -> None:
     """Look at the maps in the kernel: what the datapath forwards by, whether an agent runs or not."""
 
 
+lb_command.add_command(maglev_command, "maglev")
 command.add_command(lb_command, "lb")
 
 

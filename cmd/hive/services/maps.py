@@ -53,6 +53,15 @@ class Slot(NamedTuple):
     quarantined: int
 
 
+bpf_root_option = click.option(
+    "--bpf-root",
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
+    default=Path("/sys/fs/bpf"),
+    show_default=True,
+    help="Where bpffs is mounted.",
+)
+
+
 @click.group()
 def command() -> None:
     """Look at services in the kernel's maps."""
@@ -63,13 +72,7 @@ def command() -> None:
 @click.option("--backends", "what", flag_value="backends", help="Backends by number, with their state.")
 @click.option("--revnat", "what", flag_value="revnat", help="Whose address answers get, by number.")
 @click.option("--source-ranges", "what", flag_value="source-ranges", help="Clients a service is for.")
-@click.option(
-    "--bpf-root",
-    type=click.Path(path_type=Path, file_okay=False, readable=False),
-    default=Path("/sys/fs/bpf"),
-    show_default=True,
-    help="Where bpffs is mounted.",
-)
+@bpf_root_option
 @output_option
 def list_entries(what: str | None, bpf_root: Path, output: str) -> None:
     """List services with their backends; slot 0 says how each is served."""
@@ -78,6 +81,11 @@ def list_entries(what: str | None, bpf_root: Path, output: str) -> None:
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
+    show(rows)
+
+
+def show(rows: Rows) -> None:
+    """Print rows as a table, with their names above."""
     lines = [tuple(rows[0])] if rows else []
     for line in table([*lines, *(tuple(str(value) for value in row.values()) for row in rows)]):
         click.echo(line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from cells.maps import create_map
 from cells.services.model import BackendState, ServiceFlag
 from hive.maps.bpf import command
 from tests.kernel.datapath_services.services import VIP, VIP6, Backend
@@ -18,8 +20,8 @@ __all__ = ["cgroup", "in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 
-def shown(*options: str) -> list[str]:
-    done = CliRunner().invoke(command, ["lb", "list", *options])
+def shown(*options: str, what: tuple[str, ...] = ("list",)) -> list[str]:
+    done = CliRunner().invoke(command, ["lb", *what, *options])
     assert done.exit_code == 0, done.output
     return [" ".join(line.split()) for line in done.output.splitlines()]
 
@@ -45,3 +47,22 @@ async def test_services_are_shown_with_their_backends(in_node: None, cgroup: Pat
         ]
         assert shown("--revnat")[1:] == ["1 10.96.0.10:80", "2 [fd00:96::10]:80"]
         assert shown("--source-ranges") == []
+
+
+async def test_look_up_tables_are_shown(in_node: None, cgroup: Path) -> None:
+    async with serving(cgroup, bpf_lb_maglev_table_size="251") as node:
+        assert shown(what=("maglev", "list")) == []
+        numbers = [1, 2, 3] * 83 + [1, 2]
+        for key, outer in ((5, node.maps.maglev4), (6, node.maps.maglev6)):
+            assert outer.spec.inner is not None
+            with create_map(outer.spec.inner) as inner:
+                inner.update(bytes(4), struct.pack("<251I", *numbers))
+                outer.update(key.to_bytes(2, "big"), struct.pack("<I", inner.fd))
+        table = f"[{' '.join(map(str, numbers))}]"
+        assert shown(what=("maglev", "list")) == ["SVC ID LOOKUP TABLE", f"[5]/v4 {table}", f"[6]/v6 {table}"]
+        assert shown("6", what=("maglev", "get")) == ["SVC ID LOOKUP TABLE", f"[6]/v6 {table}"]
+        done = CliRunner().invoke(command, ["lb", "maglev", "get", "7"])
+        assert (done.exit_code, done.output.split(":")[1].split(";")[0]) == (
+            1,
+            " service 7 has no look-up table",
+        )

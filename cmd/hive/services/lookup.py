@@ -1,0 +1,81 @@
+"""``hive bpf lb maglev``: the look-up tables by which backends are chosen, as the maps have them.
+
+Needs: root; the pins below the bpffs.   Gives: command.
+Source: cilium-dbg bpf lb maglev; maps of Cilium 1.17.
+"""
+
+import errno
+import struct
+from pathlib import Path
+
+import click
+
+from cells.maps import BpfError, map_by_id, open_map
+from hive.output import document, output_option
+from hive.services.maps import GLOBALS, Rows, bpf_root_option, show
+
+_NUMBER = struct.Struct("<I")
+
+
+@click.group()
+def command() -> None:
+    """Look at Maglev's look-up tables."""
+
+
+@command.command("list")
+@bpf_root_option
+@output_option
+def list_tables(bpf_root: Path, output: str) -> None:
+    """List all tables: of each service, by its number, the numbers of backends in the order of hashes."""
+    _print(_tables(bpf_root), output)
+
+
+@command.command("get")
+@click.argument("number", type=click.IntRange(1, 65535), metavar="ID")
+@bpf_root_option
+@output_option
+def get_table(number: int, bpf_root: Path, output: str) -> None:
+    """Show the tables of one service; ID is the number that hive bpf lb list shows."""
+    found = {key: numbers for key, numbers in _tables(bpf_root).items() if key[0] == number}
+    if not found:
+        raise click.ClickException(f"service {number} has no look-up table; hive bpf lb maglev list has all")
+    _print(found, output)
+
+
+def _print(tables: dict[tuple[int, int], list[int]], output: str) -> None:
+    rows: Rows = [
+        {"SVC ID": f"[{number}]/v{version}", "LOOKUP TABLE": f"[{' '.join(map(str, numbers))}]"}
+        for (number, version), numbers in sorted(tables.items())
+    ]
+    if (text := document(rows, output)) is not None:
+        click.echo(text)
+        return
+    show(rows)
+
+
+def _tables(bpf_root: Path) -> dict[tuple[int, int], list[int]]:
+    """Backends' numbers by service and family. Raises click.ClickException."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for version in (4, 6):
+        try:
+            with open_map(bpf_root / GLOBALS / f"cilium_lb{version}_maglev") as outer:
+                for key, value in outer.items():
+                    numbers = _numbers(*_NUMBER.unpack(value))
+                    if numbers is not None:
+                        found[int.from_bytes(key, "big"), version] = numbers
+        except BpfError as error:
+            if error.errno != errno.ENOENT:
+                raise click.ClickException(f"{error}; is this run as root?") from error
+    return found
+
+
+def _numbers(inner: int) -> list[int] | None:
+    """What the map of that kernel id has, None if it was replaced meanwhile. Raises BpfError."""
+    try:
+        with map_by_id(inner) as table:
+            value = table.lookup(bytes(4)) or b""
+    except BpfError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    return [number for (number,) in _NUMBER.iter_unpack(value)]
