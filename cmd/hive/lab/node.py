@@ -111,8 +111,12 @@ class Lab:
         return Namespaces.open(self.directory / "pods" / pod, self.directory / "mnt")
 
     def hold_pod(self, pod: str) -> None:
-        """Make a fresh network namespace for a pod, and keep it where the plugin will look for it."""
+        """Make a fresh network namespace for a pod, and keep it where the plugin will look for it.
+
+        Its ``lo`` is up, as runtimes have it: a pod reaches its own address by it.
+        """
         with self.open() as node, new_netns() as fresh:
+            fresh.run(syscalls.set_loopback_up)
             hold(fresh.net, self.directory / "pods" / pod)
             node.run(hold, fresh.net, PODS / pod)
 

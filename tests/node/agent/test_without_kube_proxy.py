@@ -83,12 +83,18 @@ def test_the_steps_of_the_page(node: Lab, tmp_path: Path) -> None:
                     listener = tcp_listener(port=TARGET)
                 with listener:
                     started.append(place.start(answer, listener, pod.pod))
-        with node.open() as host, node.open_outside() as outside, node.open_pod("client") as client:
+        with (
+            node.open() as host,
+            node.open_outside() as outside,
+            node.open_pod("client") as client,
+            node.open_pod("one") as itself,
+        ):
             asked = {
                 "the node, by its loopback": host.run(joined, group, "127.0.0.1", NODE_PORT),
                 "the node, by its address": host.run(joined, group, NODE_ADDRESS, NODE_PORT),
                 "the node, by the cluster address": host.run(joined, group, VIP, PORT),
                 "a pod, by the cluster address": client.run(joined, group, VIP, PORT),
+                "a pod that serves, and so asks itself": itself.run(joined, group, VIP, PORT),
                 "a client outside": outside.run(request, (NODE_ADDRESS, NODE_PORT), 20),
             }
             assert host.run(chains) == 0
