@@ -89,9 +89,13 @@ def node_addresses(
 def masquerade_address(
     rows: Iterable[AddressUse], device: str, version: int, *, derive_from: str = ""
 ) -> IPAddress | None:
-    """What packets that leave by a device come from; ``derive_from`` names another device to ask first."""
+    """What packets that leave by a device come from; ``derive_from`` names another device to ask first.
+
+    None if the node has no address in that family that others can answer to.
+    """
     wanted = derive_from or device
-    primary = {one.device: one.address for one in rows if one.primary and one.address.version == version}
+    usable = (one for one in rows if one.primary and not one.address.is_loopback)
+    primary = {one.device: one.address for one in usable if one.address.version == version}
     return primary.get(wanted, primary.get(FALLBACK))
 
 

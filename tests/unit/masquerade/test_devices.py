@@ -123,3 +123,9 @@ def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> N
 
 def test_devices_with_other_headers_are_left_alone() -> None:
     assert not served(device(9, "ib0", "203.0.113.7/24", mac=bytes(20)), chosen=True)
+
+
+def test_nothing_comes_from_the_loopback_address() -> None:
+    loopback = device(1, "lo", "127.0.0.1/8", "::1/128", mac=bytes(6))
+    told = served(loopback, ETH1)["eth1"]
+    assert (told.ipv6, told.flags) == (None, DEVICE_MASQUERADE_IPV4)
