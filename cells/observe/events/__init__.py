@@ -17,7 +17,9 @@ from collections.abc import Iterable
 
 from cells.maps import Maps
 from cells.observe.events.events import Events, Subscription
+from cells.observe.events.lookups import LookupRecord, lookup_sample
 from cells.observe.events.packet import Packet, dissect
+from cells.observe.events.parties import Party
 from cells.observe.events.reasons import (
     DROP_REASONS,
     FORWARD_REASONS,
@@ -29,7 +31,7 @@ from cells.observe.events.reasons import (
     reason_name,
 )
 from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
-from cells.observe.events.requests import Party, RequestRecord, read_request, request_sample
+from cells.observe.events.requests import RequestRecord, request_sample
 from cells.observe.events.settings import EventsSettings
 from cells.observe.events.text import event_text
 from cells.observe.metrics import Collector, Family
@@ -47,6 +49,7 @@ __all__ = [
     "Event",
     "Events",
     "EventsSettings",
+    "LookupRecord",
     "Lost",
     "Packet",
     "Party",
@@ -62,7 +65,7 @@ __all__ = [
     "decode",
     "dissect",
     "event_text",
-    "read_request",
+    "lookup_sample",
     "reason_name",
     "request_sample",
 ]

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from cells.observe.events.gob import GobError
+from cells.observe.events import gob
+from cells.observe.events.lookups import LookupRecord, read_lookup
 from cells.observe.events.requests import REQUEST, RequestRecord, read_request
 
 DROP: Final = 1
@@ -140,10 +141,10 @@ class Lost(msgspec.Struct, frozen=True):
     """The CPU whose buffer was full; None: the subscriber's own queue was."""
 
 
-Event = Drop | Trace | Verdict | TraceSock | RequestRecord | Raw | Lost
+Event = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | Raw | Lost
 
 
-def decode(data: bytes) -> Drop | Trace | Verdict | TraceSock | RequestRecord | Raw:
+def decode(data: bytes) -> Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | Raw:
     """The record in one sample. Never fails: what cannot be read is Raw.
 
     A drop of version 0, of before Cilium 1.16, has the layout of version 1.
@@ -166,10 +167,11 @@ def decode(data: bytes) -> Drop | Trace | Verdict | TraceSock | RequestRecord | 
     return read(data, source, hash_, subtype, length, packet)
 
 
-def _read_request(data: bytes) -> RequestRecord | Raw:
+def _read_request(data: bytes) -> RequestRecord | LookupRecord | Raw:
     try:
-        return read_request(data) or Raw(data)
-    except GobError:
+        record = gob.decode(data[1:]).get("LogRecord", {})
+        return read_request(record) or read_lookup(record) or Raw(data)
+    except ValueError:
         return Raw(data)
 
 

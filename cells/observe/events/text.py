@@ -4,6 +4,7 @@ For:    those who show events to people. Needs: records, reasons. Gives: event_t
 The wording follows that of ``cilium-dbg monitor``.
 """
 
+from cells.observe.events.lookups import LookupRecord, lookup_text
 from cells.observe.events.packet import packet_text
 from cells.observe.events.reasons import (
     MATCH_TYPES,
@@ -28,8 +29,8 @@ def event_text(event: Event) -> str:
             return _verdict_text(event)
         case TraceSock():
             return _trace_sock_text(event)
-        case RequestRecord():
-            return request_text(event)
+        case RequestRecord() | LookupRecord():
+            return request_text(event) if isinstance(event, RequestRecord) else lookup_text(event)
         case Lost() | Raw():
             return _unread_text(event)
 

@@ -20,6 +20,7 @@ from cells.proxy.dns.proxy import DNSProxy
 from cells.proxy.dns.routes import ProxyRoutes
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import Connections, NameStore
+from cells.proxy.dns.told import LookupLog
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
@@ -71,6 +72,6 @@ cell = module(
     "Names that pods ask for",
     config(DNSProxySettings),
     provide(ProxyPort, dns_proxy_port, NameStore, DNSProxy, Counts, connections, dns_metrics),
-    provide_private(journal, ProxyRoutes),
+    provide_private(journal, ProxyRoutes, LookupLog),
     invoke(DNSProxy),
 )

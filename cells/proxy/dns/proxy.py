@@ -28,10 +28,12 @@ from cells.ipam import IPAddress
 from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
 from cells.proxy.dns.exchange import TCP, UDP, Asking, Awaited, Counts, Exchange
-from cells.proxy.dns.in_name import PodSockets
 from cells.proxy.dns.judge import Judge, Verdict
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.routes import ProxyRoutes
+from cells.proxy.dns.servers.in_name import PodSockets
+from cells.proxy.dns.servers.tcp import PATIENCE, ServerConnection, message
+from cells.proxy.dns.servers.upstream import Upstream
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
     Address,
@@ -41,8 +43,7 @@ from cells.proxy.dns.sockets import (
     udp_listener,
 )
 from cells.proxy.dns.store import NameStore
-from cells.proxy.dns.tcp import PATIENCE, ServerConnection, message
-from cells.proxy.dns.upstream import Upstream
+from cells.proxy.dns.told import LookupLog
 from cells.proxy.dns.wire import (
     NOERROR,
     SERVFAIL,
@@ -84,6 +85,7 @@ class DNSProxy:
         rules: KnownRules,
         counts: Counts,
         routes: ProxyRoutes,
+        told: LookupLog,
         *,
         jobs: Jobs,
         log: Logger,
@@ -96,6 +98,7 @@ class DNSProxy:
         self._rules = rules
         self._counts = counts
         self._routes = routes
+        self._told = told
         self._log = log
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
         self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
@@ -190,8 +193,12 @@ class DNSProxy:
         except OSError as error:
             self._log.warning("a DNS query could not be judged", name=query.name, error=str(error))
             return None
-        if verdict is not Verdict.WAIT:
-            self._counts.l7["denied" if verdict is Verdict.REFUSE else "forwarded"] += 1
+        if verdict is Verdict.REFUSE:
+            self._counts.l7["denied"] += 1
+            self._told.asked(asking, endpoint, query, "Denied", self._refused)
+        elif verdict is Verdict.FORWARD:
+            self._counts.l7["forwarded"] += 1
+            self._told.asked(asking, endpoint, query, "Forwarded")
         return verdict, query, endpoint
 
     def _reject(self, asking: Asking) -> None:
@@ -254,7 +261,7 @@ class DNSProxy:
         exchange.awaited = None
         self._end(exchange)
         if self._learn(exchange, answer):
-            self._release(exchange, data)
+            self._release(exchange, answer, data)
         else:
             self._tasks.start_soon(self._release_when_ready, exchange, answer, data)
         return True
@@ -271,7 +278,7 @@ class DNSProxy:
 
     async def _release_when_ready(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         await self._ready(answer)
-        self._release(exchange, data)
+        self._release(exchange, answer, data)
 
     async def _ready(self, answer: Answer) -> None:
         """Wait until the addresses are allowed, but not for ever."""
@@ -281,8 +288,9 @@ class DNSProxy:
             self._counts.update_timeouts += 1
             self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
 
-    def _release(self, exchange: Exchange, data: bytes) -> None:
+    def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         exchange.count(self._counts)
+        self._told.answered(exchange, answer, data)
         try:
             self._send(exchange.asking, self._written(exchange, data))
         except WireError as error:
@@ -302,6 +310,7 @@ class DNSProxy:
         self._end(exchange)
         exchange.count(self._counts, "upstream")
         asking = exchange.asking
+        self._told.asked(asking, exchange.endpoint, exchange.query, "Error", SERVFAIL)
         self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
@@ -416,6 +425,7 @@ class DNSProxy:
             answer = _answer_to(query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             exchange.count(self._counts, "upstream")
+            self._told.asked(asking, endpoint, query, "Error", SERVFAIL)
             self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
             return refusal(asking.data, query.end, SERVFAIL)
         finally:
@@ -424,6 +434,7 @@ class DNSProxy:
         if not self._learn(exchange, answer):
             await self._ready(answer)
         exchange.count(self._counts)
+        self._told.answered(exchange, answer, data)
         try:
             return self._written(exchange, data)
         except WireError:

@@ -254,6 +254,26 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
     return tuple(dict.fromkeys(found)), least or 0
 
 
+def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What else an answer says whose question ends there: its aliases, and the types of its records.
+
+    Raises WireError.
+    """
+    aliases: list[str] = []
+    types: dict[int, None] = {}
+    for _ in range(int.from_bytes(data[6:8], "big")):
+        at = read_name(data, at)[1]
+        if at + _RECORD.size > len(data):
+            raise WireError("a record is cut off")
+        kind, _, _, size = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        types[kind] = None
+        if kind == CNAME:
+            aliases.append(read_name(data, at)[0])
+        at += size
+    return tuple(aliases), tuple(types)
+
+
 @lru_cache(maxsize=65536)
 def _address4(packed: bytes) -> IPv4Address:
     return IPv4Address(packed)

@@ -17,6 +17,7 @@ import click
 from cells.observe.events import (
     Drop,
     Event,
+    LookupRecord,
     Lost,
     Packet,
     Raw,
@@ -35,12 +36,12 @@ from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
 
-KINDS: Final = {
-    "drop": Drop,
-    "trace": Trace,
-    "policy-verdict": Verdict,
-    "l7": RequestRecord,
-    "trace-sock": TraceSock,
+KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "drop": (Drop,),
+    "trace": (Trace,),
+    "policy-verdict": (Verdict,),
+    "l7": (RequestRecord, LookupRecord),
+    "trace-sock": (TraceSock,),
 }
 _COLOURS: Final = {
     Drop: BAD,
@@ -49,6 +50,7 @@ _COLOURS: Final = {
     Trace: None,
     TraceSock: None,
     RequestRecord: None,
+    LookupRecord: None,
     Raw: QUIET,
 }
 
@@ -72,7 +74,7 @@ class Wanted:
             return False
         if isinstance(event, Raw):
             return not (self.source or self.destination or self.related or self.networks)
-        if isinstance(event, RequestRecord):
+        if isinstance(event, RequestRecord | LookupRecord):
             return self._asks(event)
         if isinstance(event, TraceSock):
             endpoints = self.source or self.destination or self.related
@@ -91,7 +93,7 @@ class Wanted:
             and (not self.networks or self._between(dissect(event.packet)))
         )
 
-    def _asks(self, event: RequestRecord) -> bool:
+    def _asks(self, event: RequestRecord | LookupRecord) -> bool:
         ends = event.source, event.destination
         endpoints = {one.endpoint for one in ends}
         return (
@@ -178,7 +180,7 @@ def command(
     monitor-aggregation. Events that are lost, because they come faster than they are read, are counted.
     """
     wanted = Wanted(
-        tuple(KINDS[kind] for kind in kinds),
+        tuple(one for kind in kinds for one in KINDS[kind]),
         frozenset(source),
         frozenset(destination),
         frozenset(related),

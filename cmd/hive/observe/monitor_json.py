@@ -15,6 +15,7 @@ from cells.observe.events import (
     TRACE_REASONS,
     Drop,
     Event,
+    LookupRecord,
     Lost,
     Packet,
     Raw,
@@ -35,7 +36,7 @@ def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None 
     if cpu is not None:
         record = {"cpu": f"CPU {cpu:02}:"} | record
     if (
-        not isinstance(event, Lost | Raw | RequestRecord | TraceSock)
+        not isinstance(event, Lost | Raw | RequestRecord | LookupRecord | TraceSock)
         and (packet := dissect(event.packet)) is not None
     ):
         record["summary"] = _summary(packet)
@@ -46,7 +47,7 @@ def _record(event: Event) -> dict[str, Any]:
     match event:
         case Lost() | Raw():
             return _unread(event)
-        case RequestRecord():
+        case RequestRecord() | LookupRecord():
             return {"type": "l7", **msgspec.to_builtins(event)}
         case TraceSock():
             return {

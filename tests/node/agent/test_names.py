@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import select
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hive.client import ask
+from cells.observe.events import LookupRecord, Lost, decode
+from cells.observe.monitor import SOCKET
+from hive.client import ask, connect
 from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from hive.observe.monitor import events
 from tests.support.agents import serving
 from tests.support.town import REFUSED, WEB, town
 from tests.support.waiting import eventually
@@ -40,3 +46,28 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
         eventually(lambda: place.look("other.example.com").code == REFUSED)
         ask("/v1/fqdn/cache", api_socket(place.pid), method="DELETE")
         eventually(lambda: not place.reaches_web())
+
+
+def test_the_monitor_tells_of_lookups(node: Lab, tmp_path: Path) -> None:
+    with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
+        eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
+        told = told_lookups(stream)
+        request = next(one for one in told if one.query == f"{WEB}." and not one.answer)
+        answer = next(one for one in told if one.answer)
+        assert (request.verdict, request.type, request.protocol) == ("Forwarded", 1, 17)
+        assert (request.source, request.destination) == (answer.destination, answer.source)
+        assert request.destination.address == place.server.ipv4
+        assert "k8s:app=client" in request.source.labels
+        assert "k8s:app=dns" in request.destination.labels
+        assert (answer.code, answer.addresses, answer.answer_types) == (0, (OUTSIDE_ADDRESS,), (1,))
+        place.look("other.example.com", tcp=True)
+        refused = next(one for one in told if one.query == "other.example.com.")
+        assert (refused.verdict, refused.code, refused.protocol) == ("Denied", REFUSED, 6)
+
+
+def told_lookups(stream: socket.socket) -> Iterator[LookupRecord]:
+    """What the monitor tells of lookups, from now on."""
+    for event in events(stream):
+        record = None if isinstance(event, Lost) else decode(event.data)
+        if isinstance(record, LookupRecord):
+            yield record

@@ -10,8 +10,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from cells.proxy.dns.servers.upstream import USES, Upstream
 from cells.proxy.dns.sockets import Address
-from cells.proxy.dns.upstream import USES, Upstream
 from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.anyio

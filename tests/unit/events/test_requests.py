@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cells.observe.events import Party, Raw, RequestRecord, decode, event_text, request_sample
+from cells.observe.events import (
+    LookupRecord,
+    Party,
+    Raw,
+    RequestRecord,
+    decode,
+    event_text,
+    lookup_sample,
+    request_sample,
+)
 from cells.observe.events.gob import BYTES, INT, UINT, GobError, Type, encode
 from cells.observe.events.gob import decode as read_gob
 from cells.observe.monitor.payload import PREFACE
@@ -38,6 +47,36 @@ def test_a_record_is_a_line() -> None:
     assert event_text(RECORD) == (
         "<- Response http to 7 ([]) from 0 ([k8s:app=client k8s:tier]), identity 70000->300,"
         " verdict Forwarded GET http://shop/public/1?x=1 => 200"
+    )
+
+
+LOOKUP = LookupRecord(
+    answer=True,
+    time="2026-11-23T14:00:00.000001Z",
+    source=Party("fd00::53", 53, 2, labels=("reserved:world",)),
+    destination=Party("fd00::7", 40000, 70000, 7),
+    protocol=17,
+    verdict="Forwarded",
+    query="web.example.org.",
+    type=28,
+    addresses=("192.0.2.1", "2001:db8::1"),
+    ttl=30,
+    aliases=("other.example.org.",),
+    answer_types=(5, 1, 28),
+)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_lookup_is_read_as_it_was_told(answer: bool) -> None:
+    record = msgspec.structs.replace(LOOKUP, answer=answer)
+    assert decode(lookup_sample(record)) == record
+    line = event_text(record)
+    assert line.startswith("-> Response dns to 0 ([reserved:world])" if answer else "-> Request dns from 0")
+    assert line.endswith(
+        "verdict Forwarded DNS proxy: web.example.org. AAAA TTL: 30 Answer: '192.0.2.1,2001:db8::1'"
+        " CNAMEs: other.example.org."
+        if answer
+        else "DNS proxy: web.example.org. AAAA"
     )
 
 

@@ -15,8 +15,8 @@ import socket
 from ipaddress import ip_address
 
 from cells.proxy.dns.exchange import Asking
+from cells.proxy.dns.servers.upstream import LARGEST, Told
 from cells.proxy.dns.sockets import Address, upstream
-from cells.proxy.dns.upstream import LARGEST, Told
 
 Query = tuple[str, int, bytes]
 """The server's address and port as recvfrom(2) tells them, and the query's first two bytes: its id."""
