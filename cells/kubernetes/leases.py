@@ -131,7 +131,7 @@ class Election:
         return taken
 
     async def _take(self) -> bool:
-        if self._written is not None and await self._write(self._claimed(self._written["spec"])):
+        if self._written is not None and await self._write(self._claimed(self._written.get("spec") or {})):
             return True
         try:
             live = await self._client.whole(LEASES, self._name, self._namespace)
@@ -204,7 +204,7 @@ class Election:
                 if (live.get("spec") or {}).get("holderIdentity") != self._identity:
                     return
                 self._written = live
-            spec = self._written["spec"]
+            spec = self._written.get("spec") or {}
             await self._write(
                 {**spec, "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micro_time()}
             )

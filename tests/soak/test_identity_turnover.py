@@ -14,12 +14,12 @@ import msgspec
 import pytest
 import structlog
 
-from cells.kubernetes import CILIUM_ENDPOINTS, CILIUM_IDENTITIES, CiliumEndpoint, CiliumIdentity, api
+from cells.kubernetes import CILIUM_ENDPOINTS, CiliumEndpoint, api
 from cells.operator.api_server import ClusterAPI
 from cells.operator.gc import identities
 from cells.operator.gc.identities import MOST, SHORT_INTERVAL, IdentityGC
 from cells.operator.gc.settings import GCSettings
-from cells.operator.objects import ClusterObjects
+from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
 from lifecycle import Jobs, Table
 from lifecycle.testing import fake
 
@@ -55,7 +55,7 @@ class Cluster:
     """The server's objects, as the leader's tables have them."""
 
     def __init__(self) -> None:
-        self.identities: Table[CiliumIdentity] = Table("identities", key=lambda row: row.key)
+        self.identities: Table[ClusterIdentity] = Table("identities", key=lambda row: row.key)
         self.endpoints: Table[CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
         self.born: deque[int] = deque()
 
@@ -65,19 +65,13 @@ class Cluster:
         meta = msgspec.structs.replace(row.metadata, annotations=body["metadata"]["annotations"])
         self._put(msgspec.structs.replace(row, metadata=meta))
 
-    async def raw(self, method: str, path: str, *_: object) -> bytes:
-        row = self.identities.get(("", path.rpartition("/")[2]))
-        assert (method, row is not None) == ("GET", True)
-        assert row is not None
-        meta = {"uid": "u", "resourceVersion": "1", "annotations": dict(row.annotations)}
-        return json.dumps({"metadata": meta}).encode()
-
-    async def delete(self, kind: object, name: str, *_: object, **__: object) -> bool:
+    async def delete(self, kind: object, name: str, *_: object, uid: str, version: str) -> bool:
+        assert (uid, version) == ("u", "1")
         with self.identities.txn() as rows:
             rows.delete(("", name))
         return True
 
-    def _put(self, row: CiliumIdentity) -> None:
+    def _put(self, row: ClusterIdentity) -> None:
         with self.identities.txn() as rows:
             rows.put(row)
 
@@ -85,8 +79,11 @@ class Cluster:
         """These come; those that have lived go."""
         with self.identities.txn() as rows:
             for number in range(first, first + count):
-                meta = {"metadata": {"name": str(number), "uid": "u"}, "security-labels": {}}
-                rows.put(CILIUM_IDENTITIES.decoder.decode(json.dumps(meta)))
+                meta = {
+                    "metadata": {"name": str(number), "uid": "u", "resourceVersion": "1"},
+                    "security-labels": {},
+                }
+                rows.put(CLUSTER_IDENTITIES.decoder.decode(json.dumps(meta)))
         with self.endpoints.txn() as rows:
             for number in range(first, first + count):
                 body = {"metadata": {"name": str(number), "namespace": "jobs"}}
@@ -104,7 +101,7 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
     monkeypatch.setattr(identities, "time", clock)
     monkeypatch.setattr(identities, "datetime", clock.datetime())
     tables = {"CiliumIdentity": cluster.identities, "CiliumEndpoint": cluster.endpoints}
-    client = fake(api.Client, patch=cluster.patch, raw=cluster.raw, delete=cluster.delete)
+    client = fake(api.Client, patch=cluster.patch, delete=cluster.delete)
     collector = IdentityGC(
         GCSettings(),
         fake(ClusterAPI, client=client),

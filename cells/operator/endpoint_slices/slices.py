@@ -28,6 +28,8 @@ class SliceRow(msgspec.Struct, frozen=True, gc=False):
     name: str
     namespace: str
     endpoints: tuple[CoreEndpoint, ...]
+    priority: bool = False
+    """Whether its namespace goes first."""
 
 
 def core_endpoint(endpoint: CiliumEndpoint) -> CoreEndpoint | None:

@@ -10,7 +10,6 @@ come quickly and the limit of deletions is lifted, so that pods that come and go
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -18,10 +17,10 @@ from typing import Final
 
 import anyio
 
-from cells.kubernetes import CILIUM_ENDPOINTS, CILIUM_IDENTITIES, CiliumIdentity, api
+from cells.kubernetes import CILIUM_ENDPOINTS, api
 from cells.operator.api_server import ClusterAPI
 from cells.operator.gc.settings import GCSettings
-from cells.operator.objects import ClusterObjects
+from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
 from lifecycle import Jobs, Logger
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
@@ -43,7 +42,7 @@ class IdentityGC:
         self._settings = settings
         self._server = server
         self._log = log
-        self._identities = objects.table(CILIUM_IDENTITIES)
+        self._identities = objects.table(CLUSTER_IDENTITIES)
         self._endpoints = objects.table(CILIUM_ENDPOINTS)
         self._seen: dict[str, float] = {}
         """When an endpoint was last seen with an identity, in seconds of the monotonic clock."""
@@ -123,23 +122,22 @@ class IdentityGC:
         if failures:
             raise failures[0]
 
-    async def _treat(self, identity: CiliumIdentity, patience: float) -> None:
+    async def _treat(self, identity: ClusterIdentity, patience: float) -> None:
         marked = _time(identity.annotations.get(HEARTBEAT))
         client = self._server.client
         if marked is None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             body = {"metadata": {"uid": identity.metadata.uid, "annotations": {HEARTBEAT: stamp}}}
-            await client.patch(CILIUM_IDENTITIES, identity.name, body)
+            await client.patch(CLUSTER_IDENTITIES, identity.name, body)
             return
         if time.time() - marked < patience:
             return
-        live = json.loads(await client.raw("GET", CILIUM_IDENTITIES.path("", identity.name)))["metadata"]
-        if (live.get("annotations") or {}).get(HEARTBEAT) != identity.annotations.get(HEARTBEAT):
-            return  # an agent has taken the mark away
         if not self._allowed():
             return  # the next pass goes on
-        version = live["resourceVersion"]
-        if await client.delete(CILIUM_IDENTITIES, identity.name, uid=live["uid"], version=version):
+        known = identity.metadata  # whoever has written it since, such as to take the mark away, prevents it
+        if await client.delete(
+            CLUSTER_IDENTITIES, identity.name, uid=known.uid, version=known.resource_version
+        ):
             self.deleted += 1
 
     def _allowed(self) -> bool:

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from cells.cluster.kvstore import IDS, KVStore
-from cells.kubernetes import CILIUM_IDENTITIES
 from cells.observe.metrics import Collector, Family, Metrics, gauge
-from cells.operator.objects import ClusterObjects
+from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects
 from cells.operator.options import OperatorOptions
 from lifecycle import Hook, Jobs, Lifecycle
 
@@ -36,7 +35,7 @@ class IdentityComparison:
         if objects is None or metrics is None or not (store.enabled and options.compares_identities):
             return
         self._store = store
-        self._objects = objects.table(CILIUM_IDENTITIES)
+        self._objects = objects.table(CLUSTER_IDENTITIES)
         self._in_objects: set[str] = set()
         self._in_keys: set[str] = set()
         collector = Collector("doublewrite", self._collect)

@@ -5,12 +5,21 @@ Needs:  ClusterAPI, CustomResources (its kinds are served).   Gives: ClusterObje
 """
 
 from cells.operator.objects.follow import ClusterObjects, source_statuses
-from cells.operator.objects.kinds import CLUSTER_PODS, CLUSTER_SERVICES, ClusterPod, ClusterService
+from cells.operator.objects.kinds import (
+    CLUSTER_IDENTITIES,
+    CLUSTER_PODS,
+    CLUSTER_SERVICES,
+    ClusterIdentity,
+    ClusterPod,
+    ClusterService,
+)
 from lifecycle import module, provide
 
 __all__ = [
+    "CLUSTER_IDENTITIES",
     "CLUSTER_PODS",
     "CLUSTER_SERVICES",
+    "ClusterIdentity",
     "ClusterObjects",
     "ClusterPod",
     "ClusterService",

@@ -1,6 +1,7 @@
-"""Pods and services as the operator reads them: other parts of them than an agent does.
+"""Pods, services and identities as the operator reads them: other parts of them than an agent does.
 
-Needs: nothing.   Gives: ClusterPod, CLUSTER_PODS, ClusterService, CLUSTER_SERVICES.
+Needs: nothing.   Gives: ClusterPod, CLUSTER_PODS, ClusterService, CLUSTER_SERVICES, ClusterIdentity,
+CLUSTER_IDENTITIES.
 Source: k8s.io/api/core/v1.
 """
 
@@ -10,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from cells.kubernetes import Condition, Kind, Object
+from cells.kubernetes import Condition, Kind, Meta, Object
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -104,5 +105,20 @@ class ClusterService(Object, frozen=True, gc=False):
         return tuple(one.ip for one in self.status.load_balancer.ingress or () if one.ip)
 
 
+class VersionedMeta(Meta, frozen=True, gc=False):
+    """``metadata`` with the version of the object."""
+
+    resource_version: str = ""
+
+
+class ClusterIdentity(Object, frozen=True, gc=False):
+    """An identity, as far as it may be in use or not."""
+
+    metadata: VersionedMeta
+
+
+CLUSTER_IDENTITIES: Final = Kind(
+    ClusterIdentity, "cilium.io/v2", "ciliumidentities", kind="CiliumIdentity", namespaced=False
+)
 CLUSTER_PODS: Final = Kind(ClusterPod, "v1", "pods", kind="Pod")
 CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)

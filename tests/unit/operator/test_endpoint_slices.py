@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.kubernetes import (
     CILIUM_ENDPOINT_SLICES,
+    NAMESPACES,
     CiliumEndpoint,
     CiliumEndpointSlice,
     CoreEndpoint,
@@ -15,6 +17,7 @@ from cells.kubernetes import (
     Meta,
 )
 from cells.kubernetes.objects.cilium_endpoint import CiliumEndpointStatus, EndpointIdentity, Networking
+from cells.observe.metrics import Metrics
 from cells.operator.endpoint_slices.settings import SliceSettings
 from cells.operator.endpoint_slices.slices import SliceRow, Slices, core_endpoint
 from lifecycle.testing import eventually
@@ -107,3 +110,63 @@ async def test_a_slice_that_somebody_deletes_comes_back(server: ApiServer, opera
         await client.delete(CILIUM_ENDPOINT_SLICES, name)
         server.add({**kind, "metadata": {"name": "q", "namespace": "default"}, "status": status})
         await eventually(lambda: sorted(held()) == ["p", "q"], 10)
+
+
+@pytest.mark.anyio
+async def test_a_namespace_that_goes_first_does_not_wait_for_the_others(
+    server: ApiServer, operators: Operators
+) -> None:
+    values = {
+        "cluster-pool-ipv4-cidr": "10.0.0.0/8",
+        "enable-cilium-endpoint-slice": "true",
+        "ces-rate-limits": '[{"nodes":0,"limit":10,"burst":1}]',
+    }
+    many = 60
+
+    def add(name: str, namespace: str, identity: int) -> None:
+        status = {"identity": {"id": identity}, "networking": {"addressing": [], "node": "192.0.2.1"}}
+        kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
+        server.add({**kind, "metadata": {"name": name, "namespace": namespace}, "status": status})
+
+    def written() -> list[str]:
+        return [one["namespace"] for one in server.store.of(SLICES).objects.values()]
+
+    async with operators.running(values) as hive:
+        urgent = {"name": "urgent", "annotations": {"cilium.io/ces-namespace": "priority"}}
+        server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": urgent})
+        for number in range(many):
+            add(f"p{number}", "default", 1000 + number)
+        await eventually(lambda: len(written()) >= 2, 10)
+        add("now", "urgent", 999)
+        await eventually(lambda: "urgent" in written(), 10)
+        assert len(written()) < many, "others still wait"
+        families = {one.name: one for one in await hive.get(Metrics).families()}
+        delays = families["cilium_operator_ces_queueing_delay_seconds"].series
+        assert {key: value.count for key, value in delays.items()}[("fast",)] == 1  # type: ignore[union-attr]
+        sizes = families["cilium_operator_number_of_ceps_per_ces"].series[()]
+        assert sizes.count >= 3  # type: ignore[union-attr]
+
+
+@pytest.mark.anyio
+async def test_a_slice_stays_when_its_namespace_comes_to_go_first(
+    server: ApiServer, operators: Operators
+) -> None:
+    values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
+    status = {"identity": {"id": 7}, "networking": {"addressing": [], "node": "192.0.2.1"}}
+    kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
+    async with operators.running(values) as hive, operators.client() as client:
+        server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
+        await eventually(lambda: len(server.store.of(SLICES).objects) == 1, 10)
+        (before,) = server.store.of(SLICES).objects
+        first = {"metadata": {"annotations": {"cilium.io/ces-namespace": "priority"}}}
+        await client.patch(NAMESPACES, "default", first)
+
+        async def fast() -> int:
+            families = {one.name: one for one in await hive.get(Metrics).families()}
+            value = families["cilium_operator_number_of_ceps_per_ces"].series[()]
+            return value.count  # type: ignore[union-attr]
+
+        with anyio.fail_after(10):
+            while await fast() < 2:  # noqa: ASYNC110  # metrics can only be asked for
+                await anyio.sleep(0.02)
+        assert list(server.store.of(SLICES).objects) == [before]
