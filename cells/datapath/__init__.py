@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy, read_object
 from cells.datapath.drivers import is_ours
+from cells.datapath.host_routing import HostRouting, host_routing
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
 from cells.datapath.watchdog import DatapathWatchdog
@@ -28,6 +29,7 @@ __all__ = [
     "DatapathSettings",
     "DatapathWatchdog",
     "HostPolicy",
+    "HostRouting",
     "LoadError",
     "LoadedObject",
     "MonitorNotifications",
@@ -51,6 +53,6 @@ cell = module(
     "datapath",
     "eBPF programs of the node",
     config(DatapathSettings),
-    provide(Datapath, Collector, DatapathWatchdog, watchdog_metrics),
+    provide(Datapath, Collector, DatapathWatchdog, watchdog_metrics, host_routing),
     invoke(DatapathWatchdog),
 )

@@ -27,6 +27,7 @@ from cells.datapath.generation import (
     publish,
     serves,
 )
+from cells.datapath.host_routing import HostRouting
 from cells.datapath.l3 import OBJECT as L3_OBJECT
 from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
@@ -97,14 +98,18 @@ class Datapath:
         links: HostLinks,
         lifecycle: Lifecycle,
         log: Logger,
+        routing: HostRouting | None = None,
     ) -> None:
-        self._settings = settings
+        self.routing = routing or HostRouting()
+        """How packets get from devices to pods and back."""
+        legacy = not self.routing.past_stack
+        self._settings = structs.replace(settings, enable_host_legacy_routing=legacy)
         self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
         self._pins = agent.programs_dir / "dispatch"
         self._maps = maps
         self._links = links
-        self._drivers = Drivers(settings, maps, links)
-        self._l3 = L3Programs(settings, maps)
+        self._drivers = Drivers(self._settings, maps, links)
+        self._l3 = L3Programs(self._settings, maps)
         self._log = log
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None

@@ -79,6 +79,10 @@ class DatapathSettings(Settings, frozen=True):
     """Serve clients outside in devices' drivers (XDP): native on all that packets leave the node through,
     best-effort where the driver can; generic, or testing-only, needs no driver and is slower than without."""
 
+    enable_host_legacy_routing: bool | None = None
+    """Have what leaves the node or comes to it for a pod pass the host's stack and its rules. Otherwise pods
+    and native devices pass each other packets, which needs kube-proxy-replacement; unset: with that."""
+
     enable_sctp: bool = False
     """Track SCTP; without it its packets are dropped."""
 

@@ -4,20 +4,11 @@ Needs: nothing.   Gives: UnservedNode.
 Who builds one takes it away from here: it is then a setting of the cell that serves it.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from cells.unserved.refusal import UnservedSettings
 
 
 class UnservedNode(UnservedSettings, frozen=True):
     """The node's own addresses, devices and routes."""
-
-    # Cilium takes the stack then, too, unless it replaces kube-proxy.
-    also: ClassVar[Mapping[str, tuple[object, ...]]] = {"enable_host_legacy_routing": (False,)}
-
-    enable_host_legacy_routing: bool = True
-    """What leaves the node or comes to it takes the host's stack, as always; both values are accepted."""
 
     enable_unreachable_routes: bool = False
     """Addresses that pods have left are not made unreachable yet."""

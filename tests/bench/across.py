@@ -30,6 +30,8 @@ from tests.support.waiting import eventually
 FLOOD_PORT, FLOOD = 7003, 500
 """Port, and milliseconds for which datagrams are counted."""
 GATEWAY = "169.254.1.1"
+HOST_ROUTING = "--kube-proxy-replacement=true"
+"""With which pods and devices pass each other packets."""
 KEYS = 200
 IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
 
@@ -109,11 +111,12 @@ def _pod(node: str, pod: str, number: int) -> None:
 def traffic(folder: Path, rounds: int) -> list[Row]:
     """Round trips and connections, each against its plain peer, ``rounds`` interleaved rounds."""
     program, flood = tool("traffic", folder), tool("pps", folder)
-    peers = {"native": "kernel routing", "VXLAN": "VXLAN device"}
+    peers = {"native": "kernel routing", "native, by the stack": "kernel routing", "VXLAN": "VXLAN device"}
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         networks = {
-            "native": stack.enter_context(ours("bench-native")),
+            "native": stack.enter_context(ours("bench-native", HOST_ROUTING)),
+            "native, by the stack": stack.enter_context(ours("bench-stack")),
             "VXLAN": stack.enter_context(ours("bench-vxlan", TUNNEL)),
             "kernel routing": stack.enter_context(plain("bench-route", vxlan=False)),
             "VXLAN device": stack.enter_context(plain("bench-vx", vxlan=True)),

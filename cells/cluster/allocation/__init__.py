@@ -66,11 +66,15 @@ def identity_keys(
     return KVStoreAllocator(store, shared, node, grace, health=health.child("allocate"), log=log)
 
 
-def mode(settings: AllocationSettings, store: KVStore, log: Logger) -> AllocationMode:
+def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log: Logger) -> AllocationMode:
     """How nodes agree: without a kvstore by objects."""
     wanted = settings.identity_allocation_mode
-    if not store.enabled and wanted.writes_both:
+
+    async def tell() -> None:
         log.warning("identity-allocation-mode is crd: no kvstore is set", wanted=wanted.value)
+
+    if not store.enabled and wanted.writes_both:
+        lifecycle.append(Hook("tell how nodes agree upon identities", tell))
     return wanted if store.enabled else AllocationMode.CRD
 
 

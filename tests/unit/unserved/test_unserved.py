@@ -38,20 +38,14 @@ def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
         tmp_path,
         enable_ipsec="false",
         restore="true",
-        enable_host_legacy_routing="false",
         container_ip_local_reserved_ports="",
     )
-
-
-BOTH = "enable-host-legacy-routing"
-"""Either value is what the agent does: there is nothing to refuse."""
 
 
 OPTIONS = {
     name: default
     for family in FAMILIES
     for name, default in zip(family.__struct_encode_fields__, family.__struct_defaults__, strict=True)
-    if name != BOTH
 }
 
 

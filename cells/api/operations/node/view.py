@@ -155,6 +155,7 @@ class NodeView:
             masquerading=self._masquerading(),
             services=self._services() if self._services is not None else NOTHING_SERVED,
             host_firewall=self._host_firewall,
+            host_routing=self._datapath.routing.mode,
         )
 
 

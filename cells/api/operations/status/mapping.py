@@ -115,6 +115,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     services: ServiceFacts = NOTHING_SERVED
     host_firewall: bool = False
     """Whether the node has a policy of its own."""
+    host_routing: str = "Legacy"
+    """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -227,7 +229,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
         masquerading=facts.masquerading,
         routing=wire.Routing(
             inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
-            intra_host_routing_mode="BPF",
+            intra_host_routing_mode=facts.host_routing,
             tunnel_protocol=facts.node.tunnel_protocol,
         ),
         datapath_mode=DATAPATH_MODE,

@@ -15,6 +15,7 @@
 
 #define FEATURE_SCTP 1
 #define FEATURE_UNREACHABLE 2 /* services without a backend answer */
+#define FEATURE_HOST_ROUTING 4 /* pods and native devices pass each other packets, past the host's stack */
 
 struct config {
 	__u32 magic;
@@ -52,3 +53,8 @@ volatile const struct config config SEC(".rodata.cfg") = {
 	.maglev_size = 16381,
 	.tag = BUILD_TAG,
 };
+
+static __always_inline bool host_routing(void)
+{
+	return config.features & FEATURE_HOST_ROUTING;
+}

@@ -36,6 +36,7 @@ enum trace_point {
 	TRACE_TO_OVERLAY = 4,
 	TRACE_FROM_POD = 5,
 	TRACE_FROM_OVERLAY = 9,
+	TRACE_TO_NETWORK = 11,
 };
 
 /* What conntrack said of the packet of a trace event; the same numbers as enum ct_status. */

@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include <linux/if_packet.h>
+
 #include "netdev/announce.h"
 #include "nodeport/dsr.h"
 #include "nodeport/forward.h"
@@ -31,6 +33,22 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
+/* Bring what is for a pod of this node into it, past the stack; the rest is the stack's, and what seems to be from a pod
+ * of this node: the verdict.
+ */
+static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	const struct address_info *local;
+
+	if (!host_routing() || ctx->pkt_type != PACKET_HOST || flow->ttl <= 1)
+		return TC_ACT_OK;
+	local = address_lookup(&flow->daddr, family);
+	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->saddr, family))
+		return TC_ACT_OK;
+	return family == FAMILY_IPV4 ? nodeport4_deliver(ctx, flow, local, now)
+				     : nodeport6_deliver(ctx, flow, local, now);
+}
+
 /* What the program in the driver has said of the packet, 0 if nothing. */
 static __always_inline __u32 device_handed(const struct __sk_buff *skb)
 {
@@ -46,7 +64,7 @@ static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *fl
 	__be32 node;
 
 	if (handed & HANDED_DONE)
-		return TC_ACT_OK;
+		return device_delivers(skb, flow, now, family);
 	if (handed & HANDED_LOCAL) {
 		flow->node_port = !flow->related;
 		return nodeport_go_on(skb, flow, own, now, family);
@@ -60,9 +78,8 @@ static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *fl
 	return family == FAMILY_IPV4 ? nodeport4_send(skb, flow, node) : nodeport6_send(skb, flow, node);
 }
 
-/* What was for this node is translated, and the stack's. */
-static __always_inline int device_done(struct __sk_buff *skb)
+/* What was for this node is translated. */
+static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	(void)skb;
-	return TC_ACT_OK;
+	return device_delivers(ctx, flow, now, family);
 }

@@ -82,11 +82,13 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
 	if (verdict < 0)
 		return DROP(INGRESS, -verdict);
-	if (!verdict || !own)
+	if (!verdict)
+		return device_delivers(ctx, flow, now, family);
+	if (!own)
 		return VERDICT_PASS;
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
 	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);
-	return verdict == UNDECIDED ? device_done(ctx) : verdict;
+	return verdict == UNDECIDED ? device_done(ctx, flow, now, family) : verdict;
 }
 
 static __always_inline int device_gets(context_t *ctx, struct flow *flow)

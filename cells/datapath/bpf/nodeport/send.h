@@ -2,24 +2,10 @@
 /* On the way to a backend elsewhere, or back to a client: past the stack, which has seen nothing of the flow. */
 #pragma once
 
-#include "lib/fib.h"
+#include "lib/forward.h"
 #include "lib/mark.h"
 #include "lib/metrics.h"
 #include "overlay/send.h"
-
-/* Put the packet on the device that a route leads to, which has answered `found`. */
-static __always_inline int fib_redirect(const struct bpf_fib_lookup *fib, long found, __u8 family)
-{
-	struct bpf_redir_neigh next = { .nh_family = fib->family };
-
-	if (likely(found == BPF_FIB_LKUP_RET_SUCCESS))
-		return bpf_redirect(fib->ifindex, 0);
-	if (family == FAMILY_IPV4)
-		next.ipv4_nh = fib->ipv4_dst;
-	else
-		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
-	return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
-}
 
 /* Send the packet on from one end of its flow to the other, by its next hop; the verdict. */
 static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction,
@@ -32,9 +18,7 @@ static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enu
 		return DROP(direction, DROP_NO_FIB);
 	if (flow->ttl <= 1)
 		return DROP(direction, DROP_TTL_EXCEEDED);
-	if (!hop(ctx, fib_mac(fib.smac), fib_mac(fib.dmac), family))
-		return DROP(direction, DROP_INVALID);
-	return fib_redirect(&fib, found, family);
+	return fib_hop(ctx, &fib, family) ? fib_redirect(&fib, found, family) : DROP(direction, DROP_INVALID);
 }
 
 /* `node`: the one that has the pod, where only the tunnel leads there; else 0. */

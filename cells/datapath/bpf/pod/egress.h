@@ -13,18 +13,10 @@
 #include "pod/arp.h"
 #include "pod/deliver.h"
 #include "pod/icmp6.h"
+#include "pod/leave.h"
 #include "pod/links.h"
 #include "pod/neighbours.h"
 #include "proxy/redirect.h"
-
-static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
-{
-	mark_identity(skb, flow->source_identity);
-	count(skb, REASON_FORWARDED, EGRESS);
-	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
-	return TC_ACT_OK;
-}
 
 /* 0 if the pod may send the packet, else the reason to drop it. `status` is conntrack's word on it. */
 static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
@@ -67,12 +59,13 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
 	const struct tunnel_config *tunnel = NULL;
 	const struct known_link *link = NULL;
+	bool leaves = host_routing() && entry->ifindex == WAY_OUT;
 	__be32 node = 0;
 
 	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, tells which they are. */
 	if (entry->lifetime != now + ct_lifetime(entry, flow) || entry->rev_nat_index != flow->rev_nat_index)
 		return UNDECIDED;
-	if (entry->ifindex) {
+	if (entry->ifindex && !leaves) {
 		link = link_to(entry->ifindex, &flow->daddr, family);
 		if (!link)
 			tunnel = tunnel_at(entry->ifindex);
@@ -92,6 +85,8 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 		return UNDECIDED;
 	if (tunnel)
 		return pod_sends_tunnelled(skb, flow, node, status, family);
+	if (leaves)
+		return pod_leaves(skb, flow, status, family);
 	if (!link)
 		return to_stack(skb, flow, status, family);
 	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, status, BY_PEER,
@@ -176,7 +171,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	__u32 now = ct_now();
 	__be32 node = 0;
 	int verdict;
-	bool to_pod, proxied;
+	bool to_pod, proxied, leaves;
 	__u64 tag;
 
 	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
@@ -219,6 +214,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		node = tunnel_node(flow, family);
 		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_facts() : NULL;
 	}
+	leaves = host_routing() && !local && !tunnel && takes_short_cuts(self, status, entry);
 	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))
 		return DROP(EGRESS, DROP_ENCAP_PROHIBITED);
 	verdict = egress_check(skb, flow, status, &use, now, family);
@@ -251,9 +247,12 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	 * have the flow as soon as it is back.
 	 */
 	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
-		verdict_remember(entry, tag, to_pod ? local->ifindex : tunnel ? tunnel->ifindex : 0, flow);
+		verdict_remember(entry, tag,
+				 to_pod ? local->ifindex : tunnel ? tunnel->ifindex : leaves ? WAY_OUT : 0, flow);
 	if (tunnel)
 		return pod_sends_tunnelled(skb, flow, node, status, family);
+	if (leaves)
+		return pod_leaves(skb, flow, status, family);
 	if (!to_pod)
 		return to_stack(skb, flow, status, family);
 	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */

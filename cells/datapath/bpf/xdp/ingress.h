@@ -27,8 +27,15 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 	return UNDECIDED;
 }
 
-static __always_inline int device_done(context_t *ctx)
+static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
+	(void)ctx, (void)flow, (void)now, (void)family;
+	return VERDICT_PASS;
+}
+
+static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	(void)flow, (void)now, (void)family;
 	return hand_over_to_stack(ctx, HANDED_DONE);
 }
 
