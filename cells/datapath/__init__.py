@@ -34,6 +34,7 @@ __all__ = [
     "LoadedObject",
     "MonitorNotifications",
     "cell",
+    "host_routing",
     "is_ours",
     "read_object",
 ]

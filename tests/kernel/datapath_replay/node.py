@@ -283,6 +283,7 @@ def settings(recording: Recording) -> DatapathSettings:
         ipv4_service_loopback_address=IPv4Address(recording.constants.get("IPV4_LOOPBACK", "0.0.0.0")),
         service_no_backend_response="reject" if answers else "drop",
         enable_sctp="ENABLE_SCTP" in recording.switches,
+        enable_host_legacy_routing="ENABLE_HOST_ROUTING" not in recording.switches,
     )
 
 

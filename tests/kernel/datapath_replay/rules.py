@@ -92,12 +92,6 @@ def _asks_a_device_for_a_pod(recording: Recording) -> bool:
     return recording.hook == "from-netdev" and recording.area == "ndp" and recording.verdict != OK
 
 
-def _for_a_pod_by_its_own_address(recording: Recording) -> bool:
-    """No service's, and from no other node's datapath: just a packet that the node routes."""
-    plain = recording.hook == "from-netdev" and "ENABLE_DSR" not in recording.switches
-    return plain and recording.verdict != OK and _is_for_a_pod(recording)
-
-
 def _told_by_geneve(recording: Recording) -> bool:
     chosen, geneve = (recording.constants.get(f"DSR_ENCAP_{name}") for name in ("MODE", "GENEVE"))
     return chosen is not None and bool(chosen == geneve)
@@ -105,10 +99,6 @@ def _told_by_geneve(recording: Recording) -> bool:
 
 _DIFFERENCES: Final = (
     ("DSR by Geneve: not built", _told_by_geneve),
-    (
-        "what is addressed to a pod comes by the stack: no BPF host routing",
-        _for_a_pod_by_its_own_address,
-    ),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
     ("a packet is a proxy's only while one listens, which no run of a single program shows", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),

@@ -28,6 +28,15 @@ OUTSIDE = {4: "192.168.50.1", 6: "fd50:1::1"}
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 TARGET = 8080
 SETTINGS = ("--enable-ipv6=true", "--enable-node-port=true", "--enable-ipv6-masquerade=true")
+ROUTED = "--kube-proxy-replacement=true"
+"""Pods and devices pass each other packets, past the host's stack."""
+MODES = {
+    "native-snat": (),
+    "native-dsr": ("--bpf-lb-mode=dsr",),
+    "tunnel-snat": (TUNNEL,),
+    "routed-dsr": (ROUTED, "--bpf-lb-mode=dsr"),
+    "routed-tunnel": (ROUTED, TUNNEL),
+}
 ANSWERED = 1 << 18
 """Bytes that go each way: many packets, some as large as they may be."""
 
@@ -125,12 +134,14 @@ def made() -> Iterator[World]:
     assert not list(ROOT.glob(f"{NAME}*"))
 
 
-@pytest.fixture(scope="module", params=["native-snat", "native-dsr", "tunnel-snat"])
+@pytest.fixture(
+    scope="module",
+    params=MODES,
+)
 def world(request: pytest.FixtureRequest, made: World) -> World:
     """The agents, started anew in that mode, once they know of each other and of the services."""
     mode = str(request.param)
-    more = {"native-snat": (), "native-dsr": ("--bpf-lb-mode=dsr",), "tunnel-snat": (TUNNEL,)}[mode]
-    made.start(*more)
+    made.start(*MODES[mode])
     for version in (4, 6):
         for number, other in ((1, 2), (2, 1)):
             to = (made.pods[other - 1][version], TARGET)
@@ -216,7 +227,7 @@ def by_udp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, 
 
 def seen(world: World, node: int, version: int, mode: str) -> set[str]:
     """Whom a backend on the other node may see, for a client outside that has come to this node."""
-    if mode == "native-dsr":
+    if mode in {"native-dsr", "routed-dsr"}:
         return {OUTSIDE[version]}
     if mode == "native-snat":
         return {world.node(node, version)}

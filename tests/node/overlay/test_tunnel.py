@@ -304,8 +304,15 @@ def says(here: Namespaces, address: str, status: int) -> bool:
     return here.run(ask_http, address, "/secret").status == status
 
 
-def test_requests_that_come_through_the_tunnel_are_read(cluster: Cluster) -> None:
+PAST_THE_STACK = ("--enable-ipv6=true", "--kube-proxy-replacement=true")
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, PAST_THE_STACK], ids=["tunnel", "native"])
+def test_requests_that_come_from_another_node_are_read(cluster: Cluster, settings: tuple[str, ...]) -> None:
     first, second = cluster.nodes()
+    for lab in (first, second):
+        restarted(cluster, lab, *settings)
+    all_reach(cluster)
     everybody = policy(PUBLIC)
     ports = everybody["spec"]["ingress"][0]["toPorts"]
     everybody["spec"] |= {"endpointSelector": {}, "ingress": [{"fromEntities": ["all"], "toPorts": ports}]}

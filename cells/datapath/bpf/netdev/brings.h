@@ -4,8 +4,6 @@
  */
 #pragma once
 
-#include <linux/if_packet.h>
-
 #include "netdev/announce.h"
 #include "nodeport/dsr.h"
 #include "nodeport/forward.h"
@@ -34,13 +32,13 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 }
 
 /* Bring what is for a pod of this node into it, past the stack; the rest is the stack's, and what seems to be from a pod
- * of this node: the verdict.
+ * of this node: the verdict. What is addressed to another machine's MAC the pod's own stack will not take.
  */
 static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	const struct address_info *local;
 
-	if (!host_routing() || ctx->pkt_type != PACKET_HOST || flow->ttl <= 1)
+	if (!host_routing() || flow->ttl <= 1)
 		return TC_ACT_OK;
 	local = address_lookup(&flow->daddr, family);
 	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->saddr, family))

@@ -1,0 +1,200 @@
+"""Pods and native devices pass each other packets; what only the host's stack can do it still does."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from scapy.layers.inet import IP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+from cells.datapath import DatapathSettings
+from cells.maps import DeviceConfig, PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
+from tests.kernel.datapath.world import (
+    IFINDEX,
+    INGRESS,
+    NODE,
+    NODE6,
+    OK,
+    OUTSIDE,
+    OUTSIDE6,
+    REDIRECT,
+    A,
+    B,
+    Outcome,
+    Pod,
+    World,
+    raw,
+)
+from tests.kernel.datapath_overlay.recorder import NOWHERE, Recorder, Redirected, Route, recorded_object
+from tests.support.namespaces import need_root
+
+UPLINK = 99
+OWN, HOP = "0a:00:00:00:00:09", "0a:00:00:00:00:0a"
+WAY_OUT = Route(0, UPLINK, raw(OWN), raw(HOP))
+TOO_LARGE, UNREACHABLE = 8, 2
+"""BPF_FIB_LKUP_RET_FRAG_NEEDED, _UNREACHABLE (linux/bpf.h)."""
+DENIED = 133
+ROUTED_BY_HOST = 8
+CLIENT = {4: OUTSIDE, 6: OUTSIDE6}
+
+
+class RoutedWorld(World):
+    """The world with host routing, and a device that routes lead out by."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        settings = DatapathSettings(enable_host_legacy_routing=False)
+        super().__init__(settings, recorded_object(), self.recorder.map)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.recorder.map.close()
+
+    def reset(self) -> None:
+        super().reset()
+        self.recorder.nothing(WAY_OUT)
+        for ifindex in (IFINDEX, UPLINK):
+            self.maps["hive_devices"].update(struct.pack("<I", ifindex), DeviceConfig(raw(OWN)).pack())
+
+    def comes(self, packet: Packet) -> Outcome:
+        """From outside, by the device."""
+        return self.device_gets(Ether(src=HOP, dst=OWN) / packet)
+
+
+@pytest.fixture(scope="module")
+def loaded_routed() -> Iterator[RoutedWorld]:
+    need_root()
+    with RoutedWorld() as world:
+        yield world
+
+
+@pytest.fixture
+def routed(loaded_routed: RoutedWorld) -> RoutedWorld:
+    loaded_routed.reset()
+    return loaded_routed
+
+
+def own(pod: Pod, version: int) -> str:
+    return pod.ip if version == 4 else pod.ip6
+
+
+def hops(packet: Packet) -> int:
+    return int(packet[IP].ttl if IP in packet else packet[IPv6].hlim)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_a_pod_sends_leaves_by_the_device(routed: RoutedWorld, version: int) -> None:
+    source, target = own(A, version), CLIENT[version]
+    for flags in ("S", "A", "A", "PA"):  # evaluated, remembered, spared
+        routed.recorder.nothing(WAY_OUT)
+        sent = from_pod(A) / tcp(source, target, flags)
+        out = routed.pod_sends(A, sent)
+        assert out.action == REDIRECT
+        assert routed.recorder.redirected == Redirected(UPLINK, 0)
+        assert (out.packet.src, out.packet.dst) == (OWN, HOP)
+        assert hops(out.packet) == hops(Ether(bytes(sent))) - 1
+
+
+def test_a_next_hop_without_a_mac_is_for_the_kernel_to_ask_for(routed: RoutedWorld) -> None:
+    routed.recorder.nothing(WAY_OUT._replace(answer=7))
+    out = routed.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
+    assert out.action == REDIRECT
+    assert routed.recorder.redirected is None, "by bpf_redirect_neigh()"
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        NOWHERE,
+        WAY_OUT._replace(answer=UNREACHABLE),
+        WAY_OUT._replace(answer=TOO_LARGE),
+        WAY_OUT._replace(ifindex=5),
+    ],
+    ids=["no route", "unreachable", "too large", "another device"],
+)
+def test_what_routes_do_not_lead_out_is_the_stacks(routed: RoutedWorld, route: Route) -> None:
+    for flags in ("S", "A", "A"):
+        routed.recorder.nothing(route)
+        sent = from_pod(A) / tcp(A.ip, OUTSIDE, flags)
+        out = routed.pod_sends(A, sent)
+        assert out.action == OK
+        assert bytes(out.packet) == bytes(sent)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_stack_answers_what_has_used_up_its_hops(routed: RoutedWorld, version: int) -> None:
+    packet = from_pod(A) / udp(own(A, version), CLIENT[version])
+    if version == 4:
+        packet[IP].ttl = 1
+    else:
+        packet[IPv6].hlim = 1
+    assert routed.pod_sends(A, packet).action == OK
+    back = udp(CLIENT[version], own(A, version))
+    if version == 4:
+        back.ttl = 1
+    else:
+        back.hlim = 1
+    assert routed.comes(back).action == OK
+
+
+def test_what_goes_to_the_node_or_stays_on_a_link_is_the_stacks(routed: RoutedWorld) -> None:
+    for target in (NODE, NODE6, "ff02::1", "fe80::1"):
+        assert routed.pod_sends(A, from_pod(A) / udp(own(A, 6 if ":" in target else 4), target)).action == OK
+        assert routed.recorder.redirected is None
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_what_is_for_a_pod_goes_into_it_and_its_answers_out(routed: RoutedWorld, version: int) -> None:
+    client, pod = CLIENT[version], own(B, version)
+    for asked, answered in (("S", "SA"), ("A", "A"), ("A", "A")):
+        sent = tcp(client, pod, asked)
+        arrived = routed.comes(sent)
+        assert arrived.action == REDIRECT
+        assert (arrived.packet.src, arrived.packet.dst) == (B.host_mac, B.mac)
+        assert hops(arrived.packet) == hops(Ether(bytes(Ether() / sent))) - 1
+        routed.recorder.nothing(WAY_OUT)
+        answer = routed.pod_sends(B, from_pod(B) / tcp(pod, client, answered, sport=80, dport=40000))
+        assert answer.action == REDIRECT
+        assert routed.recorder.redirected == Redirected(UPLINK, 0)
+
+
+def test_policy_has_its_say(routed: RoutedWorld) -> None:
+    routed.allow(B, [(PolicyKey(0, egress=True), PolicyEntry())])
+    assert routed.comes(tcp(OUTSIDE, B.ip, "S")).dropped == (DENIED, INGRESS)
+    routed.pod_sends(B, from_pod(B) / tcp(B.ip, OUTSIDE, "S", sport=5000, dport=443))
+    answer = routed.comes(tcp(OUTSIDE, B.ip, "SA", sport=443, dport=5000))
+    assert answer.action == REDIRECT, "what the pod has asked for"
+    routed.pod_sends(B, from_pod(B) / echo(B.ip, OUTSIDE))
+    assert routed.comes(echo(OUTSIDE, B.ip, reply=True)).action == REDIRECT
+
+
+def test_what_is_for_no_pod_or_seems_to_be_from_one_is_the_stacks(routed: RoutedWorld) -> None:
+    for source, target in ((OUTSIDE, NODE), (OUTSIDE, "10.1.0.99"), (A.ip, B.ip)):
+        assert routed.comes(tcp(source, target, "S")).action == OK
+
+
+def test_answers_to_what_the_stack_has_brought_go_back_through_it(routed: RoutedWorld) -> None:
+    """It may have translated the destination; then only it can put the first one back."""
+    answer = from_pod(B) / tcp(B.ip, OUTSIDE, "A", sport=80, dport=40000)
+    for _ in range(2):
+        assert routed.host_sends(from_host() / tcp(OUTSIDE, B.ip, "S")).action == REDIRECT
+        for _ in range(3):
+            assert routed.pod_sends(B, answer).action == OK
+        assert routed.comes(tcp(OUTSIDE, B.ip, "A")).action == REDIRECT
+        for _ in range(3):
+            assert routed.pod_sends(B, answer).action == REDIRECT
+
+
+def test_links_of_other_plugins_are_theirs(routed: RoutedWorld) -> None:
+    chained = replace(A, flags=ROUTED_BY_HOST)
+    assert routed.pod_sends(chained, from_pod(A) / udp(A.ip, OUTSIDE)).action == OK
+    link = struct.pack("<I", A.address().ifindex)
+    routed.maps["hive_endpoints"].update(link, chained.config().pack())
+    routed.bump(A.id)
+    assert routed.comes(udp(OUTSIDE, A.ip)).action == OK
