@@ -8,6 +8,8 @@ from cells.datapath import DatapathSettings, HostRouting, host_routing
 from cells.services.settings import ServiceSettings
 from lifecycle import Hive, config, invoke, provide
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.mark.parametrize(
     ("settings", "mode"),
