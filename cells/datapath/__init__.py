@@ -12,9 +12,15 @@ from collections.abc import Iterable
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy, read_object
 from cells.datapath.drivers import is_ours
-from cells.datapath.host_routing import HostRouting, host_routing
 from cells.datapath.libbpf import LoadedObject, LoadError
-from cells.datapath.settings import AGGREGATION, PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
+from cells.datapath.settings import (
+    AGGREGATION,
+    PACKAGED_OBJECTS,
+    DatapathSettings,
+    HostRouting,
+    MonitorNotifications,
+    host_routing,
+)
 from cells.datapath.watchdog import DatapathWatchdog
 from cells.observe import metrics
 from lifecycle import Member, config, invoke, module, provide

@@ -27,13 +27,12 @@ from cells.datapath.generation import (
     publish,
     serves,
 )
-from cells.datapath.host_routing import HostRouting
 from cells.datapath.l3 import OBJECT as L3_OBJECT
 from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
 from cells.datapath.selfcheck import self_check
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, MonitorNotifications
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
 from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,

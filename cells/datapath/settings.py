@@ -1,6 +1,6 @@
-"""Settings of the datapath.
+"""Settings of the datapath, and what follows from them and others'.
 
-Needs: nothing.   Gives: DatapathSettings, MonitorNotifications.
+Needs: ServiceSettings.   Gives: DatapathSettings, MonitorNotifications, HostRouting, host_routing().
 """
 
 from ipaddress import IPv4Address
@@ -16,7 +16,8 @@ from cells.maps import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
 )
-from lifecycle import Duration, Formerly, Settings, seconds
+from cells.services.settings import ServiceSettings
+from lifecycle import Duration, Formerly, Hook, Lifecycle, Logger, Settings, seconds
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 
@@ -142,3 +143,32 @@ class DatapathSettings(Settings, frozen=True):
             if isinstance(value, Duration) and not 1 <= value < 1 << 31:
                 name = field.replace("_", "-")
                 raise ValueError(f"{name}={value}: expected whole seconds, from 1s to 596523h")
+
+
+class HostRouting(msgspec.Struct, frozen=True):
+    """How packets get from devices to pods and back: past the host's stack, or through it.
+
+    As in Cilium 1.17, past it only with kube-proxy-replacement: else services may be in rules that only the stack
+    walks.
+    """
+
+    past_stack: bool = False
+
+    @property
+    def mode(self) -> str:
+        """As the status has it."""
+        return "BPF" if self.past_stack else "Legacy"
+
+
+def host_routing(
+    settings: DatapathSettings, services: ServiceSettings | None, lifecycle: Lifecycle, log: Logger
+) -> HostRouting:
+    """By the settings; that it was asked for in vain is logged."""
+    replaces = services is not None and services.kube_proxy_replacement
+
+    async def tell() -> None:
+        log.info("host routing by eBPF needs kube-proxy-replacement=true: packets pass the host's stack")
+
+    if settings.enable_host_legacy_routing is False and not replaces:
+        lifecycle.append(Hook("tell how packets are routed", tell))
+    return HostRouting(replaces and not settings.enable_host_legacy_routing)
