@@ -148,8 +148,8 @@ class DatapathSettings(Settings, frozen=True):
 class HostRouting(msgspec.Struct, frozen=True):
     """How packets get from devices to pods and back: past the host's stack, or through it.
 
-    As in Cilium 1.17, past it only with kube-proxy-replacement: else services may be in rules that only the stack
-    walks.
+    As in Cilium 1.17, past it only with kube-proxy-replacement: else services may be in rules that only the
+    stack walks.
     """
 
     past_stack: bool = False
