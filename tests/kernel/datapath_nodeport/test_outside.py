@@ -7,6 +7,7 @@ from ipaddress import ip_network
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
 from cells.maps import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
@@ -30,7 +31,7 @@ from tests.kernel.datapath_services.test_pod_service import ends, intact
 
 pytestmark = pytest.mark.kernel
 
-IS_CLUSTER_IP, SOURCE_RANGE, INVALID = 174, 177, 134
+IS_CLUSTER_IP, SOURCE_RANGE, INVALID, L4_CHECKSUM = 174, 177, 134, 154
 HERE = {4: A.ip, 6: A.ip6}
 FLAGS = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
 ROUTER = {4: "198.51.100.254", 6: "2001:db8::fe"}
@@ -192,3 +193,24 @@ def test_what_may_be_fragmented_is_left_to_the_stack_with_the_service_told(world
     outcome = world.client_sends(long_datagram(4, 1500, flags=""))
     head = outcome.packet[IP]
     assert (outcome.action, head.dst, head.ihl, head.len) == (OK, backend, 7, 1508)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("far", [False, True])
+def test_associations_of_sctp_keep_their_ports(world: NodePortWorld, version: int, far: bool) -> None:
+    backend = ELSEWHERE[version].format(9) if far else HERE[version]
+    what = [Backend(1, backend, port=NODE_PORT)]
+    world.services.serve(SERVICE[version], what, port=NODE_PORT, flags=FLAGS, protocol=132)
+    head = IP if version == 4 else IPv6
+    association = SCTP(sport=SPORT, dport=NODE_PORT) / SCTPChunkInit()
+    outcome = world.client_sends(head(src=CLIENT[version], dst=SERVICE[version]) / association)
+    assert outcome.action == REDIRECT
+    sent = outcome.packet[head]
+    source = DIRECT[version] if far else CLIENT[version]
+    assert (sent.src, sent.dst) == (source, backend)
+    assert bytes(sent.payload) == bytes(association), "its checksum is over all of it"
+    # What would take another port is dropped, and nobody hears of a broken packet.
+    world.services.serve(SERVICE[version], [Backend(1, backend)], port=NODE_PORT, flags=FLAGS, protocol=132)
+    other = SCTP(sport=SPORT + 1, dport=NODE_PORT) / SCTPChunkInit()
+    dropped = world.client_sends(head(src=CLIENT[version], dst=SERVICE[version]) / other)
+    assert (dropped.action, dropped.counted) == (SHOT, {(L4_CHECKSUM, INGRESS): 1})
