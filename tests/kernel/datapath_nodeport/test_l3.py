@@ -108,7 +108,7 @@ kinds = st.sampled_from(("tcp", "udp"))
 
 
 @given(version=versions, kind=kinds, sport=ports, dport=ports, size=st.integers(0, 1200))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_pods_are_masqueraded_there_alike(
     both: BothWorld, version: int, kind: str, sport: int, dport: int, size: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_pods_are_masqueraded_there_alike(
 
 
 @given(version=versions, kind=kinds, sport=ports, far=st.booleans(), flags=st.sampled_from("SA"))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_clients_are_served_there_alike(
     both: BothWorld, version: int, kind: str, sport: int, far: bool, flags: str
 ) -> None:

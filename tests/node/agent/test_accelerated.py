@@ -125,3 +125,48 @@ def test_clients_outside_are_served_in_the_driver(node: Lab, tmp_path: Path) -> 
     eventually(lambda: driver_program(node) == "")
     assert not entered(node)
     assert answered(node, 4, (NODE[4], NODE_PORT), pod, MEGABYTE) == (OUTSIDE_ADDRESS, NODE[4])
+
+
+def test_before_the_stack_clients_are_served_whatever_the_driver(node: Lab, tmp_path: Path) -> None:
+    give_addresses(node)
+    with node.open_outside() as outside:
+        outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
+    pid = prepare(node, tmp_path, "--bpf-lb-acceleration=generic")
+    assert told(pid) == "Generic"
+    assert (driver_program(node), driver_program(node, generic=True)) == ("", "cil_xdp_entry")
+    pod = serve_pod(node, tmp_path)
+    eventually(lambda: answered(node, 4, (NODE[4], NODE_PORT), pod) is not None)
+    for version in (4, 6):
+        near, far = (NODE[version], NODE_PORT), (NODE[version], FAR_PORT)
+        assert answered(node, version, near, pod, MEGABYTE) == (OUTSIDE[version], NODE[version])
+        assert answered(node, version, far, None, MEGABYTE) == (NODE[version], NODE[version])
+
+
+def devices_status(pid: int) -> dict[int, str]:
+    """What became of each native device, by its index."""
+    rows = ask("/statedb/dump/native-devices-status", api_socket(pid))["native-devices-status"]
+    return {row["key"]: row["obj"]["state"] for row in rows}
+
+
+def test_a_device_whose_driver_cannot_is_served_by_the_stack_or_refused(node: Lab, tmp_path: Path) -> None:
+    give_addresses(node)
+    like_a_wire(node, tmp_path)
+    with node.open() as inside:
+        inside.run(command, "link add slow type bridge")
+        inside.run(command, "address add 203.0.113.20/24 dev slow")
+        inside.run(command, "link set slow up")
+        slow = inside.run(socket.if_nametoindex, "slow")
+    pid = prepare(node, tmp_path, "--bpf-lb-acceleration=best-effort", "--devices=uplink,slow")
+    assert told(pid) == "Best-Effort"
+    pod = serve_pod(node, tmp_path)
+    assert driver_program(node) == "cil_xdp_entry"
+    assert devices_status(pid)[slow] == "done"
+    for address in (NODE[4], "203.0.113.20"):
+        with node.open_outside() as outside:
+            outside.run(command, f"route replace 203.0.113.20 via {NODE[4]}")
+        eventually(lambda: answered(node, 4, (address, NODE_PORT), pod) is not None)  # noqa: B023
+    terminated(node, pid)
+    pid = prepare(node, tmp_path, "--bpf-lb-acceleration=native", "--devices=uplink,slow")
+    eventually(lambda: devices_status(pid)[slow] == "failed")
+    assert driver_program(node) == "cil_xdp_entry"
+    assert answered(node, 4, ("203.0.113.20", NODE_PORT), pod) is not None, "meanwhile the stack serves"
