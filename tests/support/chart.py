@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import yaml
 
+from cells.proxy.envoy.resources import Place, external_bootstrap
+
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
 CHART: Final = CONFIGS / "chart"
 MANIFESTS: Final = CONFIGS / "manifests"
@@ -53,7 +55,16 @@ OPEN: Final = (
     "operator.nodeSelector",
     "operator.affinity",
     "operator.updateStrategy",
+    "envoy.resources",
+    "envoy.annotations",
+    "envoy.podAnnotations",
+    "envoy.podLabels",
+    "envoy.nodeSelector",
+    "envoy.affinity",
+    "envoy.updateStrategy",
+    "envoy.securityContext.seLinuxOptions",
     "serviceAccounts.cilium.annotations",
+    "serviceAccounts.envoy.annotations",
     "serviceAccounts.operator.annotations",
 )
 """Values whose inside is the user's own."""
@@ -70,6 +81,8 @@ UNSET: Final = {
     "cni.chainingMode": "string",
     "cni.chainingTarget": "string",
     "image.override": "string",
+    "envoy.image.override": "string",
+    "envoy.log.defaultLevel": "string",
     "operator.image.override": "string",
     "prometheus.metrics": "array",
     "prometheus.serviceMonitor.metricRelabelings": "array",
@@ -97,6 +110,7 @@ UNSET: Final = {
 ANYTHING: Final = (
     "kubeProxyReplacement",
     "k8sServicePort",
+    "envoy.prometheus.port",
     "operator.setNodeTaints",
     "operator.podDisruptionBudget.maxUnavailable",
 )
@@ -211,10 +225,12 @@ def objects(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict
 def generated() -> dict[Path, str]:
     """File -> what shall be in it, but for the manifests."""
     listed = sorted(set(paths(values())) - set(OPEN))
+    bootstrap = external_bootstrap(Place(Path("/var/run/cilium/envoy")), "127.0.0.1", 9878, 9964)
     return {
         CHART / "files" / "known.txt": "".join(f"{one}\n" for one in listed),
         CHART / "files" / "open.txt": "".join(f"{one}\n" for one in OPEN),
         CHART / "files" / "dashboard.json": (CONFIGS / "grafana" / "hive-agent.json").read_text(),
+        CHART / "files" / "envoy-bootstrap.json": json.dumps(bootstrap, indent=2) + "\n",
         CHART / "values.schema.json": json.dumps(schema(), indent=2, ensure_ascii=False) + "\n",
     }
 

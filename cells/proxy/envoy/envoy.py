@@ -32,7 +32,7 @@ from cells.proxy.envoy import resources
 from cells.proxy.envoy.access_log import AccessLog
 from cells.proxy.envoy.admin import has_taken
 from cells.proxy.envoy.ports import RedirectPorts
-from cells.proxy.envoy.process import FOLDER, EnvoyError, Process
+from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
 from cells.proxy.envoy.program import Program
 from cells.proxy.envoy.resources import Place, Resource
 from cells.proxy.envoy.settings import EnvoySettings
@@ -78,6 +78,8 @@ class Envoy:
         self._rules = rules
         self._endpoints = endpoints
         self._policies = policies
+        self._agent = agent
+        self._log = log
         self._place = Place(agent.state_dir / FOLDER)
         self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
@@ -88,18 +90,26 @@ class Envoy:
         self._versions: dict[str, str] = {}
         """That Envoy says it has once it has taken all, by the names of its statistics."""
         self._acknowledged: dict[str, HTTPRedirect] = {}
-        if not ports.serves or program.path is None:
+        if not ports.serves:
             return
         log_file = settings.envoy_log or self._place.log
         self._access_log = AccessLog(
             self._place, redirects, endpoints, identities, ipcache, events, counts, jobs=jobs, log=log
         )
-        self._process = Process(program.path, self._place, log_file, log)
         jobs.observe("configure Envoy", self._changes, self._write)
-        jobs.one_shot("run Envoy", self._run)
+        if settings.external_envoy_proxy:
+            jobs.one_shot("give way to the Envoy beside", self._give_way)
+        elif program.path is not None:
+            self._process = Process(program.path, self._place, log_file, log)
+            jobs.one_shot("run Envoy", self._run)
         jobs.one_shot("forget former redirects", self._forget)
         self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
         policies.acknowledged = self._follows
+
+    async def _give_way(self) -> None:
+        """End one that an agent before this has started: two would share the ports. Raises OSError."""
+        for ended in end_envoy(self._agent.state_dir):
+            self._log.info("gives way to the Envoy beside the agent", ended=ended)
 
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
@@ -124,10 +134,12 @@ class Envoy:
     async def _write(self, _: None) -> None:
         """Raises OSError."""
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
-        if not redirects and not self._place.listeners.exists():
+        external = self._settings.external_envoy_proxy
+        if not (redirects or external or self._place.listeners.exists()):
             return  # nobody has ever needed Envoy here
         await self._access_log.there()
         self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
         versions: dict[str, str] = {}
         versions["cluster_manager.cds.version_text"] = self._put(
             self._place.clusters, "clusters", resources.clusters(self._settings)

@@ -1,6 +1,7 @@
 """The ports that Envoy listens on: chosen once for each redirect, and kept.
 
-For:    RulePolicy, whose map entries name them, and Envoy.   Needs: AgentConfig, ProxyPort, Program.
+For:    RulePolicy, whose map entries name them, and Envoy.   Needs: AgentConfig, ProxyPort, Program,
+        EnvoySettings.
 Gives:  RedirectPorts.
 """
 
@@ -17,6 +18,7 @@ from cells.config import AgentConfig
 from cells.policy.control import PolicyRuleSettings
 from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Hook, Lifecycle, Logger
 
 RANGE: Final = range(10000, 20000)
@@ -29,6 +31,7 @@ class RedirectPorts:
 
     def __init__(
         self,
+        settings: EnvoySettings,
         program: Program,
         dns: ProxyPort,
         switches: PolicyRuleSettings,
@@ -36,7 +39,8 @@ class RedirectPorts:
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
-        self._serves = switches.enable_l7_proxy and program.path is not None
+        there = settings.external_envoy_proxy or program.path is not None
+        self._serves = switches.enable_l7_proxy and there
         self._dns = dns
         self._agent = agent
         self._log = log

@@ -1,7 +1,7 @@
 """Redirects as Envoy's configuration: its bootstrap, listeners, routes and clusters.
 
 Pure values, as Envoy's xDS has them in JSON.
-Gives:  bootstrap(), clusters(), listeners(), routes(), discovery().
+Gives:  bootstrap(), external_bootstrap(), clusters(), listeners(), routes(), discovery().
 Source: envoyproxy.io, the v3 API; Cilium 1.17, the listeners and routes of its proxy.
 
 A redirect is a listener on its port and a route configuration of its name. The listener stays as it is for as
@@ -34,6 +34,9 @@ _ANSWERS: Final = {
 }
 """What pods are answered at egress: never an answer to what goes on in their names, whatever the ports."""
 CLUSTER: Final = "original-destination"
+ADMIN: Final = "admin"
+ANY: Final = {"127.0.0.1": "0.0.0.0", "::1": "::"}
+"""Every address of a loopback address's family."""
 STATISTICS: Final = "hive"
 """What Envoy's statistics of requests are called after."""
 DENIED: Final = "Access denied\r\n"
@@ -138,6 +141,39 @@ def bootstrap(place: Place) -> Resource:
                 {"name": "hive", "static_layer": {"re2.max_program_size.error_level": LARGEST_EXPRESSION}}
             ]
         },
+    }
+
+
+def external_bootstrap(place: Place, address: str, health: int, metrics: int) -> Resource:
+    """The same for one beside the agent, which tells on ports of its own that it lives, and its metrics."""
+    admin = {"endpoint": {"address": {"pipe": {"path": str(place.admin)}}}}
+    cluster = {
+        "name": ADMIN,
+        "type": "STATIC",
+        "connect_timeout": "2s",
+        "load_assignment": {"cluster_name": ADMIN, "endpoints": [{"lb_endpoints": [admin]}]},
+    }
+    served = [
+        _passes_on("health", address, health, "/healthz", "/ready"),
+        _passes_on("metrics", ANY[address], metrics, "/metrics", "/stats/prometheus"),
+    ]
+    return bootstrap(place) | {"static_resources": {"clusters": [cluster], "listeners": served}}
+
+
+def _passes_on(name: str, address: str, port: int, path: str, to: str) -> Resource:
+    """A listener whose requests for a path go to Envoy's administration."""
+    route = {"match": {"path": path}, "route": {"cluster": ADMIN, "prefix_rewrite": to}}
+    manager = _filter(
+        "http",
+        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        route_config={"virtual_hosts": [{"name": name, "domains": ["*"], "routes": [route]}]},
+        http_filters=[_filter("router", "extensions.filters.http.router.v3.Router")],
+    )
+    return {
+        "name": name,
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "filter_chains": [{"filters": [manager]}],
     }
 
 

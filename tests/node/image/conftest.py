@@ -12,7 +12,7 @@ from tests.support.namespaces import need_root
 from tests.support.points import EVERY
 
 # Building it takes half a minute: left to a soak (make soak).
-collect_ignore = [] if EVERY else ["test_image.py"]
+collect_ignore = [] if EVERY else ["test_image.py", "test_envoy.py"]
 PROJECT = Path(__file__).resolve().parents[3]
 
 
@@ -25,13 +25,28 @@ def call(*command: str | Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def image(wheel: Path) -> Path:
     """The archive that configs/image/build.py makes."""
+    archive = wheel.parent / "hive-agent.tar"
+    call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel)
+    return archive
+
+
+@pytest.fixture(scope="session")
+def envoy_image(wheel: Path) -> Path:
+    """The one with Envoy."""
+    archive = wheel.parent / "hive-envoy.tar"
+    tag = "localhost/hive-agent:0.1.0-envoy"
+    call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel, "--envoy", "--tag", tag)
+    return archive
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Our package, in a folder that goes with it."""
     need_root()
     folder = tmp_path_factory.mktemp("image")
     call(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "wheels")
-    (wheel,) = (folder / "wheels").glob("*.whl")
-    archive = folder / "hive-agent.tar"
-    call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel)
-    yield archive
+    (made,) = (folder / "wheels").glob("*.whl")
+    yield made
     shutil.rmtree(folder)

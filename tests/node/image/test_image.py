@@ -76,6 +76,13 @@ def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def kubelet(node: Lab, image: Path, tmp_path: Path) -> Iterator[Kubelet]:
     """Of a node that nobody has prepared."""
+    with bare_node(node, tmp_path, image) as found:
+        yield found
+
+
+@contextmanager
+def bare_node(node: Lab, tmp_path: Path, *images: Path) -> Iterator[Kubelet]:
+    """The kubelet of a node that nobody has prepared; the API server's things are in the folder."""
     with node.open() as namespaces, RuntimePlace(node, "containerd") as place:
         namespaces.run(make_bare)
         first = namespaces.start(lambda stop: stop.wait(300))
@@ -87,6 +94,7 @@ def kubelet(node: Lab, image: Path, tmp_path: Path) -> Iterator[Kubelet]:
         node.cni_conf.parent.mkdir(exist_ok=True)
         paths = {
             "/var/run/cilium": Path("/run/cilium"),
+            "/var/run/cilium/envoy": Path("/run/cilium/envoy"),
             "/opt/cni/bin": plugins,
             "/etc/cni/net.d": node.cni_conf.parent,
             "/proc": hostproc,
@@ -94,7 +102,7 @@ def kubelet(node: Lab, image: Path, tmp_path: Path) -> Iterator[Kubelet]:
         try:
             with (
                 api_server(node, tmp_path) as env,
-                Containerd(place, images=[image], snapshotter="overlayfs") as runtime,
+                Containerd(place, images=images, snapshotter="overlayfs") as runtime,
             ):
                 yield Kubelet(runtime, tmp_path, NODE, env, tmp_path / "account", paths)
         finally:

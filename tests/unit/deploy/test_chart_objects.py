@@ -52,7 +52,8 @@ DIFFERENT: Final = (
         r"(env|volumeMounts|volumes)/\[(CILIUM_CLUSTERMESH|~1var~1lib~1cilium~1clustermesh|clustermesh-)",
         UNSERVED,
     ),
-    (r"(volumeMounts|volumes)/\[(~1var~1lib~1cilium~1tls~1hubble|hubble-tls|.*envoy.*sockets)\]", UNSERVED),
+    (r"(volumeMounts|volumes)/\[(~1var~1lib~1cilium~1tls~1hubble|hubble-tls)\]", UNSERVED),
+    (r"(volumeMounts|volumes)/\[.*envoy.*sockets\]", "sockets are in the run directory, which is mounted"),
     (
         r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
         "no module, no iptables",

@@ -1,0 +1,97 @@
+"""Envoy's pod as the chart renders it, beside the agent's, from images alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.lab import pods
+from hive.lab.node import Lab
+from tests.node.image.test_image import VALUES, bare_node
+from tests.support import chart
+from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.requests import PORT, answering, ask_http
+from tests.support.waiting import eventually
+
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+POLICY = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNetworkPolicy",
+    "metadata": {"name": "requests", "namespace": "default"},
+    "spec": {
+        "endpointSelector": {},
+        "ingress": [
+            {
+                "fromEntities": ["all"],
+                "toPorts": [
+                    {
+                        "ports": [{"port": str(PORT), "protocol": "TCP"}],
+                        "rules": {"http": [{"path": "/public/.*"}]},
+                    }
+                ],
+            }
+        ],
+    },
+}
+
+
+def create(server: Mapping[str, str], ca: Path, path: str, made: Mapping[str, Any]) -> int:
+    """Have the API server keep an object; the status of its answer."""
+    request = urllib.request.Request(
+        f"https://127.0.0.1:{server['KUBERNETES_SERVICE_PORT']}{path}",
+        data=json.dumps(made).encode(),
+        headers={"authorization": f"Bearer {ADMIN_TOKEN}", "content-type": "application/json"},
+    )
+    context = ssl.create_default_context(cafile=str(ca))
+    with urllib.request.urlopen(request, context=context, timeout=10) as answer:  # noqa: S310 - https
+        return int(answer.status)
+
+
+IMAGE = {"image": {"tag": "0.1.0-envoy"}}
+"""The image with Envoy serves for all."""
+
+
+def test_a_pod_of_envoy_s_own_reads_requests(node: Lab, envoy_image: Path, tmp_path: Path) -> None:
+    values = VALUES | IMAGE | {"operator": {"replicas": 1, **IMAGE}, "envoy": {"enabled": True, **IMAGE}}
+    objects: dict[str, Any] = chart.objects(values)
+    with bare_node(node, tmp_path, envoy_image) as kubelet, node.open() as host:
+        for name in ("cilium-config", "cilium-envoy-config"):
+            kubelet.config_maps[name] = dict(objects[f"ConfigMap/{name}"]["data"])
+        agent = kubelet.pod("cilium-x", objects["DaemonSet/cilium"]["spec"]["template"])
+        operator = kubelet.pod("cilium-operator-x", objects["Deployment/cilium-operator"]["spec"]["template"])
+        envoy = kubelet.pod("cilium-envoy-x", objects["DaemonSet/cilium-envoy"]["spec"]["template"])
+        for name in agent.init:
+            agent.run(name)
+        with operator.running("cilium-operator"), agent.running("cilium-agent"):
+            eventually(node.cni_conf.exists, within=30)
+            eventually(lambda: host.run(os.path.exists, "/run/cilium/envoy/listeners.json"))
+            first = pods.add(node, "first")
+            pods.add(node, "second")
+            with (
+                envoy.running("cilium-envoy"),
+                node.open_pod("first") as there,
+                node.open_pod("second") as here,
+                answering(there),
+            ):
+                eventually(
+                    lambda: host.run(ask_http, "127.0.0.1", "/healthz", "GET", None, 9878).status == 200
+                )
+                eventually(lambda: here.run(ask_http, first.ipv4, "/secret").status == 200)
+                path = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
+                ca = tmp_path / "account" / "ca.crt"
+                assert host.run(create, kubelet.env, ca, path, POLICY) == 201
+                eventually(lambda: here.run(ask_http, first.ipv4, "/secret").status == 403)
+                assert here.run(ask_http, first.ipv4, "/public/1").status == 200
+                told = host.run(ask_http, "127.0.0.1", "/metrics", "GET", None, 9964)
+                assert "envoy_http_downstream_rq" in told.body
+        pods.delete(node, "first")
+        pods.delete(node, "second")

