@@ -10,9 +10,6 @@ from cells.unserved.refusal import UnservedSettings
 class UnservedPolicy(UnservedSettings, frozen=True):
     """Policies, of pods and of the node."""
 
-    policy_cidr_match_mode: str = ""
-    """Networks in policies never select nodes."""
-
     enable_xdp_prefilter: bool = False
     """Packets are not dropped by the driver yet."""
 

@@ -36,8 +36,16 @@ class NodeSettings(Settings, frozen=True):
     enable_node_selector_labels: bool = False
     """Other nodes have identities by their labels, so that fromNodes and toNodes can select them."""
 
+    policy_cidr_match_mode: tuple[str, ...] = ()
+    """What networks in policies select beside what is outside: nodes, by the addresses of nodes."""
+
+    @property
+    def matched_by_cidr(self) -> bool:
+        """Whether networks in policies select nodes."""
+        return "nodes" in self.policy_cidr_match_mode
+
     def validate(self) -> None:
-        """Refuse patterns that are none; raises ValueErrors of one line."""
+        """Refuse patterns and modes that are none; raises ValueErrors of one line."""
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
@@ -46,6 +54,10 @@ class NodeSettings(Settings, frozen=True):
                 re.compile(pattern)
             except re.error as error:
                 yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
+
+        for mode in self.policy_cidr_match_mode:
+            if mode != "nodes":
+                yield f"policy-cidr-match-mode={mode}: expected nodes, or nothing"
 
     def kept_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that no pattern matches."""

@@ -30,7 +30,8 @@ from cells.cluster.identity import (
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode, NodeSettings
 from cells.config import AgentConfig
-from cells.ipam import Family, IPNetwork
+from cells.ipam import Family, IPAddress, IPNetwork
+from cells.policy.labels import CIDR, cidr_label
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 
@@ -78,19 +79,22 @@ class NodeClaim(msgspec.Struct, frozen=True):
         )
 
 
-def node_labels(node: ClusterNode) -> tuple[str, ...]:
-    """The labels of the identity of another node, where its labels count."""
-    own = (Label(NODE, key, value) for key, value in node.labels.items())
-    return texts([*own, *map(parse, RESERVED_IDENTITIES[REMOTE_NODE])])
+def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bool) -> tuple[str, ...]:
+    """The labels of another node's identity at this address; nothing where it is that of all nodes."""
+    own = [Label(NODE, key, value) for key, value in node.labels.items()] if labelled else []
+    if by_cidr:
+        own.append(Label(CIDR, cidr_label(ip_network(ip))))
+    return texts([*own, *map(parse, RESERVED_IDENTITIES[REMOTE_NODE])]) if labelled or own else ()
 
 
 def claims_of(
-    node: ClusterNode, worlds: Mapping[Family, int], *, labelled: bool = False
+    node: ClusterNode, worlds: Mapping[Family, int], *, labelled: bool = False, by_cidr: bool = False
 ) -> Iterator[NodeClaim]:
     """What another node has: its addresses, and ranges of pods as the weakest of all claims.
 
     ``worlds`` is the identity of what is outside, by family that is on. A pod of which nobody has told yet
-    counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity.
+    counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
+    ``by_cidr``: its address does, for networks of policies to select it.
     """
     if node.local:
         return
@@ -110,7 +114,7 @@ def claims_of(
             continue
         prefix = prefix_of(address.ip)
         to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
-        labels = node_labels(node) if labelled else ()
+        labels = node_labels(node, address.ip, labelled=labelled, by_cidr=by_cidr)
         found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, labels)
     yield from found.values()
 
@@ -142,10 +146,10 @@ def node_claims(
     nodes: ReadTable[ClusterNode], agent: AgentConfig, settings: NodeSettings, tables: Tables
 ) -> ReadTable[NodeClaim]:
     """The table ``remote-node-prefixes``."""
-    labelled = settings.enable_node_selector_labels
+    labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
     worlds = worlds_of(agent)
     told = nodes.flat_map(
-        lambda node: claims_of(node, worlds, labelled=labelled),
+        lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr),
         key=lambda one: one.key,
         name="told-node-prefixes",
     )

@@ -5,11 +5,13 @@ For:    nobody.   Needs: HostEndpoint, Identities, ReadTable[ClusterNode], Known
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_network
 
 from cells.cluster.identity import HOST, Identities, Label, texts
 from cells.cluster.nodes import ClusterNode, NodeSettings
 from cells.endpoint.host import HostEndpoint
+from cells.policy.labels import CIDR, cidr_label
 from cells.policy.maps import KnownRules
 from lifecycle import Change, Jobs, ReadTable
 
@@ -34,7 +36,8 @@ class HostLabels:
         self._selectable = settings.enable_node_selector_labels
         if host.enabled:
             jobs.one_shot("put in force", self._first)
-        if host.enabled or self._selectable:
+        self._by_cidr = settings.matched_by_cidr
+        if host.enabled or self._selectable or self._by_cidr:
             jobs.observe("labels of the node", nodes.changes, self._follow)
 
     async def _first(self) -> None:
@@ -50,15 +53,17 @@ class HostLabels:
     def _label(self, nodes: Iterable[ClusterNode]) -> None:
         for node in nodes:
             if node.local:
-                self._identities.label_host("node", texts(self._labels(node.labels)))
+                self._identities.label_host("node", texts(self._labels(node)))
         known = self._identities.get(HOST)
         if known is not None:
             self._host.relabel(known.labels)
 
-    def _labels(self, labels: Mapping[str, str]) -> Iterator[Label]:
-        """Those by which policies select the node, and those by which fromNodes and toNodes do."""
+    def _labels(self, node: ClusterNode) -> Iterator[Label]:
+        """Those by which policies select the node, and those by which fromNodes, toNodes and networks do."""
         if self._host.enabled:
-            counting, _ = self._identities.filter.split(Label("k8s", *one) for one in labels.items())
+            counting, _ = self._identities.filter.split(Label("k8s", *one) for one in node.labels.items())
             yield from counting
         if self._selectable:
-            yield from (Label("node", *one) for one in labels.items())
+            yield from (Label("node", *one) for one in node.labels.items())
+        if self._by_cidr:
+            yield from (Label(CIDR, cidr_label(ip_network(each.ip))) for each in node.addresses)

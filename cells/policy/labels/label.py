@@ -55,12 +55,10 @@ class LabelSet:
         return found
 
     @cached_property
-    def prefix(self) -> Prefix | None:
-        """The prefix of the identity's ``cidr:`` label, if it has one."""
-        for label in self._labels:
-            if label.source == CIDR:
-                return cidr_of_label(label.key)
-        return None
+    def prefixes(self) -> tuple[Prefix, ...]:
+        """The prefixes of the identity's ``cidr:`` labels: one, or those of all addresses of this node."""
+        found = (cidr_of_label(label.key) for label in self._labels if label.source == CIDR)
+        return tuple(prefix for prefix in found if prefix is not None)
 
     def has_reserved(self, key: str) -> bool:
         """Whether the set has ``reserved:KEY``."""
@@ -71,7 +69,7 @@ class LabelSet:
         """What selectors may be found by: every key with its value, and without; one for any CIDR label."""
         pairs = {(label.key, label.value) for label in self._labels}
         keys: set[tuple[str, str | None]] = {(key, None) for key in self._by_key}
-        cidr: set[tuple[str, str | None]] = {(CIDR, None)} if self.prefix is not None else set()
+        cidr: set[tuple[str, str | None]] = {(CIDR, None)} if self.prefixes else set()
         return tuple(pairs | keys | cidr)
 
     def value(self, source: str, key: str) -> str | None:

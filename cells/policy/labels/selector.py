@@ -66,8 +66,7 @@ def _cidr_value(labels: LabelSet, key: str) -> str | None:
     wanted = cidr_of_label(key)
     if wanted is None:
         return None
-    own = labels.prefix
-    return "" if own is not None and contains(wanted, own) else None
+    return "" if any(contains(wanted, own) for own in labels.prefixes) else None
 
 
 class Selector(msgspec.Struct, frozen=True, order=True, dict=True):

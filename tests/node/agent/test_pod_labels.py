@@ -12,7 +12,7 @@ import pytest
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
-from hive.lab.node import Lab
+from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
 from tests.node.agent.test_policy_enforcement import conversation, denied, flows, is_cut
 from tests.support.agents import serving, terminated
@@ -91,6 +91,25 @@ def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp
     pods.add(node, "new")
     with node.open_pod("new") as inside:
         assert inside.run(ping, server.ipv4, 1), "a policy knows the new identity before the pod sends"
+
+
+def test_networks_select_this_node_where_that_is_asked_for(node: Lab, tmp_path: Path) -> None:
+    write(tmp_path, "client", pod("client", {"app": "client"}))
+    spec = {
+        "endpointSelector": {"matchLabels": {"app": "client"}},
+        "egress": [{"toCIDR": ["192.168.50.0/24"]}],
+    }
+    write(tmp_path, "policy", {**POLICY, "spec": spec})
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    pods.add(node, "client")
+    eventually(lambda: _enforcement(pid, "client") == "egress")
+    with node.open_pod("client") as inside:
+        assert inside.run(ping, OUTSIDE_ADDRESS, 1)
+        assert not inside.run(ping, NODE_ADDRESS, 1, 0.3)
+        assert terminated(node, pid) == 0
+        serving(node, f"--manifests-dir={tmp_path}", "--policy-cidr-match-mode=nodes")
+        eventually(lambda: inside.run(ping, NODE_ADDRESS, 1, 0.3))
+        assert inside.run(ping, OUTSIDE_ADDRESS, 1)
 
 
 STRICT = {

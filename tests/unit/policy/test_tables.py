@@ -34,7 +34,7 @@ def test_the_labels_of_a_prefix(row: Any) -> None:
     labels = prefix_labels(prefix, dual_stack=row["dual_stack"])
     assert sorted(map(str, labels)) == sorted(row["identity_labels"])
     if prefix.prefixlen:
-        assert labels.prefix == prefix
+        assert labels.prefixes == (prefix,)
 
 
 @pytest.mark.parametrize("row", TABLES["fqdn_patterns"], ids=lambda row: str(row["pattern"]))

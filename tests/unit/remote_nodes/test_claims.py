@@ -108,7 +108,7 @@ def test_a_wider_range_than_ours_has_a_route_as_ours_is_more_exact() -> None:
 
 @asynccontextmanager
 async def claiming(
-    nodes: Table[ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False
+    nodes: Table[ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False, by_cidr: bool = False
 ) -> AsyncIterator[Hive]:
     def needed(_: Table[IpcacheEntry]) -> None: ...
 
@@ -126,7 +126,11 @@ async def claiming(
         remote_nodes.cell,
         supply(agent),
         supply(nodes, type=ReadTable[ClusterNode]),
-        supply(NodeSettings(enable_node_selector_labels=labelled)),
+        supply(
+            NodeSettings(
+                enable_node_selector_labels=labelled, policy_cidr_match_mode=("nodes",) if by_cidr else ()
+            )
+        ),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
         replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduced)),
         replace(IpcacheMap, kernel),
@@ -220,3 +224,25 @@ async def test_nodes_have_identities_by_their_labels_where_those_count() -> None
             txn.put(msgspec.structs.replace(node(4), labels={"role": "worker"}))
         await eventually(lambda: identity("192.0.2.4") == worker.id)
         await eventually(lambda: not any("node:role=control-plane" in one.labels for one in known.all()))
+
+
+async def test_networks_of_policies_can_select_nodes_by_their_addresses() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    kernel = FakeIpcacheMap()
+
+    def identity(prefix: str) -> int:
+        return {str(prefix): value.identity for prefix, value in kernel.rows.items()}.get(prefix, 0)
+
+    for labelled, more in ((False, ()), (True, ("node:role=worker",))):
+        with nodes.txn() as txn:
+            txn.put(msgspec.structs.replace(node(2), labels={"role": "worker"}))
+        async with claiming(nodes, kernel, labelled=labelled, by_cidr=True) as hive:
+            known = hive.get(Identities)
+            await eventually(lambda: identity("10.2.0.1/32") and identity("192.0.2.2/32"))
+            for prefix in ("192.0.2.2/32", "10.2.0.1/32"):
+                (found,) = (one for one in known.all() if one.id == identity(prefix))
+                assert found.labels == (f"cidr:{prefix}", *more, "reserved:remote-node")
+            with nodes.txn() as txn:
+                txn.delete("default/n2")
+            await eventually(lambda: not identity("192.0.2.2/32"))
+            assert not any("cidr:192.0.2.2/32" in one.labels for one in known.all())
