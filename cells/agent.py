@@ -18,6 +18,7 @@ from cells.cluster import (
     node_ids,
     nodes,
     pod_pools,
+    prefix_labels,
     remote_nodes,
     shared,
 )
@@ -86,6 +87,7 @@ agent = module(
     nodes.cell,
     pod_pools.cell,
     remote_nodes.cell,
+    prefix_labels.cell,
     apiservers.cell,
     shared.cell,
     endpoints.cell,

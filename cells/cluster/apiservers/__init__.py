@@ -1,11 +1,10 @@
 """Whose address is an API server's: ``toEntities: [kube-apiserver]`` selects it, node or not.
 
-Controller: the EndpointSlices of the Service default/kubernetes, and other claims of their addresses, in;
-        claims of the ipcache out, and the labels of the host's identity where a server is on this node.
-Needs:  Table[EndpointSlice], Ipcache, Identities, EndpointPolicies.
+Source: the EndpointSlices of the Service default/kubernetes in; labels of their addresses out.
+Needs:  Table[EndpointSlice], PrefixMetadata.   Gives: nothing; it is invoked.
 """
 
-from cells.cluster.apiservers.claims import ApiServerClaims
+from cells.cluster.apiservers.labels import ApiServerLabels
 from lifecycle import invoke, module, provide_private
 
 __all__ = ["cell"]
@@ -13,6 +12,6 @@ __all__ = ["cell"]
 cell = module(
     "kube-apiserver",
     "Addresses of API servers",
-    provide_private(ApiServerClaims),
-    invoke(ApiServerClaims),
+    provide_private(ApiServerLabels),
+    invoke(ApiServerLabels),
 )

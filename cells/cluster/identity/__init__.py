@@ -20,8 +20,10 @@ from cells.cluster.identity.checkpoint import Checkpoint
 from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
 from cells.cluster.identity.identities import Identities, Identity, identity_table
 from cells.cluster.identity.labels import (
+    CIDR,
     RESERVED,
     Label,
+    cidr_label,
     labels_sha256,
     parse,
     texts,
@@ -52,6 +54,7 @@ from cells.observe.metrics import Collector, Family
 from lifecycle import Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 
 __all__ = [
+    "CIDR",
     "CLUSTER",
     "DEFAULT_FILTER",
     "HEALTH",
@@ -78,6 +81,7 @@ __all__ = [
     "NodeAllocator",
     "Scope",
     "cell",
+    "cidr_label",
     "identity_table",
     "labels_sha256",
     "parse",

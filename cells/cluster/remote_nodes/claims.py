@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from cells.cluster.identity import (
+    CIDR,
     HEALTH,
     INGRESS,
     REMOTE_NODE,
@@ -24,6 +25,7 @@ from cells.cluster.identity import (
     WORLD_IPV6,
     Identities,
     Label,
+    cidr_label,
     parse,
     texts,
 )
@@ -31,7 +33,6 @@ from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode, NodeSettings
 from cells.config import AgentConfig
 from cells.ipam import Family, IPAddress, IPNetwork
-from cells.policy.labels import CIDR, cidr_label
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_network
 
-from cells.cluster.identity import HOST, Identities, Label, texts
+from cells.cluster.identity import CIDR, HOST, Identities, Label, cidr_label, texts
 from cells.cluster.nodes import ClusterNode, NodeSettings
 from cells.endpoint.host import HostEndpoint
-from cells.policy.labels import CIDR, cidr_label
 from cells.policy.maps import KnownRules
 from lifecycle import Change, Jobs, ReadTable
 

@@ -13,14 +13,13 @@ from cells.policy.labels.cidr import (
     world_label,
 )
 from cells.policy.labels.fqdn import FQDNSelector, canonical_name, dns_pattern
-from cells.policy.labels.label import CIDR, LabelSet
+from cells.policy.labels.label import LabelSet
 from cells.policy.labels.selector import ALL, NONE, PeerSelector, Requirement, Selector, SelectorError
 from cells.policy.labels.selector_text import selector_text
 from cells.policy.labels.world import address_labels, prefix_labels
 
 __all__ = [
     "ALL",
-    "CIDR",
     "NONE",
     "FQDNSelector",
     "LabelSet",

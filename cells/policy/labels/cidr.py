@@ -6,23 +6,19 @@ from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
+from cells.cluster.identity import cidr_label
+
+__all__ = [
+    "Prefix",
+    "PrefixSet",
+    "cidr_label",
+    "cidr_of_label",
+    "contains",
+    "except_prefixes",
+    "world_label",
+]
+
 Prefix = IPv4Network | IPv6Network
-
-
-def _address_text(prefix: Prefix) -> str:
-    if prefix.version == 4:
-        return str(prefix.network_address)
-    mapped = prefix.network_address.ipv4_mapped if isinstance(prefix, IPv6Network) else None
-    text = f"::ffff:{mapped}" if mapped is not None else str(prefix.network_address)
-    text = text.replace(":", "-")  # a label's key separates its source by a colon
-    text = f"0{text}" if text.startswith("-") else text
-    return f"{text}0" if text.endswith("-") else text
-
-
-@lru_cache(maxsize=65536)
-def cidr_label(prefix: Prefix) -> str:
-    """The key of a prefix's ``cidr:`` label: ``10.0.0.0/8``, ``2001-db8--0/32``, ``0--0/0``."""
-    return f"{_address_text(prefix)}/{prefix.prefixlen}"
 
 
 @lru_cache(maxsize=65536)

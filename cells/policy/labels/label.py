@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
-from cells.cluster.identity import Label, parse
+from cells.cluster.identity import CIDR, Label, parse
 from cells.policy.labels.cidr import Prefix, cidr_of_label
 
 ANY = "any"
 """The source that a selector's key without one has: it matches the key from every source."""
 
-CIDR = "cidr"
+
 FQDN = "fqdn"
 
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from cells.cluster.identity import CIDR
 from cells.policy.labels.cidr import cidr_of_label, contains
 from cells.policy.labels.fqdn import FQDNSelector
-from cells.policy.labels.label import ANY, CIDR, LabelSet
+from cells.policy.labels.label import ANY, LabelSet
 
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cells.cluster.identity import Label
+from cells.cluster.identity import CIDR, Label
 from cells.policy.labels.cidr import Prefix, cidr_label, contains, world_label
 from cells.policy.labels.fqdn import FQDNSelector
-from cells.policy.labels.label import CIDR, FQDN, LabelSet
+from cells.policy.labels.label import FQDN, LabelSet
 
 
 def prefix_labels(prefix: Prefix, *, dual_stack: bool) -> LabelSet:

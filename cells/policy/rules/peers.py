@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from cells.cluster.identity import Label
+from cells.cluster.identity import CIDR, Label
 from cells.policy.labels import (
     ALL,
     NONE,
@@ -21,7 +21,6 @@ from cells.policy.labels import (
     cidr_label,
     except_prefixes,
 )
-from cells.policy.labels.label import CIDR
 from cells.policy.labels.selector import EXISTS
 from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.sanitise import check_exceptions

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 import pytest
 import structlog
 
-from cells.cluster import apiservers
+from cells.cluster import apiservers, prefix_labels
 from cells.cluster.identity import (
     CLUSTER,
     HOST,
@@ -20,6 +20,7 @@ from cells.cluster.identity import (
     identity_table,
 )
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.cluster.prefix_labels import PrefixLabels, PrefixMetadata
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes import EndpointSlice, Meta
 from cells.kubernetes.objects.services import Endpoint, EndpointConditions
@@ -77,6 +78,11 @@ class World:
     def identity(self) -> int:
         return self.kernel.identities.get(f"{SERVER}/32", 0)
 
+    @property
+    def source(self) -> Source | None:
+        row = self.ipcache.table.get(f"{SERVER}/32")
+        return row.source if row else None
+
     def labels(self, number: int) -> tuple[str, ...]:
         known = self.identities.get(number)
         return known.labels if known else ()
@@ -89,6 +95,7 @@ class World:
 
         known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
         hive = Hive(
+            prefix_labels.cell,
             apiservers.cell,
             supply(known),
             supply(self.slices, type=Table[EndpointSlice]),
@@ -97,6 +104,7 @@ class World:
             replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduce)),
         )
         async with hive.started():
+            self.metadata = hive.get(PrefixMetadata)
             yield
 
 
@@ -168,3 +176,50 @@ async def test_without_slices_nobody_waits_for_any() -> None:
     async with world.running():
         await eventually(lambda: world.ipcache.table.initialized)
     assert world.identities.references(HOST) == 0
+
+
+async def test_any_source_may_add_to_what_others_say_of_an_address() -> None:
+    world = World()
+    world.servers(SERVER)
+    prefix = f"{SERVER}/32"
+    async with world.running():
+        await eventually(lambda: world.identity != 0)
+        alone = world.identity
+        more = PrefixLabels(prefix=prefix, resource="x//z", source=Source.API, labels=("cidrgroup:blue",))
+        world.metadata.upsert(more)
+        await eventually(lambda: world.identity not in {0, alone})
+        assert world.labels(world.identity) == (
+            "cidrgroup:blue",
+            "reserved:kube-apiserver",
+            "reserved:world",
+        )
+        assert world.source is Source.KUBE_APISERVER, "the strongest of them"
+        with pytest.raises(ValueError, match="expected sources reserved, cidr"):
+            world.metadata.upsert(
+                PrefixLabels(prefix=prefix, resource="x//k", source=Source.API, labels=("k8s:a=b",))
+            )
+        world.servers()
+        await eventually(lambda: "reserved:kube-apiserver" not in world.labels(world.identity))
+        assert world.labels(world.identity) == ("cidrgroup:blue", "reserved:world")
+        # A claim as strong as this one comes later, and the labels are still said of it.
+        node = PrefixLabels(
+            prefix=prefix,
+            resource="x//z",
+            source=Source.API,
+            labels=("node:role=worker", "reserved:remote-node"),
+        )
+        world.metadata.upsert(node)
+        world.claim(prefix, REMOTE_NODE, Source.CUSTOM_RESOURCE, peer="192.0.2.1")
+        await eventually(
+            lambda: world.labels(world.identity) == node.labels and world.source is Source.CUSTOM_RESOURCE
+        )
+        assert str(world.kernel.rows[prefix].tunnel_endpoint) == "192.0.2.1"
+        override = PrefixLabels(
+            prefix=prefix, resource="x//o", source=Source.API, labels=("reserved:ingress",), override=True
+        )
+        world.metadata.upsert(override)
+        await eventually(lambda: world.labels(world.identity) == ("reserved:ingress",))
+        world.metadata.remove("x//o", [prefix])
+        world.metadata.remove("x//z", [prefix])
+        await eventually(lambda: world.identity == REMOTE_NODE)
+        assert all(world.identities.references(one.id) == 0 for one in world.identities.all())

@@ -1,0 +1,185 @@
+"""Identities of prefixes that have labels: their claims in the ipcache.
+
+For:    the datapath.   Needs: PrefixMetadata, Ipcache, Identities, EndpointPolicies, AgentConfig.
+Gives:  PrefixClaims.
+
+Each is an identity of this node's own, unless its labels are a reserved one's. Policies know it before
+packets have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from functools import partial
+from ipaddress import ip_network
+from typing import Final
+
+import msgspec
+
+from cells.cluster.identity import (
+    HOST,
+    RESERVED_IDENTITIES,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+    Identities,
+)
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source
+from cells.cluster.prefix_labels.metadata import PrefixLabels, PrefixMetadata
+from cells.cluster.prefix_labels.resolve import Known, labels_of, resolved
+from cells.config import AgentConfig
+from cells.ipam import IPNetwork
+from cells.policy.maps import EndpointPolicies
+from lifecycle import Change, Jobs
+
+RESOURCE: Final = "prefix-labels"
+"""Whose the claims are in the ipcache."""
+_STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
+
+
+def contains(outer: IPNetwork, inner: IPNetwork) -> bool:
+    """Whether every address of ``inner`` lies in ``outer``."""
+    return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
+
+
+class PrefixClaims:
+    """Keeps the claims. Until all sources of labels are known no leftover of the map goes for want of one."""
+
+    def __init__(
+        self,
+        metadata: PrefixMetadata,
+        ipcache: Ipcache,
+        identities: Identities,
+        policies: EndpointPolicies,
+        agent: AgentConfig,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._said = metadata.table
+        self._ipcache = ipcache
+        self._identities = identities
+        self._policies = policies
+        self._dual_stack = agent.ipv4 and agent.ipv6
+        self._claimed: dict[Prefix, IpcacheEntry] = {}
+        self._generated: dict[Prefix, IPNetwork] = {}
+        """Prefixes that rules name."""
+        self._of_host: dict[Prefix, frozenset[str]] = {}
+        """What is said of this node's own addresses."""
+        self._first = ipcache.table.initializer(RESOURCE)
+        jobs.observe("labels", self._said.changes, self._follow_labels)
+        jobs.one_shot("first", self._complete)
+        claims = partial(ipcache.table.changes, only=self._matters)
+        jobs.observe("claims of others", claims, self._follow_claims)
+
+    async def _complete(self) -> None:
+        await self._said.wait_initialized()
+        self._settle(list(self._prefixes()))
+        self._first.done()
+
+    async def _follow_labels(self, changes: list[Change[PrefixLabels]]) -> None:
+        self._settle(list(dict.fromkeys(str(change.key[0]) for change in changes)))  # type: ignore[index]
+
+    def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
+        """Whether rules name the prefix, or did, or somebody says something of it."""
+        of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
+        return of_rules or bool(self._said.by("prefix").get(str(key)))
+
+    async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
+        touched: set[Prefix] = set()
+        for change in changes:
+            prefix = str(change.key)
+            if change.row is not None and change.row.is_of(Source.GENERATED):
+                around = None if prefix in self._generated else ip_network(prefix)
+                if around is not None:
+                    self._generated[prefix] = around
+            else:
+                around = self._generated.pop(prefix, None)
+            if around is not None:
+                touched |= {one for one in self._prefixes() if contains(around, ip_network(one))}
+            elif self._said.by("prefix").get(prefix):
+                touched.add(prefix)
+        self._settle(touched)
+
+    def _prefixes(self) -> set[Prefix]:
+        return {row.prefix for row in self._said.all()}
+
+    def _settle(self, prefixes: Iterable[Prefix]) -> None:
+        """Claim what these should have now. Raises OSError where the kernel refuses: it is tried again."""
+        for prefix in prefixes:
+            said = list(self._said.by("prefix").get(prefix))
+            base = self._others(prefix)
+            labels = resolved(said, self._known(prefix, base)) if said else None
+            if labels is not None:
+                self._claim(prefix, labels, said, base)
+            elif (claimed := self._claimed.pop(prefix, None)) is not None:
+                self._identities.release(claimed.identity)
+                self._ipcache.withdraw(RESOURCE, [prefix])
+            if said and labels is None and base is not None and base.identity == HOST:
+                self._of_host[prefix] = frozenset(labels_of(said))
+            else:
+                self._of_host.pop(prefix, None)
+        self._identities.label_host(RESOURCE, frozenset[str]().union(*self._of_host.values()))
+
+    def _known(self, prefix: Prefix, base: IpcacheEntry | None) -> Known:
+        network = ip_network(prefix)
+        world = (WORLD_IPV4 if network.version == 4 else WORLD_IPV6) if self._dual_stack else WORLD
+        identity = self._identities.get(base.identity) if base is not None else None
+        return Known(
+            base.identity if base is not None else 0,
+            identity.labels if identity is not None else (),
+            tuple(self._around(network)),
+            RESERVED_IDENTITIES[world],
+        )
+
+    def _claim(
+        self,
+        prefix: Prefix,
+        labels: tuple[str, ...],
+        said: list[PrefixLabels],
+        base: IpcacheEntry | None,
+    ) -> None:
+        """Claim the prefix, as a source that is as strong as the strongest that has a say in it."""
+        sources = [row.source for row in said] + ([base.source] if base is not None else [])
+        claimed = self._claimed.get(prefix)
+        identity = self._identities.acquire_now(labels)
+        assert identity is not None  # noqa: S101  # this node gives it
+        claim = IpcacheEntry(
+            prefix=prefix,
+            identity=identity.id,
+            source=min(sources, key=_STRENGTH.__getitem__),
+            resource=RESOURCE,
+        )
+        if base is not None:
+            claim = msgspec.structs.replace(
+                claim,
+                tunnel_endpoint=base.tunnel_endpoint,
+                encrypt_key=base.encrypt_key,
+                skip_tunnel=base.skip_tunnel,
+            )
+        row = self._ipcache.table.get(prefix)
+        try:
+            if claim != claimed or (row is not None and row.resource != RESOURCE):
+                self._policies.introduce(identity.id, identity.labels)
+                self._ipcache.upsert(claim)
+                self._claimed[prefix] = claim
+        finally:
+            taken = self._claimed.get(prefix) is claim
+            former = claimed if taken else claim
+            if former is not None:
+                self._identities.release(former.identity)
+
+    def _others(self, prefix: Prefix) -> IpcacheEntry | None:
+        """The strongest claim that is not ours."""
+        row = self._ipcache.table.get(prefix)
+        return next((one for one in row.claims if one.resource != RESOURCE), None) if row else None
+
+    def _around(self, network: IPNetwork) -> Iterator[str]:
+        """The labels of the nearest prefix around it that rules name, without those of the world."""
+        found = [one for one in self._generated.values() if contains(one, network)]
+        for nearest in sorted(found, key=lambda one: -one.prefixlen):
+            row = self._ipcache.table.get(str(nearest))
+            claims = [one for one in row.claims if one.source is Source.GENERATED] if row else []
+            for claim in claims:
+                if (known := self._identities.get(claim.identity)) is not None:
+                    yield from (text for text in known.labels if not text.startswith("reserved:"))
+                    return
