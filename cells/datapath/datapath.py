@@ -6,6 +6,7 @@ Needs: DatapathSettings, AgentConfig, Maps, HostLinks.   Gives: Datapath.
 import errno
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from cells.datapath.l3 import OBJECT as L3_OBJECT
 from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
-from cells.datapath.selfcheck import self_check
+from cells.datapath.selfcheck import lent, self_check, try_packets
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
 from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
@@ -50,6 +51,8 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, Usage
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"
 TUNNEL_LINK: Final = "cilium_vxlan"
+PARTS: Final = ({"hive_from_pod"}, ENTRIES.keys() - {"hive_from_pod"})
+"""Loaded at the same time: the verifier takes as long over what a pod sends as over all the others."""
 
 
 class WrongObjectError(LoadError, UsageError):
@@ -376,24 +379,41 @@ class Datapath:
         generation = max(former.generation if former else 0, known) + 1
         path = self._object
         try:
-            # Both take the verifier some 50 ms: at the same time. What fails the check is never put in force.
-            with ThreadPoolExecutor(1) as other:
-                loading = other.submit(load, data, path.name, tables, generation, self._settings)
-                try:
-                    self_check(data, path.name, tables, self._settings)
-                except BaseException:
-                    if loading.exception() is None:
-                        loading.result()[0].close()
-                    raise
-            loaded, constants = loading.result()
+            with ExitStack() as parts:
+                programs, constants = self._load_tried(data, tables, generation, former is None, parts)
+                self._maps.catch_up()
+                publish(entry, programs)
         except LoadError as error:
             if path.parent == PACKAGED_OBJECTS:
                 raise
             raise WrongObjectError(path, error) from error
-        with loaded:
-            self._maps.catch_up()
-            publish(entry, loaded.programs())
         return constants
+
+    def _load_tried(
+        self, data: bytes, tables: tuple[Map, ...], generation: int, first: bool, parts: ExitStack
+    ) -> tuple[dict[str, int], Constants]:
+        """The programs by name, loaded onto the node's maps, and tried; ``parts`` closes them.
+
+        The verifier takes longest, so two threads load. What fails the check is never put in force.
+        """
+        name, settings = self._object.name, self._settings
+        with ExitStack() as borrowed:
+            own = borrowed.enter_context(lent(tables)) if first else None
+            with ThreadPoolExecutor(2) as both:
+                loading = [
+                    both.submit(load, data, name, tables, generation, settings, each) for each in PARTS
+                ]
+                check = None if own is not None else both.submit(self_check, data, name, tables, settings)
+            for each in loading:
+                if each.exception() is None:
+                    parts.enter_context(each.result()[0])
+            loaded = [each.result() for each in loading]
+            programs = {known: fd for part, _ in loaded for known, fd in part.programs().items()}
+            if own is not None:
+                try_packets(programs, own, name)
+            elif check is not None:
+                check.result()
+        return programs, loaded[0][1]
 
     def _load_dispatchers(self, tables: tuple[Map, ...]) -> Dispatchers:
         path = PACKAGED_OBJECTS / "dispatch.o"

@@ -1,11 +1,12 @@
 """Tries an object on packets before it carries any, on maps of its own.
 
 For:    Datapath, before a generation is put in force. Needs: generation, cells.maps.   Gives: self_check().
-The node's maps are neither read nor written, so neither counters nor connections notice.
+On a node that has just booted it is done on the node's, before they are in use. So neither counters nor
+connections notice.
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -26,11 +27,18 @@ from cells.maps import (
     MapType,
     MetricsKey,
     create_map,
+    map_by_id,
     test_run,
 )
 
 TC_ACT_OK, SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
 IFINDEX: Final = 1  # what BPF_PROG_TEST_RUN takes when none is given: lo
+
+NOBODYS: Final = 60000
+"""An endpoint id that no endpoint has, and the next one: they have no policy maps."""
+EMPTIED: Final = ("hive_endpoints", "cilium_metrics")
+USED: Final = (*EMPTIED, "cilium_lxc", "hive_node")
+"""Maps that are written and read here, beside the programs."""
 
 POD, NEIGHBOUR, STRANGER = (IPv4Address(f"192.0.2.{n}") for n in (1, 2, 3))  # RFC 5737
 POD6, NEIGHBOUR6, STRANGER6 = (IPv6Address(f"2001:db8::{n}") for n in (1, 2, 3))  # RFC 3849
@@ -51,15 +59,39 @@ class Case(msgspec.Struct, frozen=True):
 def self_check(data: bytes, name: str, tables: Collection[Map], settings: DatapathSettings) -> None:
     """Load an object onto scratch maps like ``tables`` and see it treat packets right; LoadError if not."""
     with scratch(tables) as maps:
-        set_up(maps)
-        tried = {
-            case.program for case in CASES
-        }  # verifying takes the kernel longest, and is done again for the node
+        tried = {case.program for case in CASES}  # verifying takes longest, and is done again for the node
         loaded, _ = load(data, name, maps.values(), 0, settings, tried)
         with loaded:
-            programs = loaded.programs()
-            for case in CASES:
-                check(case, programs[case.program], maps["cilium_metrics"], name)
+            try_packets(loaded.programs(), maps, name)
+
+
+def try_packets(programs: Mapping[str, int], maps: Mapping[str, Map], name: str) -> None:
+    """See programs that work on these maps treat packets right; LoadError if not. Its rows stay."""
+    set_up(maps)
+    for case in CASES:
+        check(case, programs[case.program], maps["cilium_metrics"], name)
+
+
+@contextmanager
+def lent(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
+    """The node's own maps to try packets on, before they are in use, and empty again afterwards; else None.
+
+    For a node that has just booted: what is loaded for it need not be verified once more. Rows that are left
+    when the agent is killed meanwhile are nobody's, and go when endpoints are restored.
+    """
+    with ExitStack() as open_maps:
+        known = {table.spec.name: table.id for table in tables}
+        maps = {each: open_maps.enter_context(map_by_id(known[each])) for each in USED}  # this thread's own
+        if any(maps["hive_node"].lookup(bytes(4)) or b"") or any(maps[each].first_key() for each in EMPTIED):
+            yield None
+            return
+        try:
+            yield maps
+        finally:
+            maps["hive_endpoints"].delete(struct.pack("<I", IFINDEX))
+            for address in NEIGHBOUR, NEIGHBOUR6:
+                maps["cilium_lxc"].delete(LxcKey(address).pack())
+            maps["cilium_metrics"].clear()
 
 
 @contextmanager
@@ -75,10 +107,14 @@ def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
         yield maps
 
 
-def set_up(maps: dict[str, Map]) -> None:
+def set_up(maps: Mapping[str, Map]) -> None:
     """One pod to send, one to receive, and no policy for either."""
-    pod = EndpointConfig(POD, endpoint_id=1, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6)
-    neighbour = LxcValue(ifindex=IFINDEX, endpoint_id=2, mac=POD_MAC, node_mac=HOST_MAC, identity=1001)
+    pod = EndpointConfig(
+        POD, endpoint_id=NOBODYS, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6
+    )
+    neighbour = LxcValue(
+        ifindex=IFINDEX, endpoint_id=NOBODYS + 1, mac=POD_MAC, node_mac=HOST_MAC, identity=1001
+    )
     maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.pack())
     for address in NEIGHBOUR, NEIGHBOUR6:
         maps["cilium_lxc"].update(LxcKey(address).pack(), neighbour.pack())

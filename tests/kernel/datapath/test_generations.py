@@ -14,8 +14,9 @@ from cells.datapath import programs as known
 from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
 from cells.datapath.generation import in_force, read_constants, set_entry
 from cells.datapath.programs import ENTRIES
-from cells.maps import open_map, open_program, program_by_id, program_info
+from cells.maps import MetricsKey, open_map, open_program, program_by_id, program_info
 from cells.maps import test_run as run
+from cells.maps.bpf.map import possible_cpus
 from lifecycle import HiveError, StartError
 from tests.kernel.datapath.node import LiveNode, running
 from tests.kernel.datapath.traffic import Flow, flow, lost
@@ -239,6 +240,47 @@ async def test_a_build_that_fails_leaves_the_former_in_force(
     assert caught.group_contains(LoadError, match=complaint)
     assert "\n" not in str(error)
     assert entries() == before
+
+
+def rows_tried() -> dict[str, int]:
+    """Maps in which packets that are tried leave something, and how many rows they have."""
+    found = {}
+    for name in (
+        "hive_endpoints",
+        "cilium_lxc",
+        "cilium_metrics",
+        "cilium_ct4_global",
+        "cilium_ct_any4_global",
+    ):
+        with open_map(PINS / "tc/globals" / name) as table:
+            found[name] = len(list(table.keys()))
+    return found
+
+
+async def test_the_first_build_is_tried_on_the_nodes_maps_which_are_empty_afterwards(
+    in_node: None, tmp_path: Path
+) -> None:
+    with pytest.raises(StartError) as caught:
+        async with running(datapath_object=broken(tmp_path, OPEN)):
+            pass
+    assert caught.group_contains(LoadError, match="hive_from_pod fails its self-check")
+    assert entries() == {}
+    assert rows_tried() == dict.fromkeys(rows_tried(), 0)
+    async with running() as node:
+        assert entries() == {slot: node.datapath.programs[name] for name, slot in ENTRIES.items()}
+        assert rows_tried() == dict.fromkeys(rows_tried(), 0)
+
+
+async def test_maps_that_are_in_use_are_not_tried_on(in_node: None, tmp_path: Path) -> None:
+    async with running() as node:
+        counter = MetricsKey(reason=0, direction=1).pack()
+        node.maps.metrics.update(counter, bytes(node.maps.metrics.spec.value_size * possible_cpus()))
+    with open_map(PINS / "tc/globals/hive_entry") as entry:
+        for slot in ENTRIES.values():  # nothing is in force, as after a kill before that
+            entry.delete(struct.pack("<I", slot))
+    async with running() as node:
+        assert node.maps.metrics.lookup(counter) is not None
+        assert entries() == {slot: node.datapath.programs[name] for name, slot in ENTRIES.items()}
 
 
 async def test_a_file_that_is_no_object_is_refused(in_node: None, tmp_path: Path) -> None:
