@@ -20,6 +20,7 @@ from cells.node.netlink.links import (
     xdp_of,
 )
 from cells.node.netlink.mac import mac_text, parse_mac, random_mac
+from cells.node.netlink.marked import Marked, leave_marked, take_marked
 from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.node.netlink.namespaces import own_netns_cookie, run_in_each
 from cells.node.netlink.network import NodeNetwork
@@ -37,6 +38,7 @@ __all__ = [
     "IPNetwork",
     "LinkInfo",
     "LinkPrograms",
+    "Marked",
     "NetlinkError",
     "NodeNetwork",
     "PodLink",
@@ -47,6 +49,7 @@ __all__ = [
     "all_routes",
     "cell",
     "is_present",
+    "leave_marked",
     "mac_text",
     "news",
     "own_netns_cookie",
@@ -55,6 +58,7 @@ __all__ = [
     "random_mac",
     "routes_over",
     "run_in_each",
+    "take_marked",
     "take_off_xdp",
     "xdp_of",
 ]

@@ -6,9 +6,11 @@ Gives: AgentStatus, agent_status (pure), StatusCollector, Dependency.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Final, Literal
 
 from cells.observe.controllers import Controllers, ControllerStatus
@@ -127,10 +129,11 @@ class StatusCollector:
 
 @cache
 def agent_version() -> str:
-    """Version of the installed agent, ``0.0.0`` when it runs from an uninstalled tree."""
-    from importlib import metadata  # 20 ms of imports, which the agent's start does not wait for
+    """Version of the installed agent, ``0.0.0`` when it runs from an uninstalled tree.
 
-    try:
-        return metadata.version("hive-agent")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"
+    By the name of the package's .dist-info: importlib.metadata takes 20 ms and 2 MB to import.
+    """
+    for folder in sys.path:
+        for found in Path(folder).glob("hive_agent-*.dist-info"):
+            return found.stem.removeprefix("hive_agent-")
+    return "0.0.0"

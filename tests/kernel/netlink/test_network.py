@@ -1,12 +1,21 @@
 """Devices, addresses and routes by pyroute2: the same as the packed messages make, and loaded late."""
 
+import socket
 import subprocess
 import sys
 from ipaddress import ip_address, ip_interface, ip_network
 
 import pytest
 
-from cells.node.netlink import HostLinks, NetlinkError, NodeNetwork, VethPair
+from cells.node.netlink import (
+    HostLinks,
+    Marked,
+    NetlinkError,
+    NodeNetwork,
+    VethPair,
+    leave_marked,
+    take_marked,
+)
 from cells.node.router.pair import RouterWriter
 from cells.node.router.start import StartWriter
 from tests.kernel.netlink.test_links import HOST_MAC, POD_MAC, host_links
@@ -58,6 +67,35 @@ async def test_both_ways_make_the_same(in_node: None) -> None:
             assert not [each for each in await links.routes(host) if each.destination == routes[2][0]]
             await links.reap([host])
         assert seen[0] == seen[1]
+
+
+def marked_ways() -> tuple[set[str], set[str]]:
+    """Rules with a mark, and routes of the table 2004, as ip shows them."""
+    shown = (
+        subprocess.run(["ip", family, *asked], check=False, capture_output=True, text=True).stdout
+        for family in ("-4", "-6")
+        for asked in (["rule", "show", "priority", "9"], ["route", "show", "table", "2004"])
+    )
+    rules4, routes4, rules6, routes6 = (
+        {" ".join(each.split()) for each in one.splitlines()} for one in shown
+    )
+    return rules4 | rules6, routes4 | routes6
+
+
+async def test_marked_packets_are_taken_and_left_however_often_that_is_asked(in_node: None) -> None:
+    marked = Marked(mark=0x200, mask=0xF00, table=2004, priority=9)
+    both = (socket.AF_INET, socket.AF_INET6)
+    for _ in range(2):
+        take_marked(marked, both)
+        rules, routes = marked_ways()
+        assert rules == {"9: from all fwmark 0x200/0xf00 lookup 2004"}
+        assert {each.split(" metric")[0] for each in routes} == {
+            "local default dev lo proto static scope host",
+            "local default dev lo proto static",
+        }
+    for _ in range(2):
+        leave_marked(marked, both)
+        assert marked_ways() == (set(), set())
 
 
 async def test_what_the_kernel_refuses_is_told_in_one_line(in_node: None) -> None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from socket import if_nametoindex
 from typing import Any
 
 import pytest
 from pyroute2.netlink import nlmsg
+from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from cells.node.netlink import VethPair, messages
+from cells.node.netlink import Marked, VethPair, marked, messages
 from cells.node.netlink.vxlan import mtu_and_up, new_vxlan
 from cells.node.netlink.wire import Request, encode
 
@@ -101,6 +103,22 @@ def vxlan(more: list[Any]) -> bytes:
     return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
 
 
+MARK = Marked(mark=0x200, mask=0xF00, table=2004, priority=9)
+
+
+def marked_rule(kind: int, flags: int) -> bytes:
+    attributes = [("FRA_PRIORITY", 9), ("FRA_FWMARK", 0x200), ("FRA_TABLE", 2004), ("FRA_FWMASK", 0xF00)]
+    fields = {"family": 10, "table": 252, "action": 1}
+    return filled(fibmsg(), kind, REQUEST | ACK | flags, fields, attributes)
+
+
+def marked_route(kind: int, flags: int) -> bytes:
+    fields = {"family": 10, "table": 252, "proto": 4, "scope": 254, "type": 2}
+    return filled(
+        rtmsg(), kind, REQUEST | ACK | flags, fields, [("RTA_TABLE", 2004), ("RTA_OIF", if_nametoindex("lo"))]
+    )
+
+
 CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     "veth with its peer in a pod": (
         messages.create_veth(PAIR),
@@ -111,6 +129,18 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
     "VXLAN that sends from a range of ports": (
         new_vxlan("cilium_vxlan", 1500, 8472, (40000, 40999)),
         lambda: vxlan([("IFLA_VXLAN_PORT_RANGE", {"low": 40000, "high": 40999})]),
+    ),
+    "a rule for marked packets": (
+        marked.rule(marked.RTM_NEWRULE, CREATE | EXCL, MARK, 10, ()),
+        lambda: marked_rule(32, CREATE | EXCL),
+    ),
+    "no rule for marked packets": (
+        marked.rule(marked.RTM_DELRULE, 0, MARK, 10, ()),
+        lambda: marked_rule(33, 0),
+    ),
+    "a route that takes everything": (
+        marked.route(messages.RTM_NEWROUTE, CREATE | REPLACE, MARK, 10, ()),
+        lambda: marked_route(24, CREATE | REPLACE),
     ),
     "VXLAN up": (
         mtu_and_up(12, "cilium_vxlan", 1400),
