@@ -29,6 +29,7 @@ from tests.bench import (
     names,
     node_ranges,
     objects,
+    operators,
     packets,
     podadd,
     policies,
@@ -76,6 +77,7 @@ PARTS: dict[str, Measure] = {
     "services": services.measure,
     "service-sync": service_sync.measure,
     "objects": objects.measure,
+    "operators": operators.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""

@@ -45,9 +45,10 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(pods: int, nodes: int, endpoints: int) -> Iterator[Server]:
-    """One with so many objects."""
-    command = [sys.executable, "-m", "tests.bench.tools.object_server", *map(str, (pods, nodes, endpoints))]
+def serving(pods: int, nodes: int, endpoints: int, *more: int) -> Iterator[Server]:
+    """One with so many objects; ``more``: CiliumNodes, identities."""
+    counts = map(str, (pods, nodes, endpoints, *more))
+    command = [sys.executable, "-m", "tests.bench.tools.object_server", *counts]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

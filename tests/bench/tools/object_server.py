@@ -1,6 +1,7 @@
 """The stand-in API server with a big cluster in it; on SIGUSR1 every CiliumEndpoint changes.
 
-``python -m tests.bench.tools.object_server PODS NODES ENDPOINTS`` prints its address, and what rounds took.
+``python -m tests.bench.tools.object_server PODS NODES ENDPOINTS [CILIUM_NODES IDENTITIES]`` prints its
+address, and what rounds took. Identities are marked as unused since long.
 """
 
 from __future__ import annotations
@@ -89,7 +90,32 @@ def endpoint(number: int, turn: int) -> dict[str, Any]:
     }
 
 
-async def serve(pods: int, nodes: int, endpoints: int) -> None:
+def cilium_node(number: int) -> dict[str, Any]:
+    """What an agent makes of its node: it has no ranges yet."""
+    address = {"type": "InternalIP", "ip": f"192.168.{number >> 8}.{number & 255}"}
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNode",
+        "metadata": {"name": f"node-{number:05d}", "uid": f"u-{number}", "labels": {"team": "a"}},
+        "spec": {"addresses": [address], "ipam": {}},
+    }
+
+
+def identity(number: int) -> dict[str, Any]:
+    """An identity that was marked years ago."""
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumIdentity",
+        "metadata": {
+            "name": str(256 + number),
+            "uid": f"u-{number}",
+            "annotations": {"io.cilium.heartbeat": "2020-01-01T00:00:00Z"},
+        },
+        "security-labels": {"k8s:app": f"app-{number}", "k8s:io.kubernetes.pod.namespace": "default"},
+    }
+
+
+async def serve(pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, identities: int = 0) -> None:
     """Until it is ended."""
     server = ApiServer()
     for one in DEFINITIONS:
@@ -106,6 +132,14 @@ async def serve(pods: int, nodes: int, endpoints: int) -> None:
             server.store.put(
                 found.storage, (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]), obj
             )
+        for plural, made in (
+            ("ciliumnodes", map(cilium_node, range(cilium_nodes))),
+            ("ciliumidentities", map(identity, range(identities))),
+        ):
+            found = server.kinds.get("cilium.io", "v2", plural)
+            assert found is not None
+            for body in made:
+                server.store.put(found.storage, ("", body["metadata"]["name"]), body)
         kind = server.kinds.get("cilium.io", "v2", "ciliumendpoints")
         assert kind is not None
         turns = 0
@@ -128,4 +162,4 @@ async def serve(pods: int, nodes: int, endpoints: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*map(int, sys.argv[1:4])))
+    asyncio.run(serve(*map(int, sys.argv[1:])))

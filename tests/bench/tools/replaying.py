@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.tools.replaying URL`` prints its address. The first request for a target is answered
 by the server at URL, and kept; every other one from memory. A list that is streamed is kept up to its end;
-another watch says nothing.
+another watch says nothing. A write is taken for done, and counted: GET /written tells of how many objects,
+GET /forget begins anew.
 Needs: nothing.   Gives: a process.
 Why:   beside clients that take a tenth of a second, a server that renders objects would be what is measured.
 """
@@ -19,6 +20,16 @@ END_OF_LIST = b"k8s.io/initial-events-end"
 CLOSING = re.compile(rb"(?i)^connection: *close\r\n", re.MULTILINE)
 
 
+LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
+
+
+def _answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+DONE = _answer(b'{"metadata":{}}')
+
+
 class Replay:
     """Answers by target."""
 
@@ -26,12 +37,25 @@ class Replay:
         parts = urlsplit(upstream)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._known: dict[bytes, bytes] = {}
+        self._written: dict[str, set[bytes]] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                target = head.split(b" ", 2)[1]
+                method, target, _ = head.split(b" ", 2)
+                if method != b"GET":
+                    if size := LENGTH.search(head):
+                        await reader.readexactly(int(size[1]))
+                    self._written.setdefault(method.decode(), set()).add(target)
+                    writer.write(DONE)
+                    continue
+                if target == b"/forget":
+                    self._written.clear()
+                if target in {b"/written", b"/forget"}:
+                    told = {name: len(targets) for name, targets in self._written.items()}
+                    writer.write(_answer(json.dumps(told).encode()))
+                    continue
                 if b"watch=" in target and b"sendInitialEvents" not in target:
                     await reader.read()  # until the client has enough of it
                     return

@@ -1,14 +1,21 @@
 """hive build-config: sources, who may override whom, and the directory it writes."""
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from anyio import to_thread
 from click.testing import CliRunner, Result
 
 from hive.config.build_config import write
 from hive.config.build_config.sources import read_directory
 from hive.main import cli
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer, Fault, on
+from tests.unit.kubernetes.cluster import kubeconfig
 
 MANIFESTS = """
 apiVersion: v1
@@ -164,7 +171,10 @@ def test_what_cannot_be_written_leaves_the_former_values(
     ("arguments", "code", "text"),
     [
         (["--source=secret:x"], 2, "unknown config source 'secret:x'"),
-        (["--source=config-map"], 2, "the Kubernetes API is not asked yet"),
+        (["--source=config-map"], 2, "expected a namespace, as config-map:NAMESPACE/NAME"),
+        (["--source=node"], 2, "expected the node after a colon"),
+        (["--source=config-map:a/b"], 1, "no API server: set --k8s-kubeconfig-path"),
+        (["--source=config-map:a/b", "--k8s-api-server=x://y"], 1, "k8s-api-server=x://y: expected a URL"),
         (["--source=directory"], 2, "expected the directory after a colon"),
         (["--source=directory:/none"], 1, "Build config failed: directory:/none: expected a directory"),
         (["--manifests-dir=/none"], 1, "Build config failed: /none: expected a directory of manifests"),
@@ -212,3 +222,88 @@ def test_a_mounted_config_map_is_read_as_one_generation(tmp_path: Path) -> None:
     (tmp_path / "..data").unlink()
     (tmp_path / "..data").symlink_to("..1")
     assert read_directory(str(tmp_path)) == {"first": "..1"}
+
+
+# ---- of an API server
+
+
+def definition(*versions: str) -> dict[str, Any]:
+    """Of CiliumNodeConfig, in these versions."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"plural": "ciliumnodeconfigs", "singular": "ciliumnodeconfig", "kind": "CiliumNodeConfig"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "ciliumnodeconfigs.cilium.io"},
+        "spec": {
+            "group": "cilium.io",
+            "scope": "Namespaced",
+            "names": {**names, "listKind": "CiliumNodeConfigList"},
+            "versions": [
+                {"name": one, "served": True, "storage": one == versions[0], "schema": schema}
+                for one in versions
+            ],
+        },
+    }
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    one = ApiServer()
+    one.crd_delay = 0
+    async with one.serving():
+        yield one
+
+
+async def filled(server: ApiServer, version: str = "v2") -> None:
+    """With the manifests of the other tests."""
+    server.add(definition(version))
+    await eventually(lambda: server.kinds.get("cilium.io", version, "ciliumnodeconfigs") is not None)
+    server.definitions.fresh.clear()
+    for body in yaml.safe_load_all(MANIFESTS.replace("cilium.io/v2", f"cilium.io/{version}")):
+        server.add(body)
+
+
+async def asked(server: ApiServer, folder: Path, *arguments: str) -> Result:
+    """Of the stand-in, by its kubeconfig."""
+    path = kubeconfig(folder, f"http://127.0.0.1:{server.port}")
+    given = (f"--k8s-kubeconfig-path={path}", *arguments)
+    return await to_thread.run_sync(lambda: build(folder / "out", *given))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("version", ["v2", "v2alpha1"])
+async def test_the_api_server_is_asked_as_the_manifests_are(
+    server: ApiServer, tmp_path: Path, version: str
+) -> None:
+    await filled(server, version)
+    result = await asked(server, tmp_path, "--source=config-map,cilium-node-config,node")
+    assert result.exit_code == 0, result.output
+    found = settings(tmp_path / "out")
+    assert (found["debug"], found["mtu"]) == ("true", "1300")
+    assert [one["kind"] for one in json.loads(found["config-sources"])] == [
+        "config-map",
+        "cilium-node-config",
+        "cilium-node-config",
+        "node",
+    ]
+
+
+@pytest.mark.anyio
+async def test_where_nobody_knows_of_node_configs_there_are_none(server: ApiServer, tmp_path: Path) -> None:
+    data = {"metadata": {"name": "cilium-config", "namespace": "kube-system"}, "data": {"mtu": "1400"}}
+    server.add({"apiVersion": "v1", "kind": "ConfigMap", **data})
+    result = await asked(server, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert settings(tmp_path / "out")["mtu"] == "1400"
+
+
+@pytest.mark.anyio
+async def test_a_server_that_refuses_leaves_the_former_values(server: ApiServer, tmp_path: Path) -> None:
+    await filled(server)
+    assert (await asked(server, tmp_path)).exit_code == 0
+    server.faults.add(Fault(on("/apis/cilium.io/"), times=-1, status=403))
+    result = await asked(server, tmp_path)
+    assert result.exit_code == 1
+    assert "Build config failed: 403 Forbidden" in result.output
+    assert settings(tmp_path / "out")["mtu"] == "9000"

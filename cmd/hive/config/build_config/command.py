@@ -1,6 +1,6 @@
 """``hive build-config``: from its arguments to the directory, or to one line that says why not.
 
-Needs: a directory of manifests, or mounted ConfigMaps.   Gives: command.
+Needs: an API server, a directory of manifests, or mounted ConfigMaps.   Gives: command.
 """
 
 import os
@@ -36,8 +36,10 @@ NEED_CLUSTER = ("config-map", "cilium-node-config", "node")
     "--manifests-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Kubernetes objects as YAML files: what the sources are looked up in.",
+    help="Kubernetes objects as YAML files: what the sources are looked up in instead of an API server.",
 )
+@click.option("--k8s-kubeconfig-path", default="", metavar="FILE", help="A kubeconfig, for the API server.")
+@click.option("--k8s-api-server", default="", metavar="URL", help="The API server.")
 def command(
     dest: str,
     node_name: str,
@@ -45,10 +47,13 @@ def command(
     allow_config_keys: str | None,
     deny_config_keys: str | None,
     manifests_dir: Path | None,
+    k8s_kubeconfig_path: str,
+    k8s_api_server: str,
 ) -> None:
     """Write the agent's configuration directory, a file per setting, out of several sources.
 
-    Afterwards the agent is started with --config-dir. The directory is written whole or not at all.
+    Afterwards the agent is started with --config-dir. The directory is written whole or not at all. The API
+    server is that of the options, else that of the cluster whose pod this is.
     """
     if not dest:
         raise click.UsageError("--dest is required: the directory to write")
@@ -59,7 +64,7 @@ def command(
             Source("config-map", namespace, "cilium-config"),
             Source("cilium-node-config", namespace, ""),
         ]
-        cluster = _cluster(manifests_dir, wanted)
+        cluster = _cluster(manifests_dir, wanted, node_name, k8s_kubeconfig_path, k8s_api_server)
     except SourceError as error:
         raise click.UsageError(str(error)) from error
     overrides = Overrides(_keys(allow_config_keys), _keys(deny_config_keys))
@@ -73,18 +78,30 @@ def command(
     click.echo(f"wrote {len(values)} settings from {_names(found)} to {dest}")
 
 
-def _cluster(manifests_dir: Path | None, wanted: list[Source]) -> Cluster:
+def _cluster(
+    manifests_dir: Path | None, wanted: list[Source], node: str, kubeconfig: str, server: str
+) -> Cluster:
+    """Where the sources are looked up. Raises SourceError."""
     if manifests_dir is not None:
         return Manifests(manifests_dir)
     for source in wanted:
-        if source.kind in NEED_CLUSTER:
-            raise SourceError(
-                f"{source.title}: the Kubernetes API is not asked yet (docs/status.md): give --manifests-dir,"
-                " or --source=directory:DIR with a mounted ConfigMap"
-            )
-        if not source.name:
+        if source.kind == "directory" and not source.name:
             raise SourceError("--source=directory: expected the directory after a colon")
-    return Manifests(Path())
+    if not any(source.kind in NEED_CLUSTER for source in wanted):
+        return Manifests(Path())
+    for source in wanted:
+        if source.kind in {"config-map", "cilium-node-config"} and not source.namespace:
+            raise SourceError(
+                f"{source.title}: expected a namespace, as {source.kind}:NAMESPACE/NAME, or set"
+                " CILIUM_K8S_NAMESPACE"
+            )
+        if source.kind == "node" and not source.name:
+            raise SourceError("--source=node: expected the node after a colon, or set K8S_NODE_NAME")
+    from cells.kubernetes import KubernetesSettings
+    from hive.config.build_config.api_server import ApiServer
+
+    settings = KubernetesSettings(k8s_kubeconfig_path=kubeconfig, k8s_api_server=server)
+    return ApiServer(settings, wanted, node)
 
 
 def _keys(text: str | None) -> frozenset[str] | None:

@@ -1,0 +1,116 @@
+"""The cluster as its API server tells: what build-config asks is fetched once, before it is looked at.
+
+Needs: cells.kubernetes, imported when asked.   Gives: ApiServer.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hive.config.build_config.cluster import ClusterError
+from hive.config.build_config.manifests import Manifests
+from hive.config.build_config.sources import Source
+
+if TYPE_CHECKING:
+    from cells.kubernetes import KubernetesSettings
+    from cells.kubernetes.api import Client
+
+NODE_CONFIGS = ("cilium.io/v2", "cilium.io/v2alpha1")
+"""Versions of CiliumNodeConfig, the second one asked where the first has none."""
+
+
+class ApiServer(Manifests):
+    """The objects that these sources are about, of an API server."""
+
+    def __init__(self, settings: "KubernetesSettings", sources: Sequence[Source], node: str) -> None:
+        super().__init__(Path())
+        self._settings = settings
+        self._sources = sources
+        self._node = node
+
+    def _load(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        import anyio
+
+        from cells.kubernetes import api
+
+        try:
+            yield from anyio.run(self._ask)
+        except (api.KubernetesError, api.AccessError) as error:
+            raise ClusterError(str(error)) from error
+
+    async def _ask(self) -> list[tuple[Path, dict[str, Any]]]:
+        from cells.kubernetes import api
+
+        access = api.access_of(self._settings)
+        if access is None:
+            raise ClusterError(
+                "no API server: set --k8s-kubeconfig-path or --k8s-api-server, run as a pod of the cluster,"
+                " or give --manifests-dir or --source=directory:DIR"
+            )
+        client = api.connect(access, agent="hive-build-config", qps=0)
+        try:
+            found = {path: one async for path, one in self._objects_of(client)}  # each once
+        finally:
+            await client.reset()
+        return [(Path(path), one) for path, one in found.items()]
+
+    async def _objects_of(self, client: "Client") -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        nodes: set[str] = set()
+        for source in self._sources:
+            match source.kind:
+                case "config-map":
+                    path = f"/api/v1/namespaces/{source.namespace}/configmaps/{source.name}"
+                    if (found := await _got(client, path)) is not None:
+                        yield path, {**found, "kind": "ConfigMap"}
+                case "cilium-node-config":
+                    for path, found in await _node_configs(client, source.namespace):
+                        yield path, found
+                    if not source.name:
+                        nodes.add(self._node)
+                case "node":
+                    nodes.add(source.name)
+        for name in sorted(nodes):
+            if (found := await _got(client, f"/api/v1/nodes/{name}")) is not None:
+                yield f"/api/v1/nodes/{name}", {**found, "kind": "Node"}
+
+
+async def _got(client: "Client", path: str) -> dict[str, Any] | None:
+    """What is there, or None. Raises KubernetesError, ClusterError."""
+    import msgspec
+
+    from cells.kubernetes import api
+
+    try:
+        text = await client.raw("GET", path)
+    except api.NotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClusterError(f"{path}: expected an object of Kubernetes: {error}") from error
+
+
+async def _node_configs(client: "Client", namespace: str) -> list[tuple[str, dict[str, Any]]]:
+    """Those of the newer version, or of the older one where there are none, or it cannot be had.
+
+    Raises the last KubernetesError if neither can.
+    """
+    from cells.kubernetes import api
+
+    failed: Exception | None = None
+    for version in NODE_CONFIGS:
+        path = f"/apis/{version}/namespaces/{namespace}/ciliumnodeconfigs"
+        try:
+            listed = await _got(client, path) or {}
+        except api.KubernetesError as error:
+            failed = failed or error
+            continue
+        items = [one for one in listed.get("items") or () if isinstance(one.get("metadata"), dict)]
+        if items or failed is not None:
+            return [
+                (f"{path}/{one['metadata'].get('name')}", {**one, "kind": "CiliumNodeConfig"})
+                for one in items
+            ]
+    if failed is not None:
+        raise failed
+    return []

@@ -1,0 +1,127 @@
+"""The operator in a big cluster: ranges for nodes, identities collected, memory.
+
+Needs: nothing.   Gives: measure.
+Lists come from memory, and writes are taken for done at once: what is measured is the operator, a process of
+its own, from its start on. There is no peer: Cilium's is not at hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.bench.hostile import memory
+from tests.bench.objects import Server, replaying, serving
+from tests.bench.startup import cpu
+from tests.bench.stats import Figure, Sample
+from tests.bench.tools.object_clients import kubeconfig
+from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.operator.running import settings
+from tests.support.ports import free_port
+
+NODES, IDENTITIES, ENDPOINTS = 5_000, 60_000, 100_000
+PATIENCE = 300.0
+QUICK = {"identity-gc-interval": "1s", "identity-heartbeat-timeout": "1s", "identity-gc-rate-limit": "100000"}
+
+
+def measure(folder: Path, rounds: int) -> list[Figure]:
+    """All of it."""
+    del folder
+    what = f"{NODES:,} nodes: start to all ranges written"
+    found = list(written("PATCH", NODES, rounds, (0, 0, 0, NODES), {}))
+    figures = [_figure(what, "s", found, 0, 5), _figure(f"{what}, processor", "s", found, 1, 5)]
+    what = f"{IDENTITIES:,} identities: start to all deleted"
+    found = list(written("DELETE", IDENTITIES, rounds, (0, 0, 0, 0, IDENTITIES), QUICK))
+    figures += [_figure(what, "s", found, 0), _figure(f"{what}, processor", "s", found, 1)]
+    return [*figures, *held(rounds)]
+
+
+def written(
+    method: str, wanted: int, rounds: int, objects: tuple[int, ...], values: dict[str, str]
+) -> Iterator[tuple[float, float]]:
+    """Seconds from an operator's start until so many objects were written so, and of its processor."""
+    with serving(*objects) as server, replaying(server) as again:
+        for number in range(rounds + 1):
+            ask(again.url, "/forget")
+            with running(again, values) as process:
+                began = time.monotonic()
+                wait(lambda: ask(again.url, "/written").get(method, 0) >= wanted)
+                took = time.monotonic() - began, cpu(process.pid) / 1000
+            if number:  # the first time the stand-in is asked
+                yield took
+
+
+def held(rounds: int) -> Iterator[Figure]:
+    """What an operator holds of nodes and endpoints, beyond one of an empty cluster."""
+    grown = []
+    with serving(0, 0, ENDPOINTS, NODES) as full, replaying(full) as again:
+        with serving(0, 0, 0) as empty, running(empty, {}, port := free_port()) as process:
+            wait(lambda: "0 ciliumendpoints" in told(port))
+            before = memory(process.pid)
+        for _ in range(rounds):
+            with running(again, {}, port := free_port()) as process:
+                wait(lambda: f"{ENDPOINTS} ciliumendpoints" in told(port))
+                wait(lambda: ask(again.url, "/written").get("PATCH", 0) >= NODES)
+                grown.append(memory(process.pid) - before)
+    yield Figure(f"{NODES:,} nodes, {ENDPOINTS:,} endpoints: memory grown", "MiB", Sample(tuple(grown)))
+    yield Figure("operator of an empty cluster: memory", "MiB", Sample((before,)))
+
+
+@contextlib.contextmanager
+def running(server: Server, values: dict[str, str], port: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """An operator of its cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = {
+            "k8s-kubeconfig-path": kubeconfig(folder, server.url, ADMIN_TOKEN),
+            "operator-api-serve-addr": f"127.0.0.1:{port or free_port()}",
+            "operator-k8s-client-qps": "0",
+            "skip-crd-creation": "true",
+            "cluster-pool-ipv4-cidr": "10.0.0.0/8",
+            **values,
+        }
+        settings(given, Path(folder, "config"))
+        command = [sys.executable, "-m", "hive", "operator", f"--config-dir={folder}/config"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def ask(url: str, path: str) -> Any:
+    """An answer of JSON."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return json.load(connection.getresponse())
+
+
+def told(port: int) -> str:
+    """What an operator says of itself; nothing before it serves."""
+    try:
+        return json.dumps(ask(f"http://127.0.0.1:{port}", "/hive/status"))
+    except OSError:
+        return ""
+
+
+def wait(ready: Callable[[], bool]) -> None:
+    """Until it holds."""
+    ends = time.monotonic() + PATIENCE
+    while not ready():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def _figure(
+    what: str, unit: str, found: list[tuple[float, float]], which: int, target: float | None = None
+) -> Figure:
+    return Figure(what, unit, Sample(tuple(one[which] for one in found)), target)
