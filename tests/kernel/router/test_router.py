@@ -17,7 +17,14 @@ from cells.cluster import identity, ipcache
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.ipam import Ipam
-from cells.maps import Maps, NodeConfig
+from cells.maps import (
+    NODE_NOTIFY_DROP,
+    NODE_NOTIFY_POLICY_VERDICT,
+    NODE_NOTIFY_SOCK,
+    NODE_NOTIFY_TRACE,
+    Maps,
+    NodeConfig,
+)
 from cells.node import devices, local_addresses, netlink, router, sysctl
 from cells.node.netlink import HostLinks, IPInterface, LinkInfo
 from cells.node.router import Router
@@ -126,7 +133,8 @@ async def test_the_router_is_set_up(in_node: None) -> None:
         assert contents("/proc/sys/net/ipv4/conf/cilium_net/send_redirects") == "0"
 
 
-NOTIFY_ALL, MEDIUM = 7, 3
+NOTIFY_ALL = NODE_NOTIFY_DROP | NODE_NOTIFY_TRACE | NODE_NOTIFY_POLICY_VERDICT | NODE_NOTIFY_SOCK
+MEDIUM = 3
 """Of NodeConfig: the events the datapath sends unless told otherwise."""
 
 
