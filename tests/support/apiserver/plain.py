@@ -6,9 +6,10 @@ Gives: Plain.
 from __future__ import annotations
 
 import json
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from tests.support.apiserver import errors
+from tests.support.apiserver import errors, openapi
 from tests.support.apiserver.auth import User
 from tests.support.apiserver.discovery import AGGREGATED, HEALTH, VERSION, etag
 from tests.support.apiserver.errors import Obj
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
 
 TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+STARTED = formatdate(usegmt=True)
 
 
 class Plain:
@@ -96,4 +98,44 @@ class Plain:
         if path == "/openapi/v3":
             body = json.dumps(self._server.discovery.openapi_index()).encode()
             return Response(200, raw=body, headers={**TEXT, "Accept-Ranges": "bytes"})
+        if path == "/openapi/v2":
+            return self._openapi_2(request)
+        if path.startswith("/openapi/v3/"):
+            return self._openapi_3(request, path.removeprefix("/openapi/v3/"))
         raise errors.no_page()
+
+    def _openapi_2(self, request: Request) -> Response:
+        if any(one in request.header("Accept") for one in openapi.ASKED):
+            return Response(200, raw=openapi.version_2_protobuf(), headers={"Content-Type": openapi.PROTOBUF})
+        kinds = self._server.kinds
+        groups = [("", "v1"), *((name, one) for name, of in kinds.groups.items() for one in of)]
+        document = openapi.version_2(kind for group in groups for kind in kinds.of(*group))
+        return _document(request, document, {"Vary": "Accept-Encoding, Accept"}, etag(document))
+
+    def _openapi_3(self, request: Request, name: str) -> Response:
+        """One group's version, which a client may name by its hash for good."""
+        kinds = self._server.kinds
+        parts = name.split("/")
+        group, version = (
+            ("", parts[-1]) if parts[0] == "api" else (parts[1] if len(parts) > 1 else "", parts[-1])
+        )
+        served = kinds.groups.get(group, ()) if group else ["v1"]
+        if len(parts) != (3 if group else 2) or version not in served:
+            raise errors.no_page()
+        tag, asked = etag(name), request.query.get("hash")
+        if asked and asked != tag:
+            place = f"/openapi/v3/{name}?hash={tag}"
+            moved = {"Location": place, "Etag": f'"{tag}"', "Vary": "Accept"}
+            return Response(301, raw=b"", headers={**moved, "Content-Type": "application/json"})
+        headers = {"Vary": "Accept"}
+        if asked:
+            headers |= {"Cache-Control": "public, immutable", "Expires": "Fri, 01 Jan 2100 00:00:00 UTC"}
+        return _document(request, openapi.version_3(kinds.of(group, version)), headers, tag)
+
+
+def _document(request: Request, document: Obj, headers: dict[str, str], tag: str) -> Response:
+    headers = {**headers, "Etag": f'"{tag}"'}
+    if request.header("If-None-Match") == f'"{tag}"':
+        return Response(304, headers={**headers, "Content-Type": ""})
+    own = {"Accept-Ranges": "bytes", "Content-Type": "application/json", "Last-Modified": STARTED}
+    return Response(200, raw=json.dumps(document).encode(), headers={**headers, **own})

@@ -79,8 +79,8 @@ POD = {
 
 
 async def test_it_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
-    assert "pod/web created" in await kubectl("apply", "--validate=false", "-f", "-", stdin=json.dumps(POD))
-    assert "pod/web unchanged" in await kubectl("apply", "--validate=false", "-f", "-", stdin=json.dumps(POD))
+    assert "pod/web created" in await kubectl("apply", "-f", "-", stdin=json.dumps(POD))
+    assert "pod/web unchanged" in await kubectl("apply", "-f", "-", stdin=json.dumps(POD))
     table = await kubectl("get", "pods", "-o", "wide")
     assert table.split()[:2] == ["NAME", "READY"]
     assert "node-a" in table
@@ -89,7 +89,6 @@ async def test_it_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
         "apply",
         "--server-side",
         "--force-conflicts",
-        "--validate=false",
         "-f",
         "-",
         stdin=json.dumps(changed),
@@ -111,6 +110,12 @@ async def test_it_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
 async def test_it_finds_custom_resources_by_discovery(kubectl: Kubectl) -> None:
     thing = {"apiVersion": "example.io/v1", "kind": "Thing", "metadata": {"name": "t"}, "spec": {"a": 1}}
     await kubectl("wait", "--for=condition=Established", "crd/things.example.io", "--timeout=10s")
-    await kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(thing))
+    await kubectl("create", "-f", "-", stdin=json.dumps(thing))
     assert "thing.example.io/t" in await kubectl("get", "things", "-o", "name")
     assert "things" in await kubectl("api-resources")
+
+
+async def test_what_it_sends_is_checked_by_the_server(kubectl: Kubectl) -> None:
+    wrong = {**POD, "spec": {"containers": [{"name": "c", "image": "x", "imagePullPolice": "Always"}]}}
+    with pytest.raises(AssertionError, match=r'unknown field "spec.containers\[0\].imagePullPolice"'):
+        await kubectl("apply", "-f", "-", stdin=json.dumps(wrong))
