@@ -27,6 +27,7 @@ from tests.bench import (
     lag,
     losses,
     names,
+    node_port_packets,
     node_ranges,
     objects,
     operators,
@@ -76,6 +77,7 @@ PARTS: dict[str, Measure] = {
     "requests": http_requests.measure,
     "services": services.measure,
     "service-sync": service_sync.measure,
+    "node-port-packets": node_port_packets.measure,
     "objects": objects.measure,
     "operators": operators.measure,
 }
