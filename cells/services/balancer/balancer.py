@@ -171,6 +171,8 @@ class LoadBalancer:
                 writes += self.upsert(msgspec.structs.replace(held.frontend, backends=kept))
         for record in [one for one in self.backends.values() if not one.users]:
             writes.append(self._forget(record))
+        if not self._orphans:
+            return writes
         current = {where for one in self.installed.values() for where in one.affinity}
         current |= {
             entries.reverse_nat_key(one.id, key.address.ip.version) for key, one in self.installed.items()
@@ -314,12 +316,12 @@ class LoadBalancer:
         """
         new: list[Write] = []
         backends = self.backends
+        allocate = self._backend_ids.allocate
         for backend in frontend.backends:
             address = backend.address
             record = backends.get(address)
             if record is None:
-                number = self._backend_ids.allocate(address)
-                backends[address] = record = BackendRecord(number, address, backend.state)
+                backends[address] = record = BackendRecord(allocate(address), address, backend.state)
                 new.append(_backend_write(record))
             elif backend.state is not record.state and (
                 backend.by_hand or backend.state is BackendState.TERMINATING
@@ -426,9 +428,7 @@ class LoadBalancer:
 
 
 def _backend_write(record: BackendRecord) -> Write:
-    address = record.address
-    value = entries.backend_value(address, record.state, record.zone)
-    return Write(entries.backend_key(record.id, address.ip.version), value)
+    return Write(*entries.backend_entry(record.id, record.address, record.state, record.zone))
 
 
 def _same(old: Sequence[bytes], new: Sequence[bytes]) -> int:

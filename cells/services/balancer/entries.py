@@ -26,7 +26,7 @@ SOURCE_RANGES = {version: f"cilium_lb{version}_source_range" for version in (4, 
 
 _U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
 _BE16 = struct.Struct(">H").pack
-_AFTER_PORT = struct.Struct("<BBHBx").pack
+_AFTER_ADDRESS = struct.Struct(">HBBHBx").pack  # the number of the cluster, which is 0, has no order
 _AFTER_SLOT = struct.Struct("<BBxx").pack
 
 
@@ -48,6 +48,8 @@ def service_keys(frontend: FrontendKey, first: int, end: int) -> list[MapKey]:
     head = address.ip.packed + _BE16(address.port)
     tail = _AFTER_SLOT(address.protocol, frontend.scope)
     name = SERVICES[address.ip.version]
+    if first + 1 == end:
+        return [MapKey(name, head + _U16(first) + tail)]
     return [MapKey(name, head + _U16(slot) + tail) for slot in range(first, end)]
 
 
@@ -83,7 +85,14 @@ def backend_key(number: int, version: int) -> MapKey:
 
 def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
-    return address.ip.packed + _BE16(address.port) + _AFTER_PORT(address.protocol, state, 0, zone)
+    return backend_entry(0, address, state, zone)[1]
+
+
+def backend_entry(number: int, address: Address, state: BackendState, zone: int = 0) -> tuple[MapKey, bytes]:
+    """Both at once, of which there are many."""
+    ip = address.ip
+    value = ip.packed + _AFTER_ADDRESS(address.port, address.protocol, state, 0, zone)
+    return MapKey(BACKENDS[ip.version], _U32(number)), value
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:

@@ -111,9 +111,10 @@ class ServicesTarget:
             await anyio.lowlevel.checkpoint()
         self._pending.add(None, self._balancer.synced())
         await self._write_rest()
-        with self._served.txn() as rows:
-            for one in self._served.all():
-                rows.put(self._told(one.frontend))
+        if held:
+            with self._served.txn() as rows:
+                for one in self._served.all():
+                    rows.put(self._told(one.frontend))
         self._maps.void_verdicts()
         self._tell_taken_over()
 

@@ -42,31 +42,33 @@ def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -
     """The backends of a service's slices. An address in several slices is active if one says so."""
     found: dict[str, dict[bytes, Backend]] = {}
     for slice_ in slices:
-        for key, backend in _of_slice(slice_, options):
-            of_port = found.setdefault(backend.port_name, {})
-            held = of_port.get(key)
-            if held is None or backend.state < held.state:
-                of_port[key] = backend
+        _add(found, slice_, options)
     return {name: tuple([of_port[key] for key in sorted(of_port)]) for name, of_port in found.items()}
 
 
-def _of_slice(slice_: EndpointSlice, options: LoadBalancerOptions) -> Iterable[tuple[bytes, Backend]]:
-    """Each backend of a slice, with bytes that are in the order of addresses."""
+def _add(found: dict[str, dict[bytes, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions) -> None:
+    """Each backend of a slice, by bytes that are in the order of addresses.
+
+    Services have many: this is where most of the time goes that reading them takes.
+    """
     version = _VERSIONS.get(slice_.address_type)
     if version is None:
         return
+    mark, active = _MARKS[version], BackendState.ACTIVE
     ports = [
         (
             port.port,
-            number if options.bpf_lb_proto_diff else ANY_PROTOCOL,
+            number,
             port.name or "",
+            struct.pack(">HB", port.port, number),
+            found.setdefault(port.name or "", {}),
         )
         for port in slice_.ports or ()
-        if is_port(port.port) and (number := PROTOCOLS.get(port.protocol or "TCP")) is not None
+        if is_port(port.port) and (number := _protocol(port.protocol or "TCP", options)) is not None
     ]
-    tails = [struct.pack(">HB", port, protocol) for port, protocol, _ in ports]
     for endpoint in slice_.endpoints or ():
-        state = state_of(endpoint.conditions, options)
+        conditions = endpoint.conditions
+        state = active if conditions.ready is not False else state_of(conditions, options)
         if state is None:
             continue
         node, zone = endpoint.node_name or "", endpoint.zone or ""
@@ -76,10 +78,19 @@ def _of_slice(slice_: EndpointSlice, options: LoadBalancerOptions) -> Iterable[t
             address = parse_address(text)
             if address is None or address.version != version:
                 continue
-            packed = _MARKS[version] + address.packed
-            for (port, protocol, name), tail in zip(ports, tails, strict=True):
-                at = Address(address, port, protocol)
-                yield packed + tail, Backend(at, state, node, name, DEFAULT_WEIGHT, zone, hinted)
+            packed = mark + address.packed
+            for port, protocol, name, tail, of_port in ports:
+                key = packed + tail
+                held = of_port.get(key)
+                if held is None or state < held.state:
+                    at = Address(address, port, protocol)
+                    of_port[key] = Backend(at, state, node, name, DEFAULT_WEIGHT, zone, hinted)
+
+
+def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
+    """Its number, None for one that is not served; ANY where protocols are not told apart."""
+    number = PROTOCOLS.get(name)
+    return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
 
 
 _VERSIONS = {"IPv4": 4, "IPv6": 6}
