@@ -1,11 +1,13 @@
 """What our programs take of a packet to and from another node, by BPF_PROG_TEST_RUN.
 
 Needs: root, compiled objects.   Gives: measure.
-Out of the tunnel is not here: the kernel's test has no packet that came by one.
+Out of the tunnel is not here: the kernel's test has no packet that came by one. Nor is the way out of a pod
+past the stack: routes lead nowhere there.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import IPv4Address, ip_network
@@ -14,11 +16,12 @@ from pathlib import Path
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
-from cells.maps import IpcacheKey, IpcacheValue, TunnelConfig
+from cells.datapath import DatapathSettings
+from cells.maps import DeviceConfig, IpcacheKey, IpcacheValue, TunnelConfig
 from tests.bench.packets import HOPS, HOST, POD, ns_a_packet
 from tests.bench.stats import Figure, Sample
 from tests.kernel.datapath.packets import from_host, from_pod, tcp
-from tests.kernel.datapath.world import NODE, A, Pod, World
+from tests.kernel.datapath.world import IFINDEX, NODE, A, Pod, World
 
 OTHER_NODE, REMOTE, REMOTE_IDENTITY = "192.168.7.8", "10.2.0.5", 4711
 TUNNEL_IFINDEX, MTU, PORT = 77, 1450, 8472
@@ -57,14 +60,28 @@ def tunnelled(world: World) -> dict[str, Packet]:
     }
 
 
+def routed(world: World) -> dict[str, Packet]:
+    """Past the stack: from the device into the pod."""
+    world.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(bytes(6)).pack())
+    frame = Ether(src="0a:00:00:00:00:0a", dst="0a:00:00:00:00:09")
+    world.device_gets(frame / tcp(REMOTE, A.ip, "S", sport=40003))
+    back = frame / tcp(REMOTE, A.ip, "A", sport=40003)
+    back[IP].ttl = HOPS
+    return {"across nodes, past the stack: from the device into a pod": (A, DEVICE, bytes(back))}
+
+
 def measure(folder: Path, rounds: int) -> list[Figure]:
     """ns a packet of each kind, a value a round."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
-    kinds: tuple[Callable[[World], dict[str, Packet]], ...] = (native, tunnelled)
-    with World() as world:
+    with World() as stack, World(DatapathSettings(enable_host_legacy_routing=False)) as past:
+        kinds: tuple[tuple[World, Callable[[World], dict[str, Packet]]], ...] = (
+            (stack, native),
+            (stack, tunnelled),
+            (past, routed),
+        )
         for index in range(rounds + 1):
-            for packets in kinds:
+            for world, packets in kinds:
                 world.reset()
                 known = IpcacheValue(REMOTE_IDENTITY, IPv4Address(OTHER_NODE), 0, 0)
                 world.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(REMOTE)).pack(), known.pack())

@@ -31,20 +31,28 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* Bring what is for a pod of this node into it, past the stack; the rest is the stack's, and what seems to be from a pod
- * of this node: the verdict. What is addressed to another machine's MAC the pod's own stack will not take.
+/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none, or seems to be from
+ * one. What is addressed to another machine's MAC the pod's own stack will not take.
  */
 static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	const struct address_info *local;
 
 	if (!host_routing() || flow->ttl <= 1)
-		return TC_ACT_OK;
+		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
 	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->saddr, family))
-		return TC_ACT_OK;
+		return UNDECIDED;
 	return family == FAMILY_IPV4 ? nodeport4_deliver(ctx, flow, local, now)
 				     : nodeport6_deliver(ctx, flow, local, now);
+}
+
+/* What was for this node is translated: it may be a pod's now. */
+static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	int verdict = device_delivers(ctx, flow, now, family);
+
+	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
 /* What the program in the driver has said of the packet, 0 if nothing. */
@@ -62,7 +70,7 @@ static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *fl
 	__be32 node;
 
 	if (handed & HANDED_DONE)
-		return device_delivers(skb, flow, now, family);
+		return device_done(skb, flow, now, family);
 	if (handed & HANDED_LOCAL) {
 		flow->node_port = !flow->related;
 		return nodeport_go_on(skb, flow, own, now, family);
@@ -74,10 +82,4 @@ static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *fl
 	flow->source_identity = handed & HANDED_RETURN ? IDENTITY_HOST : world_identity(family);
 	node = tunnel_node(flow, family);
 	return family == FAMILY_IPV4 ? nodeport4_send(skb, flow, node) : nodeport6_send(skb, flow, node);
-}
-
-/* What was for this node is translated. */
-static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
-{
-	return device_delivers(ctx, flow, now, family);
 }

@@ -79,12 +79,13 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
+	verdict = device_delivers(ctx, flow, now, family);
+	if (verdict != UNDECIDED)
+		return verdict;
 	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
 	if (verdict < 0)
 		return DROP(INGRESS, -verdict);
-	if (!verdict)
-		return device_delivers(ctx, flow, now, family);
-	if (!own)
+	if (!verdict || !own)
 		return VERDICT_PASS;
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
 	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);

@@ -30,7 +30,7 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	(void)ctx, (void)flow, (void)now, (void)family;
-	return VERDICT_PASS;
+	return UNDECIDED;
 }
 
 static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
