@@ -124,8 +124,8 @@ class Maps:
     """Policy maps in the kernel, which nothing is pinned for."""
 
     def __init__(self) -> None:
-        self._epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536))
-        self._bump = Epochs(self._epochs).bump
+        self.epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536))
+        self._bump = Epochs(self.epochs).bump
         self.slots: dict[int, PolicyMap] = {}
 
     def acquire(self) -> int:
@@ -155,7 +155,7 @@ class Maps:
         """Close all."""
         for slot in self.slots.values():
             slot.map.close()
-        self._epochs.close()
+        self.epochs.close()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from cells.policy.compute.map_state import (
     merge,
     with_inherited_auth,
 )
-from cells.policy.compute.selector_cache import SelectorCache
+from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
 from cells.policy.compute.selector_policy import RuleOrigin, SelectorPolicy
 from cells.policy.labels import ALL, PeerSelector
 from cells.policy.rules.ports import masked_ports
@@ -23,6 +23,8 @@ from cells.policy.rules.rule import PROTOCOLS, Direction, PortRange
 HOST_IDENTITY = 1
 WORLD_IDENTITY = 2
 WORLD_OF_FAMILY = (9, 10)
+_BY_ITSELF = (HOST_IDENTITY, *WORLD_OF_FAMILY)
+"""Identities that have entries for other reasons than that a selector selects them."""
 DERIVED = "reserved:io.cilium.policy.derived-from"
 ALLOW_LOCALHOST = RuleOrigin((f"{DERIVED}=allow-localhost-ingress",))
 ALLOW_ANY = {
@@ -140,6 +142,10 @@ class DirectionPolicy:
     def peers(self) -> Iterable[PeerSelector]:
         """The selectors that the direction's entries depend on."""
         return self._says.keys()
+
+    def speaks_of(self, change: SelectorChange) -> bool:
+        """Whether the change may be one for this direction."""
+        return change.identity in _BY_ITSELF or not self._peers.isdisjoint(change.selectors)
 
     def anybody(self) -> Entries:
         """The entries that hold for every peer."""

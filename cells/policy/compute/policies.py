@@ -61,6 +61,7 @@ class _Shared:
         self.key = key
         self.endpoints: set[int] = set()
         self.directions: dict[Direction, DirectionPolicy] = {}
+        self.enforced: Mapping[Direction, bool] = {}
         self.entries: dict[Direction, dict[int, Entries]] = {direction: {} for direction in DIRECTIONS}
         self.revision = 0
         self.error = ""
@@ -68,9 +69,6 @@ class _Shared:
     @property
     def peers(self) -> Iterator[PeerSelector]:
         return (peer for policy in self.directions.values() for peer in policy.peers)
-
-    def enforced(self) -> dict[Direction, bool]:
-        return {direction: policy.enforced for direction, policy in self.directions.items()}
 
     def replace(
         self, direction: Direction, identity: int, new: Entries
@@ -131,9 +129,9 @@ class ComputedPolicies:
         """Why an endpoint keeps the policy it had; empty when its rules hold."""
         return self._of_endpoint[endpoint].error
 
-    def enforced(self, endpoint: int) -> dict[Direction, bool]:
+    def enforced(self, endpoint: int) -> Mapping[Direction, bool]:
         """Which directions of an endpoint are enforced."""
-        return self._of_endpoint[endpoint].enforced()
+        return self._of_endpoint[endpoint].enforced
 
     def all_endpoints(self) -> list[int]:
         """The endpoints that have a policy."""
@@ -176,9 +174,7 @@ class ComputedPolicies:
         for where in before.keys() | after.keys():
             if before.get(where) != after.get(where):
                 changed[where[0]][where[1]] = after.get(where)
-        return Difference(
-            key, frozenset([endpoint]), changed, shared.enforced(), shared.revision, shared.error
-        )
+        return Difference(key, frozenset([endpoint]), changed, shared.enforced, shared.revision, shared.error)
 
     def assign(self, endpoint: int, key: PolicyKey) -> None:
         """As upsert_endpoint(), for who need not know what changed: a pod more costs nothing by the entry."""
@@ -257,13 +253,13 @@ class ComputedPolicies:
             shared = self._shared[key]
             entries: dict[Direction, dict[Key, Entry | None]] = {}
             for direction, policy in shared.directions.items():
+                if not policy.speaks_of(change) and change.identity not in shared.entries[direction]:
+                    continue
                 found = dict(shared.replace(direction, change.identity, policy.of(change.identity)))
                 if found:
                     entries[direction] = found
             if entries:
-                yield Difference(
-                    key, frozenset(shared.endpoints), entries, shared.enforced(), shared.revision
-                )
+                yield Difference(key, frozenset(shared.endpoints), entries, shared.enforced, shared.revision)
 
     def _recompute(self, shared: _Shared) -> Difference:
         changed: dict[Direction, dict[Key, Entry | None]] = {}
@@ -273,7 +269,7 @@ class ComputedPolicies:
         except PolicyConflictError as conflict:
             shared.error = str(conflict)
         return Difference(
-            shared.key, frozenset(shared.endpoints), changed, shared.enforced(), shared.revision, shared.error
+            shared.key, frozenset(shared.endpoints), changed, shared.enforced, shared.revision, shared.error
         )
 
     def _compute(self, shared: _Shared) -> dict[Direction, dict[Key, Entry | None]]:
@@ -297,6 +293,7 @@ class ComputedPolicies:
             )
             for direction, one in resolved.items()
         }
+        shared.enforced = {direction: one.enforced for direction, one in shared.directions.items()}
         for peer in shared.peers:
             self._cache.add_selector(peer)
             self._using.setdefault(peer, set()).add(shared.key)

@@ -11,12 +11,19 @@ A resolver asks for both families by one socket: a socket is open as long as an 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
+from functools import lru_cache
 from ipaddress import ip_address
+from typing import Final
 
+from cells.ipam import text_of
 from cells.proxy.dns.exchange import Asking
 from cells.proxy.dns.servers.upstream import LARGEST, Told
 from cells.proxy.dns.sockets import Address, upstream
+
+AT_ONCE: Final = 64
+"""Sockets that are read before others get their turn."""
 
 Query = tuple[str, int, bytes]
 """The server's address and port as recvfrom(2) tells them, and the query's first two bytes: its id."""
@@ -38,7 +45,7 @@ class PodSocket:
 
     def ask(self, asking: Asking, told: Told) -> Waiting:
         """Send a query. Raises OSError."""
-        server = str(asking.server[0]), asking.server[1]
+        server = text_of(asking.server[0]), asking.server[1]
         self.made.sendto(asking.data, server)
         query = (*server, asking.data[:2])
         self._waiting.setdefault(query, []).append(told)
@@ -50,7 +57,7 @@ class PodSocket:
             data, sender = self.made.recvfrom(LARGEST)
         except OSError:  # of an earlier one; errors of the network are told to the pod itself
             return
-        query = str(ip_address(sender[0])), sender[1], data[:2]
+        query = _canonical(sender[0]), sender[1], data[:2]
         for told in list(self._waiting.get(query, ())):
             if told(data):
                 self.forget(query, told)
@@ -88,6 +95,10 @@ class PodSockets:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._all: dict[Address, PodSocket] = {}
+        self._by_descriptor: dict[int, PodSocket] = {}
+        # One of our own, which the loop watches: to have it watch each socket takes longer than the rest.
+        self._ready = select.epoll()
+        loop.add_reader(self._ready, self._received)
 
     def ask(self, asking: Asking, identity: int, told: Told) -> Waiting:
         """Send a query; ``told`` gets what comes back, until it says that this was it.
@@ -98,7 +109,8 @@ class PodSockets:
         made = self._all.get(key)
         if made is None:
             made = self._all[key] = PodSocket(self, key, identity)
-            self._loop.add_reader(made.made, made.received)
+            self._by_descriptor[made.made.fileno()] = made
+            self._ready.register(made.made, select.EPOLLIN)
         try:
             return made.ask(asking, told)
         except OSError:
@@ -109,11 +121,24 @@ class PodSockets:
     def close_one(self, one: PodSocket) -> None:
         """Let go of it."""
         if self._all.get(one.key) is one:
-            del self._all[one.key]
-            self._loop.remove_reader(one.made)
-            one.made.close()
+            del self._all[one.key], self._by_descriptor[one.made.fileno()]
+            one.made.close()  # and is watched no more
+
+    def _received(self) -> None:
+        for descriptor, _ in self._ready.poll(0, AT_ONCE):
+            one = self._by_descriptor.get(descriptor)
+            if one is not None:
+                one.received()
 
     def close(self) -> None:
         """Let go of all."""
         for one in list(self._all.values()):
             self.close_one(one)
+        self._loop.remove_reader(self._ready)
+        self._ready.close()
+
+
+@lru_cache(maxsize=1024)
+def _canonical(text: str) -> str:
+    """An address as this cell writes it."""
+    return text_of(ip_address(text))
