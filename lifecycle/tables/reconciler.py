@@ -14,16 +14,18 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from lifecycle.health import Health
 from lifecycle.jobs.job import Backoff
+from lifecycle.jobs.stretch import Stretch
 from lifecycle.tables.changes import Changes
 from lifecycle.tables.rate_limit import RateLimit, TokenBucket
 from lifecycle.tables.read_table import ReadTable
+from lifecycle.tables.snapshot import Snapshot
 from lifecycle.tables.table import Table
 from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
 
@@ -34,6 +36,8 @@ Row = TypeVar("Row")
 Action = Literal["put", "drop"]
 
 BATCH = 256
+NOTED = 256
+"""How many objects are noted in one transaction after a comparison."""
 SHRINK = 16
 """By how much batches get smaller with every failure, so that one bad object does not hold up others."""
 
@@ -251,7 +255,7 @@ class Reconciler(Generic[Key, Row]):
             may_drop = self._may_drop
             held = await self._target.dump()
             self._take()
-            self._compare(held, may_drop=may_drop)
+            await self._compare(held, self._source.snapshot(), may_drop=may_drop)
         except BaseException as error:
             self._sweep_due = -math.inf
             statistics.failed_sweeps += isinstance(error, Exception)
@@ -261,38 +265,50 @@ class Reconciler(Generic[Key, Row]):
         self._sweep_error, self._sweep_failures = None, 0
         self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
 
-    def _compare(self, held: Mapping[Key, Row], *, may_drop: bool) -> None:
-        """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may."""
-        rows: dict[Any, Row] = {key: row for key, row, _ in self._source.snapshot().items()}
-        differ: dict[Key, Action] = {
-            key: "put" for key, row in rows.items() if key not in held or held[key] != row
-        }
-        if may_drop:
-            differ |= {key: "drop" for key in held if key not in rows}
+    async def _compare(self, held: Mapping[Key, Row], rows: Snapshot[Row], *, may_drop: bool) -> None:
+        """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may.
+
+        In stretches: ``rows`` are those of one moment, and what changes meanwhile is told as a change since.
+        """
+        work: dict[Key, _Work] = {}
+        stretch = Stretch()
+        for key in rows.keys():  # noqa: SIM118  # a snapshot is not iterated
+            if key not in held or held[key] != rows.get(key):  # type: ignore[index]  # as in _take
+                work[key] = self._work.get(key) or _Work()  # type: ignore[index, arg-type]
+            await stretch.pause()
+        for each in list(held) if may_drop else ():
+            if each not in rows:
+                work[each] = self._work.get(each) or _Work()
+            await stretch.pause()
         if self._pruned:
-            self.statistics.drift += sum(key not in self._work for key in differ)
-        work = {key: self._work.get(key) or _Work() for key in differ}
+            self.statistics.drift += sum(key not in self._work for key in work)
         for one in work.values():
             one.due = -math.inf
         self._work = work
         self._swept = True
         self._pruned |= may_drop
-        self._note_compared(rows, differ)
+        await self._note_compared(rows)
         self._tell_waiters()
 
-    def _note_compared(self, rows: Mapping[Any, Row], differ: Mapping[Key, Action]) -> None:
+    async def _note_compared(self, rows: Snapshot[Row]) -> None:
         now, known = time.time(), self._statuses
-        with known.txn() as statuses:
-            for key, action in differ.items():
-                if self._work[key].failures == 0:
-                    statuses.put(ObjectStatus(key, action, "pending", now))
-            for key in rows:
-                status = known.get(key)
-                if key not in differ and (status is None or status.state != "done"):
-                    statuses.put(ObjectStatus(key, "put", "done", now))
-            for status in known.all():
-                if status.key not in rows and status.key not in self._work:
-                    statuses.delete(status.key)
+        stretch = Stretch()
+        for keys in _parts([*rows.keys(), *(key for key in self._work if key not in rows)]):
+            with known.txn() as statuses:
+                for key in keys:
+                    work, status = self._work.get(key), known.get(key)  # type: ignore[arg-type]  # as in _take
+                    if work is None and (status is None or status.state != "done"):
+                        statuses.put(ObjectStatus(key, "put", "done", now))
+                    elif work is not None and work.failures == 0:
+                        action: Action = "put" if key in rows else "drop"
+                        statuses.put(ObjectStatus(key, action, "pending", now))
+            await stretch.pause()
+        for keys in _parts(list(known.keys())):
+            with known.txn() as statuses:
+                for key in keys:
+                    if key not in rows and key not in self._work:
+                        statuses.delete(key)
+            await stretch.pause()
 
     def _batches(self, now: float) -> Iterator[tuple[int, Action, list[Key]]]:
         """What is due, with how often it has failed: first what never did, then longest due first."""
@@ -386,3 +402,9 @@ class Reconciler(Generic[Key, Row]):
             health.ok(f"{len(self._source)} objects; waiting for the rate limit: {len(self._work)}")
         else:
             health.ok(f"{len(self._source)} objects")
+
+
+def _parts(keys: list[Hashable]) -> Iterator[list[Hashable]]:
+    """As many as are noted in one transaction."""
+    for begin in range(0, len(keys), NOTED):
+        yield keys[begin : begin + NOTED]

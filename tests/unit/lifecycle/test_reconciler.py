@@ -478,3 +478,33 @@ def test_what_fails_of_a_batch_is_collected_and_the_rest_is_done() -> None:
     assert (done, list(caught.value.failures)) == ([0, 2], [1])
     with pytest.raises(ValueError, match="a bug"):
         write(ValueError("a bug"))
+
+
+async def test_what_changes_while_a_large_table_is_compared_reaches_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In stretches: here each lasts one step, and rows come, go, change, and change back between them."""
+    monkeypatch.setattr("lifecycle.jobs.stretch.LONGEST", 0.0)
+    names = [f"r{number:02}" for number in range(40)]
+    stale = {name: Row(name, 7) for name in names[:20]} | {"old": Row("old")}
+    async with world(rows(*(Row(name) for name in names)), FakeTarget(rows=stale), full_every=60) as w:
+        seen = set()
+        for turn in range(200):  # the first comparison, and what follows from it
+            name = names[turn % 40]
+            if turn % 3 == 0:
+                w.put(Row(name, turn))
+            elif turn % 3 == 1:
+                w.put(Row(name, 7))
+                w.put(Row(name, 0))
+            else:
+                w.delete(name)
+            seen.add(tuple(w.target.told()))
+            await anyio.lowlevel.checkpoint()
+        assert len(seen) > 1
+        await w.settle()
+        assert w.target.rows == {row.key: row for row in w.table.all()}
+        assert set(w.states.values()) == {"put done"}
+        w.target.rows = {"old": Row("old"), **{name: Row(name, 3) for name in names}}
+        await w.advance(60)
+        assert w.target.rows == {row.key: row for row in w.table.all()}
+        assert set(w.states) == set(w.target.rows)
