@@ -98,7 +98,7 @@ class CustomResources:
         self._server = server
         self._log = log
         if options.disable_endpoint_crd:
-            log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+            log.warning("agents always write CiliumEndpoints: disable-endpoint-crd is put back to false")
         lifecycle.append(Hook("register custom resources", self._register, start_timeout=3 * PATIENCE))
 
     @property

@@ -56,7 +56,7 @@ class OperatorOptions(Settings, frozen=True):
     """Namespace the operator runs in, and where its lease is; default when empty."""
 
     disable_endpoint_crd: bool = False
-    """Without CiliumEndpoints; only with a kvstore, so it is put back to false, with a warning."""
+    """Without CiliumEndpoints: agents always write them, so it is put back to false, with a warning."""
 
     enable_cilium_endpoint_slice: bool = False
     """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 import anyio
 import msgspec
@@ -26,6 +27,15 @@ LONGEST_ANSWER = 5.0
 """Seconds the API server may take to answer while a probe waits."""
 
 
+OPERATIONS: Final = {
+    "GetCluster": ("/v1/cluster", "/v1/cluster/"),
+    "GetHealthz": ("/healthz", "/v1/healthz"),
+    "GetMetrics": ("/v1/metrics", "/v1/metrics/"),
+}
+"""Cilium's names of what may be switched off, and where each is."""
+DISABLED: Final = "This API is administratively disabled. Contact your administrator for more details."
+
+
 class ServerSettings(Settings, frozen=True):
     """Where the operator is asked."""
 
@@ -38,6 +48,15 @@ class ServerSettings(Settings, frozen=True):
     enable_metrics: bool = False
     """Serve metrics for Prometheus."""
 
+    enable_cilium_operator_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """Operations that are answered: GetCluster, GetHealthz, GetMetrics; a name may end in ``*``."""
+
+    @property
+    def disabled(self) -> frozenset[str]:
+        """The paths that are switched off."""
+        allowed = {name for text in self.enable_cilium_operator_server_access for name in _meant(text)}
+        return frozenset(path for name, paths in OPERATIONS.items() if name not in allowed for path in paths)
+
     def validate(self) -> None:
         """Refuse what is no address; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -49,6 +68,16 @@ class ServerSettings(Settings, frozen=True):
                 Address.parse(text)
             except ValueError as error:
                 yield f"{name.replace('_', '-')}={text}: {error}"
+        for text in self.enable_cilium_operator_server_access:
+            if not _meant(text):
+                known = ", ".join(OPERATIONS)
+                yield f"enable-cilium-operator-server-access={text}: expected * or some of {known}"
+
+
+def _meant(text: str) -> set[str]:
+    """The operations that a name, or the beginning of names, means."""
+    start = text.removesuffix("*")
+    return {name for name in OPERATIONS if name == text or (start != text and name.startswith(start))}
 
 
 class OperatorServer:
@@ -116,7 +145,10 @@ class OperatorServer:
             await self._servers.pop().close()
 
     async def _answer(self, request: Request) -> Response:
-        route = self._routes.get(request.path.partition("?")[0])
+        path = request.path.partition("?")[0]
+        if path in self._settings.disabled:
+            return Response(403, DISABLED.encode(), TEXT)
+        route = self._routes.get(path)
         if route is None:
             told = {"code": 404, "message": f"path {request.path} was not found"}
             return Response(404, msgspec.json.encode(told), JSON)

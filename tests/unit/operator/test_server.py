@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 import anyio.to_thread
 import pytest
 
-from lifecycle import Hive
+from lifecycle import GraphError, Hive
 from tests.support.counts import Count
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
@@ -43,3 +43,35 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
         )
         assert "cilium_operator_identity_gc_entries" in metrics[1]
     count("requests of the operator's ports", {"answered with the same status": len(RECORDED)})
+
+
+async def test_operations_that_are_switched_off_are_refused(operators: Operators) -> None:
+    def ask(where: str, path: str) -> tuple[int, str]:
+        connection = HTTPConnection(where, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    values = {**POOL, "enable-cilium-operator-server-access": "GetHealthz GetM*"}
+    async with operators.running(values) as hive:
+        where = address(hive, "operator-api-serve-addr")
+        found = {
+            path: await anyio.to_thread.run_sync(ask, where, path)
+            for path in ("/healthz", "/v1/metrics/", "/v1/cluster", "/hive/status")
+        }
+        assert {path: status for path, (status, _) in found.items()} == {
+            "/healthz": 200,
+            "/v1/metrics/": 200,
+            "/v1/cluster": 403,
+            "/hive/status": 200,
+        }
+        assert found["/v1/cluster"][1].startswith("This API is administratively disabled.")
+
+
+async def test_an_operation_that_nobody_knows_is_refused(operators: Operators) -> None:
+    with pytest.raises(GraphError, match=r"'GetNothing': expected . or some of GetCluster"):
+        async with operators.running({**POOL, "enable-cilium-operator-server-access": "GetNothing"}):
+            pass
