@@ -170,6 +170,8 @@ class ProxyReplacementFeatures(Model, frozen=True):
     session_affinity: Switch = field(name="sessionAffinity")
     graceful_termination: Switch = field(name="gracefulTermination")
     nat46x64: Switch = field(name="nat46X64")
+    annotations: list[str] = field(default_factory=list)
+    """Those of services that mean something."""
 
 
 class ProxyReplacement(Model, frozen=True):

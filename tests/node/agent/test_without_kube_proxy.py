@@ -114,6 +114,7 @@ def look(node: Lab, pid: int, backends: set[str]) -> None:
     features = told["features"]
     for feature in ("nodePort", "externalIPs", "hostPort", "sessionAffinity", "socketLB"):
         assert features[feature]["enabled"], feature
+    assert "service.cilium.io/type" in features["annotations"]
 
     def listed() -> dict[str, set[str]]:
         """Backends of node ports, as ``service list`` shows them."""

@@ -5,7 +5,7 @@ Needs: AgentStatus.   Gives: StatusFacts, StatusModels, status_response, brief_r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 import msgspec
@@ -76,6 +76,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
             session_affinity=wire.Switch(settings.session_affinity),
             graceful_termination=wire.Switch(settings.enable_k8s_terminating_endpoint),
             nat46x64=OFF,
+            annotations=sorted(_annotations(settings)),
         ),
         devices=list(uplinks),
         device_list=[
@@ -84,6 +85,19 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
         ],
         direct_routing_device=facts.direct_routing_device if settings.outside else "",
     )
+
+
+def _annotations(settings: ServiceSettings) -> Iterator[str]:
+    """Of services, those that they may use."""
+    names = {
+        "type": settings.node_ports,
+        "node": settings.node_ports,
+        "node-selector": settings.node_ports,
+        "src-ranges-policy": settings.node_ports and settings.enable_svc_source_range_check,
+        "lb-algorithm": settings.node_ports and settings.bpf_lb_algorithm_annotation,
+        "forwarding-mode": settings.node_ports and settings.bpf_lb_mode_annotation,
+    }
+    return (f"service.cilium.io/{name}" for name, is_read in names.items() if is_read)
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
