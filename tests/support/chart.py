@@ -74,6 +74,7 @@ UNSET: Final = {
     "k8sClientRateLimit.operator.qps": "number",
     "k8sClientRateLimit.operator.burst": "integer",
     "bpf.ctTcpMax": "integer",
+    "bpf.hostLegacyRouting": "boolean",
     "bpf.ctAnyMax": "integer",
     "bpf.mapDynamicSizeRatio": "number",
     "sessionAffinity": "boolean",

@@ -178,8 +178,8 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes or multi-pool" .Values.ipam.mode) -}}
 {{- end -}}
-{{- if and (eq .Values.identityAllocationMode "kvstore") (not .Values.etcd.enabled) -}}
-{{- fail "identityAllocationMode=kvstore: agents need a store to agree by: set etcd.enabled and etcd.endpoints" -}}
+{{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}
+{{- fail (printf "identityAllocationMode=%s: agents need a store to agree by: set etcd.enabled and etcd.endpoints" .Values.identityAllocationMode) -}}
 {{- end -}}
 {{- $kpr := .Values.kubeProxyReplacement -}}
 {{- with .Values.upgradeCompatibility -}}

@@ -1,0 +1,61 @@
+"""An upgrade from the first chart there was, with running pods: from the image, as the charts render it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.lab import pods
+from hive.lab.node import Lab
+from hive.lab.traffic.probe import ping
+from tests.node.image.test_image import bare_node
+from tests.support import chart
+from tests.support.kubelet import Kubelet, KubePod
+from tests.support.talk import talking
+from tests.support.waiting import eventually
+from tests.unit.deploy.test_chart_upgrade import CONFIG, OLDER
+
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+
+def deployed(kubelet: Kubelet, name: str, settings: dict[str, str]) -> tuple[KubePod, KubePod]:
+    """The pods of agent and operator of a release, with these settings."""
+    objects: dict[str, Any] = chart.objects(OLDER["values"])
+    kubelet.config_maps["cilium-config"] = settings
+    agent = kubelet.pod(f"cilium-{name}", objects["DaemonSet/cilium"]["spec"]["template"])
+    template = objects["Deployment/cilium-operator"]["spec"]["template"]
+    return agent, kubelet.pod(f"cilium-operator-{name}", template)
+
+
+def test_pods_keep_addresses_and_flows_over_an_upgrade_of_the_chart(
+    node: Lab, image: Path, tmp_path: Path
+) -> None:
+    with bare_node(node, tmp_path, image) as kubelet:
+        agent, operator = deployed(kubelet, "older", dict(OLDER["objects"][CONFIG]["data"]))
+        for name in agent.init:
+            agent.run(name)
+        with operator.running("cilium-operator"), agent.running("cilium-agent"):
+            eventually(node.cni_conf.exists, within=60)
+            first, second = pods.add(node, "first"), pods.add(node, "second")
+        agent, operator = deployed(kubelet, "newer", chart.objects(OLDER["values"])[CONFIG]["data"])
+        with (
+            node.open_pod("first") as source,
+            node.open_pod("second") as target,
+            talking(source, target, second.ipv4),
+        ):
+            for name in agent.init:
+                agent.run(name)
+            with operator.running("cilium-operator"), agent.running("cilium-agent"):
+                listed = ("hive", "endpoint", "list", "-o", "json")
+                eventually(lambda: first.ipv4 in agent.exec("cilium-agent", *listed), within=60)
+                eventually(lambda: second.ipv4 in agent.exec("cilium-agent", *listed))
+                third = pods.add(node, "third")
+                assert third.ipv4 not in (first.ipv4, second.ipv4)
+                assert ip_network(f"{third.ipv4}/24", strict=False).overlaps(
+                    ip_network(f"{first.ipv4}/24", strict=False)
+                ), "the node has kept its range"
+                assert source.run(ping, third.ipv4, 3) != []
