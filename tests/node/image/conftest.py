@@ -12,7 +12,7 @@ from tests.support.namespaces import need_root
 from tests.support.points import EVERY
 
 # Building it takes half a minute: left to a soak (make soak).
-collect_ignore = [] if EVERY else ["test_image.py", "test_envoy.py", "test_chart_upgrade.py"]
+collect_ignore = [] if EVERY else ["test_image.py", "test_envoy.py", "test_upgraded_chart.py"]
 PROJECT = Path(__file__).resolve().parents[3]
 
 
