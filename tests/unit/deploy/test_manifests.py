@@ -87,7 +87,7 @@ def test_every_container_gives_up_all_it_does_not_need(pod: dict[str, Any]) -> N
         if name != "mount-bpf-fs":
             assert context["capabilities"]["drop"] == ["ALL"]
     added = containers(pod)["cilium-agent"]["securityContext"]["capabilities"]["add"]
-    assert added == ["NET_ADMIN", "SYS_ADMIN"]
+    assert added == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
 
 
 def test_every_capability_says_what_it_is_for() -> None:
