@@ -16,10 +16,18 @@ from scapy.packet import Packet, Raw
 
 from cells.datapath.generation import load
 from cells.datapath.programs import L3_ENTRIES
-from cells.maps import DEVICE_MASQUERADE_IPV4, DEVICE_MASQUERADE_IPV6, DeviceConfig
+from cells.maps import (
+    DEVICE_MASQUERADE_IPV4,
+    DEVICE_MASQUERADE_IPV6,
+    DeviceConfig,
+    PolicyEntry,
+    PolicyKey,
+    create_map,
+)
 from cells.maps import test_run as run_program
+from cells.maps.specs import policy_spec
 from cells.services.model import ServiceFlag
-from tests.kernel.datapath.world import IFINDEX, REDIRECT, A, Outcome, raw
+from tests.kernel.datapath.world import EGRESS, IFINDEX, INGRESS, OK, REDIRECT, SHOT, A, Outcome, raw
 from tests.kernel.datapath_nodeport.world import (
     CLIENT,
     DIRECT,
@@ -164,3 +172,31 @@ def test_echoes_and_foreign_packets_fare_there_alike(both: BothWorld, version: i
             both.reset()
             fates.append(both.passes(packet, out=out, l3=l3))
         assert fates[0] == fates[1]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_nodes_own_policy_holds_there_alike(both: BothWorld, version: int) -> None:
+    number, world_identity = 20, {4: 9, 6: 10}[version]
+    packets = [
+        (segment("tcp", CLIENT[version], DIRECT[version], 1, 22), False),
+        (segment("tcp", CLIENT[version], DIRECT[version], 1, 23), False),
+        (segment("udp", DIRECT[version], CLIENT[version], 1, 53), True),
+    ]
+    with create_map(policy_spec(number, 256)) as policy:
+        key = PolicyKey(world_identity, False, 6, 22, 16)
+        policy.update(key.pack(), PolicyEntry().pack(key))
+        both.maps["hive_policies"].update(struct.pack("<I", number), struct.pack("<I", policy.fd))
+        fates = []
+        for l3 in (False, True):
+            both.reset()
+            both.tell(host_endpoint=number)
+            both.bump(0)
+            fates.append([both.passes(packet, out=out, l3=l3) for packet, out in packets])
+        both.maps["hive_policies"].delete(struct.pack("<I", number))
+    for fate in fates:  # a packet that is dropped may be framed for who is told of it
+        assert [(each.action, each.counted) for each in fate] == [
+            (OK, {}),
+            (SHOT, {(133, INGRESS): 1}),
+            (SHOT, {(133, EGRESS): 1}),
+        ]
+    assert fates[0][0] == fates[1][0]
