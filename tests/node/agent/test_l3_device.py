@@ -10,6 +10,7 @@ import pytest
 
 from hive.lab import pods
 from hive.lab.node import Lab
+from tests.node.agent.test_dsr import IPV6_MTU
 from tests.node.agent.test_masquerade import echoed, seen_by_tcp_server, seen_by_udp_server
 from tests.node.agent.test_masquerade import refused as refused_outside
 from tests.node.agent.test_node_port import (
@@ -21,10 +22,12 @@ from tests.node.agent.test_node_port import (
     NODE_PORT,
     OUTSIDE,
     SETTINGS,
+    TARGET,
     answered,
     command,
     datagram,
     give_addresses,
+    made,
     refused,
     service,
     slices,
@@ -110,3 +113,25 @@ def test_clients_come_by_a_device_without_ethernet(node: Lab, wan: None, tmp_pat
     start(node, tmp_path)
     served_again = answered(node, 6, (WAN[6], NODE_PORT), pod)
     assert served_again == (CLIENT[6], WAN[6])
+
+
+def test_with_dsr_the_service_is_told_of_what_comes_there(node: Lab, wan: None, tmp_path: Path) -> None:
+    (tmp_path / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
+    mode = "--routing-mode=native", "--bpf-lb-mode=dsr"
+    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, *mode)
+    with node.open_outside() as outside:
+        # The backend is where the client is, and has to take packets that come from itself.
+        outside.run(Path("/proc/sys/net/ipv4/conf/node/accept_local").write_text, "1")
+        for size in (100, LONGER_THAN_A_PACKET):
+            with (
+                made(outside, 4, socket.SOCK_DGRAM) as server,
+                made(outside, 4, socket.SOCK_DGRAM) as client,
+            ):
+                server.bind((ELSEWHERE[4], TARGET))
+                client.sendto(bytes(size), (WAN[4], FAR_PORT))
+                question, sender = server.recvfrom(size + 1)
+                assert (len(question), sender[0]) == (size, CLIENT[4])
+        with made(outside, 6, socket.SOCK_DGRAM) as client:
+            client.connect((WAN[6], FAR_PORT))
+            client.send(bytes(1500 - 48))
+            eventually(lambda: client.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU) == 1500 - 24)
