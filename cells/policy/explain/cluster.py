@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,8 +17,9 @@ from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import SelectorPolicy
 from cells.policy.explain.files import BadFile, Located
-from cells.policy.labels import LabelSet, Prefix, prefix_labels
+from cells.policy.labels import LabelSet, Prefix, canonical_name, prefix_labels
 from cells.policy.labels.cidr import contains
+from cells.policy.labels.label import FQDN
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
 from cells.policy.rules.peers import means_service
 from cells.policy.rules.rule import PROTOCOLS
@@ -37,6 +38,8 @@ RESERVED = {
 }
 FIRST_POD_IDENTITY = 1000
 FIRST_LOCAL_IDENTITY = 1 << 24
+FIRST_NAMED_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 23)
+"""Of addresses that names have."""
 
 
 class PodName(NamedTuple):
@@ -134,11 +137,29 @@ class Cluster:
         else:
             self.policies[changed.rules[-1].source] = located
 
-    def identity_of(self, address: str) -> int:
-        """The identity of an address outside: of the nearest prefix that a rule names, else the world."""
-        host = ip_network(ip_address(address))
-        around = [prefix for prefix in self._local if contains(prefix, host)]
+    def identity_of(self, network: Prefix) -> int:
+        """The identity of addresses outside: of the nearest prefix that a rule names, else the world.
+
+        Raises PolicyError where rules tell some of the addresses from others.
+        """
+        within = [prefix for prefix in self._local if prefix != network and contains(network, prefix)]
+        if within:
+            named = ", ".join(map(str, within[:3])) + (", ..." if len(within) > 3 else "")
+            raise PolicyError(f"rules name networks within {network}: ask for one of them ({named})")
+        around = [prefix for prefix in self._local if contains(prefix, network)]
         return self._local[max(around, key=lambda one: one.prefixlen)] if around else RESERVED["world"]
+
+    def identity_named(self, name: str) -> int:
+        """The identity of an address that DNS has answered for a name; the world's if no rule means it."""
+        selecting = [one for one in self.repository.name_selectors if one.matches_name(canonical_name(name))]
+        if not selecting:
+            return RESERVED["world"]
+        labels = LabelSet([Label("reserved", "world"), *(Label(FQDN, one.text) for one in selecting)])
+        known = self._identities.get(labels)
+        if known is None:
+            known = self._identities[labels] = FIRST_NAMED_IDENTITY + len(self._identities)
+            self.cache.add_identity(known, labels)
+        return known
 
     def named(self, identity: int) -> str:
         """An identity in words."""

@@ -83,9 +83,9 @@ def explain(
 ) -> int:
     """Say whether SRC may reach DST, which rule decides, and what would change it.
 
-    SRC and DST are pods (NAMESPACE/NAME), addresses, or reserved identities (host, world, ...); of the agent
-    also identities by number, and names that its pods have asked DNS for. Exits 1 when the connection is
-    denied.
+    SRC and DST are pods (NAMESPACE/NAME), addresses, names, or identities, reserved (host, world, ...) or by
+    number; of a folder also networks. The agent knows the names that its pods have asked DNS for. Exits 1
+    when the connection is denied.
     """
     cluster = _read(folder) if folder is not None else None
 
@@ -104,7 +104,9 @@ def explain(
     if cluster is None:
         told = ask_agent("explain", port, source=source, destination=name)
     else:
-        directions = _decide(cluster, _peer(cluster, source), _peer(cluster, name), port)
+        directions = _decide(
+            cluster, _peer(cluster, source.removeprefix("reserved:")), _peer(cluster, name), port
+        )
         told = _as_object(cluster, directions, all(one.allowed for _, one in directions))
     if (text := document(told, output)) is not None:
         click.echo(text)
@@ -142,6 +144,7 @@ def _read(folder: Path) -> Cluster:
 
 
 def _split(text: str) -> tuple[str, Port]:
+    text = text.removeprefix("reserved:")
     if text.startswith("["):
         name, _, port = text[1:].partition("]")
         return name, _port(port.removeprefix(":") or "80/TCP")
@@ -165,19 +168,28 @@ def _port(text: str) -> Port:
 
 
 def _peer(cluster: Cluster, text: str) -> Peer:
-    from ipaddress import ip_address
+    from ipaddress import ip_network
 
     from cells.policy.explain import PodName
     from cells.policy.explain.cluster import RESERVED
+    from cells.policy.rules import PolicyError
 
     if text in RESERVED:
         return Peer(RESERVED[text], None)
+    if text.isdecimal():
+        if int(text) not in cluster.cache.identities:
+            raise click.UsageError(f"there is no identity {text} in the manifests")
+        return Peer(int(text), None)
     try:
-        return Peer(cluster.identity_of(str(ip_address(text))), None)
+        return Peer(cluster.identity_of(ip_network(text, strict=False)), None)
+    except PolicyError as error:
+        raise click.UsageError(str(error)) from None
     except ValueError:
         pass
     namespace, slash, name = text.rpartition("/")
     pod = cluster.pods.get(PodName(namespace if slash else "default", name))
+    if pod is None and "." in text and not slash:
+        return Peer(cluster.identity_named(text), None)
     if pod is None:
         from difflib import get_close_matches
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 
 from hive.main import cli
@@ -76,6 +77,42 @@ def test_what_is_missing_is_said_of_the_rule_that_almost_allows() -> None:
     assert near["missing"] == "it allows 5432/TCP for peers with app=cart (the peer has frontend)"
     _, (_, other_port) = explain(SHOP, "shop/cart", "shop/postgres:1/UDP")
     assert other_port["near"][0]["missing"] == "it allows this peer on 5432/TCP only"
+
+
+def test_networks_names_and_identities_are_asked_of(tmp_path: Path) -> None:
+    spec = """
+  endpointSelector: {matchLabels: {app: cart}}
+  egress:
+  - toCIDR: [10.0.0.0/8]
+  - toCIDR: [10.1.0.0/16]
+    toPorts: [{ports: [{port: "80", protocol: TCP}]}]
+  - toFQDNs: [{matchPattern: "*.example.org"}]
+  egressDeny:
+  - toCIDR: [10.1.2.0/24]
+  ingress:
+  - fromEntities: [remote-node]
+"""
+    folder = write(tmp_path, cnp(spec))
+    for peer, may in {
+        "10.1.2.0/24": False,
+        "10.1.2.7/32": False,
+        "10.2.0.0/16": True,
+        "11.0.0.0/8": False,
+        "web.example.org": True,
+        "Web.Example.Org.": True,
+        "a.b.example.org": False,
+        "1": False,
+        "reserved:world": False,
+    }.items():
+        assert explain(folder, "shop/cart", f"{peer}:80")[0] is may, peer
+    for peer, may in {"reserved:remote-node": True, "6": True, "reserved:health": False}.items():
+        assert explain(folder, peer, "shop/cart:80")[0] is may, peer
+    for peer, why in {
+        "10.0.0.0/8": "rules name networks within 10.0.0.0/8: ask for one of them",
+        "77": "there is no identity 77 in the manifests",
+    }.items():
+        with pytest.raises(UsageError, match=why):
+            raise run("explain", "--manifests", folder, "shop/cart", peer).exception or AssertionError(peer)
 
 
 def test_a_deny_is_named(tmp_path: Path) -> None:

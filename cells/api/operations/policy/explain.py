@@ -181,7 +181,7 @@ class ExplainOperations:
     def _peer(self, text: str) -> Peer:
         """A pod (NAMESPACE/NAME), an address, a name of DNS, or an identity by name or number."""
         for number, labels in RESERVED_IDENTITIES.items():
-            if f"reserved:{text}" in labels:
+            if f"reserved:{text.removeprefix('reserved:')}" in labels:
                 return Peer(text, number, None)
         if text.isascii() and text.isdigit():
             if not self._labels(int(text)):
