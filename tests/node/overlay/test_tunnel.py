@@ -330,3 +330,22 @@ def test_requests_that_come_from_another_node_are_read(cluster: Cluster, setting
             agent_process.crash(lab)
             in_node(lab, partial(end_envoy, Path("/var/run/cilium")))
             agent_process.wait_ready(lab, agent_process.start(lab, *cluster.settings(SETTINGS)))
+
+
+def test_pods_with_routes_of_their_own_are_reached_through_it_too(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    try:
+        for lab in (first, second):
+            restarted(cluster, lab, *SETTINGS, "--enable-endpoint-routes=true")
+        all_reach(cluster)
+        for address in addresses("pod-2-1"):
+            with first.open() as node:
+                eventually(partial(node.run, ping, address, 1))
+            with second.open() as node:
+                eventually(partial(node.run, ping, address, 1))
+        restarted(cluster, first, *SETTINGS)  # one node has them, the other has not
+        all_reach(cluster)
+    finally:
+        for lab in (first, second):
+            restarted(cluster, lab, *SETTINGS)
+    all_reach(cluster)
