@@ -175,8 +175,8 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
-{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool")) -}}
-{{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes or multi-pool" .Values.ipam.mode) -}}
+{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
+{{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes, multi-pool or delegated-plugin" .Values.ipam.mode) -}}
 {{- end -}}
 {{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}
 {{- fail (printf "identityAllocationMode=%s: agents need a store to agree by: set etcd.enabled and etcd.endpoints" .Values.identityAllocationMode) -}}
