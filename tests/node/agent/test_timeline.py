@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from asyncinotify import Inotify, Mask
 
+from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
@@ -101,3 +102,14 @@ def test_nothing_is_announced_while_the_queue_is_held(lab: Lab) -> None:
         agent_process.wait_ready(lab, pid)
         eventually(lambda: inside.run(connected))
         assert set(LATER) <= set(inside.run(os.listdir, RUN))
+
+
+def test_a_start_loads_nothing_that_only_repairs_and_others_need(node: Lab) -> None:
+    pid = agent_process.start(node, wrapper=["env", "PYTHONPROFILEIMPORTTIME=1"])
+    agent_process.wait_ready(node, pid)
+    ask("/v1/healthz", agent_process.api_socket(pid))
+    eventually(lambda: "the DNS proxy serves" in node.agent_log.read_text())
+    lines = node.agent_log.read_text().splitlines()
+    loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "cells.agent" in loaded
+    assert loaded & {"pyroute2", "importlib.metadata", "grpc", "aetcd", "multiprocessing"} == set()
