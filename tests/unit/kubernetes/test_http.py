@@ -222,7 +222,12 @@ async def test_who_waits_for_a_turn_is_told_so_in_time() -> None:
             for _ in range(65):
                 group.start_soon(one)
         assert len(told) == 65
-        assert all("silent for 0.5 s" in one or "64 requests are under way" in one for one in told)
+        why = (
+            "silent for 0.5 s",
+            "64 requests are under way",
+            "no connection within 0.5 s",
+        )  # on a busy machine
+        assert all(any(one in text for one in why) for text in told), told
 
 
 async def test_nobody_listening_is_told_in_the_words_of_the_system() -> None:
