@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ import pytest
 
 from cells.observe.events import LookupRecord, Lost, decode
 from cells.observe.monitor import SOCKET
+from cells.proxy.dns.port import FILE, NAME
 from hive.client import ask, connect
 from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
-from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.observe.monitor import events
 from tests.support.agents import serving
-from tests.support.town import REFUSED, WEB, town
+from tests.support.town import REFUSED, WEB, connects, town
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -36,6 +38,9 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
         assert told["directions"][0]["rules"] == ["spec.egress[1] of CiliumNetworkPolicy default/names"], (
             "by which rule a name may be gone to"
         )
+        kept = json.loads((Path(f"/proc/{place.pid}/root/run/cilium/{FILE}")).read_text(encoding="ascii"))
+        for address in (NODE_ADDRESS, place.server.ipv4, "127.0.0.1"):
+            assert not place.here.run(connects, address, kept[NAME]["port"]), "nobody asks the proxy itself"
         assert place.cached == {(f"{WEB}.", ip, "lookup") for ip in (OUTSIDE_ADDRESS, "2001:db8::80")}
         agent_process.crash(place.node)
         assert place.look().addresses == (OUTSIDE_ADDRESS,), "without an agent the server is asked directly"
@@ -51,6 +56,7 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
 def test_the_monitor_tells_of_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
+        place.look()  # of the first, the query may have been told before we were there
         told = told_lookups(stream)
         request = next(one for one in told if one.query == f"{WEB}." and not one.answer)
         answer = next(one for one in told if one.answer)

@@ -32,11 +32,12 @@ from hive.lab.children import Child
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import ROOT, Lab, exclusive
-from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
-from hive.lab.traffic.probe import ping
+from hive.lab.traffic.flows import Received, Sent, tcp_listener, udp_receiver, udp_sender, udp_socket
+from hive.lab.traffic.probe import interfaces, ping
 from hive.main import cli
 from tests.support.namespaces import need_root
 from tests.support.requests import PUBLIC, answering, ask_http, policy
+from tests.support.town import connects
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120)]
@@ -349,3 +350,44 @@ def test_pods_with_routes_of_their_own_are_reached_through_it_too(cluster: Clust
         for lab in (first, second):
             restarted(cluster, lab, *SETTINGS)
     all_reach(cluster)
+
+
+def guarded(port: int) -> dict[str, object]:
+    """Nodes may be reached by this port alone, and by each other's tunnels."""
+    ports = [{"port": str(port), "protocol": "TCP"}, {"port": str(PORT), "protocol": "UDP"}]
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumClusterwideNetworkPolicy",
+        "metadata": {"name": "guarded"},
+        "spec": {"nodeSelector": {}, "ingress": [{"fromEntities": ["all"], "toPorts": [{"ports": ports}]}]},
+    }
+
+
+def test_policies_of_nodes_hold_for_what_comes_out_of_the_tunnel(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    restarted(cluster, second, *SETTINGS, "--enable-host-firewall=true")
+    all_reach(cluster)
+    with second.open() as there, first.open_pod("pod-1-1") as here:
+        with inside(there):
+            listeners = [tcp_listener(), tcp_listener()]
+        open_port, closed_port = (each.getsockname()[1] for each in listeners)
+        (host,) = (one for one in there.run(interfaces) if one.name == "cilium_host")
+        router = next(text.partition("/")[0] for text in host.addresses if "." in text)
+
+        def reached(port: int) -> tuple[bool, bool]:
+            """By its address in the tunnel, and by that of its device."""
+            return here.run(connects, router, port), here.run(connects, cluster.place(second).ipv4, port)
+
+        try:
+            before = there.run(through_the_tunnel)
+            eventually(lambda: reached(closed_port) == (True, True))
+            assert there.run(through_the_tunnel) > before, "that is the way"
+            cluster.manifests.write("guarded", [guarded(open_port)])
+            eventually(lambda: reached(closed_port) == (False, False))
+            assert reached(open_port) == (True, True)
+            all_reach(cluster)
+        finally:
+            cluster.manifests.remove("guarded")
+            for each in listeners:
+                each.close()
+            restarted(cluster, second, *SETTINGS)
