@@ -24,6 +24,7 @@ from cells.node.router import Router
 from cells.node.sysctl import Sysctls
 from cells.policy.control import HTTPRedirect
 from cells.policy.maps import PolicySettings
+from cells.proxy.dns import TransparentProxy
 from cells.services.settings import AnnouncementSettings, ServiceSettings
 from cells.tunnel import TunnelSettings
 from lifecycle import (
@@ -62,6 +63,7 @@ class Masquerade:
         policy: PolicySettings | None = None,
         announcements: AnnouncementSettings | None = None,
         redirects: Table[HTTPRedirect] | None = None,
+        proxies: Table[TransparentProxy] | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -95,8 +97,10 @@ class Masquerade:
         self._ready = False
         self._proxied = False
         """Whether a proxy sends in pods' names. Once one did, till the node ends: a restart forgets none."""
-        sources = (devices, addresses) if redirects is None else (devices, addresses, redirects)
-        self.devices: Derived[NativeDevice] = Derived("native-devices", self._wanted, *sources)
+        senders = [table for table in (redirects, proxies) if table is not None]
+        self.devices: Derived[NativeDevice] = Derived(
+            "native-devices", self._wanted, devices, addresses, *senders
+        )
         """The devices with programs, by index."""
         target = DeviceTarget(self.devices, lambda: maps.devices, datapath, log)
         self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
@@ -132,10 +136,10 @@ class Masquerade:
         self,
         devices: list[Device],
         addresses: list[NodeAddress],
-        redirects: Collection[HTTPRedirect] = (),
+        *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
         del addresses  # they wake us; in their order of precedence they come from who keeps them
-        self._proxied |= any(one.direction == "egress" for one in redirects)
+        self._proxied |= any(_sends(one) for rows in senders for one in rows)
         if not self._ready:
             return {}
         ranges = self._ranges()
@@ -177,3 +181,8 @@ class Masquerade:
 
 def _asked(setting: bool | None, *, default: bool) -> bool:
     return default if setting is None else setting
+
+
+def _sends(row: HTTPRedirect | TransparentProxy) -> bool:
+    """Whether a proxy sends in pods' names, for what the row says."""
+    return isinstance(row, TransparentProxy) or row.direction == "egress"

@@ -66,6 +66,7 @@ class Town:
     node: Lab
     pid: int
     here: Namespaces
+    client: pods.Attached
     server: pods.Attached
     port: int
     folder: Path
@@ -92,11 +93,11 @@ def town(node: Lab, folder: Path, *settings: str, ttl: int = 300) -> Iterator[To
     write(folder, "client", pod("client", {"app": "client"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
     server = pods.add(node, "dns")
-    pods.add(node, "client")
+    client = pods.add(node, "client")
     with node.open_outside() as outside, inside(outside):
         listener = tcp_listener()
     with listener, node.open_pod("dns") as there, node.open_pod("client") as here:
-        found = Town(node, pid, here, server, listener.getsockname()[1], folder)
+        found = Town(node, pid, here, client, server, listener.getsockname()[1], folder)
         records = f"{WEB}/{OUTSIDE_ADDRESS}", f"{WEB}/2001:db8::80", "example.com/192.0.2.9"
         with dnsmasq(there, *records, ttl=ttl):
             eventually(lambda: found.look().addresses == (OUTSIDE_ADDRESS,))

@@ -1,7 +1,7 @@
 """The DNS proxy: which names pods may ask for, and which addresses names have.
 
 Needs:  AgentConfig, Maps, Datapath, Table[Endpoint], RulePolicy, NamedAddresses, Ipcache, KnownRules.
-Gives:  DNSProxyPort, NameStore, DNSProxy.
+Gives:  DNSProxyPort, NameStore, DNSProxy, Table[TransparentProxy].
 Why:    rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
         alone: queries of pods that such rules select pass through here.
 """
@@ -18,6 +18,7 @@ from cells.proxy.dns.kernel import KernelConnections
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.proxy import DNSProxy
 from cells.proxy.dns.routes import ProxyRoutes
+from cells.proxy.dns.servers.transparent import TransparentProxy, transparent_proxies
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import Connections, NameStore
 from cells.proxy.dns.told import LookupLog
@@ -31,6 +32,7 @@ __all__ = [
     "DNSProxySettings",
     "NameStore",
     "ProxyPort",
+    "TransparentProxy",
     "cell",
 ]
 
@@ -72,6 +74,7 @@ cell = module(
     "Names that pods ask for",
     config(DNSProxySettings),
     provide(ProxyPort, dns_proxy_port, NameStore, DNSProxy, Counts, connections, dns_metrics),
+    provide(transparent_proxies),
     provide_private(journal, ProxyRoutes, LookupLog),
     invoke(DNSProxy),
 )

@@ -33,6 +33,7 @@ from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.routes import ProxyRoutes
 from cells.proxy.dns.servers.in_name import PodSockets
 from cells.proxy.dns.servers.tcp import PATIENCE, ServerConnection, message
+from cells.proxy.dns.servers.transparent import TransparentProxy
 from cells.proxy.dns.servers.upstream import Upstream
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
@@ -86,6 +87,7 @@ class DNSProxy:
         counts: Counts,
         routes: ProxyRoutes,
         told: LookupLog,
+        senders: Table[TransparentProxy],
         *,
         jobs: Jobs,
         log: Logger,
@@ -105,6 +107,7 @@ class DNSProxy:
         self._limit = settings.dnsproxy_concurrency_limit
         asked = settings.dnsproxy_enable_transparent_mode
         self._transparent = all(mode.own_links for mode in modes) if asked is None else asked
+        self._senders = senders
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
         self._waiting: dict[Exchange, None] = {}
@@ -188,6 +191,8 @@ class DNSProxy:
         endpoint = self._judge.endpoint(asking)
         if endpoint is None:
             return None
+        if self._transparent and not len(self._senders):
+            self._senders.put(TransparentProxy("cilium-dns-egress"))
         try:
             verdict = self._judge.verdict(endpoint, asking, query.name)
         except OSError as error:

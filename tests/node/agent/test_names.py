@@ -6,7 +6,9 @@ import json
 import select
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,11 @@ from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.observe.monitor import events
+from tests.node.agent.test_node_port import command
+from tests.node.agent.test_pod_labels import write
 from tests.support.agents import serving
+from tests.support.dns_script import TRUE, addresses_of, serve
+from tests.support.dns_script import ask as ask_server
 from tests.support.town import REFUSED, WEB, connects, town
 from tests.support.waiting import eventually
 
@@ -51,6 +57,56 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
         eventually(lambda: place.look("other.example.com").code == REFUSED)
         ask("/v1/fqdn/cache", api_socket(place.pid), method="DELETE")
         eventually(lambda: not place.reaches_web())
+
+
+@pytest.mark.parametrize("masqueraded", ["true", "false"])
+def test_a_server_outside_is_asked_in_the_pods_name(node: Lab, tmp_path: Path, masqueraded: str) -> None:
+    settings = (f"--enable-ipv4-masquerade={masqueraded}", "--routing-mode=native")
+    with town(node, tmp_path, *settings) as place, node.open_outside() as outside:
+        outside.run(command, f"route add {place.client.ipv4} via {NODE_ADDRESS}")
+        with node.open() as host:
+            host.run(Path("/proc/sys/net/ipv4/ip_forward").write_text, "1")
+        write(tmp_path, "outside", SERVERS_OUTSIDE)
+        serving = outside.start(serve)
+
+        def said(name: str, *, tcp: bool = False) -> bytes:
+            return place.here.run(partial(ask_server, OUTSIDE_ADDRESS, name, tcp=tcp), within=20)
+
+        eventually(lambda: place.here.run(answers, "plain.example.org"))
+        for tcp in (False, True):
+            assert addresses_of(said("plain.example.org", tcp=tcp)) == [TRUE]
+            assert said("plain.example.com", tcp=tcp)[3] & 0xF == REFUSED, "the proxy reads what is asked"
+        asked = serving.finish(within=20)
+    assert asked == {NODE_ADDRESS if masqueraded == "true" else place.client.ipv4}
+
+
+def answers(name: str) -> bool:
+    """Whether the server outside is heard by UDP."""
+    try:
+        return bool(addresses_of(ask_server(OUTSIDE_ADDRESS, name, 0.5)))
+    except OSError:
+        return False
+
+
+SERVERS_OUTSIDE: dict[str, Any] = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNetworkPolicy",
+    "metadata": {"name": "outside", "namespace": "default"},
+    "spec": {
+        "endpointSelector": {"matchLabels": {"app": "client"}},
+        "egress": [
+            {
+                "toEntities": ["world"],
+                "toPorts": [
+                    {
+                        "ports": [{"port": "53", "protocol": "ANY"}],
+                        "rules": {"dns": [{"matchPattern": "*.example.org"}]},
+                    }
+                ],
+            }
+        ],
+    },
+}
 
 
 def test_the_monitor_tells_of_lookups(node: Lab, tmp_path: Path) -> None:
