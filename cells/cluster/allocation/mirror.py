@@ -62,6 +62,7 @@ class IdentityMirror:
         self._timer.trigger()
         store.on_return(self._timer.trigger)
         jobs.observe("watch identities in use", identities.used.changes, self._look)
+        jobs.observe("watch what numbers stand for", identities.table.changes, self._look)
         jobs.observe("watch the other store", self._there.changes, self._look)
 
     async def _look(self, _: list[Change[Any]]) -> None:

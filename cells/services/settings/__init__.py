@@ -7,8 +7,8 @@ Why:   native devices have programs if clients outside are served, though nothin
 from cells.services.settings.announcements import AnnouncementSettings
 from cells.services.settings.seed import DEFAULT_SEED, Seed
 from cells.services.settings.settings import ServiceSettings
-from lifecycle import config
+from lifecycle import config, module
 
 __all__ = ["DEFAULT_SEED", "AnnouncementSettings", "Seed", "ServiceSettings", "cell"]
 
-cell = config(ServiceSettings, AnnouncementSettings)
+cell = module("service-settings", "What is served, and how", config(ServiceSettings, AnnouncementSettings))

@@ -48,7 +48,7 @@ def lab() -> Iterator[Lab]:
         ({"CNI_ARGS": "COLOUR=red"}, CONF, 999, f'{ARGS} unknown args ["COLOUR=red"]'),
         ({}, CONF | {"chaining-mode": "aws-cni", "prevResult": {"ips": []}}, 999, "no link found"),
         ({}, CONF | {"chaining-mode": "nonsense"}, 999, "invalid chaining-mode nonsense"),
-        ({}, CONF | {"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type is not"),
+        ({}, CONF | {"ipam": {"type": "host-local"}}, 7, "network configuration cilium: ipam.type=host"),
         ({}, CONF | {"name": 7}, 6, "error unmarshall network config: "),
         ({}, CONF | {"prevResult": {"ips": []}}, 999, "CNI PrevResult supplied, but not in chaining mode"),
         ({"CNI_COMMAND": "CHECK"}, CONF, 7, "InvalidNetworkConfig"),

@@ -54,7 +54,10 @@ def touched() -> list[Path]:
         ),
         (
             "--ipam=eni",
-            "--ipam=eni is not supported yet: expected cluster-pool, kubernetes or multi-pool",
+            (
+                "--ipam=eni is not supported yet: expected cluster-pool, kubernetes, multi-pool"
+                " or delegated-plugin"
+            ),
         ),
         (
             "--ipv4-range=lots",

@@ -13,9 +13,11 @@ import structlog
 from cells import kubernetes
 from cells.cluster import allocation, identity, kvstore
 from cells.cluster.allocation.objects import body
+from cells.cluster.allocation.shared import SharedIdentities
 from cells.cluster.identity import Identities
 from cells.config import AgentConfig, AgentSettings
 from cells.ipam import Family
+from cells.kubernetes import CiliumIdentity
 from cells.node.addresses import NodeAddress, address_table
 from cells.node.addresses.choice import Origin
 from lifecycle import HealthTree, Hive, Lifecycle, StartError, Table, invoke, provide, supply
@@ -35,6 +37,15 @@ class Agent:
     def __init__(self, hive: Hive) -> None:
         self.identities = hive.get(Identities)
         self._health = hive.get(HealthTree)
+        self._objects = hive.get(Table[CiliumIdentity])
+        self._keys = hive.get(SharedIdentities).table
+
+    def sees(self, number: int) -> bool:
+        """Whether it has heard of the object and of the key."""
+        return self.sees_key(number) and ("", str(number)) in self._objects
+
+    def sees_key(self, number: int) -> bool:
+        return str(number) in self._keys
 
     def trouble(self) -> str:
         return " ".join(one.message or "" for one in self._health.snapshot() if one.level == "degraded")
@@ -88,6 +99,7 @@ async def test_an_identity_stands_in_both(etcd: Etcd, server: Cluster, tmp_path:
         web = await one.identities.acquire(WEB)
         await until(lambda: objects(server) == {str(web.id)} == set(keys(etcd, "id")))
         await until(lambda: list(keys(etcd, "value").values()) == [str(web.id)])
+        await until(lambda: one.sees(web.id))
         server.delete("CiliumIdentity", str(web.id))
         etcd.delete(f"{STATE}id/{web.id}")
         await until(lambda: objects(server) == {str(web.id)} == set(keys(etcd, "id")))
@@ -112,6 +124,7 @@ async def test_a_number_of_the_store_that_is_not_read_is_taken_for_its_labels(
 ) -> None:
     etcd.put(f"{STATE}id/4711", "k8s:app=db;k8s:io.kubernetes.pod.namespace=default;")
     async with agent(etcd, tmp_path, server, READ_OBJECTS) as one:
+        await until(lambda: one.sees_key(4711))
         assert (await one.identities.acquire(DB)).id == 4711
         await until(lambda: objects(server) == {"4711"})
 
@@ -132,7 +145,7 @@ async def test_a_number_that_says_something_else_there_is_told(
 ) -> None:
     async with agent(etcd, tmp_path, server, READ_OBJECTS) as one:
         web = await one.identities.acquire(WEB)
-        await until(lambda: str(web.id) in keys(etcd, "id"))
+        await until(lambda: one.sees(web.id))
         etcd.put(f"{STATE}id/{web.id}", "k8s:app=other;")
         await until(lambda: "stand for other labels in the kvstore" in one.trouble())
         etcd.delete(f"{STATE}id/{web.id}")
