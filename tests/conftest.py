@@ -5,12 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support import counts
 from tests.support.counts import count
 
 __all__ = ["count"]
+
+# A busy machine is no fault of what is tested.
+settings.register_profile("hive", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in a shell's background. What the tests start would inherit it, and not be interruptible either.
