@@ -83,8 +83,10 @@ def native_devices(
         if not (masquerades or families.everywhere):
             continue
         ipv4, ipv6 = (
-            masquerade_address(
-                rows, device.name, version, derive_from=settings.derive_masq_ip_addr_from_device
+            _answerable(
+                masquerade_address(
+                    rows, device.name, version, derive_from=settings.derive_masq_ip_addr_from_device
+                )
             )
             if enabled and masquerades
             else None
@@ -104,6 +106,11 @@ def native_devices(
         )
         found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)
     return found
+
+
+def _answerable(address: IPAddress | None) -> IPAddress | None:
+    """The address, unless nobody outside could answer to it."""
+    return None if address is None or address.is_loopback else address
 
 
 def _selected(name: str, wanted: Iterable[str]) -> bool:

@@ -91,11 +91,10 @@ def masquerade_address(
 ) -> IPAddress | None:
     """What packets that leave by a device come from; ``derive_from`` names another device to ask first.
 
-    None if the node has no address in that family that others can answer to.
+    It may be one of ``lo``, where the node has no other, as in Cilium 1.17.
     """
     wanted = derive_from or device
-    usable = (one for one in rows if one.primary and not one.address.is_loopback)
-    primary = {one.device: one.address for one in usable if one.address.version == version}
+    primary = {one.device: one.address for one in rows if one.primary and one.address.version == version}
     return primary.get(wanted, primary.get(FALLBACK))
 
 
