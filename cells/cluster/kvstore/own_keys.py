@@ -56,7 +56,7 @@ class OwnKeys:
                 if kv.lease in self._store.leases:
                     found[kv.key] = OwnKey(kv.key, value)
                 elif self._known.get(kv.key) == value:
-                    found[kv.key] = OwnKey(kv.key, "")  # as it is, but it ends with a lease of before
+                    found[kv.key] = OwnKey(kv.key, "")  # right, but it ends with an earlier lease
         return found
 
     async def put(self, batch: Mapping[str, OwnKey]) -> None:

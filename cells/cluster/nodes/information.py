@@ -27,7 +27,7 @@ PATIENCE: Final = 10.0
 
 
 class NodeInformation:
-    """What is told of this node; who takes it starts when that is known, or need not be.
+    """What the sources say of this node. Whoever needs it starts once that is known, or need not be.
 
     The wait has no end where a range is required: no range that is made up here may go to pods then. A
     restarted agent goes on with the range it was assigned before, and follows what it is told later.

@@ -14,7 +14,7 @@ import msgspec
 
 from cells.observe.events import gob
 from cells.observe.events.gob import BYTES, INT, STRING, UINT, Type
-from cells.observe.events.parties import ENDPOINT, NODE, TYPES, Party, party_text, party_value, read_party
+from cells.observe.events.parties import RECORD, TYPES, Party, party_text, party_value, read_party
 from cells.observe.events.requests import REQUEST
 
 PROXY: Final = "proxy"
@@ -36,21 +36,7 @@ NAMES: Final = {
 _NOTIFY, _RECORD, _DNS, _IPS, _TEXTS, _NUMBERS = range(66, 72)
 _TYPES: Final = {
     _NOTIFY: Type("LogRecordNotify", {"LogRecord": _RECORD}),
-    _RECORD: Type(
-        "LogRecord",
-        {
-            "Type": STRING,
-            "Timestamp": STRING,
-            "NodeAddressInfo": NODE,
-            "ObservationPoint": STRING,
-            "SourceEndpoint": ENDPOINT,
-            "DestinationEndpoint": ENDPOINT,
-            "IPVersion": UINT,
-            "Verdict": STRING,
-            "TransportProtocol": UINT,
-            "DNS": _DNS,
-        },
-    ),
+    _RECORD: Type("LogRecord", {**RECORD, "DNS": _DNS}),
     _DNS: Type(
         "LogRecordDNS",
         {

@@ -1,7 +1,7 @@
 """Who takes part in what a proxy tells of: as values, in Go's gob, as text.
 
 For:    records of requests and of lookups.   Needs: gob, parse() of labels.
-Gives:  Party, TYPES, party_value(), read_party(), party_text().
+Gives:  Party, RECORD, TYPES, party_value(), read_party(), party_text().
 Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog.
         Labels are a ``labels.LabelArray``, as 1.17 has them; earlier versions had texts there.
 """
@@ -26,6 +26,18 @@ TYPES: Final = {
     LABEL: Type("Label", {"Key": STRING, "Value": STRING, "Source": STRING}),
 }
 """Of a record's ends, by numbers that a record's own types leave free."""
+RECORD: Final = {
+    "Type": STRING,
+    "Timestamp": STRING,
+    "NodeAddressInfo": NODE,
+    "ObservationPoint": STRING,
+    "SourceEndpoint": ENDPOINT,
+    "DestinationEndpoint": ENDPOINT,
+    "IPVersion": UINT,
+    "Verdict": STRING,
+    "TransportProtocol": UINT,
+}
+"""Fields of a ``LogRecord``; then comes what was asked for."""
 
 
 class Party(msgspec.Struct, frozen=True):

@@ -12,28 +12,14 @@ from typing import Any, Final
 import msgspec
 
 from cells.observe.events import gob
-from cells.observe.events.gob import INT, STRING, UINT, Type
-from cells.observe.events.parties import ENDPOINT, NODE, TYPES, Party, party_text, party_value, read_party
+from cells.observe.events.gob import INT, STRING, Type
+from cells.observe.events.parties import RECORD, TYPES, Party, party_text, party_value, read_party
 
 REQUEST: Final = 129
 _NOTIFY, _RECORD, _HTTP, _URL, _HEADERS, _TEXTS = range(66, 72)
 _TYPES: Final = {
     _NOTIFY: Type("LogRecordNotify", {"LogRecord": _RECORD}),
-    _RECORD: Type(
-        "LogRecord",
-        {
-            "Type": STRING,
-            "Timestamp": STRING,
-            "NodeAddressInfo": NODE,
-            "ObservationPoint": STRING,
-            "SourceEndpoint": ENDPOINT,
-            "DestinationEndpoint": ENDPOINT,
-            "IPVersion": UINT,
-            "Verdict": STRING,
-            "TransportProtocol": UINT,
-            "HTTP": _HTTP,
-        },
-    ),
+    _RECORD: Type("LogRecord", {**RECORD, "HTTP": _HTTP}),
     _HTTP: Type(
         "LogRecordHTTP",
         {"Code": INT, "Method": STRING, "URL": _URL, "Protocol": STRING, "Headers": _HEADERS},
