@@ -29,14 +29,17 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_cell_of_the_guide_greets(capsys: pytest.CaptureFixture[str]) -> None:
-    guide = (ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["README.md", "docs/cells.md"])
+async def test_the_cell_of_the_guide_greets(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (ROOT / page).read_text(encoding="utf-8")
     code = re.search(r"```python\n(from lifecycle.*?)```", guide, re.DOTALL)
+    name = re.search(r'main\(Hive\(cell, name="(\w+)"\)\)', guide)
     assert code is not None
+    assert name is not None
     names: dict[str, object] = {"__name__": "guide"}
-    exec(compile(code[1], "docs/cells.md", "exec"), names)  # noqa: S102 - our own page
+    exec(compile(code[1], page, "exec"), names)  # noqa: S102 - our own page
     cell = names["cell"]
     assert isinstance(cell, Cell)
-    async with Hive(cell, settings={"greeted": "Ada"}).started():
+    async with Hive(cell, name=name[1], settings={"greeted": "Ada"}).started():
         # The log may be printed there too, if a test before this one has set structlog up.
         assert "hello, Ada" in capsys.readouterr().out.splitlines()
