@@ -69,6 +69,9 @@ OPEN: Final = (
 )
 """Values whose inside is the user's own."""
 UNSET: Final = {
+    "daemon.configSources": "string",
+    "daemon.allowedConfigOverrides": "string",
+    "daemon.blockedConfigOverrides": "string",
     "k8sClientRateLimit.qps": "number",
     "k8sClientRateLimit.burst": "integer",
     "k8sClientRateLimit.operator.qps": "number",

@@ -125,6 +125,35 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end }}
 {{- end }}
 
+{{/* What daemon.configSources asks an API server for: {"cluster", "node", "maps": {namespace: [name]}} as JSON. */}}
+{{- define "cilium.sources" -}}
+{{- $here := include "cilium.namespace" . -}}
+{{- $found := dict "cluster" false "node" false "maps" dict -}}
+{{- range splitList "," (.Values.daemon.configSources | default "") -}}
+{{- if . -}}
+{{- $kind := splitList ":" . | first -}}
+{{- $rest := trimPrefix $kind . | trimPrefix ":" -}}
+{{- $place := splitList "/" $rest -}}
+{{- if not (has $kind (list "config-map" "cilium-node-config" "node" "directory")) -}}
+{{- fail (printf "daemon.configSources: %s: expected one of config-map, cilium-node-config, node, directory, then :[namespace/]name" .) -}}
+{{- end -}}
+{{- if and (eq $kind "directory") (not $rest) -}}
+{{- fail "daemon.configSources: directory: expected a path after the colon, such as directory:/etc/cilium/config-map" -}}
+{{- end -}}
+{{- if ne $kind "directory" -}}{{- $_ := set $found "cluster" true -}}{{- end -}}
+{{- if or (eq $kind "node") (and (eq $kind "cilium-node-config") (or (lt (len $place) 2) (not (last $place)))) -}}
+{{- $_ := set $found "node" true -}}
+{{- end -}}
+{{- if eq $kind "config-map" -}}
+{{- $namespace := ternary (first $place) $here (gt (len $place) 1) | default $here -}}
+{{- $names := get $found.maps $namespace | default list -}}
+{{- $_ := set $found.maps $namespace (append $names (last $place | default "cilium-config") | uniq) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $found }}
+{{- end }}
+
 {{/* Every path of a value that is no map, or an empty one, a line each. */}}
 {{- define "cilium.paths" -}}
 {{- $at := .at -}}

@@ -7,8 +7,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from cells.agent import agent
 from cells.cluster.allocation.objects import HEARTBEAT
@@ -16,6 +18,7 @@ from cells.endpoint import Endpoints
 from cells.endpoint.metadata import pods
 from cells.kubernetes import KubernetesAPI
 from cells.operator.crds.definitions import definitions
+from hive.main import cli
 from lifecycle.testing import eventually, started
 from tests.support import chart
 from tests.support.apiserver import ApiServer, Fault, User
@@ -46,7 +49,8 @@ def roles(**values: object) -> list[dict[str, Any]]:
     return [
         one
         for one in chart.objects(values).values()
-        if one["apiVersion"].startswith("rbac.") and one["metadata"]["name"] == "cilium"
+        if one["apiVersion"].startswith("rbac.")
+        and one["metadata"]["name"] in {"cilium", "cilium-config-agent"}
     ]
 
 
@@ -114,6 +118,41 @@ async def test_nothing_is_denied_and_no_right_is_unused(
 
 def test_node_objects_are_written_to_only_where_it_is_asked_for() -> None:
     assert set(rights(roles(annotateK8sNode=True))) - set(rights(roles())) == {("", "nodes/status", "patch")}
+
+
+SOURCES = "config-map:kube-system/cilium-config,cilium-node-config:kube-system,node:"
+
+
+async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: Path) -> None:
+    given = roles(daemon={"configSources": SOURCES})
+    added = set(rights(given)) - set(rights(roles()))
+    assert added == {("", "configmaps", "get"), ("", "nodes", "get")}
+    wanted = definitions(endpoint_slices=False, local_redirects=False, egress_gateways=False)
+    server = ApiServer({TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    for body in [*given, *(one.body for one in wanted)]:
+        server.add(body)
+    async with server.serving() as url:
+        there = Cluster(server, url)
+        await eventually(lambda: there.serves("ciliumnodeconfigs"))
+        there.put(NODE)
+        there.put(chart.objects({})["ConfigMap/cilium-config"])
+        made = [
+            "build-config",
+            f"--source={SOURCES}",
+            "--node-name=node1",
+            f"--dest={tmp_path / 'made'}",
+            f"--k8s-kubeconfig-path={kubeconfig(tmp_path, url)}",
+        ]
+        built = await anyio.to_thread.run_sync(CliRunner().invoke, cli, made)
+        assert built.exit_code == 0, built.output
+        assert (tmp_path / "made" / "routing-mode").read_text() == "tunnel"
+        hidden = await anyio.to_thread.run_sync(
+            CliRunner().invoke, cli, [*made, "--source=config-map:kube-system/another"]
+        )
+        assert hidden.exit_code == 1
+        assert "403" in hidden.output or "forbidden" in hidden.output, hidden.output
+    assert added & unused(given, server.requests) == set(), "rights that are not used"
 
 
 async def everything(there: Cluster, endpoints: Endpoints) -> None:

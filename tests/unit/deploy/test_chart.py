@@ -165,6 +165,8 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
         ({"operator": {"replicas": "two"}}, "replicas"),
+        ({"daemon": {"configSources": "secret:a/b"}}, "daemon.configSources: secret:a/b: expected one of"),
+        ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], says: str) -> None:
@@ -198,6 +200,40 @@ def test_extra_settings_win_and_are_texts() -> None:
         "data"
     ]
     assert (data["debug"], data["mtu"], data["cni-mac-addr-mode"]) == ("true", "1400", "fixed")
+
+
+def test_settings_may_come_from_where_the_values_say() -> None:
+    def container(**values: object) -> dict[str, Any]:
+        spec = chart.objects(values)["DaemonSet/cilium"]["spec"]["template"]["spec"]
+        found: dict[str, Any] = next(one for one in spec["initContainers"] if one["name"] == "config")
+        return found
+
+    given = load("agent-config-sources")["values"]["daemon"]
+    (theirs,) = load("agent-config-sources")["diff"]["DaemonSet/cilium"].values()
+    assert container(daemon=given)["command"] == ["hive", *theirs[1][1:]]
+    assert container()["command"] == ["hive", "build-config", "--source=directory:/etc/cilium/config-map"]
+    assert container(kubeConfigPath="/etc/k.conf") == container(), "a mounted ConfigMap asks no API server"
+    other = container(kubeConfigPath="/etc/k.conf", daemon={"configSources": "node:"})
+    assert other["command"] == ["hive", "build-config", "--source=node:", "--k8s-kubeconfig-path=/etc/k.conf"]
+    assert {"name": "kube-config", "mountPath": "/etc/k.conf", "readOnly": True} in other["volumeMounts"]
+
+
+def test_agents_may_read_the_sources_that_are_named_and_no_others() -> None:
+    sources = "config-map:,config-map:other/a,config-map:b,cilium-node-config:kube-system"
+    text = chart.render({"daemon": {"configSources": sources}})["rbac-agent.yaml"]
+    roles = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Role"]
+    assert {
+        one["metadata"]["namespace"]: one["rules"]
+        for one in roles
+        if one["metadata"]["name"] == "cilium-config-agent"
+    } == {
+        "kube-system": [_may_get("cilium-config", "b")],
+        "other": [_may_get("a")],
+    }
+
+
+def _may_get(*names: str) -> dict[str, Any]:
+    return {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": list(names), "verbs": ["get"]}
 
 
 def test_agents_and_operator_can_be_left_out() -> None:
