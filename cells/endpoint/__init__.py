@@ -30,6 +30,7 @@ from cells.endpoint.regeneration.builds import Builds
 from cells.endpoint.regeneration.queue import Regeneration, Regenerations
 from cells.endpoint.regeneration.recovery import RegenerationRecovery, controllers_of
 from cells.endpoint.state.files import Scan, StateFiles
+from cells.endpoint.state.names import SavedLookup, SavedNames, SavedZombie
 from cells.endpoint.state.saved import SavedEndpoint
 from cells.endpoint.table.model import (
     DatapathConfiguration,
@@ -78,6 +79,9 @@ __all__ = [
     "RegenerationRecovery",
     "Regenerations",
     "SavedEndpoint",
+    "SavedLookup",
+    "SavedNames",
+    "SavedZombie",
     "Scan",
     "State",
     "StateFiles",

@@ -18,13 +18,16 @@ from typing import Final
 import msgspec
 
 from cells.endpoint.state.header import json_in_header
-from cells.endpoint.state.saved import SavedEndpoint, UnreadableError, decode, encode
+from cells.endpoint.state.names import NamesJSON, SavedNames
+from cells.endpoint.state.saved import NO_NAMES, SavedEndpoint, UnreadableError, decode, encode
 from cells.endpoint.table.model import Endpoint
 from lifecycle.settings import read_regular
 
 JSON_NAME: Final = "ep_config.json"
 HEADER_NAME: Final = "ep_config.h"
 _DIRECTORY = re.compile(r"([1-9][0-9]{0,4})(_next|_next_fail)?")
+_LARGEST: Final = 64 << 20
+"""Bytes of a file that are read at most: of 10000 addresses with many names there are some."""
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2  # linux/fs.h
 
@@ -48,6 +51,17 @@ class StateFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._base = str(directory)
+        self._names: dict[int, NamesJSON] = {}
+
+    def names(self, endpoint_id: int) -> SavedNames:
+        """What the endpoint had asked DNS for, as it was saved; raises ValueError for what cannot be read."""
+        return self._names.get(endpoint_id, NO_NAMES).read()
+
+    def keep_names(self, endpoint: Endpoint, names: SavedNames) -> None:
+        """Save with the endpoint, from now on, what it has asked DNS for. Raises OSError."""
+        self._names[endpoint.id] = NamesJSON.of(names)
+        if (self.directory / str(endpoint.id)).exists():  # else it is being made
+            self.refresh(endpoint)
 
     def write(self, endpoint: Endpoint) -> None:
         """Save the endpoint: a reader sees its former state or this one, nothing between.
@@ -63,7 +77,7 @@ class StateFiles:
             shutil.rmtree(building)
             os.mkdir(building, 0o750)  # noqa: PTH102
         try:
-            _write(f"{building}/{JSON_NAME}", encode(endpoint))
+            _write(f"{building}/{JSON_NAME}", self._encoded(endpoint))
             if _moved(building, final):
                 return
             _adopt_files(final, building)
@@ -77,14 +91,18 @@ class StateFiles:
     def refresh(self, endpoint: Endpoint) -> None:
         """Save the endpoint unless it is saved as it is already; raises OSError."""
         try:
-            saved = read_regular(self.directory / str(endpoint.id) / JSON_NAME)
+            saved = read_regular(self.directory / str(endpoint.id) / JSON_NAME, _LARGEST)
         except FileNotFoundError:
             saved = b""
-        if saved != encode(endpoint):
+        if saved != self._encoded(endpoint):
             self.write(endpoint)
+
+    def _encoded(self, endpoint: Endpoint) -> bytes:
+        return encode(endpoint, self._names.get(endpoint.id, NO_NAMES))
 
     def remove(self, endpoint_id: int) -> None:
         """Forget the endpoint; nothing happens if it is not there. Raises OSError."""
+        self._names.pop(endpoint_id, None)
         base = f"{self._base}/{endpoint_id}"
         with suppress(FileNotFoundError):
             os.unlink(f"{base}/{JSON_NAME}")  # noqa: PTH108  (hot path)
@@ -145,6 +163,7 @@ class StateFiles:
                 scan.unreadable[number] = f"{directory}: {error}"
                 return
         scan.endpoints[number] = saved
+        self._names[number] = saved.names
 
     def _discard(self, directory: Path, scan: Scan) -> None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -158,10 +177,10 @@ def _read(directory: Path) -> SavedEndpoint:
     """The newer form, or the older one where that does not exist; raises FileNotFoundError without either."""
     path = directory / JSON_NAME
     try:
-        data = read_regular(path)
+        data = read_regular(path, _LARGEST)
     except FileNotFoundError:
         path = directory / HEADER_NAME
-        data = json_in_header(read_regular(path))
+        data = json_in_header(read_regular(path, _LARGEST))
     try:
         return decode(data, path.stat().st_mtime)
     except UnreadableError as error:

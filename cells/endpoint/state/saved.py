@@ -11,10 +11,12 @@ from typing import Final
 import msgspec
 
 from cells.cluster.identity import Label, labels_sha256, parse, texts
+from cells.endpoint.state.names import NamesJSON
 from cells.endpoint.table.model import ZERO_MAC, DatapathConfiguration, Endpoint
 from cells.endpoint.table.states import State
 from cells.ipam import text_of
 
+NO_NAMES: Final = NamesJSON()
 CNI_NETWORK: Final = "property-cni-network"
 """Property of our own: the name of the endpoint's CNI network."""
 
@@ -76,7 +78,10 @@ _KEYS = {
     "datapath": "DatapathConfiguration",
     "properties": "Properties",
     "netns_cookie": "NetnsCookie",
+    "dns_history": "DNSHistory",
+    "dns_zombies": "DNSZombies",
 }
+_NULL: Final = msgspec.Raw(b"null")
 
 
 class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
@@ -101,6 +106,8 @@ class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
     datapath: _Datapath | None = None
     properties: dict[str, object] | None = None
     netns_cookie: int = 0
+    dns_history: msgspec.Raw = _NULL
+    dns_zombies: msgspec.Raw = _NULL
 
 
 # Keys of features this agent has no value for, as an agent without those features writes them.
@@ -111,8 +118,6 @@ _CONSTANT: Final = msgspec.json.encode(
         "Options": {"map": {}},
         "DNSRules": None,
         "DNSRulesV2": None,
-        "DNSHistory": None,
-        "DNSZombies": None,
         "CiliumEndpointUID": "",
     }
 )[1:]  # without the opening brace
@@ -125,6 +130,8 @@ class SavedEndpoint(msgspec.Struct, frozen=True):
 
     endpoint: Endpoint
     properties: dict[str, object]
+    names: NamesJSON = NO_NAMES
+    """What it had asked DNS for."""
 
     @property
     def is_fake(self) -> bool:
@@ -132,8 +139,8 @@ class SavedEndpoint(msgspec.Struct, frozen=True):
         return self.properties.get("property-fake-endpoint") is True
 
 
-def encode(endpoint: Endpoint) -> bytes:
-    """The endpoint as the bytes of ep_config.json."""
+def encode(endpoint: Endpoint, names: NamesJSON = NO_NAMES) -> bytes:
+    """The endpoint, and what it has asked DNS for, as the bytes of ep_config.json."""
     datapath = endpoint.datapath
     saved = _Saved(
         id=endpoint.id,
@@ -169,6 +176,8 @@ def encode(endpoint: Endpoint) -> bytes:
         ),
         properties={CNI_NETWORK: endpoint.network} if endpoint.network else {},
         netns_cookie=endpoint.netns_cookie,
+        dns_history=msgspec.Raw(names.history),
+        dns_zombies=msgspec.Raw(names.zombies),
     )
     return _encoder.encode(saved)[:-1] + b"," + _CONSTANT
 
@@ -177,7 +186,8 @@ def decode(data: bytes, created: float) -> SavedEndpoint:
     """The endpoint in the bytes of an ep_config.json, in state restoring; raises UnreadableError."""
     try:
         saved = _decoder.decode(data)
-        return SavedEndpoint(_endpoint(saved, created), saved.properties or {})
+        names = NamesJSON.found(bytes(saved.dns_history), bytes(saved.dns_zombies))
+        return SavedEndpoint(_endpoint(saved, created), saved.properties or {}, names)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableError(f"not an endpoint's state: {error}") from error
 

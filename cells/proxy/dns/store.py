@@ -1,13 +1,15 @@
 """What DNS has answered this node's endpoints: kept over restarts, let go of when it has ended.
 
-Controller: answers in; NamedAddresses and the journal out.
-Needs:  DNSProxySettings, Table[Endpoint], NamedAddresses, KnownRules, Ipcache, Connections, Journal.
+Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
+Needs:  DNSProxySettings, Table[Endpoint], NamedAddresses, KnownRules, Ipcache, Connections, Journal,
+        StateFiles.
 Gives:  NameStore, Connections.
 Source: Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from functools import partial
@@ -16,15 +18,17 @@ from typing import Final, Protocol
 
 import msgspec
 from anyio import to_thread
+from anyio.lowlevel import checkpoint
 
 from cells.cluster.ipcache import Ipcache
-from cells.endpoint import Endpoint
+from cells.endpoint import Endpoint, SavedNames, StateFiles
 from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import IPAddress
 from cells.policy.control import NamedAddresses, NameFilter, canonical_name
 from cells.policy.maps import KnownRules
 from cells.proxy.dns.cache import EndpointNames, Lookup, Pair, Zombie
 from cells.proxy.dns.journal import Asked, Changed, Journal, Record, Seen
+from cells.proxy.dns.saved import saved_names, zombies_of
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.wire import Answer
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes
@@ -32,6 +36,8 @@ from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minut
 GC: Final = minutes(1)
 OTHERS: Final = 0
 """The endpoint of names from the file of tofqdns-pre-cache."""
+KEEP: Final = 5.0
+"""Seconds by which the endpoints' saved state follows the journal: it is there for other agents."""
 LATER: Final = 2.0
 """Seconds by which an end that is known may be told late to the journal."""
 
@@ -69,6 +75,7 @@ class NameStore:
         ipcache: Ipcache,
         connections: Connections,
         journal: Journal,
+        files: StateFiles,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -82,6 +89,9 @@ class NameStore:
         self._claimed = ipcache.table.initializer("addresses of names")
         self._connections = connections
         self._journal = journal
+        self._files = files
+        self._saved: dict[int, SavedNames] = {}
+        """What the saved state of endpoints has."""
         self._log = log
         self.of: dict[int, EndpointNames] = {}
         """The names of each endpoint that has any."""
@@ -94,6 +104,7 @@ class NameStore:
         lifecycle.append(Hook("read names", self._read, self._leave))
         jobs.one_shot("restore", self._restored)
         jobs.timer("garbage-collector", self.collect, GC)
+        self._save_soon = jobs.timer("saved-state", self._save, math.inf, debounce=KEEP).trigger
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_gone), self._follow)
 
     # What is learnt
@@ -108,6 +119,7 @@ class NameStore:
         if news or lookup.expires - noted > LATER:
             self._noted[endpoint.id, answer.name] = lookup.expires
             self._journal.append(_seen(endpoint, lookup))
+            self._save_soon()
         return not self._names.stale(answer.addresses)
 
     def _learn(self, endpoint_id: int, lookup: Lookup) -> bool:
@@ -163,6 +175,7 @@ class NameStore:
                 self._let_go(of.collect(connected, self.clock(), self._grace))
         self._journal.rewrite(list(self._records()))
         self._noted = {key: at for key, at in self._noted.items() if at > self.clock()}
+        await self._save()
 
     def _addresses(self, endpoint_id: int) -> Collection[IPAddress] | None:
         endpoint = self._endpoints.get(endpoint_id)
@@ -174,6 +187,8 @@ class NameStore:
             self._let_go(of.forget([name for name in of.all_names() if matches(name)]))
         self._noted.clear()
         self._journal.rewrite(list(self._records()))
+        for endpoint_id in self.of:
+            self._save_one(endpoint_id)
 
     async def _follow(self, changes: Iterable[Change[Endpoint]]) -> None:
         for change in changes:
@@ -182,6 +197,7 @@ class NameStore:
                 self._let_go(list(self.of.pop(endpoint_id).pairs()))
             if change.deleted:
                 self._asked.pop(endpoint_id, None)
+                self._saved.pop(endpoint_id, None)
 
     # Over restarts
 
@@ -196,7 +212,28 @@ class NameStore:
             self._take(record)
         if self._settings.tofqdns_pre_cache is not None:
             self._pre_cache()
+        for endpoint in list(self._endpoints.all()):
+            self._take_saved(endpoint)
         self._rewrite()
+
+    def _take_saved(self, endpoint: Endpoint) -> None:
+        """Take in what another agent (Cilium's) has saved with the endpoint, if that was the last one."""
+        try:
+            saved = self._files.names(endpoint.id)
+            lookups = [
+                Lookup(canonical_name(one.name), one.addresses, one.ttl, one.at, one.expires)
+                for one in saved.lookups
+            ]
+        except ValueError as error:
+            self._log.warning(
+                "names saved with an endpoint cannot be read", endpoint=endpoint.id, error=str(error)
+            )
+            return
+        for lookup in lookups:
+            self._learn(endpoint.id, lookup)
+        for name, address, since in zombies_of(saved):
+            self._learn(endpoint.id, Lookup(name, (address,), 0, since, since))
+            self._let_go(self.of[endpoint.id].expire(since))
 
     def _take(self, record: Record) -> None:
         if isinstance(record, Changed):
@@ -236,6 +273,25 @@ class NameStore:
 
     async def _leave(self) -> None:
         self._rewrite()
+        try:
+            await self._save()
+        except OSError as error:
+            self._log.warning("names are not saved with their endpoints", error=str(error))
+
+    async def _save(self) -> None:
+        """Have the endpoints' saved state tell what they know, for agents of Cilium. Raises OSError."""
+        for endpoint_id in self.of.keys() | self._saved.keys():
+            if self._save_one(endpoint_id):
+                await checkpoint()
+
+    def _save_one(self, endpoint_id: int) -> bool:
+        """Whether its saved state told something else. Raises OSError."""
+        endpoint, names = self._endpoints.get(endpoint_id), saved_names(self.of.get(endpoint_id))
+        if endpoint is None or names == self._saved.get(endpoint_id):
+            return False
+        self._files.keep_names(endpoint, names)
+        self._saved[endpoint_id] = names
+        return True
 
     def _rewrite(self) -> None:
         """Have the file as what is known; what cannot be written is not fatal, and tried again later."""

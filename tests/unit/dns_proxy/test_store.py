@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from cells.endpoint import Endpoint
+from cells.endpoint import Endpoint, StateFiles
 from cells.ipam import IPAddress
 from cells.policy.control import NameFilter
 from cells.proxy.dns.journal import FILE, Journal
@@ -20,6 +21,7 @@ from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import NameStore
 from cells.proxy.dns.wire import Answer
 from lifecycle import Lifecycle, Table
+from lifecycle.jobs.jobs import Timer
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +72,10 @@ class Idle:
 
     def one_shot(self, *_: object) -> None: ...
 
-    timer = observe = one_shot
+    observe = one_shot
+
+    def timer(self, *_: object, **__: object) -> Timer:
+        return Timer(0.0)
 
 
 class Shop:
@@ -82,12 +87,15 @@ class Shop:
         with endpoints.txn() as rows:
             rows.put(POD)
         self.lifecycle = Lifecycle("test")
+        self.files = StateFiles(directory)
+        self.files.scan()
         fakes = cast("Any", self.names), cast("Any", None), cast("Any", Claims()), self.kernel
         self.store = NameStore(
             settings or DNSProxySettings(),
             endpoints,
             *fakes,
             Journal(directory),
+            self.files,
             lifecycle=self.lifecycle,
             jobs=cast("Any", Idle()),
             log=structlog.get_logger(),
@@ -169,6 +177,85 @@ async def test_names_of_a_file_count_from_the_start(tmp_path: Path) -> None:
     file.write_text("{")
     async with shop(tmp_path, DNSProxySettings(tofqdns_pre_cache=file)) as place:
         assert not place.names.pairs
+
+
+CILIUMS = {
+    "DNSHistory": [
+        {
+            "fqdn": "web.example.org.",
+            "lookup-time": "1970-01-01T01:16:30.123456789+01:00",
+            "expiration-time": "1970-01-01T00:17:30.123456789Z",
+            "ttl": 60,
+            "ips": ["192.0.2.1", "2001:db8::1"],
+        }
+    ],
+    "DNSZombies": {
+        "deletes": {
+            "192.0.2.2": {
+                "names": ["old.example.org.", "web.example.org."],
+                "ip": "192.0.2.2",
+                "alive-at": "0001-01-01T00:00:00Z",
+                "delete-pending-at": "1970-01-01T00:15:00Z",
+            }
+        }
+    },
+}
+"""As an agent of Cilium's leaves it in ep_config.json."""
+
+
+def saved(directory: Path) -> Path:
+    return directory / str(POD.id) / "ep_config.json"
+
+
+async def test_names_that_ciliums_agent_has_learnt_are_taken_over_and_left_to_it(tmp_path: Path) -> None:
+    StateFiles(tmp_path).write(POD)
+    config = json.loads(saved(tmp_path).read_text())
+    assert (config["DNSHistory"], config["DNSZombies"]) == ([], {}), "null would end Cilium's agent"
+    saved(tmp_path).write_text(json.dumps(config | CILIUMS))
+    six = ip_address("2001:db8::1")
+    learnt = {(WEB, ONE): 1, (WEB, six): 1, (WEB, TWO): 1, ("old.example.org.", TWO): 1}
+    async with shop(tmp_path) as place:
+        assert place.names.pairs == learnt
+        assert place.store.of[POD.id].expiry(WEB, ONE) == pytest.approx(1050, abs=1)
+        assert set(place.store.of[POD.id].zombies) == {TWO}
+        place.files.refresh(POD)
+        assert json.loads(saved(tmp_path).read_text())["DNSHistory"], "a regeneration loses nothing"
+        place.now += 10
+        place.learn(ONE, name="api.example.org.")
+        await place.store.collect()
+    left = json.loads(saved(tmp_path).read_text())
+    assert {one["fqdn"]: one["ips"] for one in left["DNSHistory"]} == {
+        WEB: ["192.0.2.1", "2001:db8::1"],
+        "api.example.org.": ["192.0.2.1"],
+    }
+    assert left["DNSHistory"][1]["lookup-time"] == "1970-01-01T00:16:50Z"
+    assert left["DNSZombies"]["deletes"]["192.0.2.2"]["names"] == ["old.example.org.", WEB]
+    (tmp_path / FILE).unlink()
+    async with shop(tmp_path) as without_our_own:
+        assert without_our_own.names.pairs == learnt | {("api.example.org.", ONE): 1}
+        without_our_own.store.forget(lambda _: True)
+    async with shop(tmp_path) as later:
+        assert not later.names.pairs
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"DNSHistory": 5},
+        {"DNSZombies": {"deletes": {"x": {}}}},
+        {"DNSHistory": [{"fqdn": "x.", "ips": ["fe80::1%eth0"]}]},
+    ],
+)
+async def test_names_that_cannot_be_read_cost_the_endpoint_nothing(tmp_path: Path, odd: Any) -> None:
+    StateFiles(tmp_path).write(POD)
+    config = json.loads(saved(tmp_path).read_text())
+    saved(tmp_path).write_text(json.dumps(config | odd))
+    assert not StateFiles(tmp_path).scan().unreadable
+    async with shop(tmp_path) as place:
+        assert not place.names.pairs
+        place.learn(ONE)
+        await place.store.collect()
+    assert json.loads(saved(tmp_path).read_text())["DNSHistory"][0]["fqdn"] == WEB
 
 
 @pytest.mark.parametrize(("name", "value"), [("tofqdns_proxy_port", 70000), ("tofqdns_min_ttl", -1)])
