@@ -1,7 +1,8 @@
 """Cilium's options of what is not built yet: accepted where they ask for what this agent does anyway.
 
 Needs:  nothing.
-Gives:  nothing; the settings are checked. A file for each family of cells, which its owner empties.
+Gives:  UnservedSettings, for the same elsewhere; the settings are checked. A file for each family of cells,
+        which its owner empties.
 Source: Cilium 1.17, option names. Unset, each takes the value shown as its default here, which is not always
         Cilium's: an agent without Kubernetes, tunnels and services.
 Why:    no operator must believe that traffic is encrypted, or policies are enforced, when it is not so: any
@@ -42,4 +43,4 @@ FAMILIES: tuple[type[UnservedSettings], ...] = (
 
 cell = module("unserved", "Options of what is not built yet", config(*FAMILIES))
 
-__all__ = ["FAMILIES", "cell"]
+__all__ = ["FAMILIES", "UnservedSettings", "cell"]

@@ -7,6 +7,7 @@ Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-conc
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Literal, TypeVar
@@ -105,6 +106,20 @@ class Client:
     async def _healthz(self) -> None:
         with contextlib.suppress(KubernetesError):  # any answer is one, and without one nothing is known
             await self._once("GET", "/healthz", None, b"")
+
+    async def heartbeat(self, silence: float) -> None:
+        """Ask a server that has said nothing for so many seconds how it is. Raises KubernetesError.
+
+        Without an answer every connection is made anew: it may be dead without either end knowing, and a
+        watch on it would wait for its end.
+        """
+        if time.monotonic() - self.calls.last_answer < silence:
+            return
+        try:
+            await self.raw("GET", "/healthz")
+        except KubernetesError:
+            await self.reset()
+            raise
 
     async def reset(self) -> None:
         """Break every connection: watches are made again."""

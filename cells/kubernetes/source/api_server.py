@@ -7,7 +7,6 @@ Needs:  KubernetesSettings, AgentConfig, Resources, Table[SourceStatus].   Gives
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -242,18 +241,11 @@ class KubernetesAPI:
                 await self.client.reach.pause(ASK_AGAIN)
 
     async def _heartbeat(self) -> None:
-        """Ask a server that has been silent how it is; without an answer every connection is made anew.
-
-        A connection may be dead without either end knowing: a watch on it would wait for its end.
-        """
+        """Ask a server that has been silent how it is."""
         from cells.kubernetes.client import KubernetesError
 
-        client = self.client
-        if time.monotonic() - client.calls.last_answer < self._settings.k8s_heartbeat_timeout:
-            return
         try:
-            await client.raw("GET", "/healthz")
+            await self.client.heartbeat(self._settings.k8s_heartbeat_timeout)
         except KubernetesError as error:
             self._log.warning("the API server does not answer, connections are made anew", error=str(error))
-            await client.reset()
             raise

@@ -6,6 +6,7 @@ Needs: ApiServerSettings.   Gives: ClusterAPI.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from cells.kubernetes import KubernetesSettings, api
 from lifecycle import (
@@ -49,6 +50,10 @@ class ApiServerSettings(Settings, frozen=True):
     k8s_client_connection_keep_alive: Duration = seconds(30)
     """How long a connection without requests is kept, and how often TCP probes one that is silent."""
 
+    k8s_heartbeat_timeout: Duration = seconds(30)
+    """How long the API server may be silent before it is asked how it is; without an answer connections are
+    made anew. 0 never asks."""
+
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -58,6 +63,8 @@ class ApiServerSettings(Settings, frozen=True):
             yield f"operator-k8s-client-qps={self.operator_k8s_client_qps}: expected 0 or more"
         if self.operator_k8s_client_burst < 1:
             yield f"operator-k8s-client-burst={self.operator_k8s_client_burst}: expected 1 or more"
+        if self.k8s_heartbeat_timeout < 0:
+            yield f"k8s-heartbeat-timeout={self.k8s_heartbeat_timeout}: expected 0 or more"
         yield from _reasons(self.where())
 
     def where(self) -> KubernetesSettings:
@@ -114,6 +121,9 @@ class ClusterAPI:
             keep_alive=settings.k8s_client_connection_keep_alive,
         )
         self._jobs.one_shot("k8s-probe", self._client.probe)
+        if settings.k8s_heartbeat_timeout:
+            beat = partial(self._client.heartbeat, settings.k8s_heartbeat_timeout)
+            self._jobs.timer("k8s-heartbeat", beat, settings.k8s_heartbeat_timeout)
         self._log.info("the API server is known", servers=list(access.servers))
 
     async def _stop(self) -> None:

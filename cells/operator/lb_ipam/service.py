@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from msgspec.structs import replace
@@ -22,6 +22,9 @@ from cells.operator.lb_ipam.wishes import PoolWish, ServiceWish, pool_wish, serv
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
 from cells.operator.options import OperatorOptions
 from lifecycle import Jobs, Logger, Table
+
+PROXY_NAME: Final = "service.kubernetes.io/service-proxy-name"
+"""The label of a service that says whose it is."""
 
 
 class LBIPAM:
@@ -41,6 +44,7 @@ class LBIPAM:
         self.active = settings.enable_lb_ipam
         """Whether addresses are ours to give."""
         self._classes = settings.classes
+        self._proxy = settings.k8s_service_proxy_name
         self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
         self._service_wishes = service_wishes
         self._pool_wishes = pool_wishes
@@ -101,7 +105,11 @@ class LBIPAM:
 
     def _serves(self, service: ClusterService) -> bool:
         spec = service.spec
-        return spec.type == "LoadBalancer" and (spec.load_balancer_class or "") in self._classes
+        return (
+            spec.type == "LoadBalancer"
+            and (spec.load_balancer_class or "") in self._classes
+            and service.labels.get(PROXY_NAME, "") == self._proxy
+        )
 
     def _request(self, service: ClusterService) -> Request:
         request = request_of(service, self._versions)

@@ -25,6 +25,10 @@ class LBIPAMSettings(Settings, frozen=True):
     enable_l2_announcements: bool = False
     """Services of class io.cilium/l2-announcer get addresses, too."""
 
+    k8s_service_proxy_name: str = ""
+    """Serve only services whose label service.kubernetes.io/service-proxy-name says so; unset: only those
+    without it."""
+
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""
         refuse(self._wrong())

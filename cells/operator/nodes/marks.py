@@ -43,14 +43,10 @@ def node_marks(
 ) -> ReadTable[NodeMark]:
     """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
     namespace = settings.cilium_pod_namespace or options.namespace
-    labels = settings.labels
+    selector = settings.agents
 
     def is_agent(pod: ClusterPod) -> bool:
-        return (
-            pod.namespace == namespace
-            and bool(pod.spec.node_name)
-            and all(pod.labels.get(key) == value for key, value in labels.items())
-        )
+        return pod.namespace == namespace and bool(pod.spec.node_name) and selector.matches(pod.labels)
 
     agents = (
         objects.table(CLUSTER_PODS)

@@ -6,13 +6,9 @@ Source: Cilium 1.17, options of the operator.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Final
-
-from lifecycle import Settings, refuse
-
-LABEL: Final = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+from cells.kubernetes import Selector
+from cells.operator.objects import selector_of
+from lifecycle import Settings
 
 
 class NodeSettings(Settings, frozen=True):
@@ -31,23 +27,21 @@ class NodeSettings(Settings, frozen=True):
     """Key of the taint."""
 
     cilium_pod_labels: str = "k8s-app=cilium"
-    """Labels of the agents' pods."""
+    """Which pods are agents, as a label selector."""
 
     cilium_pod_namespace: str = ""
     """Namespace of the agents' pods; that of the operator when empty."""
 
     def validate(self) -> None:
-        """Refuse labels that cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if any(not (LABEL.fullmatch(key) and equals) for key, equals, _ in self._parts()):
-            yield f"cilium-pod-labels={self.cilium_pod_labels}: expected key=value,key=value"
-
-    def _parts(self) -> list[tuple[str, str, str]]:
-        return [one.strip().partition("=") for one in self.cilium_pod_labels.split(",")]
+        """Refuse what is no selector, or one of all pods; raises ValueError of one line."""
+        try:
+            selector = self.agents
+        except ValueError as error:
+            raise ValueError(f"cilium-pod-labels={self.cilium_pod_labels}: {error}") from error
+        if not selector.match_expressions:
+            raise ValueError("cilium-pod-labels: expected the labels of the agents' pods, not none")
 
     @property
-    def labels(self) -> dict[str, str]:
+    def agents(self) -> Selector:
         """The labels of the agents' pods."""
-        return {key: value.removeprefix("=") for key, _, value in self._parts()}
+        return selector_of(self.cilium_pod_labels)

@@ -1,6 +1,7 @@
 """What every part of the operator is told: families, modes, names of the cluster.
 
-Source: reads the settings.   Needs: nothing.   Gives: OperatorOptions.
+Source: reads the settings.   Needs: nothing.   Gives: OperatorOptions; every other option of Cilium's is
+refused by name where it asks for what is not there, or told to change nothing.
 """
 
 from __future__ import annotations
@@ -9,20 +10,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from lifecycle import Settings, config, module, refuse
+from cells.operator.options.unserved import UnservedOperator
+from cells.operator.options.without_effect import WithoutEffect, tell
+from lifecycle import Settings, config, invoke, module, refuse
 
-__all__ = ["OperatorOptions", "cell"]
+__all__ = ["OperatorOptions", "UnservedOperator", "WithoutEffect", "cell"]
 
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
 """Modes of IPAM in which this operator has something to do, or rightly nothing."""
 MODES: Final = ("crd", "kvstore", "doublewrite-readkvstore", "doublewrite-readcrd")
 """Of agreeing upon identities."""
-UNSERVED: Final = (
-    "enable_bgp_control_plane",
-    "enable_node_ipam",
-    "enable_ingress_controller",
-    "enable_gateway_api",
-)
 CLUSTER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
 
@@ -61,18 +58,6 @@ class OperatorOptions(Settings, frozen=True):
     enable_cilium_endpoint_slice: bool = False
     """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
 
-    enable_bgp_control_plane: bool = False
-    """BGP: not supported yet."""
-
-    enable_node_ipam: bool = False
-    """Addresses of nodes for services: not supported yet."""
-
-    enable_ingress_controller: bool = False
-    """Ingress: not supported yet."""
-
-    enable_gateway_api: bool = False
-    """Gateway API: not supported yet."""
-
     @property
     def namespace(self) -> str:
         """Where the operator is."""
@@ -93,9 +78,6 @@ class OperatorOptions(Settings, frozen=True):
         if self.identity_allocation_mode not in MODES:
             mode = self.identity_allocation_mode
             yield f"identity-allocation-mode={mode}: expected one of {', '.join(MODES)}"
-        for name in UNSERVED:
-            if getattr(self, name):
-                yield f"{name.replace('_', '-')}=true: not supported yet, expected false, or leave it unset"
         if not CLUSTER_NAME.fullmatch(self.cluster_name):
             yield (
                 f"cluster-name={self.cluster_name}: expected at most 32 lower case letters, digits and '-',"
@@ -107,4 +89,9 @@ class OperatorOptions(Settings, frozen=True):
             yield f"cluster-id={self.cluster_id}: expected a cluster-name of its own, not default"
 
 
-cell = module("options", "Options of the whole operator", config(OperatorOptions))
+cell = module(
+    "options",
+    "Options of the whole operator",
+    config(OperatorOptions, UnservedOperator, WithoutEffect),
+    invoke(tell),
+)

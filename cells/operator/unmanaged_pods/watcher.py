@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
-from cells.kubernetes import CILIUM_ENDPOINTS, Key, api
+from cells.kubernetes import CILIUM_ENDPOINTS, Key, Selector, api
 from cells.observe.metrics import Collector, Family, Metrics, gauge
 from cells.operator.api_server import ClusterAPI
-from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Settings, refuse
 
 YOUNG: Final = 30.0
@@ -30,7 +30,7 @@ class UnmanagedPodSettings(Settings, frozen=True):
     """Seconds between two looks for pods without an endpoint; 0 never looks."""
 
     pod_restart_selector: str = "k8s-app=kube-dns"
-    """Labels of the pods that are looked for."""
+    """Which pods are looked for, as a label selector; every pod when empty."""
 
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""
@@ -39,16 +39,14 @@ class UnmanagedPodSettings(Settings, frozen=True):
     def _wrong(self) -> Iterator[str]:
         if self.unmanaged_pod_watcher_interval < 0:
             yield f"unmanaged-pod-watcher-interval={self.unmanaged_pod_watcher_interval}: expected 0 or more"
-        if any(not key or not equals for key, equals, _ in self._parts()):
-            yield f"pod-restart-selector={self.pod_restart_selector}: expected key=value,key=value"
+        try:
+            self.pods()
+        except ValueError as error:
+            yield f"pod-restart-selector={self.pod_restart_selector}: {error}"
 
-    def _parts(self) -> list[tuple[str, str, str]]:
-        return [one.strip().partition("=") for one in self.pod_restart_selector.split(",")]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels of the pods that are looked for."""
-        return {key: value.removeprefix("=") for key, _, value in self._parts()}
+    def pods(self) -> Selector:
+        """The pods that are looked for. Raises ValueError."""
+        return selector_of(self.pod_restart_selector)
 
 
 class UnmanagedPods:
@@ -63,7 +61,7 @@ class UnmanagedPods:
         jobs: Jobs,
         log: Logger,
     ) -> None:
-        self._labels = settings.labels
+        self._selector = settings.pods()
         self._server = server
         self._log = log
         self._pods = objects.table(CLUSTER_PODS)
@@ -99,7 +97,7 @@ class UnmanagedPods:
             pod.status.phase == "Running"
             and not pod.spec.host_network
             and not pod.terminating
-            and all(pod.labels.get(key) == value for key, value in self._labels.items())
+            and self._selector.matches(pod.labels)
             and self._endpoints.get(pod.key) is None
             and now - _started(pod, now) >= YOUNG
         )

@@ -147,8 +147,13 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
     server.add(service("a"))
     server.add(service("l2", loadBalancerClass="io.cilium/l2-announcer"))
     server.add(service("foreign", loadBalancerClass="example.com/lb"))
+    proxied = service("proxied")
+    proxied["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "another"}
+    server.add(proxied)
     async with operators.running({**POOL, "enable-l2-announcements": "true"}):
         wanted = {"m": ["203.0.113.0"], "a": ["203.0.113.1"], "l2": ["203.0.113.2"]}
         await eventually(lambda: addresses() == wanted, 10)
-        conditions = server.store.of(SERVICES).objects["default", "foreign"]["status"].get("conditions")
-        assert not conditions
+        for name in ("foreign", "proxied"):
+            assert not server.store.of(SERVICES).objects["default", name]["status"].get("conditions")
+    async with operators.running({**POOL, "k8s-service-proxy-name": "another"}):
+        await eventually(lambda: addresses().get("proxied") is not None, 10)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from cells.operator.unmanaged_pods import UnmanagedPodSettings
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -40,3 +41,17 @@ async def test_only_old_pods_of_dns_without_an_endpoint_are_deleted(
     async with operators.running({**POOL, "unmanaged-pod-watcher-interval": 1}):
         wanted = {name for name, gone in STEP["pods_after"] if gone}
         await eventually(lambda: going() == wanted, 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "selected"),
+    [
+        ("", {"dns", "web"}),
+        ("k8s-app in (kube-dns,coredns)", {"dns"}),
+        ("!k8s-app", {"web"}),
+    ],
+)
+def test_which_pods_are_looked_for_is_a_label_selector(text: str, selected: set[str]) -> None:
+    selector = UnmanagedPodSettings(pod_restart_selector=text).pods()
+    labels = {"dns": {"k8s-app": "kube-dns"}, "web": {"app": "web"}}
+    assert {name for name, one in labels.items() if selector.matches(one)} == selected

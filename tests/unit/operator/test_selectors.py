@@ -1,0 +1,58 @@
+"""Label selectors as text are read as Kubernetes reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cells.operator.objects import selector_of
+
+LABELS = {"app": "dns", "tier": "", "example.com/role": "edge"}
+
+
+@pytest.mark.parametrize(
+    ("text", "selects"),
+    [
+        ("", True),
+        ("app=dns", True),
+        ("app==dns", True),
+        ("app=web", False),
+        ("app!=web", True),
+        ("app!=dns", False),
+        ("none!=x", True),
+        ("app in (web, dns)", True),
+        ("app in (web)", False),
+        ("app notin (web,api)", True),
+        ("none notin (web)", True),
+        ("app", True),
+        ("none", False),
+        ("!none", True),
+        ("! app", False),
+        ("tier=", True),
+        ("example.com/role=edge,app in (dns),!none", True),
+        (" app = dns , tier = ", True),
+        ("app=dns,none", False),
+        ("in=x", False),
+    ],
+)
+def test_a_selector_selects_what_it_says(text: str, selects: bool) -> None:
+    assert selector_of(text).matches(LABELS) is selects
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!!==",
+        "app=dns,",
+        ",app",
+        "app in dns",
+        "app in (dns",
+        "app ~ dns",
+        "a=b=c",
+        "=x",
+        "a=" + "x" * 64,
+        "-a",
+    ],
+)
+def test_what_is_no_selector_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        selector_of(text)
