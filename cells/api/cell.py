@@ -108,6 +108,7 @@ def facts(
             sockets=sockets is not None and sockets.enabled,
             direct_routing_device=outside.direct_device if outside is not None else "",
             acceleration=(programs or DatapathSettings()).bpf_lb_acceleration,
+            tunnelled=tunnel.tunnelled,
         )
 
     return NodeView(

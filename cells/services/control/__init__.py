@@ -58,6 +58,7 @@ from cells.services.model import (
 )
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
+from cells.tunnel import TunnelSettings
 from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, invoke, minutes, module, provide
 
 __all__ = [
@@ -82,7 +83,10 @@ SWEEP: Final = minutes(1)
 
 
 def options(
-    agent: AgentConfig, settings: ServiceSettings, datapath: DatapathSettings | None = None
+    agent: AgentConfig,
+    settings: ServiceSettings,
+    datapath: DatapathSettings | None = None,
+    tunnel: TunnelSettings | None = None,
 ) -> LoadBalancerOptions:
     """What the agent's settings mean for services: pods reach cluster addresses in any case."""
     first, last = (datapath or DatapathSettings()).node_port_range
@@ -100,7 +104,9 @@ def options(
         bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
         bpf_lb_algorithm=settings.bpf_lb_algorithm,
         bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
-        bpf_lb_mode_annotation=settings.bpf_lb_mode_annotation,
+        bpf_lb_mode_annotation=settings.services_choose_mode(
+            tunnelled=(tunnel or TunnelSettings()).tunnelled
+        ),
         bpf_lb_mode=settings.bpf_lb_mode,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
         k8s_service_proxy_name=settings.k8s_service_proxy_name,

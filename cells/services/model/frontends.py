@@ -36,6 +36,8 @@ LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 LOCAL = "Local"
+VIP_MODE = "VIP"
+"""The ipMode of an address that nodes serve; ``Proxy``: the load balancer does, for clients inside too."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
@@ -82,9 +84,7 @@ class _Conversion:
         if self._wants(ServiceType.CLUSTER_IP):
             yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
         if options.enable_node_port and self._wants(ServiceType.LOAD_BALANCER):
-            ingress = self._service.status.load_balancer.ingress or ()
-            given = [one.ip for one in ingress if one.ip]
-            yield from self._at(self._addresses(given), ports, ServiceType.LOAD_BALANCER)
+            yield from self._at(self._ingress(), ports, ServiceType.LOAD_BALANCER)
         if options.enable_external_ips:
             yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
         node_ports = options.enable_node_port and self._wants(ServiceType.NODE_PORT)
@@ -95,6 +95,12 @@ class _Conversion:
             for port in ports:
                 if port.node_port:
                     yield from self._at(nodes, [port], ServiceType.NODE_PORT)
+
+    def _ingress(self) -> list[IPAddress]:
+        """Addresses of load balancers; what is sent to a proxy goes there."""
+        every = self._service.status.load_balancer.ingress or ()
+        ours = {None, "", VIP_MODE} if self._options.as_released else {one.ip_mode for one in every}
+        return self._addresses([one.ip for one in every if one.ip and one.ip_mode in ours])
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""

@@ -168,9 +168,10 @@ class NodePorts:
             return {_ONLY: NodePortConfig()}
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
+        chosen = self._settings.services_choose_mode(tunnelled=self._tunnelled)
         row = NodePortConfig(
             NODEPORT_ON
-            | (_CHOSEN if self._settings.bpf_lb_mode_annotation else _DIRECT[self._settings.bpf_lb_mode])
+            | (_CHOSEN if chosen else _DIRECT[self._settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev")
             | NODEPORT_XDP * self._accelerates,
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),

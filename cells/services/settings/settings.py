@@ -76,7 +76,7 @@ class ServiceSettings(Settings, frozen=True):
 
     bpf_lb_mode_annotation: bool = False
     """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
-    other nodes are reached."""
+    other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
 
     k8s_service_proxy_name: str = ""
     """Serve only services whose label service.kubernetes.io/service-proxy-name says so; unset: only those
@@ -122,6 +122,14 @@ class ServiceSettings(Settings, frozen=True):
     def maglev(self) -> bool:
         """Whether any service may need look-up tables."""
         return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
+
+    def services_choose_mode(self, *, tunnelled: bool) -> bool:
+        """Whether services say how backends on other nodes are reached.
+
+        Cilium 1.17 reads that annotation by the switch of the algorithm; either is taken for it. What goes
+        through a tunnel cannot be answered directly.
+        """
+        return self.bpf_lb_mode_annotation or (self.bpf_lb_algorithm_annotation and not tunnelled)
 
     @property
     def outside(self) -> bool:

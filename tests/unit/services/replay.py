@@ -57,7 +57,7 @@ def names(folder: str) -> list[str]:
 
 
 def options_of(config: Json) -> LoadBalancerOptions:
-    """The recorded options; protocols are not told apart, annotations not read, as in the recorded tree."""
+    """The recorded options; the recorded tree tells no protocols apart, and reads no annotations."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
     if "kube_proxy_replacement" in given:
@@ -65,7 +65,7 @@ def options_of(config: Json) -> LoadBalancerOptions:
         given = dict.fromkeys(switches, given["kube_proxy_replacement"]) | given
     return msgspec.convert(
         {key: value for key, value in given.items() if key in known}
-        | {"bpf_lb_proto_diff": False, "annotations": False},
+        | {"bpf_lb_proto_diff": False, "as_released": False},
         LoadBalancerOptions,
     )
 

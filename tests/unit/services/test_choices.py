@@ -20,6 +20,7 @@ from cells.services.model import (
     faults_of,
     frontends_of,
 )
+from cells.services.settings import ServiceSettings
 
 NODE = Node("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"
@@ -60,6 +61,7 @@ def direct(annotation: str, **options: Any) -> dict[int, bool]:
         ("", {"bpf_lb_mode_annotation": True}, {6: False, 17: False}),
         ("", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "hybrid"}, {6: True, 17: False}),
         ("snat", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: False, 17: False}),
+        ("DSR", {"bpf_lb_mode_annotation": True}, {6: True, 17: True}),
         ("fast", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: True, 17: True}),
     ],
 )
@@ -137,21 +139,82 @@ def test_a_service_is_on_the_nodes_that_it_names() -> None:
         assert not on(BEEFY, node_selector=selector, node="beefy")
 
 
-def test_annotations_that_do_nothing_are_told() -> None:
-    def faults(**options: Any) -> dict[str, str]:
-        texts = {
-            "type": "nodeport", "lb-algorithm": "fast", "forwarding-mode": "dsr", "src-ranges-policy": "Deny",
-            "node-selector": "a b", "lb-l7": "enabled", "proxy-delegation": "none", "global": "true",
-        }  # fmt: skip
-        metadata = {"name": "web", "annotations": {f"service.cilium.io/{k}": v for k, v in texts.items()}}
-        service = msgspec.convert({"metadata": metadata}, Service)
-        return {k.partition("/")[2]: v for k, v in faults_of(service, LoadBalancerOptions(**options))}
+def faults(texts: dict[str, str], spec: dict[str, Any] | None = None, **options: Any) -> dict[str, str]:
+    """What is told of the annotations of a service, by name."""
+    metadata = {"name": "web", "annotations": {f"service.cilium.io/{k}": v for k, v in texts.items()}}
+    service = msgspec.convert({"metadata": metadata, "spec": spec or {}}, Service)
+    return {k.partition("/")[2]: v for k, v in faults_of(service, LoadBalancerOptions(**options))}
 
-    assert faults().keys() == {"type", "lb-algorithm", "forwarding-mode", "node-selector", "lb-l7"}
-    assert faults()["lb-algorithm"] == "bpf-lb-algorithm-annotation is off"
-    may = faults(bpf_lb_algorithm_annotation=True, bpf_lb_mode_annotation=True)
-    assert may.keys() == {"type", "lb-algorithm", "node-selector", "lb-l7"}
+
+def test_annotations_that_do_nothing_are_told() -> None:
+    texts = {
+        "type": "nodeport", "lb-algorithm": "fast", "forwarding-mode": "dsr", "src-ranges-policy": "Deny",
+        "node-selector": "a b", "lb-l7": "enabled", "proxy-delegation": "none", "global": "false",
+        "lb-algorthm": "maglev", "node": "beefy", "weight": "3", "affinity": "local",
+    }  # fmt: skip
+    spec = {"type": "NodePort", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+    wrong = {"type", "lb-algorithm", "node-selector", "lb-l7", "lb-algorthm", "weight"}
+    off = faults(texts, spec)
+    assert off.keys() == wrong | {"forwarding-mode"}
+    assert off["lb-algorithm"] == "bpf-lb-algorithm-annotation is off"
+    assert off["forwarding-mode"] == "bpf-lb-mode-annotation is off"
+    assert "expected one of forwarding-mode, lb-algorithm, node, node-selector" in off["lb-algorthm"]
+    may = faults(texts, spec, bpf_lb_algorithm_annotation=True, bpf_lb_mode_annotation=True)
+    assert may.keys() == wrong
     assert may["lb-algorithm"] == "'fast': expected random or maglev"
+    assert "other clusters are not joined" in faults({"global": "True"})["global"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "spec", "options", "told"),
+    [
+        (("lb-algorithm", "maglev"), {}, {}, "no address of the service is served to clients outside"),
+        (("forwarding-mode", "dsr"), {"type": "NodePort"}, {"enable_node_port": False}, "no address of the"),
+        (("lb-algorithm", "Maglev"), {"externalIPs": ["192.0.2.9"]}, {}, ""),
+        (("lb-algorithm", "maglev"), {}, {"bpf_lb_external_clusterip": True}, ""),
+        (("src-ranges-policy", "deny"), {"type": "LoadBalancer"}, {}, "has no loadBalancerSourceRanges"),
+        (
+            ("src-ranges-policy", "deny"),
+            {"loadBalancerSourceRanges": ["10.0.0.0/8"]},
+            {"enable_svc_source_range_check": False},
+            "enable-svc-source-range-check is off",
+        ),
+        (("src-ranges-policy", "allow"), {}, {}, ""),
+        (("type", "LoadBalancer"), {"type": "NodePort"}, {}, "type NodePort has no such address"),
+        (("type", "LoadBalancer,NodePort"), {"type": "NodePort"}, {}, ""),
+    ],
+)
+def test_an_annotation_without_anything_to_apply_to_is_told(
+    annotation: tuple[str, str], spec: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    may = {"bpf_lb_algorithm_annotation": True, "bpf_lb_mode_annotation": True}
+    found = faults(dict([annotation]), spec, **may, **options).get(annotation[0], "")
+    assert told in found
+    assert bool(told) == bool(found)
+
+
+def test_either_switch_lets_services_choose_the_mode_but_not_through_a_tunnel() -> None:
+    by_algorithm = ServiceSettings(bpf_lb_algorithm_annotation=True)
+    assert by_algorithm.services_choose_mode(tunnelled=False)
+    assert not by_algorithm.services_choose_mode(tunnelled=True)
+    assert ServiceSettings(bpf_lb_mode_annotation=True).services_choose_mode(tunnelled=False)
+    assert not ServiceSettings().services_choose_mode(tunnelled=False)
+
+
+def test_an_address_of_a_load_balancer_that_is_a_proxy_is_left_to_it() -> None:
+    ingress = [{"ip": "203.0.113.1"}, {"ip": "203.0.113.2", "ipMode": "VIP"}]
+    ingress += [{"ip": "203.0.113.3", "ipMode": "Proxy"}, {"hostname": "lb.example.org"}]
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web"},
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        },
+        Service,
+    )
+    found = frontends_of(service, {}, NODE, LoadBalancerOptions())
+    served = {str(one.key.address.ip) for one in found if one.type is ServiceType.LOAD_BALANCER}
+    assert served == {"203.0.113.1", "203.0.113.2"}
 
 
 def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> None:

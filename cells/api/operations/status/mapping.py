@@ -45,6 +45,8 @@ class ServiceFacts(msgspec.Struct, frozen=True):
     direct_routing_device: str
     acceleration: str = "disabled"
     """As the setting bpf-lb-acceleration has it."""
+    tunnelled: bool = False
+    """Whether packets reach other nodes through a tunnel."""
 
 
 NOTHING_SERVED = ServiceFacts(ServiceSettings(), (), 0, sockets=False, direct_routing_device="")
@@ -76,7 +78,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
             session_affinity=wire.Switch(settings.session_affinity),
             graceful_termination=wire.Switch(settings.enable_k8s_terminating_endpoint),
             nat46x64=OFF,
-            annotations=sorted(_annotations(settings)),
+            annotations=sorted(_annotations(settings, tunnelled=facts.tunnelled)),
         ),
         devices=list(uplinks),
         device_list=[
@@ -87,7 +89,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
     )
 
 
-def _annotations(settings: ServiceSettings) -> Iterator[str]:
+def _annotations(settings: ServiceSettings, *, tunnelled: bool) -> Iterator[str]:
     """Of services, those that they may use."""
     names = {
         "type": settings.node_ports,
@@ -95,7 +97,7 @@ def _annotations(settings: ServiceSettings) -> Iterator[str]:
         "node-selector": settings.node_ports,
         "src-ranges-policy": settings.node_ports and settings.enable_svc_source_range_check,
         "lb-algorithm": settings.node_ports and settings.bpf_lb_algorithm_annotation,
-        "forwarding-mode": settings.node_ports and settings.bpf_lb_mode_annotation,
+        "forwarding-mode": settings.node_ports and settings.services_choose_mode(tunnelled=tunnelled),
     }
     return (f"service.cilium.io/{name}" for name, is_read in names.items() if is_read)
 
