@@ -9,19 +9,7 @@ Why:    a cluster needs no API server for what its nodes tell each other. While 
 from collections.abc import Iterable
 
 from cells.cluster.kvstore.access import StoreConfigError
-from cells.cluster.kvstore.etcd import (
-    CompactedError,
-    Compare,
-    EtcdClient,
-    KeyValue,
-    LeaseLostError,
-    StoreError,
-    StoreUnavailableError,
-    absent,
-    delete,
-    get,
-    put,
-)
+from cells.cluster.kvstore.etcd import EtcdClient
 from cells.cluster.kvstore.keys import (
     CLUSTER_CONFIG,
     HEARTBEAT,
@@ -36,6 +24,18 @@ from cells.cluster.kvstore.keys import (
 )
 from cells.cluster.kvstore.locks import Lock, lock
 from cells.cluster.kvstore.metrics import StoreMetrics
+from cells.cluster.kvstore.model import (
+    CompactedError,
+    Compare,
+    KeyValue,
+    LeaseLostError,
+    StoreError,
+    StoreUnavailableError,
+    absent,
+    delete,
+    get,
+    put,
+)
 from cells.cluster.kvstore.own_keys import OwnKey, OwnKeys, keep_keys
 from cells.cluster.kvstore.settings import KVStoreSettings, StoreOptions
 from cells.cluster.kvstore.store import KVStore, StoreState

@@ -13,7 +13,8 @@ from typing import Final
 
 import anyio
 
-from cells.cluster.kvstore.etcd import EtcdClient, LeaseLostError, StoreError
+from cells.cluster.kvstore.etcd import EtcdClient
+from cells.cluster.kvstore.model import LeaseLostError, StoreError
 
 MOST_KEYS: Final = 1000
 """Of one lease: when it ends etcd deletes them all at once."""

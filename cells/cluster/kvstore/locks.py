@@ -14,7 +14,8 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.cluster.kvstore.etcd import Compare, EtcdClient, KeyValue, StoreError, absent, get, put
+from cells.cluster.kvstore.etcd import EtcdClient
+from cells.cluster.kvstore.model import Compare, KeyValue, StoreError, absent, get, put
 
 LEASE: Final = 25.0
 """Seconds after which the lock of whoever died is free."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.cluster.kvstore.etcd import Compare, LeaseLostError, batches, delete, get, put
+from cells.cluster.kvstore.model import Compare, LeaseLostError, batches, delete, get, put
 from cells.cluster.kvstore.store import KVStore
 from lifecycle import Backoff, Jobs, ReadTable, Reconciler, Tables
 

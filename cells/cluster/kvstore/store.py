@@ -14,11 +14,12 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.cluster.kvstore.etcd import EtcdClient, StoreError
+from cells.cluster.kvstore.etcd import EtcdClient
 from cells.cluster.kvstore.keys import HEARTBEAT, HEARTBEAT_INTERVAL, INIT_LOCK
 from cells.cluster.kvstore.leases import Leases
 from cells.cluster.kvstore.locks import lock
 from cells.cluster.kvstore.metrics import StoreMetrics
+from cells.cluster.kvstore.model import StoreError
 from cells.cluster.kvstore.settings import KVStoreSettings
 from cells.observe.health import State
 from lifecycle import Health, Jobs, Lifecycle, Logger

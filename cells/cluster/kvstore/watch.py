@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from cells.cluster.kvstore.etcd import CompactedError, Event, KeyValue, StoreError, StoreUnavailableError
+from cells.cluster.kvstore.model import CompactedError, Event, KeyValue, StoreError, StoreUnavailableError
 from cells.cluster.kvstore.store import KVStore
 from lifecycle import Backoff, Health, Table
 

@@ -1,0 +1,106 @@
+"""Keys of the store, what a transaction is made of, and how requests fail.
+
+For:    etcd.py and the cells of the store. Gives: KeyValue, Event, Compare, Operation, Outcome, StoreError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from lifecycle import HiveError
+
+MOST_OPERATIONS: Final = 100
+"""In one transaction; etcd allows 128."""
+
+
+class StoreError(HiveError):
+    """Raised when the store refuses a request, or does not answer."""
+
+
+class StoreUnavailableError(StoreError):
+    """Raised when nobody answers in time, or there is no quorum. A retry may succeed."""
+
+
+class CompactedError(StoreError):
+    """Raised when the requested revision has been compacted away: list everything again."""
+
+
+class LeaseLostError(StoreError):
+    """Raised when a lease has ended, and the keys attached to it are gone."""
+
+
+class KeyValue(msgspec.Struct, frozen=True, gc=False):
+    """A key as the store has it."""
+
+    key: str
+    value: bytes
+    create_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A key that was written, or deleted (``kv`` is None)."""
+
+    key: str
+    kv: KeyValue | None
+    revision: int
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """A condition of a transaction: a key's create or mod revision, lease or value equals this."""
+
+    key: str
+    what: Literal["create", "mod", "lease", "value"]
+    equals: int | bytes
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A step of a transaction: read a key, put it, delete it."""
+
+    key: str
+    what: Literal["get", "put", "delete"]
+    value: bytes = b""
+    lease: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Result of a transaction: whether its comparisons held, and what each ``get`` found."""
+
+    succeeded: bool
+    found: tuple[KeyValue | None, ...]
+
+
+def get(key: str) -> Operation:
+    """Read a key."""
+    return Operation(key, "get")
+
+
+def put(key: str, value: bytes, lease: int = 0) -> Operation:
+    """Write a key, attached to the lease if there is one."""
+    return Operation(key, "put", value, lease)
+
+
+def delete(key: str) -> Operation:
+    """Delete a key; a missing one is no error."""
+    return Operation(key, "delete")
+
+
+def absent(key: str) -> Compare:
+    """There is no such key."""
+    return Compare(key, "create", 0)
+
+
+def range_end(prefix: str) -> bytes:
+    """The first key after all keys with the prefix."""
+    raw = prefix.encode()
+    return raw[:-1] + bytes([raw[-1] + 1])
+
+
+def batches(operations: Iterable[Operation]) -> list[list[Operation]]:
+    """The operations in lists that each fit into one transaction."""
+    rest = list(operations)
+    return [rest[begin : begin + MOST_OPERATIONS] for begin in range(0, len(rest), MOST_OPERATIONS)]
