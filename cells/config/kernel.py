@@ -16,10 +16,12 @@ OLDEST: Final[Version] = (5, 14)
 """SO_NETNS_COOKIE, by which the namespaces of pods are told apart.
 
 Before that: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory that no RLIMIT_MEMLOCK limits
-5.11, bpf_redirect_peer 5.10, iterators over maps 5.9.
+5.11, bpf_redirect_peer 5.10, fields of maps read by programs 5.9.
 """
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
-"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF): iterators over maps are loaded with it."""
+"""The kernel's description of its types (CONFIG_DEBUG_INFO_BTF): conntrack maps are walked by it."""
+LOCKDOWN: Final = Path("/sys/kernel/security/lockdown")
+"""How far the kernel keeps root out of itself: ``none [integrity] confidentiality``."""
 FEATURES: Final[tuple[tuple[Version, str], ...]] = (
     ((6, 8), "a pod's first packet to the node may be late by up to a second"),
 )
@@ -45,7 +47,7 @@ def check_kernel(release: str) -> None:
         )
 
 
-def missing_features(release: str, btf: Path = BTF) -> list[str]:
+def missing_features(release: str, btf: Path = BTF, lockdown: Path = LOCKDOWN) -> list[str]:
     """What does not work on this kernel, each with what it takes."""
     version = version_of(release)
     missing = [
@@ -53,9 +55,9 @@ def missing_features(release: str, btf: Path = BTF) -> list[str]:
         for since, what in FEATURES
         if version is not None and version < since
     ]
+    stay = "ended connections, and those of removed pods, stay in the conntrack maps until these are full"
     if not btf.exists():
-        missing.append(
-            "ended connections, and those of removed pods, stay in the conntrack maps until these are full;"
-            " it takes a kernel with CONFIG_DEBUG_INFO_BTF"
-        )
+        missing.append(f"{stay}; it takes a kernel with CONFIG_DEBUG_INFO_BTF")
+    if lockdown.exists() and "[confidentiality]" in lockdown.read_text():
+        missing.append(f"{stay}; it takes a kernel without lockdown=confidentiality")
     return missing

@@ -3,13 +3,12 @@
 For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: Collector, Collected.
 
 Nothing is copied out of the maps. A walk runs in a worker thread, outside the interpreter's lock, in slices
-between which the processor is free for others. The programs are loaded at their first use: a start does not
-wait for them.
+of entries, or of empty buckets, between which the processor is free for others. The programs are loaded at
+their first use: a start does not wait for them.
 """
 
-import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
@@ -19,10 +18,10 @@ import msgspec
 from cells.datapath.datapath import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import PACKAGED_OBJECTS
-from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, walk
+from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, run_program
 from lifecycle import Hook, Lifecycle
 
-_COUNTS = struct.Struct("<III4x")  # struct gc_counts of bpf/gc.c
+_WALK = struct.Struct("<IIIIII")  # struct walk of bpf/gc/walk.h
 _GC: Final = ("hive_ct_gc_tcp4", "hive_ct_gc_any4", "hive_ct_gc_tcp6", "hive_ct_gc_any6")
 _NAT_GC: Final = ("hive_nat_gc_v4", "hive_nat_gc_v6")
 """In the order of Maps.conntrack, and of Maps.nat, whose flows end with conntrack's."""
@@ -76,7 +75,7 @@ class Collector:
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
         return tuple(
-            Collected(table.spec.name, table.spec.max_entries, *walked(programs[name], table))
+            Collected(table.spec.name, table.spec.max_entries, *walked(programs[name]))
             for name, table in zip((*_GC, *_NAT_GC), self._tables(), strict=True)
         )
 
@@ -87,15 +86,14 @@ class Collector:
         assert gone is not None  # noqa: S101  (made with the programs)
         deleted = 0
         # An IPv4 address looks like an IPv6 one that ends in zeros: each family is looked for on its own.
-        flows, translations = self._maps.conntrack, self._maps.nat
-        for version, tables in ((4, (*flows[:2], translations[0])), (6, (*flows[2:], translations[1]))):
+        for version in _FORGET:
             keys = [ip.packed.ljust(16, b"\0") for ip in addresses if ip.version == version]
             if not keys:
                 continue
             gone.update_batch([(key, bytes(4)) for key in keys])
             try:
-                for name, table in zip(_FORGET[version], tables, strict=True):
-                    deleted += _all_gone(programs[name], table)
+                for name in _FORGET[version]:
+                    deleted += _all_gone(programs[name])
             finally:
                 gone.delete_batch(keys)
         return deleted
@@ -127,21 +125,26 @@ class Collector:
         return loaded
 
 
-def walked(program: int, table: Map) -> tuple[int, int, int]:
-    """Walk a map with one of the programs, a slice a read: entries seen, alive, deleted. Raises OSError."""
-    counts = bytes(_COUNTS.size)
-    with walk(program, table.fd) as reader:
-        while told := os.read(reader, _COUNTS.size):
-            counts = told
-    seen, alive, deleted = _COUNTS.unpack(counts)
+def walked(program: int) -> tuple[int, int, int]:
+    """Walk the map of one of the programs, a slice a run: entries seen, alive, deleted. Raises BpfError."""
+    *_, (seen, alive, deleted) = slices(program)
     return seen, alive, deleted
 
 
-def _all_gone(program: int, table: Map) -> int:
+def slices(program: int) -> Iterator[tuple[int, int, int]]:
+    """Walk the map of one of the programs: entries seen, alive and deleted so far, after each slice."""
+    state, bucket, buckets = bytes(_WALK.size), 0, 1
+    while bucket < buckets:
+        state = run_program(program, state)
+        bucket, buckets, seen, alive, deleted, _ = _WALK.unpack(state)
+        yield seen, alive, deleted
+
+
+def _all_gone(program: int) -> int:
     """Walk until a walk finds nothing to delete: what moves in its bucket as others go may be missed."""
     deleted = 0
     for _ in range(_WALKS):
-        _, _, found = walked(program, table)
+        _, _, found = walked(program)
         deleted += found
         if not found:
             break

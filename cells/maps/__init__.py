@@ -36,8 +36,8 @@ from cells.maps.bpf.programs import (
     open_program,
     program_by_id,
     program_info,
+    run_program,
     test_run,
-    walk,
 )
 from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.epochs import Epochs
@@ -228,10 +228,10 @@ __all__ = [
     "replace_pin",
     "replace_program",
     "row_text",
+    "run_program",
     "test_run",
     "unpin",
     "unpin_unfinished",
-    "walk",
     "watchdog_cell",
 ]
 

@@ -1,29 +1,22 @@
 """bpf(2) for loaded programs: open, describe, and run one on a packet without any interface.
 
 For:    the datapath's loader and self-check, and tests. Needs: cells.maps.bpf. Gives: ProgramInfo, TestRun.
-Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb).
+Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb, bpf_prog_test_run_syscall).
 """
 
 import ctypes
-import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from cells.maps.bpf.syscall import buffer, command, object_info, open_pin, sleeping
+from cells.maps.bpf.syscall import BpfError, buffer, command, object_info, open_pin, sleeping
 
 PROG_TEST_RUN: Final = 10
 PROG_FD_BY_ID: Final = 13
-LINK_CREATE: Final = 28
-ITER_CREATE: Final = 33
-_TRACE_ITER: Final = 28  # enum bpf_attach_type
 
 _PROG_INFO = struct.Struct("<II8sIIQQQIIQ16s")
-_ITER_LINK = struct.Struct("<IIIIQII")
 _TEST_RUN = struct.Struct("<IIIIQQIIIIQQIII")
 _SKB_SIZE = 192  # struct __sk_buff
 _SKB_IFINDEX = 40
@@ -114,21 +107,16 @@ def test_run(
     return TestRun(signed, got.raw[:size], duration, got_context.raw[:context_size])
 
 
-@contextmanager
-def walk(program: int, table: int) -> Iterator[int]:
-    """A descriptor to read what an iterator program (``iter/bpf_map_elem``) writes about a map's entries.
+def run_program(fd: int, context: bytes) -> bytes:
+    """Run a program of type ``syscall``, outside the interpreter's lock; its context as it leaves it.
 
-    Each read goes on where the one before ended, outside the interpreter's lock; it ends with an empty one.
-    Raises BpfError.
+    Raises BpfError, also with the error that the program returns.
     """
-    target = buffer(struct.pack("<I", table))
-    attr = buffer(_ITER_LINK.pack(program, 0, _TRACE_ITER, 0, ctypes.addressof(target), len(target), 0))
-    link = command(LINK_CREATE, attr, "walk", f"map fd {table}")
-    try:
-        reader = command(ITER_CREATE, buffer(struct.pack("<II", link, 0)), "walk", f"map fd {table}")
-    finally:
-        os.close(link)
-    try:
-        yield reader
-    finally:
-        os.close(reader)
+    given = buffer(context)
+    attr = buffer(_TEST_RUN.pack(fd, *(0,) * 7, len(given), 0, ctypes.addressof(given), *(0,) * 4))
+    what = f"program fd {fd}"
+    command(PROG_TEST_RUN, attr, "run", what, call=sleeping)
+    retval: int = _TEST_RUN.unpack(attr.raw)[1]
+    if retval:
+        raise BpfError((1 << 32) - retval, "run", what)
+    return given.raw

@@ -29,6 +29,12 @@ def test_what_goes_missing_is_told_with_what_it_takes(tmp_path: Path) -> None:
     btf.touch()
     assert missing_features("6.1.0-18-amd64", btf) == [late]
     assert missing_features("6.8.0-31-generic", btf) == missing_features("custom", btf) == []
+    lockdown = tmp_path / "lockdown"
+    lockdown.write_text("none [integrity] confidentiality\n")
+    assert missing_features("custom", btf, lockdown) == []
+    lockdown.write_text("none integrity [confidentiality]\n")
+    (locked,) = missing_features("custom", btf, lockdown)
+    assert locked.endswith("it takes a kernel without lockdown=confidentiality")
     btf.unlink()
     (untyped,) = missing_features("6.8.0-31-generic", btf)
     assert untyped.endswith("it takes a kernel with CONFIG_DEBUG_INFO_BTF")

@@ -84,23 +84,6 @@ static __always_inline void nat6_outward(struct ct6_key *key, const struct nat6_
 	key->tail.flags = NAT_KEY_OUT;
 }
 
-#define NAT_COLLECTS(name, table, key_type, value_type, is_over)                                                   \
-	SEC("iter/bpf_map_elem")                                                                                   \
-	int hive_nat_gc_##name(struct bpf_iter__bpf_map_elem *context)                                             \
-	{                                                                                                          \
-		const struct value_type *entry = context->value;                                                   \
-		struct key_type *found = context->key;                                                             \
-		struct key_type key __attribute__((aligned(8)));                                                   \
-                                                                                                                   \
-		walk_begin(context);                                                                               \
-		if (!found || !entry)                                                                              \
-			return walk_end(context);                                                                  \
-		key = *found;                                                                                      \
-		walk.slice++; /* counts twice: other maps are asked */                                             \
-		judged(is_over(&key, entry) && !bpf_map_delete_elem(&table, &key));                                \
-		return walk_end(context);                                                                          \
-	}
-
 static __always_inline bool nat4_over(const struct ct4_key *key, const struct nat4_entry *entry)
 {
 	struct ct4_key out __attribute__((aligned(8))) = *key;
@@ -119,5 +102,6 @@ static __always_inline bool nat6_over(const struct ct6_key *key, const struct na
 	return !nat6_alive(&out) && entry->created + NAT_YOUNG < bpf_ktime_get_ns();
 }
 
-NAT_COLLECTS(v4, cilium_snat_v4_external, ct4_key, nat4_entry, nat4_over)
-NAT_COLLECTS(v6, cilium_snat_v6_external, ct6_key, nat6_entry, nat6_over)
+/* Other maps are asked: each counts twice. */
+WALKS(hive_nat_gc_v4, cilium_snat_v4_external, ct4_key, nat4_entry, nat4_over, 2)
+WALKS(hive_nat_gc_v6, cilium_snat_v6_external, ct6_key, nat6_entry, nat6_over, 2)
