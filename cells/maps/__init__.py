@@ -42,7 +42,7 @@ from cells.maps.bpf.programs import (
 from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.node_maps import Maps
-from cells.maps.policy.entries import PolicyEntryMap
+from cells.maps.policy.entries import EntryChanges, PolicyEntryMap
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
 from cells.maps.records.announcements import AGENT_LIVENESS, L2_RESPONDER_VALUE, L2ResponderKey
@@ -170,6 +170,7 @@ __all__ = [
     "CtKey",
     "DeviceConfig",
     "EndpointConfig",
+    "EntryChanges",
     "Epochs",
     "FragmentPorts",
     "IpcacheKey",

@@ -5,6 +5,7 @@ Change the map first and bump afterwards: the programs read the epoch before the
 """
 
 import struct
+from collections.abc import Iterable
 
 from cells.maps.bpf.map import Map
 
@@ -21,9 +22,20 @@ class Epochs:
 
     def bump(self, endpoint_id: int = 0) -> None:
         """Have the flows of an endpoint, or with 0 of all, evaluated anew from the next packet on."""
+        key, following = self._following(endpoint_id)
+        self._table.update(key, _value.pack(following))
+        self._known[endpoint_id] = following
+
+    def bump_all(self, endpoint_ids: Iterable[int]) -> None:
+        """Of several endpoints by one call."""
+        new = {one: self._following(one) for one in endpoint_ids}
+        self._table.update_batch([(key, _value.pack(following)) for key, following in new.values()])
+        self._known.update((one, following) for one, (_, following) in new.items())
+
+    def _following(self, endpoint_id: int) -> tuple[bytes, int]:
+        """The key of an epoch, and the one that comes next."""
         key = _index.pack(endpoint_id)
         last = self._known.get(endpoint_id)
         if last is None:
             (last,) = _value.unpack(self._table.lookup(key) or bytes(8))
-        self._table.update(key, _value.pack(last + 1))
-        self._known[endpoint_id] = last + 1
+        return key, int(last) + 1

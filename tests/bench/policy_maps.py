@@ -13,7 +13,7 @@ import struct
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ class Maps:
 
     def __init__(self) -> None:
         self.epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536))
-        self._bump = Epochs(self.epochs).bump
+        self._epochs = Epochs(self.epochs)
         self.slots: dict[int, PolicyMap] = {}
 
     def acquire(self) -> int:
@@ -137,11 +137,19 @@ class Maps:
     def adopt(self, endpoint_id: int) -> None:
         """This one."""
         table = create_map(policy_spec(endpoint_id, 16384))
-        self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._bump)
+        self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs.bump)
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         """As the agent does."""
         self.slots[endpoint_id].replace(entries)
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        """As the agent does, where nothing is refused."""
+        changed: list[int] = []
+        for number, entries in wanted.items():
+            self.slots[number].replace(entries, changed.append)
+        self._epochs.bump_all(changed)
+        return {}
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         """Nobody else writes here."""
@@ -173,6 +181,7 @@ def changes(rounds: int) -> Iterator[Figure]:
     for rules, identities in SIZES:
         found: dict[str, list[float]] = defaultdict(list)
         with node(rules, identities) as at:
+            gc.freeze()  # as the agent does once it has started
             for turn in range(1, rounds * CHANGES + 1):
                 began = time.process_time()
                 at.apply(for_everybody(turn))
@@ -183,6 +192,7 @@ def changes(rounds: int) -> Iterator[Figure]:
                 found["identity"].append((time.process_time() - began) * 1e3)
                 at.forget(came)
             entries = at.entries()
+        gc.unfreeze()
         size = f"{rules:,} rules, {identities:,} identities"
         yield Figure(
             f"{size}: an object of all endpoints to the last map write",

@@ -4,11 +4,11 @@ For:    PolicyMaps hands them out. Needs: an open Map. Gives: PolicyMap.
 """
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cells.maps.bpf.map import Map
 from cells.maps.bpf.syscall import BpfError
-from cells.maps.policy.entries import PolicyEntryMap
+from cells.maps.policy.entries import EntryChanges, PolicyEntryMap, Write, precedence
 from cells.maps.records.layouts import PolicyEntry, PolicyKey
 
 _FEW = 8  # up to so many entries, single writes are quicker than a batch
@@ -31,7 +31,9 @@ class PolicyMap:
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
 
-    def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+    def replace(
+        self, wanted: Mapping[PolicyKey, PolicyEntry], changed: Callable[[int], object] | None = None
+    ) -> None:
         """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
 
         So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
@@ -39,21 +41,22 @@ class PolicyMap:
         written first, and deleted last.
 
         An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
-        flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
-        bpf-policy-map-max); what was written until then stays.
+        flows are evaluated anew from the next packet on; with ``changed``, that is told instead, and theirs
+        to see to. Raises BpfError (ENOSPC: more entries than bpf-policy-map-max); what was written until
+        then stays.
         """
-        changed = True
+        differs = True
         former, self._whole = self._whole, None
         try:
-            changed = self._replace(wanted, former)
+            differs = self._replace(wanted, former)
             self._whole = wanted if isinstance(wanted, PolicyEntryMap) else None
         finally:
-            if changed:
-                self._changed(self.endpoint_id)
+            if differs:
+                (changed or self._changed)(self.endpoint_id)
 
     def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None) -> bool:
         try:
-            return self._write(*self._difference(wanted, former))
+            return self._write(self._difference(wanted, former))
         except BpfError as error:
             self.reload()
             if error.errno != errno.ENOSPC:
@@ -61,7 +64,7 @@ class PolicyMap:
             # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
             self._drop([key for key, old in self._present.items() if key not in wanted and not old.deny])
             try:
-                self._write(*self._difference(wanted, None))
+                self._write(self._difference(wanted, None))
             except BpfError:
                 self.reload()
                 raise
@@ -69,23 +72,17 @@ class PolicyMap:
 
     def _difference(
         self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None
-    ) -> tuple[list[tuple[PolicyKey, PolicyEntry]], list[PolicyKey]]:
-        """What the map lacks or has otherwise, and what it has too much; ``former`` was written last."""
-        present = self._present
+    ) -> EntryChanges:
+        """What the map may lack or have otherwise, or too much; ``former`` was written last."""
         if former is not None and isinstance(wanted, PolicyEntryMap):
-            new, gone = wanted.difference(former)
-            missing = list(new.items())
-            gone = [key for key in gone if key in present]
-        else:
-            missing = list(wanted.items())
-            gone = [key for key in present if key not in wanted]
-        if present:
-            missing = [
-                (key, entry)
-                for key, entry in missing
-                if (old := present.get(key)) is None or not old.same_verdict(entry)
-            ]
-        return missing, gone
+            return wanted.difference(former)
+        present = self._present
+        missing = {
+            key: entry
+            for key, entry in wanted.items()
+            if (old := present.get(key)) is None or not old.same_verdict(entry)
+        }
+        return EntryChanges(missing, (key for key in present if key not in wanted))
 
     @property
     def entries(self) -> int:
@@ -111,26 +108,34 @@ class PolicyMap:
         if had:
             self._changed(self.endpoint_id)
 
-    def _write(self, missing: list[tuple[PolicyKey, PolicyEntry]], gone: list[PolicyKey]) -> bool:
+    def _write(self, changes: EntryChanges) -> bool:
         """Whether anything had to be written."""
-        self._put([(key, entry) for key, entry in missing if entry.deny])
-        allows = [(key, entry) for key, entry in missing if not entry.deny]
-        if any(entry.proxy_port for _, entry in allows):
-            allows.sort(key=lambda one: _precedence(one[0]), reverse=True)
-        self._put(allows)
         present = self._present
-        if any(present[key].proxy_port for key in gone):
-            gone.sort(key=_precedence)
-        self._drop(sorted(gone, key=lambda key: present[key].deny))
+        missing: Sequence[Write] = changes.writes
+        if present:
+            missing = [
+                one
+                for one in missing
+                if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
+            ]
+        self._put(missing)
+        gone = [key for key in changes.gone if key in present]
+        if gone:
+            if any(present[key].proxy_port for key in gone):
+                gone.sort(key=precedence)
+            self._drop(sorted(gone, key=lambda key: present[key].deny))
         return bool(missing or gone)
 
-    def _put(self, entries: list[tuple[PolicyKey, PolicyEntry]]) -> None:
-        if len(entries) <= _FEW:
-            for key, entry in entries:
-                self.map.update(key.pack(), entry.pack(key))
+    def _put(self, writes: Sequence[Write]) -> None:
+        """Set entries, in their order."""
+        present = self._present
+        if len(writes) <= _FEW:
+            for key, entry, packed in writes:
+                self.map.update(*packed)
+                present[key] = entry
         else:
-            self.map.update_batch([(key.pack(), entry.pack(key)) for key, entry in entries])
-        self._present.update(entries)
+            self.map.update_batch([one.packed for one in writes])
+            present.update((key, entry) for key, entry, _ in writes)
 
     def _drop(self, keys: list[PolicyKey]) -> None:
         packed = [key.pack() for key in keys]
@@ -148,8 +153,3 @@ class PolicyMap:
                 self.map.delete(key)
         for each in keys:
             del self._present[each]
-
-
-def _precedence(key: PolicyKey) -> tuple[int, bool, int]:
-    """Of two entries that are for a packet, that with the larger one decides (see policy_choose() in C)."""
-    return bool(key.protocol) + bool(key.port_bits), bool(key.identity), key.port_bits

@@ -9,7 +9,7 @@ id is used again as late as possible.
 
 import errno
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,6 +20,7 @@ from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin
 from cells.maps.node_maps import Maps
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_pins import PolicyPins
+from cells.maps.records.layouts import PolicyEntry, PolicyKey
 from cells.maps.sizes import ENDPOINT_IDS, MapSettings, sizes
 from cells.maps.specs import policy_name
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, NotStartedError
@@ -92,6 +93,26 @@ class PolicyMaps:
                 self._waiting -= 1
             if not self._spare and self._failure is not None:
                 raise HiveError(f"no policy map for another endpoint: {self._failure}") from self._failure
+
+    def replace_all(
+        self, wanted: Iterable[tuple[PolicyMap, Mapping[PolicyKey, PolicyEntry]]]
+    ) -> dict[int, OSError]:
+        """As PolicyMap.replace() for several; ids of maps of which it could not be done, and why.
+
+        The flows of all are evaluated anew once all have been written: by one call instead of one for each.
+        """
+        failed: dict[int, OSError] = {}
+        changed: list[int] = []
+        for policy, entries in wanted:
+            try:
+                policy.replace(entries, changed.append)
+            except BpfError as error:
+                failed[policy.endpoint_id] = error
+        try:
+            self._maps.epochs.bump_all(changed)
+        except BpfError as error:
+            failed.update(dict.fromkeys(changed, error))
+        return failed
 
     def release(self, policy: PolicyMap) -> None:
         """Take back an id nothing refers to any more: empty and unpin its map. Harmless if repeated."""

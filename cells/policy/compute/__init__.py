@@ -9,7 +9,14 @@ from cells.policy.compute.entries import Entry, Key, PortKey, Redirect, Said
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.lookup import Match, lookup
 from cells.policy.compute.map_entries import map_entries, map_entry, map_key
-from cells.policy.compute.policies import DIRECTIONS, ComputedPolicies, Difference, NamedPort, PolicyKey
+from cells.policy.compute.policies import (
+    DIRECTIONS,
+    ChangedEntries,
+    ComputedPolicies,
+    Difference,
+    NamedPort,
+    PolicyKey,
+)
 from cells.policy.compute.repository import Changed, Repository, Resolved
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import PolicyConflictError, SelectorPolicy
@@ -17,6 +24,7 @@ from cells.policy.compute.selector_policy import PolicyConflictError, SelectorPo
 __all__ = [
     "DIRECTIONS",
     "Changed",
+    "ChangedEntries",
     "ComputedPolicies",
     "Difference",
     "DirectionPolicy",

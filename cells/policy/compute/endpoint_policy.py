@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from cells.policy.compute.entries import AUTH_DISABLED, AUTH_TYPES, EVERYTHING, Entry, Key, PortKey, Redirect
+from cells.policy.compute.entries import (
+    AUTH_DISABLED,
+    AUTH_TYPES,
+    EVERYTHING,
+    Entry,
+    Key,
+    PortKey,
+    Redirect,
+    same,
+)
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.map_state import (
     ANYBODY,
@@ -14,7 +23,7 @@ from cells.policy.compute.map_state import (
     merge,
     with_inherited_auth,
 )
-from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
+from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import RuleOrigin, SelectorPolicy
 from cells.policy.labels import ALL, PeerSelector
 from cells.policy.rules.ports import masked_ports
@@ -23,7 +32,7 @@ from cells.policy.rules.rule import PROTOCOLS, Direction, PortRange
 HOST_IDENTITY = 1
 WORLD_IDENTITY = 2
 WORLD_OF_FAMILY = (9, 10)
-_BY_ITSELF = (HOST_IDENTITY, *WORLD_OF_FAMILY)
+BY_ITSELF = (HOST_IDENTITY, *WORLD_OF_FAMILY)
 """Identities that have entries for other reasons than that a selector selects them."""
 DERIVED = "reserved:io.cilium.policy.derived-from"
 ALLOW_LOCALHOST = RuleOrigin((f"{DERIVED}=allow-localhost-ingress",))
@@ -102,7 +111,7 @@ class DirectionPolicy:
         """
         origins = frozenset(policy.origins)
         if policy.deny:
-            return Entry(deny=True, origins=origins)
+            return same(Entry(deny=True, origins=origins))
         redirect = None
         asking = policy if policy.redirects or wildcard is None else wildcard
         if asking.redirects:
@@ -112,11 +121,8 @@ class DirectionPolicy:
             if redirect.said is not None:
                 peers = (peer,) if wildcard is None else (peer, ALL)
                 redirect = redirect._replace(said=frozenset((filter_.port, one) for one in peers))
-        return Entry(
-            redirect=redirect,
-            auth=AUTH_TYPES[policy.auth] if policy.auth is not None else None,
-            origins=origins,
-        )
+        auth = AUTH_TYPES[policy.auth] if policy.auth is not None else None
+        return same(Entry(redirect=redirect, auth=auth, origins=origins))
 
     def port_keys(self, port: PortRange) -> tuple[PortKey, ...]:
         """The keys of a range of ports; none for a name that stands for no port, or for several."""
@@ -142,10 +148,6 @@ class DirectionPolicy:
     def peers(self) -> Iterable[PeerSelector]:
         """The selectors that the direction's entries depend on."""
         return self._says.keys()
-
-    def speaks_of(self, change: SelectorChange) -> bool:
-        """Whether the change may be one for this direction."""
-        return change.identity in _BY_ITSELF or not self._peers.isdisjoint(change.selectors)
 
     def anybody(self) -> Entries:
         """The entries that hold for every peer."""

@@ -35,6 +35,8 @@ def anybody_entries(anybody: Entries) -> Entries:
 
 def identity_entries(own: Entries, anybody: Entries) -> Entries:
     """The entries of one identity, from what rules say of it and from :func:`anybody_entries`."""
+    if not _speak_of_each_other(own) and not _speak_of_each_other(anybody):
+        return own
     denied_to_all = {ports: entry for ports, entry in anybody.items() if entry.deny}
     if EVERYTHING in denied_to_all:
         return {}
@@ -51,6 +53,11 @@ def identity_entries(own: Entries, anybody: Entries) -> Entries:
                 if _loses_to(denied, ports):
                     merge(entries, ports, deny)
     return with_inherited_auth(entries, anybody)
+
+
+def _speak_of_each_other(entries: Entries) -> bool:
+    """Whether some entry decides for others, too: a deny, or what a rule says of authentication."""
+    return any(entry.deny or entry.auth is not None for entry in entries.values())
 
 
 def _inside(inner: PortKey, outer: PortKey) -> bool:

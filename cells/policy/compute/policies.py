@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from cells.policy.compute.endpoint_policy import HOST_IDENTITY, DirectionPolicy, Proxies
+from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Proxies
 from cells.policy.compute.entries import Entry, Key
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.map_state import ANYBODY, Entries
 from cells.policy.compute.repository import Changed, Repository
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
 from cells.policy.compute.selector_policy import PolicyConflictError
-from cells.policy.labels import LabelSet, PeerSelector
+from cells.policy.labels import ALL, LabelSet, PeerSelector
 from cells.policy.rules import Direction
 
 DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
@@ -40,6 +40,11 @@ class PolicyKey(NamedTuple):
     named_ports: frozenset[NamedPort] = frozenset()
 
 
+ChangedEntries = dict[Key, Entry | None]
+"""Entries of one direction by key, None for those that go."""
+_NOTHING: Final[Entries] = {}
+
+
 class Difference(msgspec.Struct, frozen=True):
     """What changed in the policy ``key`` of some endpoints; an entry of None goes.
 
@@ -48,7 +53,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     key: PolicyKey
     endpoints: frozenset[int]
-    entries: Mapping[Direction, Mapping[Key, Entry | None]]
+    entries: Mapping[Direction, ChangedEntries]
     enforced: Mapping[Direction, bool]
     revision: int
     error: str = ""
@@ -67,22 +72,25 @@ class _Shared:
         self.error = ""
 
     @property
-    def peers(self) -> Iterator[PeerSelector]:
-        return (peer for policy in self.directions.values() for peer in policy.peers)
+    def peers(self) -> Iterator[tuple[Direction, PeerSelector]]:
+        return ((direction, peer) for direction, policy in self.directions.items() for peer in policy.peers)
 
-    def replace(
-        self, direction: Direction, identity: int, new: Entries
-    ) -> Iterator[tuple[Key, Entry | None]]:
-        """Make the entries of one identity these; what changed."""
-        held = self.entries[direction].pop(identity, {})
+    def replace(self, direction: Direction, identity: int, new: Entries, changed: ChangedEntries) -> None:
+        """Make the entries of one identity these, and note what changed."""
+        entries = self.entries[direction]
+        held = entries.get(identity, _NOTHING)
+        if new is held:
+            return
         if new:
-            self.entries[direction][identity] = new
+            entries[identity] = new
+        elif held:
+            del entries[identity]
         for ports, entry in new.items():
             if held.get(ports) != entry:
-                yield Key(identity, ports), entry
+                changed[Key(identity, ports)] = entry
         for ports in held:
             if ports not in new:
-                yield Key(identity, ports), None
+                changed[Key(identity, ports)] = None
 
 
 class ComputedPolicies:
@@ -104,7 +112,8 @@ class ComputedPolicies:
         self._cluster_ports = frozenset(cluster_ports)
         self._shared: dict[PolicyKey, _Shared] = {}
         self._of_endpoint: dict[int, _Shared] = {}
-        self._using: dict[PeerSelector, set[PolicyKey]] = {}
+        self._using: dict[PeerSelector, set[tuple[_Shared, Direction]]] = {}
+        """Who has entries by identity for those of a selector; that for everybody has none."""
 
     def entries(self, endpoint: int) -> dict[tuple[Direction, Key], Entry]:
         """The whole policy of an endpoint."""
@@ -170,7 +179,7 @@ class ComputedPolicies:
         before = self.entries(endpoint) if endpoint in self._of_endpoint else {}
         shared = self._assign(endpoint, key)
         after = self.entries(endpoint)
-        changed: dict[Direction, dict[Key, Entry | None]] = {direction: {} for direction in DIRECTIONS}
+        changed: dict[Direction, ChangedEntries] = {direction: {} for direction in DIRECTIONS}
         for where in before.keys() | after.keys():
             if before.get(where) != after.get(where):
                 changed[where[0]][where[1]] = after.get(where)
@@ -246,23 +255,26 @@ class ComputedPolicies:
         return self._cache.identities[shared.key.identity]
 
     def _follow(self, change: SelectorChange) -> Iterator[Difference]:
-        keys = {key for selector in change.selectors for key in self._using.get(selector, ())}
-        if change.identity == HOST_IDENTITY:
-            keys = set(self._shared)
-        for key in keys:
-            shared = self._shared[key]
-            entries: dict[Direction, dict[Key, Entry | None]] = {}
-            for direction, policy in shared.directions.items():
-                if not policy.speaks_of(change) and change.identity not in shared.entries[direction]:
-                    continue
-                found = dict(shared.replace(direction, change.identity, policy.of(change.identity)))
-                if found:
-                    entries[direction] = found
-            if entries:
-                yield Difference(key, frozenset(shared.endpoints), entries, shared.enforced, shared.revision)
+        identity = change.identity
+        using: set[tuple[_Shared, Direction]] = set()
+        if identity in BY_ITSELF:
+            using.update(
+                (shared, direction) for shared in self._shared.values() for direction in shared.directions
+            )
+        else:
+            using.update(*(self._using.get(selector, ()) for selector in change.selectors))
+        changed: dict[_Shared, dict[Direction, ChangedEntries]] = {}
+        for shared, direction in using:
+            found: ChangedEntries = {}
+            shared.replace(direction, identity, shared.directions[direction].of(identity), found)
+            if found:
+                changed.setdefault(shared, {})[direction] = found
+        for shared, entries in changed.items():
+            endpoints = frozenset(shared.endpoints)
+            yield Difference(shared.key, endpoints, entries, shared.enforced, shared.revision)
 
     def _recompute(self, shared: _Shared) -> Difference:
-        changed: dict[Direction, dict[Key, Entry | None]] = {}
+        changed: dict[Direction, ChangedEntries] = {}
         try:
             changed = self._compute(shared)
             shared.error = ""
@@ -272,7 +284,7 @@ class ComputedPolicies:
             shared.key, frozenset(shared.endpoints), changed, shared.enforced, shared.revision, shared.error
         )
 
-    def _compute(self, shared: _Shared) -> dict[Direction, dict[Key, Entry | None]]:
+    def _compute(self, shared: _Shared) -> dict[Direction, ChangedEntries]:
         """Compute a policy whole; what changed. Raises PolicyConflictError; then nothing has."""
         labels = self._labels(shared)
         resolved = {direction: self._repository.resolve(labels, direction) for direction in DIRECTIONS}
@@ -294,36 +306,34 @@ class ComputedPolicies:
             for direction, one in resolved.items()
         }
         shared.enforced = {direction: one.enforced for direction, one in shared.directions.items()}
-        for peer in shared.peers:
+        for direction, peer in shared.peers:
             self._cache.add_selector(peer)
-            self._using.setdefault(peer, set()).add(shared.key)
-        changed = {
-            direction: dict(self._refill(shared, direction, former.get(direction)))
-            for direction in DIRECTIONS
-        }
+            if peer != ALL:
+                self._using.setdefault(peer, set()).add((shared, direction))
+        changed = {one: self._refill(shared, one, former.get(one)) for one in DIRECTIONS}
         self._release(shared, released)
         shared.revision = self._repository.revision
         return changed
 
     @staticmethod
-    def _refill(
-        shared: _Shared, direction: Direction, former: DirectionPolicy | None
-    ) -> Iterator[tuple[Key, Entry | None]]:
+    def _refill(shared: _Shared, direction: Direction, former: DirectionPolicy | None) -> ChangedEntries:
         policy = shared.directions[direction]
-        yield from shared.replace(direction, ANYBODY, policy.anybody())
+        changed: ChangedEntries = {}
+        shared.replace(direction, ANYBODY, policy.anybody(), changed)
         identities = policy.identities_since(former) if former is not None else None
         if identities is None:
             identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
         for identity in identities:
-            yield from shared.replace(direction, identity, policy.of(identity))
+            shared.replace(direction, identity, policy.of(identity), changed)
+        return changed
 
-    def _release(self, shared: _Shared, peers: Iterable[PeerSelector]) -> None:
+    def _release(self, shared: _Shared, peers: Iterable[tuple[Direction, PeerSelector]]) -> None:
         kept = set(shared.peers) if shared.key in self._shared else set()
-        for peer in peers:
+        for direction, peer in peers:
             self._cache.remove_selector(peer)
-            if peer not in kept:
+            if (direction, peer) not in kept:
                 using = self._using.get(peer, set())
-                using.discard(shared.key)
+                using.discard((shared, direction))
                 if not using:
                     self._using.pop(peer, None)
 

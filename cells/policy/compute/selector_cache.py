@@ -18,7 +18,7 @@ class SelectorChange(NamedTuple):
 
     identity: int
     added: bool
-    selectors: tuple[PeerSelector, ...]
+    selectors: Set[PeerSelector]
 
 
 class SelectorCache:
@@ -103,7 +103,7 @@ class SelectorCache:
         self._of_identity[identity] = selecting
         for selector in selecting:
             self._selections[selector].add(identity)
-        return SelectorChange(identity, added=True, selectors=tuple(selecting))
+        return SelectorChange(identity, added=True, selectors=frozenset(selecting))
 
     def remove_identity(self, identity: int) -> SelectorChange:
         """Forget an identity; nothing happens for an unknown one."""
@@ -112,7 +112,7 @@ class SelectorCache:
             self._having[key].discard(identity)
             if not self._having[key]:
                 del self._having[key]
-        selecting = tuple(self._of_identity.pop(identity, ()))
+        selecting = frozenset(self._of_identity.pop(identity, ()))
         for selector in selecting:
             self._selections[selector].discard(identity)
         return SelectorChange(identity, added=False, selectors=selecting)

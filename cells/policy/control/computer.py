@@ -12,11 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from cells.cluster.identity import RESERVED_IDENTITIES, Identity
-from cells.maps import PolicyEntry, PolicyEntryMap
+from cells.maps import EntryChanges, PolicyEntry, PolicyEntryMap
 from cells.maps import PolicyKey as MapKey
 from cells.policy.compute import (
     DIRECTIONS,
     Changed,
+    ChangedEntries,
     ComputedPolicies,
     Difference,
     Entry,
@@ -73,6 +74,8 @@ class RulePolicy:
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
         self._entries: dict[PolicyKey, PolicyEntryMap] = {}
+        self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
+        """How a policy changed last, and what that is in any map: nothing that a proxy of its own reads."""
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
             self._cache.add_identity(number, LabelSet.parse(labels))
@@ -230,32 +233,50 @@ class RulePolicy:
         for difference in differences:
             self._keep(difference)
             if not difference.error:
-                rows.update((endpoint, self._row(endpoint)) for endpoint in difference.endpoints)
+                entries = self._entries[difference.key]
+                for endpoint in difference.endpoints:
+                    rows[endpoint] = _policy(endpoint, difference.revision, difference.enforced, entries)
 
     def _keep(self, difference: Difference) -> None:
         """The map entries of a policy follow what changed in it."""
-        changes: dict[MapKey, PolicyEntry | None] = {}
+        held = self._entries.get(difference.key, NOTHING)
+        changes = self._map_changes(difference)
+        self._entries[difference.key] = held.changed(changes) if changes.new or changes.gone else held
+        redirects = changes is not self._alike[1]
+        if self._requests is not None and (redirects or self._requests.serves(difference.key)):
+            self._follow_requests(
+                difference.key,
+                (
+                    (direction, key, entry)
+                    for direction, one in difference.entries.items()
+                    for key, entry in one.items()
+                ),
+            )
+
+    def _map_changes(self, difference: Difference) -> EntryChanges:
+        """As map entries. Policies change alike, most often: then it is the same object for all of them."""
+        entries, changes = self._alike
+        if difference.entries == entries:
+            return changes
+        new: dict[MapKey, PolicyEntry] = {}
+        gone: list[MapKey] = []
         made: dict[int, PolicyEntry] = {}  # identities share entries
+        shared = True
         for direction, changed in difference.entries.items():
             egress = direction == "egress"
             for key, entry in changed.items():
                 where = map_key(key, egress=egress)
                 if entry is None:
-                    changes[where] = None
+                    gone.append(where)
                 elif (known := made.get(id(entry))) is not None:
-                    changes[where] = known
+                    new[where] = known
                 else:
-                    made[id(entry)] = changes[where] = self._map_entry(difference.key, direction, entry)
-        held = self._entries.get(difference.key, NOTHING)
-        self._entries[difference.key] = held.changed(changes) if changes else held
-        self._follow_requests(
-            difference.key,
-            (
-                (direction, key, entry)
-                for direction, one in difference.entries.items()
-                for key, entry in one.items()
-            ),
-        )
+                    made[id(entry)] = new[where] = self._map_entry(difference.key, direction, entry)
+                    shared &= entry.redirect is None or entry.redirect.said is None
+        changes = EntryChanges(new, gone)
+        if shared:  # else the port is one of this policy
+            self._alike = difference.entries, changes
+        return changes
 
     def _map_entry(self, key: PolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
         if self._requests is not None and entry.redirect is not None:
@@ -291,12 +312,18 @@ class RulePolicy:
         return Redirect(port, port, DNS_EGRESS) if port else None
 
     def _row(self, endpoint_id: int) -> EndpointPolicy:
-        key = self._computed.key(endpoint_id)
-        enforced = self._computed.enforced(endpoint_id)
-        return EndpointPolicy(
-            endpoint_id=endpoint_id,
-            revision=self._computed.revision(endpoint_id),
-            ingress_enforced=enforced.get("ingress", False),
-            egress_enforced=enforced.get("egress", False),
-            entries=self._entries[key] if key is not None else NOTHING,
-        )
+        computed, key = self._computed, self._computed.key(endpoint_id)
+        entries = self._entries[key] if key is not None else NOTHING
+        return _policy(endpoint_id, computed.revision(endpoint_id), computed.enforced(endpoint_id), entries)
+
+
+def _policy(
+    endpoint_id: int, revision: int, enforced: Mapping[Direction, bool], entries: PolicyEntryMap
+) -> EndpointPolicy:
+    return EndpointPolicy(
+        endpoint_id=endpoint_id,
+        revision=revision,
+        ingress_enforced=enforced.get("ingress", False),
+        egress_enforced=enforced.get("egress", False),
+        entries=entries,
+    )

@@ -102,6 +102,10 @@ class HTTPRedirects:
                 if port and rows.get(name) != row:
                     rows.put(row)
 
+    def serves(self, key: PolicyKey) -> bool:
+        """Whether a proxy reads what some entries of the policy let through."""
+        return key in self._used or key in self._rows
+
     def forget(self, key: PolicyKey) -> None:
         """No endpoint has the policy any more."""
         self._used.pop(key, None)

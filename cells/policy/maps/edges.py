@@ -4,7 +4,7 @@ For:    EndpointPolicies. Needs: nothing. Gives: PolicyComputer, PodKey, RuleCom
         PolicyMapPool.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, Protocol
 
 from cells.cluster.identity import Identity
@@ -80,6 +80,10 @@ class PolicyMapPool(Protocol):
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         """Make the map these entries: denies first, then allows, then deletions. What is right stays."""
+        ...
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        """The same for several maps, in less time; of which maps it could not be done, and why."""
         ...
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:

@@ -122,16 +122,9 @@ class EndpointPolicies:
             there = [row for row in rows if txn.get(row.endpoint_id) is not None]
             for row in there:
                 txn.put(row)
-        written = []
-        for row in there:
-            try:
-                self._write_map(row)
-                written.append(row)
-            except OSError as error:
-                self._failed(row.endpoint_id, error)
-                self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
-                self._changed.add(row.endpoint_id)
-        self._tell(*written)
+        for row, error in self._write_all(there):
+            self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
+            self._changed.add(row.endpoint_id)
         if self._changed:
             self.apply_soon()
 
@@ -211,17 +204,15 @@ class EndpointPolicies:
     async def apply(self) -> None:
         """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
         failed = []
-        for position, endpoint_id in enumerate(list(self._changed)):
-            policy = self.table.get(endpoint_id)
-            try:
-                if policy is not None:
-                    self._write(policy)
-            except OSError as error:
-                failed.append(f"endpoint {endpoint_id}: {error}")
-            else:
-                self._changed.discard(endpoint_id)
-            if position % STRETCH == STRETCH - 1:
-                await anyio.lowlevel.checkpoint()
+        waiting = list(self._changed)
+        for at in range(0, len(waiting), STRETCH):
+            some = waiting[at : at + STRETCH]
+            policies = [policy for one in some if (policy := self.table.get(one)) is not None]
+            self._changed.difference_update(some)
+            refused = self._write_all(policies)
+            self._changed.update(policy.endpoint_id for policy, _ in refused)
+            failed += [f"endpoint {policy.endpoint_id}: {error}" for policy, error in refused]
+            await anyio.lowlevel.checkpoint()
         if failed:
             raise PolicyMapError(f"{len(failed)} policy maps do not follow, {failed[0]}")
 
@@ -235,6 +226,21 @@ class EndpointPolicies:
                     self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
             if position % STRETCH == STRETCH - 1:
                 await anyio.lowlevel.checkpoint()
+
+    def _write_all(self, policies: Collection[EndpointPolicy]) -> list[tuple[EndpointPolicy, OSError]]:
+        """Make the maps so; those that refuse, and why. Who refuses at first is asked once more, singly."""
+        singly = policies
+        if self._kept.nothing and not self._overflowed:
+            refused = self._pool.write_all({one.endpoint_id: one.entries for one in policies})
+            singly = [one for one in policies if one.endpoint_id in refused]
+            self._tell(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
+        failed = []
+        for one in singly:
+            try:
+                self._write(one)
+            except OSError as error:
+                failed.append((one, error))
+        return failed
 
     def _write(self, policy: EndpointPolicy) -> None:
         try:

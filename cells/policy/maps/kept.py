@@ -8,7 +8,7 @@ Why:    an address changes its identity in the ipcache. Until then its packets a
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from cells.maps import PolicyEntryMap
+from cells.maps import EntryChanges, PolicyEntryMap
 from cells.policy.maps.rows import PolicyEntries
 
 
@@ -32,6 +32,11 @@ class Kept:
             self._depth -= 1
 
     @property
+    def nothing(self) -> bool:
+        """Whether maps are to have what is wanted, and have it."""
+        return not self._depth and not self._entries
+
+    @property
     def over(self) -> Collection[int]:
         """Endpoints whose maps may be made as wanted now."""
         return () if self._depth else list(self._entries)
@@ -50,8 +55,9 @@ class Kept:
             or not isinstance(wanted, PolicyEntryMap)
         ):
             return wanted
-        new, gone = wanted.difference(former)
-        return former.changed(new) if any(key in former for key in gone) else wanted
+        changes = wanted.difference(former)
+        keeps = any(key in former for key in changes.gone)
+        return former.changed(EntryChanges(changes.new, ())) if keeps else wanted
 
     def keep(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
         """The map has what was written."""

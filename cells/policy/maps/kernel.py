@@ -3,6 +3,8 @@
 For:    EndpointPolicies. Needs: PolicyMaps. Gives: KernelPolicyMaps.
 """
 
+from collections.abc import Mapping
+
 from cells.maps import PolicyMap, PolicyMaps
 from cells.policy.maps.rows import PolicyEntries
 
@@ -25,6 +27,11 @@ class KernelPolicyMaps:
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         """Write what changed since it was last written."""
         self._slots[endpoint_id].replace(entries)
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        """The same of several."""
+        slots = self._slots
+        return self._pool.replace_all((slots[number], entries) for number, entries in wanted.items())
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         """Read the whole map; write it only where it is wrong."""

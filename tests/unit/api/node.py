@@ -49,6 +49,7 @@ from cells.services.control.redirects import local_redirects
 from cells.services.control.served import served_frontends
 from cells.services.model import LoadBalancerOptions
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
+from tests.support.policy_maps import write_singly
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 
 T = TypeVar("T")
@@ -96,6 +97,9 @@ class FakeKernel:
         if self.policy_fault:
             raise self.policy_fault
         self.policies[endpoint_id] = entries
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        return write_singly(self.write, wanted)
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         self.policies[endpoint_id] = entries

@@ -33,6 +33,7 @@ from cells.ipam import Family, IPAddress, IpamError, IPNetwork
 from cells.maps import IpcacheValue, PoolEmpty
 from cells.policy.maps import EndpointPolicies, NodePolicy, PolicyEntries, PolicySettings
 from cells.policy.maps.cell import policy_table, realized_table
+from tests.support.policy_maps import write_singly
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 
@@ -112,6 +113,9 @@ class FakeKernel:
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         self._step("fill")
         self.policies[endpoint_id].entries = entries
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        return write_singly(self.write, wanted)
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         self._step("reconcile")

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.maps import PolicyEntry, PolicyEntryMap, PolicyKey
+from cells.maps import EntryChanges, PolicyEntry, PolicyEntryMap, PolicyKey
 
-KEYS = st.builds(PolicyKey, identity=st.integers(0, 300), egress=st.booleans())
+KEYS = st.builds(PolicyKey, identity=st.integers(0, 600), egress=st.booleans())
 ENTRIES = st.sampled_from([PolicyEntry(), PolicyEntry(deny=True), PolicyEntry(proxy_port=7)])
 CHANGES = st.dictionaries(KEYS, st.none() | ENTRIES, max_size=9)
 
@@ -18,7 +18,7 @@ def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_anot
 ) -> None:
     versions, models = [PolicyEntryMap(first)], [first]
     for step in steps:
-        versions.append(versions[-1].changed(step))
+        versions.append(versions[-1].changed(EntryChanges.of(step)))
         after = models[-1] | step
         models.append({key: entry for key, entry in after.items() if entry is not None})
     for version, model in zip(versions, models, strict=True):
@@ -26,6 +26,8 @@ def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_anot
         assert len(version) == len(model)
         assert version == PolicyEntryMap(model)
     one, other = (data.draw(st.integers(0, len(steps))) for _ in range(2))
-    new, gone = versions[one].difference(versions[other])
-    reached = {key: entry for key, entry in (models[other] | new).items() if key not in gone}
+    changes = versions[one].difference(versions[other])
+    reached = {
+        key: entry for key, entry in (models[other] | dict(changes.new)).items() if key not in changes.gone
+    }
     assert reached == models[one]

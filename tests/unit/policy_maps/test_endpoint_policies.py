@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -30,6 +30,7 @@ from cells.policy.maps import (
 )
 from cells.policy.maps.metrics import families
 from lifecycle import HealthTree, Hive, HiveError, invoke, replace
+from tests.support.policy_maps import write_singly
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,9 @@ class FakeMaps:
         if endpoint_id in self.broken or len(entries) > self.room:
             raise OSError(28, "update map: No space left on device")
         self.maps[endpoint_id] = entries
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        return write_singly(self.write, wanted)
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         wrong = len(self.maps[endpoint_id].keys() ^ entries.keys())
