@@ -24,7 +24,7 @@ class AccessSettings(Settings, frozen=True):
     """Settings of the API's access."""
 
     enable_cilium_api_server_access: list[str] = msgspec.field(default_factory=lambda: [ALL])
-    """Operations that are answered, such as GetHealthz or PutEndpointID; a name may end in ``*``."""
+    """Operations that are enabled, such as GetHealthz or PutEndpointID; a name may end in ``*``."""
 
 
 def operation_name(method: str, path: str) -> str:

@@ -23,7 +23,7 @@ _CLUSTER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
 
 class AgentSettings(Settings, frozen=True):
-    """Where the agent keeps its things, and what kind of network it makes."""
+    """Directories of the agent, address families, the MTU."""
 
     state_dir: Path = Path("/var/run/cilium")
     """Directory of the sockets, the pidfile, the delete queue and the endpoints' state."""
@@ -44,7 +44,7 @@ class AgentSettings(Settings, frozen=True):
     """Name of the cluster, part of every pod's labels."""
 
     debug: bool = False
-    """Log what helps to find a fault, here and in the CNI plugin."""
+    """Log at level debug, here and in the CNI plugin."""
 
     mtu: int = 0
     """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""

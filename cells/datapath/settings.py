@@ -38,7 +38,7 @@ class MonitorNotifications(msgspec.Struct, frozen=True):
 
 
 class DatapathSettings(Settings, frozen=True):
-    """Which programs run, and how long connection tracking remembers."""
+    """Which programs run, and lifetimes of tracked connections."""
 
     datapath_object: Path | None = None
     """Compiled datapath to load; unset: the one in the package."""
@@ -53,25 +53,25 @@ class DatapathSettings(Settings, frozen=True):
     """Lifetime of a TCP connection of which only SYNs were seen."""
 
     bpf_ct_timeout_regular_tcp_fin: Duration = seconds(10)
-    """How long a TCP connection that both sides have ended is remembered."""
+    """Lifetime of a TCP connection that both sides have closed."""
 
     bpf_ct_timeout_service_tcp: Duration = seconds(8000)
-    """How long it is remembered which backend of a service serves a TCP connection without packets."""
+    """Lifetime of an idle TCP connection's choice of a service backend."""
 
     bpf_ct_timeout_service_any: Duration = seconds(60)
-    """The same of any other flow."""
+    """The same for any other flow."""
 
     bpf_ct_timeout_service_tcp_grace: Duration = seconds(60)
-    """After the end of a TCP connection, until another backend may serve one between the same ports."""
+    """How long after a TCP connection closes one with the same ports still goes to its backend."""
 
     service_no_backend_response: Literal["reject", "drop"] = "reject"
-    """What a service without backends does: answer that its port is unreachable, or nothing."""
+    """What a service without backends does: reject answers port unreachable, drop does not answer."""
 
     ipv4_service_loopback_address: IPv4Address = IPv4Address("169.254.42.1")
-    """Where a pod's packets seem to come from that reach the pod itself by way of a service."""
+    """Source address of a pod's packets that a service sends back to the same pod."""
 
     node_port_range: tuple[int, ...] = (30000, 32767)
-    """First and last port of the node that services may have; ports above are for translated flows."""
+    """First and last port for node ports; translated flows use the ports above."""
 
     bpf_lb_acceleration: Annotated[
         Literal["disabled", "native", "best-effort", "generic", "testing-only"],
@@ -81,29 +81,30 @@ class DatapathSettings(Settings, frozen=True):
     best-effort where the driver can; generic, or testing-only, needs no driver and is slower than without."""
 
     enable_host_legacy_routing: bool | None = None
-    """Have what leaves the node or comes to it for a pod pass the host's stack and its rules. Otherwise pods
-    and native devices pass each other packets, which needs kube-proxy-replacement; unset: with that."""
+    """Route packets between pods and native devices through the host's stack and its rules. Otherwise they
+    are redirected past it, which needs kube-proxy-replacement; unset: past it with kube-proxy-replacement."""
 
     enable_sctp: bool = False
-    """Track SCTP; without it its packets are dropped."""
+    """Track SCTP; otherwise SCTP packets are dropped."""
 
     monitor_aggregation: Annotated[str, Formerly("monitor-aggregation-level")] = "medium"
-    """Which packets are traced: none (every one), low (every delivery), medium and maximum (what is new)."""
+    """Which packets are traced: none (every packet), low (every delivery), medium and maximum (new flows and
+    changes)."""
 
     bpf_events_drop_enabled: bool = True
-    """Tell those who listen of dropped packets."""
+    """Send drop events to the monitor."""
 
     policy_audit_mode: bool = False
-    """Let through what policies refuse, and tell those who listen of it."""
+    """Allow what policies deny, and report it to the monitor."""
 
     bpf_events_policy_verdict_enabled: bool = True
-    """Tell those who listen what policy said of new flows, and of every packet it refused."""
+    """Send policy verdicts of new flows, and of every denied packet, to the monitor."""
 
     bpf_events_trace_enabled: bool = True
-    """Tell those who listen of packets that are delivered, as monitor-aggregation says."""
+    """Send trace events to the monitor, as monitor-aggregation says."""
 
     trace_sock: bool = True
-    """Tell those who listen which backends sockets are sent to."""
+    """Send the backend each socket is connected to, to the monitor."""
 
     @property
     def accelerates(self) -> bool:

@@ -32,35 +32,35 @@ class IpamSettings(Settings, frozen=True):
     """Settings of the ipam cell."""
 
     ipam: str = "cluster-pool"
-    """Who decides which addresses are this node's: cluster-pool, by its CiliumNode; kubernetes, by its Node;
-    multi-pool, by its CiliumNode, from the pools that pods choose; delegated-plugin, the plugin that the CNI
-    configuration names. Where nobody tells, and with a range that is set, it is ipv4-range and ipv6-range;
-    not so in the last two."""
+    """Where this node's pod ranges come from: cluster-pool, its CiliumNode; kubernetes, its Node; multi-pool,
+    its CiliumNode, from the pools that pods choose; delegated-plugin, the IPAM plugin in the CNI
+    configuration. In the first two, ipv4-range and ipv6-range are used when they are set, or when there is no
+    source of objects."""
 
     ipv4_range: str = "auto"
-    """Network of this node's pods; auto: the one in use, at first 10.X.0.0/16 with X the last byte of the
-    node's address."""
+    """Network of this node's pods; auto: the one used before, at first 10.X.0.0/16 where X is the last byte
+    of the node's address."""
 
     ipv6_range: str = "auto"
-    """IPv6 network of this node's pods; auto: the one in use, at first the IPv4 network below
-    ipv6-cluster-alloc-cidr."""
+    """IPv6 network of this node's pods; auto: the one used before, at first made from ipv6-cluster-alloc-cidr
+    and the IPv4 network."""
 
     ipv6_cluster_alloc_cidr: str = "f00d::/64"
-    """A /64 in which ipv6-range=auto chooses: its next 32 bits are the IPv4 network's address."""
+    """The /64 that ipv6-range=auto starts with; the next 32 bits are the IPv4 network's address."""
 
     ipam_default_ip_pool: str = "default"
-    """Name of the pool that addresses come from, if a pod chooses no other one in multi-pool."""
+    """Name of the pool that addresses come from, unless a pod chooses another in multi-pool."""
 
     ipam_multi_pool_pre_allocation: dict[str, str] = field(default_factory=dict)
-    """How many free addresses of a pool are held ready in multi-pool, as POOL=COUNT; the start waits for
-    them. Without any it is 8 of the default pool."""
+    """How many free addresses to keep per pool in multi-pool, as POOL=COUNT; the start waits for them. Unset:
+    8 of the default pool."""
 
     local_router_ipv4: str = ""
-    """IPv4 address of the pods' gateway, instead of one of the node's range; it needs enable-endpoint-routes
+    """IPv4 address of the pods' gateway, instead of one from the node's range; needs enable-endpoint-routes
     and routing-mode=native."""
 
     local_router_ipv6: str = ""
-    """The same of IPv6."""
+    """The same for IPv6."""
 
     def validate(self) -> None:
         """Refuse modes that are not there, ranges that are none, and routers that are no hosts."""

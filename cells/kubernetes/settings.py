@@ -20,29 +20,29 @@ class KubernetesSettings(Settings, frozen=True):
     """Folder of manifests (YAML, JSON) to take objects from instead of an API server; it is watched."""
 
     k8s_api_server: str = ""
-    """URL of the API server; empty takes the kubeconfig's, or that of the cluster the agent is a pod of."""
+    """URL of the API server; empty: the kubeconfig's, or that of the cluster this pod belongs to."""
 
     k8s_api_server_urls: tuple[str, ...] = ()
-    """URLs of several API servers: when one does not answer the next is asked."""
+    """URLs of several API servers, tried in turn when one does not answer."""
 
     k8s_kubeconfig_path: str = ""
-    """Path of a kubeconfig; its current context counts."""
+    """Path of a kubeconfig; its current context is used."""
 
     k8s_client_qps: float = 10.0
-    """Requests a second in the long run; 0 for as many as there are."""
+    """Requests per second on average; 0: no limit."""
 
     k8s_client_burst: int = 20
-    """Requests at once before they wait for their turn."""
+    """Requests in a burst above that rate."""
 
     k8s_client_connection_timeout: Duration = seconds(30)
-    """How long a connection and an answer may take."""
+    """Time limit for connecting, and for an answer."""
 
     k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long a connection without requests is kept, and how often TCP probes one that is silent."""
+    """How long an idle connection is kept, and the interval of TCP keepalive probes."""
 
     k8s_heartbeat_timeout: Duration = seconds(30)
-    """How long the API server may be silent before it is asked how it is; without an answer connections are
-    made anew. 0 never asks."""
+    """How long the API server may be silent before it is probed; without an answer the connections are
+    replaced. 0: never."""
 
     @property
     def has_source(self) -> bool:

@@ -41,7 +41,7 @@ class MapSettings(Settings, frozen=True):
     """Settings of the maps cell."""
 
     bpf_map_dynamic_size_ratio: float = 0.0025
-    """Share of the node's memory, up to 1, for the maps that grow with traffic; 0: their default sizes."""
+    """Share of the node's memory (at most 1) for maps that grow with traffic; 0: their default sizes."""
 
     bpf_ct_global_tcp_max: Annotated[int | None, Formerly("ct-global-max-entries-tcp")] = None
     """Entries of the TCP conntrack map (1024 to 16777216); unset: by bpf-map-dynamic-size-ratio."""
@@ -50,7 +50,7 @@ class MapSettings(Settings, frozen=True):
     """Entries of the conntrack map of other protocols (1024 to 16777216); unset: by the ratio."""
 
     bpf_nat_global_max: int | None = None
-    """Entries of the map of translated flows, two a flow (1024 up to all of conntrack); unset: by ratio."""
+    """Entries of the NAT map, two per flow (from 1024 to the size of the conntrack maps); unset: by ratio."""
 
     bpf_policy_map_max: int = 16384
     """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
@@ -62,16 +62,16 @@ class MapSettings(Settings, frozen=True):
     """Entries of the map of sockets that talk to services (1024 to 16777216); unset: by the ratio."""
 
     bpf_lb_maglev_table_size: int = 16381
-    """Numbers in each look-up table of Maglev, a prime of Cilium's; more than a hundred for each backend."""
+    """Size of each Maglev table, one of Cilium's primes; take over 100 per backend."""
 
     bpf_fragments_map_max: int = 8192
-    """Entries of the map of datagrams in fragments, for each family (256 to 65536)."""
+    """Entries of each family's map of fragmented datagrams (256 to 65536)."""
 
     preallocate_bpf_maps: bool = False
-    """Reserve the memory of hash maps when they are made."""
+    """Preallocate the memory of hash maps."""
 
     policy_map_pool: int = 64
-    """How many policy maps (1 to 4095) are kept ready for pods to come, as making one takes 15 ms."""
+    """Policy maps created ahead for new pods (1 to 4095), as creating one takes 15 ms."""
 
     def validate(self) -> None:
         """Refuse sizes outside the limits."""

@@ -12,36 +12,37 @@ from lifecycle import Settings
 
 
 class MasqueradeSettings(Settings, frozen=True):
-    """Which packets of pods come from the node's address once they leave it."""
+    """Which of the pods' packets leave with the node's address."""
 
     enable_ipv4_masquerade: bool | None = None
-    """Pods' IPv4 packets leave with the node's address; unset: true, unless another plugin makes pods' links
-    (cni-chaining-mode), which has ways of its own."""
+    """Masquerade pods' IPv4 packets with the node's address; unset: true, unless another plugin makes the
+    pods' links (cni-chaining-mode)."""
 
     enable_ipv6_masquerade: bool | None = None
-    """The same of IPv6."""
+    """The same for IPv6."""
 
     enable_bpf_masquerade: bool = True
-    """By eBPF; there is no other way: rules of iptables are not made."""
+    """Masquerade in eBPF; there is no iptables implementation."""
 
     ipv4_native_routing_cidr: IPv4Network | None = None
-    """Network in which pods' addresses are routed: nothing to there is translated; unset: the pods' range."""
+    """Network in which pod addresses are routed: packets to it are not masqueraded; unset: the pods'
+    range."""
 
     ipv6_native_routing_cidr: IPv6Network | None = None
-    """The same of IPv6."""
+    """The same for IPv6."""
 
     egress_masquerade_interfaces: tuple[str, ...] = ()
-    """Devices that packets are masqueraded on, eth+ for all whose names begin with eth; unset: all that
-    packets leave the node through."""
+    """Devices to masquerade on; eth+ matches all names that start with eth; unset: all through which packets
+    leave the node."""
 
     derive_masq_ip_addr_from_device: str = ""
-    """Device whose address packets get, whichever they leave by; unset: the one's they leave by."""
+    """Device whose address masqueraded packets get; unset: the device they leave through."""
 
     enable_ip_masq_agent: bool = False
-    """Packets to the networks of ip-masq-agent's file are not masqueraded either."""
+    """Also do not masquerade packets to the networks in ip-masq-agent's file."""
 
     ip_masq_agent_config_path: Path = Path("/etc/config/ip-masq-agent")
-    """That file, YAML or JSON; while there is none, private and reserved networks are taken."""
+    """Path of that file, YAML or JSON; without one, private and reserved networks are used."""
 
     def validate(self) -> None:
         """Refuse masquerading by iptables; raises ValueError with one line."""

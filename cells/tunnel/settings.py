@@ -20,17 +20,17 @@ class TunnelSettings(Settings, frozen=True):
     """How pods' packets reach other nodes."""
 
     routing_mode: Literal["native", "tunnel"] = "tunnel"
-    """How packets reach pods of other nodes: tunnel, encapsulated from node to node; native, by the routes of
-    the network. A change converts the node at the next start."""
+    """How packets reach pods on other nodes: tunnel, encapsulated between nodes; native, by the network's own
+    routes. A change takes effect at the next start."""
 
     tunnel_protocol: str = "vxlan"
-    """What encapsulates them: vxlan (RFC 7348), over IPv4."""
+    """The encapsulation: vxlan (RFC 7348), over IPv4."""
 
     tunnel_port: int = 0
     """UDP port of the tunnel, the same on all nodes; 0: 8472."""
 
     tunnel_source_port_range: str = "0-0"
-    """UDP ports that encapsulated packets are sent from, LOW-HIGH; 0-0: the kernel's choice."""
+    """Source UDP ports of encapsulated packets, LOW-HIGH; 0-0: the kernel chooses."""
 
     @property
     def tunnelled(self) -> bool:

@@ -11,7 +11,7 @@ from cells.unserved.refusal import UnservedSettings
 
 
 class UnservedAgent(UnservedSettings, frozen=True):
-    """The agent's own ways, and the runtime's."""
+    """The agent's own behaviour, and the runtime's."""
 
     also: ClassVar[Mapping[str, tuple[object, ...]]] = {"container_ip_local_reserved_ports": ("",)}
 

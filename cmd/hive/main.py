@@ -16,36 +16,36 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 COMMANDS = {
     "agent": ("hive.agent.command", "Run the agent on this node."),
-    "api": ("hive.agent.api", "What can be asked of the agent's REST API."),
-    "bpf": ("hive.maps.bpf", "Look at the maps in the kernel."),
+    "api": ("hive.agent.api", "List the operations of the agent's REST API."),
+    "bpf": ("hive.maps.bpf", "Show the BPF maps in the kernel."),
     "build-config": (
         "hive.config.build_config.command",
         "Write the agent's configuration directory from several sources.",
     ),
-    "cleanup": ("hive.init.cleanup", "Take the agent's traces off this node."),
-    "cni": ("hive.init.cni", "Put the CNI plugin on a node, or take its configuration away."),
-    "config": ("hive.config.command", "What can be set, and how."),
-    "db": ("hive.agent.db", "Look at the tables of the running agent."),
-    "completion": ("hive.completion", "Print what makes a shell complete this command."),
-    "debug": ("hive.agent.debug", "Collect what a maintainer asks for."),
-    "endpoint": ("hive.endpoint.command", "Look at the endpoints of the running agent."),
-    "fqdn": ("hive.policy.fqdn", "Look at names that pods ask for, and at those that policies speak of."),
-    "identity": ("hive.policy.identity", "Look at security identities."),
-    "ip": ("hive.policy.ip", "Look at whose identity packets from an address have."),
-    "inspect": ("hive.inspect.command", "Show what the agent is made of, without starting it."),
-    "kubernetes": ("hive.agent.kubernetes", "Look at where the agent's objects come from."),
-    "lab": ("hive.lab.commands", "Whole nodes on this machine, each in namespaces of its own."),
-    "map": ("hive.maps.map", "Look at the maps as the agent writes them."),
-    "monitor": ("hive.observe.monitor", "Show drops, traces and verdicts while they happen."),
-    "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem, if it is not."),
-    "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2, if it is not."),
-    "node": ("hive.agent.node", "Look at the nodes of the cluster."),
-    "service": ("hive.services.command", "Look at services and who serves them."),
+    "cleanup": ("hive.init.cleanup", "Remove what the agent left on this node."),
+    "cni": ("hive.init.cni", "Install the CNI plugin on a node, or remove its configuration."),
+    "config": ("hive.config.command", "Show, compare and change settings."),
+    "db": ("hive.agent.db", "Show the tables of the running agent."),
+    "completion": ("hive.completion", "Print a shell completion script."),
+    "debug": ("hive.agent.debug", "Collect what a maintainer needs for a bug report."),
+    "endpoint": ("hive.endpoint.command", "Show the endpoints of the running agent."),
+    "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names in policies."),
+    "identity": ("hive.policy.identity", "Show security identities."),
+    "ip": ("hive.policy.ip", "Show which identity an address has."),
+    "inspect": ("hive.inspect.command", "Show the agent's dependency graph, without starting it."),
+    "kubernetes": ("hive.agent.kubernetes", "Show where the agent's Kubernetes objects come from."),
+    "lab": ("hive.lab.commands", "Run whole nodes on this machine, each in network namespaces of its own."),
+    "map": ("hive.maps.map", "Show maps as the agent wrote them, and its changes."),
+    "monitor": ("hive.observe.monitor", "Show drops, traces and policy verdicts as they happen."),
+    "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem if it is not mounted."),
+    "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2 if it is not mounted."),
+    "node": ("hive.agent.node", "Show the nodes of the cluster."),
+    "service": ("hive.services.command", "Show services and their backends."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
-    "operator": ("hive.operator.command", "Run the cluster's operator, or ask one how it is."),
-    "policy": ("hive.policy.command", "See what network policies do, and what is wrong in them."),
-    "status": ("hive.agent.status", "Ask the running agent how it is."),
-    "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from switching the reverse path filter on."),
+    "operator": ("hive.operator.command", "Run the cluster's operator, or show the status of a running one."),
+    "policy": ("hive.policy.command", "Explain and check network policies."),
+    "status": ("hive.agent.status", "Show the status of the running agent."),
+    "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from turning on the reverse path filter."),
 }
 """Name -> module whose ``command`` it is, and the line the overview shows."""
 
@@ -104,7 +104,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Show the version.",
 )
 def cli() -> None:
-    """A hive of cells that gives pods a network."""
+    """A Kubernetes network plugin (CNI) on eBPF: its agent, its operator, and tools to look into them."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

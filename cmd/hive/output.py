@@ -48,7 +48,7 @@ output_option = click.option(
     default=TABLE,
     show_default=True,
     metavar="FORM",
-    help="table for people; json, yaml or jsonpath='{.path}' for programs.",
+    help="Output format: table, json, yaml or jsonpath='{.path}'.",
 )
 
 

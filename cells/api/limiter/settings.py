@@ -80,7 +80,8 @@ class LimitSettings(Settings, frozen=True):
     """Settings of the API's rate limits."""
 
     api_rate_limit: dict[str, str] = msgspec.field(default_factory=dict)
-    """Changes of Cilium's limits on operations of endpoints: endpoint-create=rate-limit:10/m,rate-burst:2."""
+    """Changes to Cilium's rate limits of endpoint operations:
+    endpoint-create=rate-limit:10/m,rate-burst:2."""
 
     def validate(self) -> None:
         """Refuse what is no limit; raises ValueErrors of one line."""

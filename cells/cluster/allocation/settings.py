@@ -1,4 +1,4 @@
-"""How nodes agree upon identities.
+"""How nodes agree on identities.
 
 Needs: nothing.   Gives: AllocationSettings, AllocationMode.
 """
@@ -32,11 +32,11 @@ class AllocationMode(Enum):
 
 
 class AllocationSettings(Settings, frozen=True):
-    """How nodes agree upon identities."""
+    """How nodes agree on identities."""
 
     identity_allocation_mode: AllocationMode = AllocationMode.KVSTORE
-    """Where numbers are agreed upon: kvstore, by keys of the kvstore, or, where none is set, as crd: by
-    CiliumIdentity objects. doublewrite-readkvstore and doublewrite-readcrd write both, and read one."""
+    """Where nodes agree on identities: crd, in CiliumIdentity objects; kvstore, in keys of the kvstore, or as
+    crd when none is set. doublewrite-readkvstore and doublewrite-readcrd write both, and read one."""
 
     identity_change_grace_period: Duration = seconds(5)
-    """How long a running pod keeps its identity once a new one was made, for other nodes to learn it."""
+    """How long a running pod keeps its old identity, so that other nodes can learn a new one."""

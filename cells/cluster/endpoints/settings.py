@@ -1,4 +1,4 @@
-"""How nodes tell each other of their pods.
+"""How nodes learn of each other's pods.
 
 Needs: nothing.   Gives: ClusterEndpointSettings.
 """
@@ -7,7 +7,7 @@ from lifecycle import Settings
 
 
 class ClusterEndpointSettings(Settings, frozen=True):
-    """How nodes tell each other of their pods."""
+    """How nodes learn of each other's pods."""
 
     enable_cilium_endpoint_slice: bool = False
-    """Take pods of other nodes from CiliumEndpointSlices, which the operator makes, not CiliumEndpoints."""
+    """Read other nodes' pods from CiliumEndpointSlices, which the operator writes, not CiliumEndpoints."""

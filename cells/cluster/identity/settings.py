@@ -16,21 +16,21 @@ SHOWN: Final = 100
 
 
 class IdentitySettings(Settings, frozen=True):
-    """What identities are made of."""
+    """Which labels make up identities."""
 
     labels: str = ""
-    """Rules for the labels that make identities, [!][source:]regular expression, by blanks or commas, beside
-    the default ones. Where one includes labels, only included ones count."""
+    """Rules for labels that make up identities, added to the default ones: [!][source:]regex, separated by
+    spaces or commas. If any rule includes labels, only included labels count."""
 
     label_prefix_file: str = ""
-    """JSON file of such rules, instead of the default ones."""
+    """JSON file with rules that replace the default ones."""
 
     enable_well_known_identities: bool = False
     """Give the cluster's DNS servers and Cilium's pods fixed identities, 100 to 115."""
 
     k8s_namespace: str = ""
-    """Namespace of Cilium's own pods: for well-known identities, and where Leases of announced services are;
-    default when empty."""
+    """Namespace of Cilium's own pods, for well-known identities and the Leases of announced services; empty:
+    default."""
 
     def validate(self) -> None:
         """Refuse rules that are none; raises ValueErrors of one line."""

@@ -78,27 +78,27 @@ READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 
 
 class KVStoreSettings(Settings, frozen=True):
-    """The key-value store that nodes share identities, addresses of pods and nodes by."""
+    """The key-value store in which nodes share identities, nodes and pod addresses."""
 
     kvstore: str = ""
-    """Which store: etcd, or none when empty."""
+    """The store: etcd, or empty for none."""
 
     kvstore_opt: Mapping[str, str] = {}
-    """How it is reached: etcd.address or etcd.config (a YAML file: endpoints, trusted-ca-file, cert-file,
+    """How to reach it: etcd.address or etcd.config (a YAML file: endpoints, trusted-ca-file, cert-file,
     key-file); further etcd.qps, etcd.bootstrapQps, etcd.maxInflight, etcd.limit, etcd.keepaliveHeartbeat and
     etcd.keepaliveTimeout."""
 
     kvstore_lease_ttl: Duration = minutes(15)
-    """How long what this node tells stays in the store once its agent is silent, from 25s to 24h."""
+    """TTL of this node's lease: how long its keys outlive its agent, from 25s to 24h."""
 
     kvstore_periodic_sync: Duration = minutes(5)
-    """How often what this node tells is compared with what the store holds."""
+    """How often this node's keys are compared with the store."""
 
     kvstore_connectivity_timeout: Duration = minutes(2)
-    """How long the allocation of an identity may take before it is begun anew."""
+    """How long allocating an identity may take before it is retried."""
 
     kvstore_max_consecutive_quorum_errors: int = 2
-    """How many looks at the store may fail in a row before the agent's status is a failure."""
+    """How many checks of the store may fail in a row before the agent's status is a failure."""
 
     @property
     def enabled(self) -> bool:

@@ -15,29 +15,30 @@ class NodeSettings(Settings, frozen=True):
     """Settings of the cluster's nodes."""
 
     k8s_require_ipv4_pod_cidr: bool = False
-    """Wait at start until Kubernetes has given this node an IPv4 range for its pods. Where an API server or
-    ipam=kubernetes decides about ranges it is waited for anyway."""
+    """Wait at start until Kubernetes has assigned this node an IPv4 pod range. With an API server, or
+    ipam=kubernetes, the start always waits."""
 
     k8s_require_ipv6_pod_cidr: bool = False
-    """Wait at start until Kubernetes has given this node an IPv6 range for its pods; see the IPv4 option."""
+    """Wait at start until Kubernetes has assigned this node an IPv6 pod range; see the IPv4 option."""
 
     annotate_k8s_node: bool = False
-    """Write ranges and addresses of this node to its Node object as annotations, and read those of others."""
+    """Annotate this node's Node object with its ranges and addresses, and read other nodes' annotations."""
 
     auto_create_cilium_node_resource: bool = True
     """Write this node's CiliumNode, where there is an API server."""
 
     ipam_cilium_node_update_rate: Duration = seconds(15)
-    """How long it takes at least between two requests for addresses of pools, in ipam=multi-pool."""
+    """Least time between two requests for pool addresses, in ipam=multi-pool."""
 
     exclude_node_label_patterns: tuple[str, ...] = ()
-    """Regular expressions; labels of nodes whose keys match one are left out."""
+    """Regular expressions; node labels with a matching key are left out."""
 
     enable_node_selector_labels: bool = False
-    """Other nodes have identities by their labels, so that fromNodes and toNodes can select them."""
+    """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
 
     policy_cidr_match_mode: tuple[str, ...] = ()
-    """What networks in policies select beside what is outside: nodes, by the addresses of nodes."""
+    """What networks in policies select besides addresses outside the cluster: nodes, also addresses of
+    nodes."""
 
     @property
     def matched_by_cidr(self) -> bool:

@@ -19,34 +19,34 @@ MAC_MODES = ("", "random", "deterministic")
 
 
 class CniConfigSettings(Settings, frozen=True):
-    """What is written for the container runtime, and where."""
+    """The CNI configuration file for the container runtime."""
 
     write_cni_conf_when_ready: str = ""
-    """Path of the CNI configuration file, written once pods can be added; empty writes none."""
+    """Path of the CNI configuration file, written once pods can be added; empty: none."""
 
     read_cni_conf: str = ""
-    """File whose contents are written instead, as they are; empty writes our own."""
+    """File whose contents are written there unchanged; empty: our own configuration."""
 
     cni_exclusive: bool = False
     """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
 
     cni_chaining_mode: str = "none"
-    """How the plugin works with others: none, portmap, flannel, or with cni-chaining-target generic-veth."""
+    """How the plugin is chained: none, portmap, flannel, or generic-veth with cni-chaining-target."""
 
     cni_chaining_target: str = ""
-    """Name of the network in the directory that our plugin is added to; * is the first one."""
+    """Name of the network in that directory to add our plugin to; *: the first one."""
 
     cni_log_file: str = "/var/run/cilium/cilium-cni.log"
-    """File the plugin notes its troubles in, besides stderr."""
+    """Log file of the plugin, besides stderr."""
 
     cni_mac_addr_mode: str = ""
-    """MAC addresses of pods: random, or deterministic, which makes them of namespace and name."""
+    """MAC addresses of pods: random, or deterministic, computed from namespace and name."""
 
     cni_fixed_mac: str = ""
-    """The one MAC address of every pod; it goes before the mode."""
+    """MAC address of every pod; takes precedence over the mode."""
 
     cni_prefix_mac_map: str = ""
-    """JSON object of pod name prefixes and MAC addresses; the longest wins, and goes before the mode."""
+    """JSON object from pod name prefixes to MAC addresses; the longest match wins, over the mode too."""
 
     @property
     def chaining_mode(self) -> str:

@@ -7,7 +7,7 @@ from lifecycle import Settings
 
 
 class ChainingSettings(Settings, frozen=True):
-    """What our plugin does behind another one in a chain."""
+    """What our plugin does when it is chained after another."""
 
     enable_route_mtu_for_cni_chaining: bool = False
     """Give the routes of pods on other plugins' links this node's MTU."""

@@ -10,7 +10,8 @@ class EndpointGCSettings(Settings, frozen=True):
     """How long an endpoint may be without its link."""
 
     endpoint_gc_interval: Duration = minutes(5)
-    """An endpoint whose link is missing in two looks, so long apart, is removed; 0s: never."""
+    """Interval between checks for endpoints without a link; missing in two checks, they are removed. 0s:
+    never."""
 
     def validate(self) -> None:
         """Refuse less than a second; raises ValueError with one line."""

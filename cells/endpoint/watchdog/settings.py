@@ -10,7 +10,8 @@ class WatchdogSettings(Settings, frozen=True):
     """How often endpoints are compared with the kernel."""
 
     endpoint_bpf_prog_watchdog_interval: Duration = seconds(30)
-    """How often programs and map rows of endpoints are compared with the kernel; 0s: only when it tells."""
+    """How often programs and map rows of endpoints are compared with the kernel; 0s: only on its
+    notifications."""
 
     def validate(self) -> None:
         """Refuse less than a second; raises ValueError with one line."""

@@ -21,7 +21,7 @@ DEVICE_REMOTE_NODES: Final = 2
 DEVICE_MASQUERADE_IPV4: Final = 4
 """Pods' IPv4 packets leave with the device's address."""
 DEVICE_MASQUERADE_IPV6: Final = 8
-"""The same of IPv6."""
+"""The same for IPv6."""
 DEVICE_XDP: Final = 16
 """It has a program in its driver, too."""
 DEVICE_PROXIES: Final = 32

@@ -14,7 +14,7 @@ AUTO: Final = "auto"
 
 
 class AddressSettings(Settings, frozen=True):
-    """The node's own addresses, where they cannot be found."""
+    """The node's own addresses, where they cannot be detected."""
 
     ipv4_node: str = AUTO
     """The node's IPv4 address; auto: the source of its default route. The Node object's InternalIP wins."""

@@ -21,8 +21,8 @@ class DeviceSettings(Settings, frozen=True):
     """Which devices are the node's uplinks."""
 
     devices: tuple[str, ...] = ()
-    """Devices that packets leave the node through, eth+ for all whose names begin with eth; unset: every one
-    that is up and has an address. The node's address and the pods' MTU follow from them."""
+    """Devices through which packets leave the node; eth+ matches all names that start with eth; unset: every
+    device that is up and has an address. They determine the node's address and the pods' MTU."""
 
     def validate(self) -> None:
         """Refuse what no device can be called (kernel: dev_valid_name in net/core/dev.c)."""

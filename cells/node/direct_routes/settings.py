@@ -10,10 +10,10 @@ class DirectRouteSettings(Settings, frozen=True):
     """Settings of the routes to other nodes."""
 
     auto_direct_node_routes: bool = False
-    """Set a route to the pods of every other node, over its own address: for nodes that share a network."""
+    """Install a route to every other node's pods via that node, for nodes that share a network."""
 
     direct_routing_skip_unreachable: bool = False
-    """Leave out nodes that are behind a router, with a warning; otherwise that is an error."""
+    """Skip nodes that are behind a router, with a warning; otherwise that is an error."""
 
     def validate(self) -> None:
         """Refuse what has no meaning; raises ValueError."""

@@ -12,7 +12,7 @@ class HostIPSettings(Settings, frozen=True):
     """Settings of the host address sync."""
 
     exclude_local_address: tuple[str, ...] = ()
-    """Networks whose addresses on this node are not taken for the host's."""
+    """Networks whose addresses on this node do not count as the host's."""
 
     def validate(self) -> None:
         """Refuse what is no network; raises ValueError."""

@@ -11,13 +11,13 @@ MOST_PAGES: Final = 1 << 14
 
 
 class EventsSettings(Settings, frozen=True):
-    """How much room the datapath's events have. None of it is taken while nobody watches."""
+    """Buffers for the datapath's events. They take no memory while nobody watches."""
 
     monitor_num_pages: int = 64
-    """Pages of memory for events of each CPU, a power of two."""
+    """Pages of each CPU's event buffer, a power of two."""
 
     monitor_queue_size: int = 4096
-    """Events that wait for each watcher before more are lost to it."""
+    """Events queued for each client before further ones are lost to it."""
 
     def validate(self) -> None:
         """Refuse sizes that cannot be; raises ValueError with one line."""

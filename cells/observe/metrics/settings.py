@@ -37,10 +37,10 @@ class MetricsSettings(Settings, frozen=True):
     """Settings of the metrics cell."""
 
     prometheus_serve_addr: str = ""
-    """Address that serves the metrics, such as :9962; without one they are not served."""
+    """Address to serve metrics on, such as :9962; empty: not served."""
 
     metrics: tuple[str, ...] = ()
-    """Metrics told besides the usual ones (+name) or left out (-name), by full name; the last word counts."""
+    """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
 
     def validate(self) -> None:
         """Refuse what is no address; raises ValueError with one line."""

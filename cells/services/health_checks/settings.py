@@ -9,10 +9,10 @@ from lifecycle import Settings
 
 
 class HealthCheckSettings(Settings, frozen=True):
-    """What load balancers may ask this node."""
+    """Health checks that this node answers."""
 
     enable_health_check_nodeport: bool = True
-    """Answer at the healthCheckNodePort of services whether this node has endpoints of theirs."""
+    """Answer on services' healthCheckNodePort whether this node has endpoints of theirs."""
 
     kube_proxy_replacement_healthz_bind_address: str = ""
     """Address and port that answers /healthz as kube-proxy does, such as 0.0.0.0:10256; unset: none."""

@@ -17,20 +17,20 @@ class AnnouncementSettings(Settings, frozen=True):
     """Which node answers for addresses of services, and for how long it may be silent."""
 
     enable_l2_announcements: bool = False
-    """Answer ARP for the addresses of services that CiliumL2AnnouncementPolicies select, one node for each
-    service."""
+    """Answer ARP for addresses of services that CiliumL2AnnouncementPolicies select; one node answers for
+    each service."""
 
     l2_announcements_lease_duration: Duration = seconds(15)
     """How long others wait for a node that does not renew its lease; as long it answers without its agent."""
 
     l2_announcements_renew_deadline: Duration = seconds(5)
-    """How long a node goes on answering for a service without having renewed its lease."""
+    """How long a node keeps answering for a service after it fails to renew its lease."""
 
     l2_announcements_retry_period: Duration = seconds(2)
-    """How often each lease is asked for and renewed."""
+    """How often each lease is renewed, or tried for."""
 
     agent_liveness_update_interval: Duration = seconds(1)
-    """How often the programs are told that the agent is alive."""
+    """How often the agent renews the time stamp by which programs know that it is alive."""
 
     def validate(self) -> None:
         """Refuse durations that do not fit; raises ValueErrors of one line."""

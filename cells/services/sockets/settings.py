@@ -11,28 +11,28 @@ DEFAULT_CGROUP_ROOT = Path("/run/cilium/cgroupv2")
 
 
 class SocketLBSettings(Settings, frozen=True):
-    """Services at the socket: who connects to one talks to a backend, and no packet is translated."""
+    """Services translated when a socket connects, so that no packet needs translation."""
 
     bpf_lb_sock: bool = False
-    """Serve services at sockets, of the node's processes and of pods."""
+    """Translate service addresses at the sockets of the node's processes and of pods."""
 
     bpf_lb_sock_hostns_only: bool = False
-    """Only of processes in the node's own network namespace; packets of pods are translated one by one."""
+    """Only for processes in the node's own network namespace; pods' packets are translated one by one."""
 
     bpf_lb_sock_terminate_pod_connections: bool = True
-    """End sockets of pods too, not only the node's own, whose backend is removed."""
+    """Close pods' sockets too, not only the node's own, when their backend is removed."""
 
     bpf_lb_sock_terminate_all_protos: bool = False
-    """End TCP connections to removed backends too, not only UDP sockets."""
+    """Close TCP connections to removed backends too, not only UDP sockets."""
 
     cgroup_root: Path | None = None
-    """Control group whose processes are served; unset: all, by cgroup v2 mounted on /run/cilium/cgroupv2."""
+    """Cgroup whose processes are served; unset: all of them, at cgroup v2 mounted on /run/cilium/cgroupv2."""
 
     node_port_bind_protection: bool = True
     """Refuse to let processes of the node bind to the address and port of a service."""
 
     disable_external_ip_mitigation: bool = False
-    """Serve externalIPs that the node does not have to its pods (CVE-2020-8554)."""
+    """Let pods use externalIPs that are not the node's own (CVE-2020-8554)."""
 
     def validate(self) -> None:
         """Refuse a relative path; raises ValueError with one line."""

@@ -40,7 +40,7 @@ settings_argument = click.argument(
 @settings_argument
 @click.pass_context
 def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
-    """Run the agent on this node until it is told to end (SIGTERM or SIGINT).
+    """Run the agent on this node until SIGTERM or SIGINT.
 
     A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a line of the YAML file given as
     --config, else a file named like the setting in the --config-dir, else its default.

@@ -18,7 +18,7 @@ from hive.output import BAD, GOOD, cell_text, document, fitted, output_option, t
 
 @click.group()
 def command() -> None:
-    """Look at the tables of the running agent: what it knows, and what follows from it."""
+    """Show the tables of the running agent: what it knows, and what it derives from that."""
 
 
 @command.command("list")

@@ -47,7 +47,7 @@ LOG_BYTES = 1 << 20
 
 @click.group()
 def command() -> None:
-    """Collect what a maintainer asks for."""
+    """Collect what a maintainer needs for a bug report."""
 
 
 @command.command()

@@ -17,7 +17,7 @@ HEAD = ("KIND", "STATE", "OBJECTS", "HEARD", "WRONG")
 
 @click.group()
 def command() -> None:
-    """Look at where the agent's objects come from: API servers, or a folder of manifests."""
+    """Show where the agent's Kubernetes objects come from: API servers, or a folder of manifests."""
 
 
 @command.command()
@@ -25,7 +25,7 @@ def command() -> None:
 @timeout_option
 @output_option
 def status(agent_socket: Path, timeout: float, output: str) -> None:
-    """Tell how each kind of object is followed, when something was last heard of it, and what is wrong."""
+    """Show how each kind of object is followed, when it was last updated, and what is wrong."""
     server = ask("/v1/healthz", agent_socket, timeout=timeout).get("kubernetes") or {}
     kinds, files = (
         [row["obj"] for row in ask(f"/statedb/dump/{name}", agent_socket, timeout=timeout)[name]]

@@ -16,7 +16,7 @@ HEAD = ("NAME", "IPV4 ADDRESS", "ENDPOINT CIDR", "IPV6 ADDRESS", "ENDPOINT CIDR"
 
 @click.group()
 def command() -> None:
-    """Look at the nodes of the cluster: their addresses and the ranges of their pods."""
+    """Show the nodes of the cluster, their addresses and pod ranges."""
 
 
 @command.command("list")

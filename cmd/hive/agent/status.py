@@ -23,7 +23,7 @@ HEALTHY = {"Ok", "Disabled"}
 @click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
 @click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
 def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool) -> None:
-    """Ask the running agent how it is. Exits 1 when it, or any part of it, is not well."""
+    """Show the status of the running agent. Exits 1 if it, or any part of it, is unhealthy."""
     headers = {"Brief": "true" if brief else "false"}
     answer = ask("/v1/healthz", agent_socket, headers, timeout)
     if (text := document(answer, output)) is not None:

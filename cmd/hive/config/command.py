@@ -31,7 +31,7 @@ REFUSED = "(refused)"
 
 @click.group()
 def command() -> None:
-    """What can be set, what is set, and whether that is what runs."""
+    """Show settings and their values, compare them with the running agent, change its options."""
 
 
 @command.command()
@@ -41,14 +41,14 @@ def command() -> None:
     type=click.Choice(["markdown", "schema"]),
     default="markdown",
     show_default=True,
-    help="A page for people, or a JSON Schema for programs.",
+    help="A Markdown page, or a JSON Schema.",
 )
 @click.option(
     "--of",
     type=click.Choice(["agent", "operator"]),
     default="agent",
     show_default=True,
-    help="Whose settings.",
+    help="Settings of the agent or the operator.",
 )
 def reference(form: str, of: str) -> None:
     """Print every setting: its type, default and meaning.
@@ -86,8 +86,8 @@ def _process(name: str) -> "tuple[Cell, ...]":
 
 @command.command("list", context_settings=pass_settings)
 @settings_argument
-@click.option("--origin", is_flag=True, help="Show where each value is from.")
-@click.option("--set", "given", is_flag=True, help="Only what is not left at its default.")
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
+@click.option("--set", "given", is_flag=True, help="Only settings that differ from their default.")
 @click.option("--live", is_flag=True, help="Ask the running agent.")
 @socket_option
 @timeout_option
@@ -164,7 +164,7 @@ def _show(changes: list[dict[str, str]]) -> None:
 @timeout_option
 @output_option
 def diff(agent_socket: Path, timeout: float, output: str) -> int:
-    """Show which settings a restart of the running agent would change. Exits 1 when there are any.
+    """Show which settings a restart of the running agent would change. Exits 1 if there are any.
 
     The agent watches its config-dir, such as a mounted ConfigMap, and its config file; nothing takes effect
     before a restart.

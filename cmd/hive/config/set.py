@@ -17,7 +17,7 @@ ENFORCEMENT = {"policyenforcement", "policy-enforcement", "enable-policy"}
 @socket_option
 @timeout_option
 def set_options(options: tuple[str, ...], agent_socket: Path, timeout: float) -> None:
-    """Change options of the running agent, until it starts anew: PolicyEnforcement=always, Debug=Enabled.
+    """Change options of the running agent until its next start: PolicyEnforcement=always, Debug=Enabled.
 
     All of them or none. Packets are treated accordingly from the next one on.
     """

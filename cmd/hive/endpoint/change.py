@@ -16,7 +16,9 @@ from hive.output import cell_text, document, fitted, output_option, terminal_wid
 @click.command()
 @endpoint_argument
 @click.option("-a", "--add", "added", multiple=True, metavar="LABEL", help="Add [source:]key[=value].")
-@click.option("-d", "--delete", "removed", multiple=True, metavar="LABEL", help="Take one of the user's off.")
+@click.option(
+    "-d", "--delete", "removed", multiple=True, metavar="LABEL", help="Remove a label that was added so."
+)
 @socket_option
 @timeout_option
 @output_option

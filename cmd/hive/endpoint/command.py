@@ -23,7 +23,7 @@ HEADER = (
 
 @click.group()
 def command() -> None:
-    """Look at the endpoints of the running agent, or change what can be changed of one."""
+    """Show the endpoints of the running agent, or change one's options and labels."""
 
 
 for _detail in (*endpoint_detail.COMMANDS, *endpoint_change.COMMANDS):

@@ -78,7 +78,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @timeout_option
 @output_option
 def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show what happened to endpoint ID, the latest first."""
+    """Show the log of endpoint ID, latest entry first."""
     found = ask_one(endpoint, "/log", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
@@ -94,7 +94,7 @@ def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
 @timeout_option
 @output_option
 def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> int:
-    """Show how endpoint ID is. Exits 1 when that is a warning or a failure."""
+    """Show the health of endpoint ID. Exits 1 on a warning or failure."""
     found = ask_one(endpoint, "/healthz", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)

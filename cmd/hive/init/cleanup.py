@@ -43,7 +43,7 @@ def _path(option: str, default: str, text: str) -> Callable[[Callable[..., objec
 @click.option("--bpf-state", is_flag=True, help="Programs and maps only.")
 @click.option("--all-state", is_flag=True, help="Everything, the default.")
 @_path("--state-dir", "/var/run/cilium", "The agent's state-dir.")
-@_path("--lib-dir", "/var/lib/cilium", "Where an agent of another make kept its library.")
+@_path("--lib-dir", "/var/lib/cilium", "Library directory of an upstream Cilium agent.")
 @_path("--bpf-root", "/sys/fs/bpf", "The agent's bpf-root.")
 @_path("--cgroup-root", "/run/cilium/cgroupv2", "Where mount-cgroup mounted cgroup v2.")
 @_path("--cni-conf-dir", "/etc/cni/net.d", "The container runtime's directory of CNI configurations.")
@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """Remove what the agent left on this node. Its pods lose their network.
 
-    Refused while an agent runs. What cannot be removed is told, and the rest is removed all the same.
+    Refused while an agent runs. What cannot be removed is reported, and the rest is removed.
     """
     places = Places(
         state_dir,

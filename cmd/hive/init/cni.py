@@ -24,7 +24,7 @@ host_prefix = click.option(
 
 @click.group()
 def command() -> None:
-    """Put the CNI plugin on a node, or take its configuration away."""
+    """Install the CNI plugin on a node, or remove its configuration."""
 
 
 @command.command()
@@ -33,7 +33,7 @@ def command() -> None:
     "--cni-dir",
     envvar="CNI_DIR",
     type=click.Path(path_type=Path),
-    help="The runtime's CNI directory, plugins being in its bin; HOST_PREFIX/opt/cni by default. [CNI_DIR]",
+    help="The runtime's CNI directory; plugins go into its bin. Default: HOST_PREFIX/opt/cni. [CNI_DIR]",
 )
 @click.option(
     "--overwrite-cilium",
@@ -102,7 +102,7 @@ def put(source: Path, destination: Path, *, overwrite: bool) -> None:
     envvar="CILIUM_CUSTOM_CNI_CONF",
     type=bool,
     default=False,
-    help="The configuration is the operator's own: leave it. [CILIUM_CUSTOM_CNI_CONF]",
+    help="The CNI configuration is the administrator's own: leave it. [CILIUM_CUSTOM_CNI_CONF]",
 )
 def uninstall(host_prefix: Path, config_dir: Path, custom_conf: bool) -> None:
     """Remove our CNI configuration from the node, when cni-uninstall says so.

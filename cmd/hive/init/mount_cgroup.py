@@ -18,7 +18,7 @@ from hive.init.host import enter_host, host_option
 def command(directory: Path, host_process: Path | None) -> None:
     """Mount cgroup v2 on DIRECTORY, unless it is mounted there.
 
-    What goes wrong is told, and the exit code is 0 all the same.
+    Errors are printed, and the exit code is 0 all the same.
     """
     try:
         if host_process is not None:

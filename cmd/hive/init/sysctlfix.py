@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Write the node's sysctl settings for the agent's devices, and have systemd apply them.
 
-    What goes wrong is told, and the exit code is 0 all the same: a node without systemd needs none of this.
+    Errors are printed, and the exit code is 0 all the same: a node without systemd needs none of this.
     """
     path = sysctl_conf_dir / sysctl_config_file
     try:

@@ -32,16 +32,18 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="For people (the default), Graphviz, Mermaid, programs; or a page for a browser.",
+    help="tree (the default), Graphviz, Mermaid, JSON, or a page for the browser.",
 )
 @click.option("--module", metavar="M", help="Only this module and those inside it: agent.ipam, or ipam.")
-@click.option("--why", metavar="TYPE", help="The chains of needs from what is invoked to this type.")
-@click.option("--unused", is_flag=True, help="What is provided though nothing invoked needs it.")
+@click.option(
+    "--why", metavar="TYPE", help="Why a type is built: the dependency chains from what is invoked to it."
+)
+@click.option("--unused", is_flag=True, help="Constructors that nothing invoked needs.")
 @click.option("--settings", "show_settings", is_flag=True, help="Every setting: its value and origin.")
 @click.option("--hooks", is_flag=True, help="The order hooks start in, and what each waits for.")
 @click.option("--diff", nargs=2, type=_file, metavar="A.json B.json", help="What changed between two graphs.")
 @click.option("--live", is_flag=True, help="Ask the running agent instead.")
-@click.option("--timeline", is_flag=True, help="How the start of the running agent went.")
+@click.option("--timeline", is_flag=True, help="How long each part of the running agent's start took.")
 @click.option(
     "--schema", is_flag=True, help="The JSON Schema of --format json; with --timeline, of its JSON."
 )

@@ -51,7 +51,7 @@ def name_option(default: str) -> Callable[[Callable[..., object]], Callable[...,
 
 @click.group()
 def command() -> None:
-    """Whole nodes on this machine, each in namespaces of its own."""
+    """Run whole nodes on this machine, each in network namespaces of its own."""
 
 
 command.add_command(apply)
@@ -67,18 +67,18 @@ command.add_command(get)
     type=click.IntRange(0, 250),
     default=2,
     show_default=True,
-    help="How many pods it has at least.",
+    help="Least number of pods.",
 )
-@click.option("--nodes", type=click.IntRange(1, MOST_NODES), help="Make a cluster of so many nodes.")
+@click.option("--nodes", type=click.IntRange(1, MOST_NODES), help="Make a cluster of this many nodes.")
 @click.option(
     "--segments",
     type=click.IntRange(1, MOST_SEGMENTS),
     default=1,
     show_default=True,
-    help="On how many networks its nodes stand in turn, with a router between them.",
+    help="Spread the nodes over this many networks, with a router between them.",
 )
 @click.option("--tunnel", is_flag=True, help="Nodes reach each other's pods through VXLAN, not by routes.")
-@click.option("--etcd", is_flag=True, help="Nodes tell each other of themselves and their pods through etcd.")
+@click.option("--etcd", is_flag=True, help="Share nodes, identities and pods through etcd.")
 def up(
     lab: Lab,
     count: int,
@@ -210,7 +210,7 @@ def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
 @name_option("node-1")
 @click.option("--all", "everything", is_flag=True, help="All nodes of this machine.")
 def down(lab: Lab, everything: bool) -> None:
-    """Remove a node with all that is in it, or all nodes of a cluster; nothing to do is fine."""
+    """Remove a node and everything in it, or all nodes of a cluster. A missing node is no error."""
     need_root()
     from hive.lab import agent_process
 
@@ -228,14 +228,14 @@ def down(lab: Lab, everything: bool) -> None:
 
 @command.command()
 @name_option("demo")
-@click.option("--json", "as_json", is_flag=True, help="Tell nothing, print the account as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON.")
 @click.option(
     "--part",
     type=click.Choice(["1", "2", "3", "4"]),
     help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies.",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
-    """Watch it work, in less than a minute. Exits 0 only if every check held."""
+    """Show it at work, in less than a minute. Exits 0 only if every check held."""
     need_root()
     from hive.lab.demo import node, pair, policies, services
     from hive.lab.demo.story import Story

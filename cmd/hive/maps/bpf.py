@@ -29,7 +29,7 @@ root_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Look at the maps in the kernel: what the datapath forwards by, whether an agent runs or not."""
+    """Show the maps in the kernel, as the datapath uses them; works without an agent."""
 
 
 lb_command.add_command(maglev_command, "maglev")
@@ -40,7 +40,7 @@ command.add_command(lb_command, "lb")
 @root_option
 @output_option
 def list_maps(bpf_root: Path, output: str) -> None:
-    """List the maps: what they are called, how large they are, and how many rows they hold."""
+    """List the maps: name, size and number of entries."""
     found = summaries(bpf_root)
     if (text := document(found, output)) is not None:
         click.echo(text)
@@ -53,7 +53,7 @@ def list_maps(bpf_root: Path, output: str) -> None:
 @click.argument("name", metavar="MAP")
 @root_option
 @output_option
-@click.option("--raw", is_flag=True, help="Show bytes, not what they mean.")
+@click.option("--raw", is_flag=True, help="Show raw bytes.")
 @click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
 def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
     """Show the rows of MAP: its name as listed, with or without cilium_, or policy/ENDPOINT.

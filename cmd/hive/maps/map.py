@@ -14,7 +14,7 @@ from hive.output import document, fitted, output_option, table, terminal_width
 
 @click.group()
 def command() -> None:
-    """Look at the maps that the agent writes, and at its latest changes to them."""
+    """Show the maps that the agent writes, and its latest changes to them."""
 
 
 @command.command("list")
@@ -67,7 +67,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 @command.command()
 @click.argument("name")
 @click.option(
-    "-f", "--follow", "goes_on", is_flag=True, help="Go on with changes as they happen, until ctrl-C."
+    "-f", "--follow", "goes_on", is_flag=True, help="Then show changes as they happen, until ctrl-C."
 )
 @socket_option
 @timeout_option

@@ -159,7 +159,7 @@ _endpoint = click.IntRange(1, 65535)
 )
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many events.")
-@click.option("--rules/--no-rules", default=True, help="Ask the agent by which rules a verdict was given.")
+@click.option("--rules/--no-rules", default=True, help="Ask the agent which rules decided each verdict.")
 @click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
 def command(
     agent_socket: Path,
@@ -174,7 +174,7 @@ def command(
     rules: bool,
     as_hex: bool,
 ) -> int:
-    """Show drops, traces and policy verdicts as the datapath tells of them, until ctrl-C.
+    """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
 
     Several options of one kind mean any of them. Which packets are traced is the agent's setting
     monitor-aggregation. Events that are lost, because they come faster than they are read, are counted.

@@ -38,7 +38,7 @@ class RunUnlessAsked(click.Group):
 
 @click.group(cls=RunUnlessAsked)
 def command() -> None:
-    """Run the cluster's operator, or ask one how it is.
+    """Run the cluster's operator, or show the status of a running one.
 
     Without a command it runs: hive operator --config-dir=/etc/cilium is hive operator run with that setting.
     """
@@ -48,7 +48,7 @@ def command() -> None:
 @settings_argument
 @click.pass_context
 def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
-    """Run the operator until it is told to end (SIGTERM or SIGINT), or loses its lease.
+    """Run the operator until SIGTERM or SIGINT, or until it loses its lease.
 
     Settings are given as those of hive agent, from the same directory: keys of others are left alone.
     """

@@ -65,7 +65,7 @@ def get(labels: tuple[str, ...], agent_socket: Path, timeout: float, output: str
 @timeout_option
 @output_option
 def selectors(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show what the policies of this node's endpoints select: whom, for which policy, for how many."""
+    """Show the selectors of this node's policies: their policy, what they select, and how many use them."""
     found = ask("/v1/policy/selectors", agent_socket, timeout=timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
@@ -84,7 +84,9 @@ def selectors(agent_socket: Path, timeout: float, output: str) -> None:
 @click.argument("revision", type=click.IntRange(min=0))
 @socket_option
 @timeout_option
-@click.option("--sleep-time", type=click.FloatRange(min=0.01), default=1.0, help="Seconds between two looks.")
+@click.option(
+    "--sleep-time", type=click.FloatRange(min=0.01), default=1.0, help="Seconds between two checks."
+)
 @click.option(
     "--fail-wait-time", type=click.FloatRange(min=0), default=60.0, help="Seconds until endpoints fail."
 )

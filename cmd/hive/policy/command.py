@@ -26,7 +26,7 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "bright_black"}
 
 @click.group()
 def command() -> None:
-    """See what network policies do: why a connection is allowed or not, and what is wrong in a folder."""
+    """Explain why a connection is allowed or not, check a folder of policies, show those in force."""
 
 
 for _of_agent in agent.COMMANDS:
@@ -62,7 +62,7 @@ def check(folder: Path, output: str) -> int:
     "--manifests",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Ask a folder of manifests, not the agent: pods, namespaces, policies, CIDR groups, services.",
+    help="Use a folder of manifests, not the agent: pods, namespaces, policies, CIDR groups, services.",
 )
 @click.option(
     "--all", "namespace", metavar="NAMESPACE", help="A table instead: who reaches whom in NAMESPACE."

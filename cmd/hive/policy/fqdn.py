@@ -17,18 +17,20 @@ PATTERN = "Only names like PATTERN, such as *.example.org."
 
 @click.group()
 def command() -> None:
-    """Look at names that pods have asked DNS for, and at those that policies speak of."""
+    """Show DNS names that pods have looked up, and names that policies select."""
 
 
 @command.group()
 def cache() -> None:
-    """What DNS has answered pods."""
+    """Show or forget the DNS answers that pods got."""
 
 
 @cache.command("list")
 @click.option("-e", "--endpoint", default="", help="Only of one endpoint.")
 @click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
-@click.option("-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only from there.")
+@click.option(
+    "-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only names from this source."
+)
 @click.option("-c", "--cidr", default="", help="Only addresses inside CIDR.")
 @socket_option
 @timeout_option
@@ -77,7 +79,7 @@ def clean(matchpattern: str, force: bool, agent_socket: Path, timeout: float) ->
 @timeout_option
 @output_option
 def names(agent_socket: Path, timeout: float, output: str) -> None:
-    """List the names that policies speak of."""
+    """List the names that policies select."""
     found = ask("/v1/fqdn/names", agent_socket, timeout=timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)

@@ -14,7 +14,7 @@ from hive.output import document, output_option, table
 
 @click.group()
 def command() -> None:
-    """Look at security identities: numbers that stand for labels, in maps, events and policies."""
+    """Show security identities: the numbers that stand for sets of labels in maps, events and policies."""
 
 
 @command.command("list")

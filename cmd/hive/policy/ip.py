@@ -18,7 +18,7 @@ NONE = "there are no prefixes yet"
 
 @click.group()
 def command() -> None:
-    """Look at prefixes and the identities they have for the datapath."""
+    """Show the identity of an address or prefix in the datapath."""
 
 
 @command.command("list")

@@ -14,7 +14,7 @@ from hive.output import document, output_option, table
 
 @click.group()
 def command() -> None:
-    """Look at services: the addresses that are served, and who serves them."""
+    """Show services: their addresses and their backends."""
 
 
 @command.command("list")

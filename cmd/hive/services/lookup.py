@@ -19,7 +19,7 @@ _NUMBER = struct.Struct("<I")
 
 @click.group()
 def command() -> None:
-    """Look at Maglev's look-up tables."""
+    """Show Maglev's lookup tables."""
 
 
 @command.command("list")

@@ -64,14 +64,20 @@ bpf_root_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Look at services in the kernel's maps."""
+    """Show services as they are in the kernel's maps."""
 
 
 @command.command("list")
-@click.option("--frontends", "what", flag_value="frontends", help="Slots as they are, with numbers.")
+@click.option(
+    "--frontends", "what", flag_value="frontends", help="Frontend slots as stored, with their numbers."
+)
 @click.option("--backends", "what", flag_value="backends", help="Backends by number, with their state.")
-@click.option("--revnat", "what", flag_value="revnat", help="Whose address answers get, by number.")
-@click.option("--source-ranges", "what", flag_value="source-ranges", help="Clients a service is for.")
+@click.option(
+    "--revnat", "what", flag_value="revnat", help="Addresses that replies get (reverse NAT), by number."
+)
+@click.option(
+    "--source-ranges", "what", flag_value="source-ranges", help="Client networks that may use a service."
+)
 @bpf_root_option
 @output_option
 def list_entries(what: str | None, bpf_root: Path, output: str) -> None:

@@ -18,14 +18,14 @@ NEED_CLUSTER = ("config-map", "cilium-node-config", "node")
 
 
 @click.command()
-@click.option("--dest", default="/tmp/cilium/config-map", show_default=True, help="The directory to write.")  # noqa: S108
+@click.option("--dest", default="/tmp/cilium/config-map", show_default=True, help="Directory to write.")  # noqa: S108
 @click.option("--node-name", envvar="K8S_NODE_NAME", default="", help="This node. [K8S_NODE_NAME]")
 @click.option(
     "--source",
     "sources",
     multiple=True,
     metavar="KIND[:[NAMESPACE/]NAME]",
-    help="Where settings come from, the strongest last; several, or one list with commas. Kinds: config-map,"
+    help="Source of settings; repeat it or separate several by commas, the last one wins. Kinds: config-map,"
     " cilium-node-config, node, and directory (a mounted ConfigMap).",
 )
 @click.option(
@@ -36,7 +36,7 @@ NEED_CLUSTER = ("config-map", "cilium-node-config", "node")
     "--manifests-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Kubernetes objects as YAML files: what the sources are looked up in instead of an API server.",
+    help="Folder of Kubernetes objects as YAML, to read sources from instead of an API server.",
 )
 @click.option("--k8s-kubeconfig-path", default="", metavar="FILE", help="A kubeconfig, for the API server.")
 @click.option("--k8s-api-server", default="", metavar="URL", help="The API server.")
