@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,13 @@ from hive.lab.traffic.requests import answer, ask, ask_on
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
+TURNS = int(os.environ.get("SOAK_UPGRADES", "6"))
+"""Every other one is killed on its way, too."""
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300 + 20 * TURNS)]
 
 VIP, PORT, NODE_PORT = "10.96.0.10", 80, 30080
-TURNS = 3
 
 
 def manifests(*backends: str) -> str:
@@ -43,7 +49,9 @@ ports: [{{name: http, port: 8080}}]
 
 def test_services_go_on_while_agents_of_two_builds_take_turns(node: Lab, tmp_path: Path) -> None:
     settings = (f"--manifests-dir={tmp_path}", "--enable-node-port=true", "--enable-l7-proxy=false")
+    began = time.monotonic()
     serving(node, *settings)
+    start, moments = time.monotonic() - began, random.Random(SEED)  # noqa: S311  (a fixed sequence)
     client, one, two = (pods.add(node, name) for name in ("client", "one", "two"))
     (tmp_path / "web.yaml").write_text(manifests(one.ipv4, two.ipv4))
     builds = ((f"--datapath-object={second_build(node)}",), ())
@@ -69,7 +77,12 @@ def test_services_go_on_while_agents_of_two_builds_take_turns(node: Lab, tmp_pat
             children += asking
             for turn in range(TURNS):
                 agent_process.crash(node)
-                serving(node, *settings, *builds[turn % 2])
+                build = builds[turn % 2]
+                if turn % 4 > 1:
+                    agent_process.start(node, *settings, *build)
+                    time.sleep(moments.uniform(0, start))
+                    agent_process.crash(node)
+                serving(node, *settings, *build)
             asked = [child.finish(within=30) for child in asking]
         finally:
             for child in children:

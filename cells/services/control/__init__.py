@@ -89,7 +89,8 @@ def options(
     tunnel: TunnelSettings | None = None,
 ) -> LoadBalancerOptions:
     """What the agent's settings mean for services: pods reach cluster addresses in any case."""
-    first, last = (datapath or DatapathSettings()).node_port_range
+    programs = datapath or DatapathSettings()
+    first, last = programs.node_port_range
     return LoadBalancerOptions(
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
@@ -109,6 +110,7 @@ def options(
         ),
         bpf_lb_mode=settings.bpf_lb_mode,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
+        enable_sctp=programs.enable_sctp,
         k8s_service_proxy_name=settings.k8s_service_proxy_name,
         cluster_name=agent.cluster_name,
         node_port_min=first,

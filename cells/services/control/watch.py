@@ -30,6 +30,7 @@ from cells.services.model import (
     Upsert,
     faults_of,
     read_redirect,
+    sctp_faults_of,
 )
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
@@ -149,17 +150,23 @@ class ServiceWatch:
         old, row = change.old, change.row
         if row is None:
             return catalog.delete_service(ServiceName(*old.key)) if old is not None else ()
-        if (
-            self._log is not None
-            and row.metadata.annotations
-            and (old is None or old.annotations != row.annotations)
-        ):
-            for name, fault in faults_of(row, self._options):
-                self._log.warning(
-                    "annotation of a service does nothing",
-                    service=f"{row.namespace}/{row.name}", annotation=name, reason=fault,
-                )  # fmt: skip
+        self._tell_faults(old, row)
         return catalog.upsert_service(row)
+
+    def _tell_faults(self, old: Service | None, row: Service) -> None:
+        """What a service asks for and does not get, once for each time that it asks."""
+        log = self._log
+        if log is None:
+            return
+        name = f"{row.namespace}/{row.name}"
+        if row.metadata.annotations and (old is None or old.annotations != row.annotations):
+            for annotation, fault in faults_of(row, self._options):
+                log.warning(
+                    "annotation of a service does nothing", service=name, annotation=annotation, reason=fault
+                )
+        if old is None or old.spec.ports != row.spec.ports:
+            for port, fault in sctp_faults_of(row, self._options):
+                log.warning("port of a service is not reached", service=name, port=port, reason=fault)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
         """Only pods of this node have host ports here."""

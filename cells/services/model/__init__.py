@@ -12,6 +12,7 @@ from cells.services.model.frontends import frontends_of, selectable
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, read_redirect
+from cells.services.model.sctp import sctp_faults_of
 from cells.services.model.types import (
     INTERNAL,
     PROTOCOLS,
@@ -51,6 +52,7 @@ __all__ = [
     "frontends_of",
     "health_answers",
     "read_redirect",
+    "sctp_faults_of",
     "selectable",
     "state_of",
 ]

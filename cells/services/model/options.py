@@ -31,6 +31,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_mode: Literal["snat", "dsr", "hybrid"] = "snat"
     bpf_lb_maglev_table_size: int = 16381
     bpf_lb_proto_diff: bool = True
+    enable_sctp: bool = False
     as_released: bool = True
     """As Cilium 1.17 was released: annotations of a service choose its frontends, and addresses of load
     balancers that are proxies (ipMode) are left to those. The tree that was recorded knew neither."""

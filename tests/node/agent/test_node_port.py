@@ -89,9 +89,9 @@ def give_addresses(lab: Lab) -> None:
             outside.run(command, f"route add {ip} via {NODE_ADDRESS}")
 
 
-def made(where: Namespaces, version: int, kind: int) -> socket.socket:
+def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socket.socket:
     with inside(where):
-        found = socket.socket(FAMILY[version], kind)
+        found = socket.socket(FAMILY[version], kind, protocol)
     found.settimeout(WITHIN)
     return found
 

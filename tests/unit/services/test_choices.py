@@ -19,6 +19,7 @@ from cells.services.model import (
     Upsert,
     faults_of,
     frontends_of,
+    sctp_faults_of,
 )
 from cells.services.settings import ServiceSettings
 
@@ -191,6 +192,28 @@ def test_an_annotation_without_anything_to_apply_to_is_told(
     found = faults(dict([annotation]), spec, **may, **options).get(annotation[0], "")
     assert told in found
     assert bool(told) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("port", "options", "told"),
+    [
+        ({"targetPort": 80}, {}, {80: "enable-sctp is off"}),
+        ({"targetPort": 80}, {"enable_sctp": True}, {}),
+        ({"targetPort": "sip"}, {"enable_sctp": True}, {}),
+        ({"targetPort": 8080}, {"enable_sctp": True}, {80: "the target's is 8080"}),
+        ({"nodePort": 30080}, {"enable_sctp": True}, {30080: "the target's is 80"}),
+        ({"nodePort": 30080}, {"enable_sctp": True, "enable_node_port": False}, {}),
+        ({"protocol": "TCP", "targetPort": 8080}, {}, {}),
+    ],
+)
+def test_ports_in_sctp_that_nobody_reaches_are_told(
+    port: dict[str, Any], options: dict[str, Any], told: dict[int, str]
+) -> None:
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "SCTP"} | port]}
+    service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
+    found = dict(sctp_faults_of(service, LoadBalancerOptions(**options)))
+    assert found.keys() == told.keys()
+    assert all(text in found[number] for number, text in told.items())
 
 
 def test_either_switch_lets_services_choose_the_mode_but_not_through_a_tunnel() -> None:
