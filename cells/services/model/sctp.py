@@ -12,7 +12,7 @@ from cells.services.model.options import LoadBalancerOptions
 
 
 def sctp_faults_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[int, str]]:
-    """Ports that nobody reaches, with the reason, for the log. Which number a named target has is not known."""
+    """Ports that nobody reaches, with the reason, for the log. A named target may be any number."""
     if service.spec.type == "ExternalName" or service.spec.cluster_ip == "None":
         return
     for port in service.spec.ports or ():
