@@ -64,7 +64,9 @@ async def _serve(told: Connection) -> None:
     async with server.serving():
         from cells.operator.crds import definitions
 
-        wanted = definitions(endpoint_slices=False, local_redirects=False, egress_gateways=False)
+        wanted = definitions(
+            endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False
+        )
         for one in wanted:
             server.add(one.body)
         await eventually(lambda: server.kinds.get("cilium.io", "v2", "ciliumnodes"), 60)

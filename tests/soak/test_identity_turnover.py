@@ -105,7 +105,7 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
     collector = IdentityGC(
         GCSettings(),
         fake(ClusterAPI, client=client),
-        fake(ClusterObjects, table=lambda kind: tables[kind.kind]),
+        fake(ClusterObjects, endpoints=True, table=lambda kind: tables[kind.kind]),
         jobs=fake(Jobs, timer=lambda *_, **__: None),
         log=structlog.get_logger(),
     )

@@ -2,21 +2,21 @@
 
 Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out.
 Needs:  Resources, the table ``nodes``, Identities, EndpointPolicies, Ipcache.
-Gives:  RemoteEndpoints, Table[RemoteEndpoint].
+Gives:  RemoteEndpoints, Table[RemoteEndpoint], EndpointObjects.
 Why:    by its address alone a packet is known to be a pod's, and whose.
 """
 
 from cells.cluster.endpoints.remote import RemoteEndpoint, RemoteEndpoints, remote_endpoints
-from cells.cluster.endpoints.settings import ClusterEndpointSettings
+from cells.cluster.endpoints.settings import ClusterEndpointSettings, EndpointObjects, endpoint_objects
 from lifecycle import config, invoke, module, provide
 
-__all__ = ["ClusterEndpointSettings", "RemoteEndpoint", "RemoteEndpoints", "cell"]
+__all__ = ["ClusterEndpointSettings", "EndpointObjects", "RemoteEndpoint", "RemoteEndpoints", "cell"]
 
 
 cell = module(
     "cluster-endpoints",
     "Pods of other nodes",
     config(ClusterEndpointSettings),
-    provide(remote_endpoints, RemoteEndpoints),
+    provide(endpoint_objects, remote_endpoints, RemoteEndpoints),
     invoke(RemoteEndpoints),
 )

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import anyio.lowlevel
 
-from cells.cluster.endpoints.settings import ClusterEndpointSettings
+from cells.cluster.endpoints.settings import ClusterEndpointSettings, EndpointObjects
 from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.cluster.nodes import ClusterNode
@@ -71,6 +71,7 @@ class RemoteEndpoints:
     def __init__(
         self,
         settings: ClusterEndpointSettings,
+        objects: EndpointObjects,
         resources: Resources,
         nodes: ReadTable[ClusterNode],
         table: Table[RemoteEndpoint],
@@ -95,6 +96,10 @@ class RemoteEndpoints:
         self._here: dict[str, bool] = {}
         """Whether an address is one of this node's, as of a revision of the table of nodes."""
         self._here_at = -1
+        if not objects.served:
+            self._claimed.done()
+            self._first.done()
+            return
         kind = KNOWN_ENDPOINT_SLICES if settings.enable_cilium_endpoint_slice else KNOWN_ENDPOINTS
         self._objects: Table[Any] = resources.table(kind)
         jobs.observe(kind.plural, self._rounds, self._follow)

@@ -1,7 +1,7 @@
 """CiliumEndpoint objects made equal to what is to be told of this node's pods.
 
 Reconciler: Table[PodEndpoint] in, objects of an API server out.
-Needs:  KubernetesAPI, Resources, Table[PodEndpoint], ReadTable[ClusterNode].
+Needs:  KubernetesAPI, Resources, EndpointObjects, Table[PodEndpoint], ReadTable[ClusterNode].
 Gives:  CiliumEndpointSync.
 Source: Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Final
 
+from cells.cluster.endpoints import EndpointObjects
 from cells.cluster.nodes import ClusterNode
 from cells.endpoint.ciliumendpoint.model import PodEndpoint, body, of_object, owners, status
 from cells.endpoint.ciliumendpoint.published import PodEndpoints
@@ -176,11 +177,14 @@ class CiliumEndpointSync:
         resources: Resources,
         nodes: ReadTable[ClusterNode],
         forgotten: Table[ForgottenObject],
+        told: EndpointObjects | None,
         *,
         jobs: Jobs,
         tables: Tables,
     ) -> None:
         self._wanted = wanted
+        if told is not None and not told.served:
+            return
         self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
         if not settings.asks_api_server:
             return

@@ -74,12 +74,13 @@ class Definition(NamedTuple):
         return f"{self.plural}.{GROUP}"
 
 
-def definitions(*, endpoint_slices: bool, local_redirects: bool, egress_gateways: bool) -> list[Definition]:
-    """All that are wanted with these features."""
+def definitions(
+    *, endpoints: bool, endpoint_slices: bool, local_redirects: bool, egress_gateways: bool
+) -> list[Definition]:
+    """All that are wanted with these features; there are no slices without endpoints."""
     kinds: list[Kind[Any]] = [
         CILIUM_NODES,
         CILIUM_IDENTITIES,
-        CILIUM_ENDPOINTS,
         CILIUM_NETWORK_POLICIES,
         CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
         CILIUM_CIDR_GROUPS,
@@ -87,7 +88,8 @@ def definitions(*, endpoint_slices: bool, local_redirects: bool, egress_gateways
         CILIUM_LOAD_BALANCER_IP_POOLS,
         CILIUM_L2_ANNOUNCEMENTS,
     ]
-    kinds += [CILIUM_ENDPOINT_SLICES] * endpoint_slices
+    kinds += [CILIUM_ENDPOINTS] * endpoints
+    kinds += [CILIUM_ENDPOINT_SLICES] * (endpoints and endpoint_slices)
     kinds += [CILIUM_LOCAL_REDIRECT_POLICIES] * local_redirects
     kinds += [CILIUM_EGRESS_GATEWAYS] * egress_gateways
     return [*(_definition(kind) for kind in kinds), _node_configs(), _external_workloads()]

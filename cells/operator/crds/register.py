@@ -1,6 +1,6 @@
 """Creates custom resource definitions, and replaces those of an older schema version.
 
-Needs: ClusterAPI, OperatorOptions, CRDSettings.   Gives: CustomResources.
+Needs: ClusterAPI, OperatorOptions, KVStoreSettings, CRDSettings.   Gives: CustomResources.
 Source: Cilium 1.17, pkg/k8s/apis/crdhelpers: the version label decides, the schema itself is not compared.
         Equal or newer stays, so an older operator takes nothing away.
 """
@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 from msgspec import field
 
+from cells.cluster.kvstore import KVStoreSettings
 from cells.kubernetes import Condition, Kind, Object, api
 from cells.operator.api_server import ClusterAPI
 from cells.operator.crds.definitions import SCHEMA_VERSION, VERSION_LABEL, Definition, definitions
@@ -88,6 +89,7 @@ class CustomResources:
         self,
         settings: CRDSettings,
         options: OperatorOptions,
+        store: KVStoreSettings,
         server: ClusterAPI,
         *,
         lifecycle: Lifecycle,
@@ -97,14 +99,22 @@ class CustomResources:
         self._endpoint_slices = options.enable_cilium_endpoint_slice
         self._server = server
         self._log = log
-        if options.disable_endpoint_crd:
-            log.warning("agents always write CiliumEndpoints: disable-endpoint-crd is put back to false")
+        self.endpoints = not (options.disable_endpoint_crd and store.enabled)
+        """Whether there are CiliumEndpoints; without them nodes tell of their pods in the kvstore alone."""
+        if options.disable_endpoint_crd and self.endpoints:
+            log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+        if not self.endpoints and options.identity_allocation_mode != "kvstore":
+            raise HiveError(
+                "disable-endpoint-crd=true: expected identity-allocation-mode=kvstore, not"
+                f" {options.identity_allocation_mode}: CiliumEndpoints say which CiliumIdentities are used"
+            )
         lifecycle.append(Hook("register custom resources", self._register, start_timeout=3 * PATIENCE))
 
     @property
     def wanted(self) -> list[Definition]:
         """Every definition that shall be there."""
         return definitions(
+            endpoints=self.endpoints,
             endpoint_slices=self._endpoint_slices,
             local_redirects=self._settings.enable_local_redirect_policy,
             egress_gateways=self._settings.enable_ipv4_egress_gateway,

@@ -45,7 +45,7 @@ class EndpointSlices:
         *,
         jobs: Jobs,
     ) -> None:
-        self.active = options.enable_cilium_endpoint_slice
+        self.active = options.enable_cilium_endpoint_slice and objects.endpoints
         """Whether there are to be slices."""
         self._settings = settings
         self._rows = rows

@@ -43,7 +43,6 @@ class IdentityGC:
         self._server = server
         self._log = log
         self._identities = objects.table(CLUSTER_IDENTITIES)
-        self._endpoints = objects.table(CILIUM_ENDPOINTS)
         self._seen: dict[str, float] = {}
         """When an endpoint was last seen with an identity, in seconds of the monotonic clock."""
         self._began = time.monotonic()
@@ -54,7 +53,8 @@ class IdentityGC:
         self.latency = 0.0
         """Seconds the last pass took."""
         self.runs = {"success": 0, "fail": 0}
-        if settings.identity_gc_interval:
+        if settings.identity_gc_interval and objects.endpoints:
+            self._endpoints = objects.table(CILIUM_ENDPOINTS)
             interval = min(settings.identity_gc_interval, SHORT_INTERVAL)
             self._due = time.monotonic() + settings.identity_gc_interval
             jobs.timer("identities", self.tick, interval)

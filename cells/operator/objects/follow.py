@@ -1,6 +1,6 @@
 """Fills a table for each kind that somebody asks for.
 
-Needs: ClusterAPI.   Gives: ClusterObjects, source_statuses.
+Needs: ClusterAPI, CustomResources.   Gives: ClusterObjects, source_statuses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from cells.kubernetes import Kind, Object, api
 from cells.operator.api_server import ClusterAPI
 from cells.operator.crds import CustomResources
-from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, Tables, after
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, Tables
 
 T = TypeVar("T", bound=Object)
 
@@ -20,13 +20,13 @@ def source_statuses() -> Table[api.SourceStatus]:
     return Table("k8s-sources", key=lambda one: one.kind)
 
 
-@after(CustomResources)
 class ClusterObjects:
     """The tables of the leader. A kind is followed from the start on when a constructor has asked for it."""
 
     def __init__(
         self,
         server: ClusterAPI,
+        resources: CustomResources,
         statuses: Table[api.SourceStatus],
         tables: Tables,
         *,
@@ -36,6 +36,7 @@ class ClusterObjects:
         log: Logger,
     ) -> None:
         self._server = server
+        self._resources = resources
         self._statuses = statuses
         self._registry = tables
         self._jobs = jobs
@@ -44,6 +45,11 @@ class ClusterObjects:
         self._tables: dict[str, Table[Any]] = {}
         self._sinks: list[api.Sink[Any]] = []
         lifecycle.append(Hook("follow objects", self._start))
+
+    @property
+    def endpoints(self) -> bool:
+        """Whether there are CiliumEndpoints, and slices of them."""
+        return self._resources.endpoints
 
     def table(self, kind: Kind[T]) -> Table[T]:
         """The objects of a kind, by namespace and name. Only constructors ask."""

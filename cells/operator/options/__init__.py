@@ -53,7 +53,8 @@ class OperatorOptions(Settings, frozen=True):
     """Namespace the operator runs in, and where its lease is; default when empty."""
 
     disable_endpoint_crd: bool = False
-    """Without CiliumEndpoints: agents always write them, so it is put back to false, with a warning."""
+    """Nodes tell of their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
+    go. Only with a kvstore; without one it is put back to false, with a warning."""
 
     enable_cilium_endpoint_slice: bool = False
     """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""

@@ -65,12 +65,12 @@ class UnmanagedPods:
         self._server = server
         self._log = log
         self._pods = objects.table(CLUSTER_PODS)
-        self._endpoints = objects.table(CILIUM_ENDPOINTS)
         self._deleted: dict[Key, float] = {}
         self.found = 0
         """How many there were at the last look."""
-        self.active = settings.unmanaged_pod_watcher_interval > 0
+        self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.endpoints
         if self.active:
+            self._endpoints = objects.table(CILIUM_ENDPOINTS)
             jobs.timer("look", self.look, float(settings.unmanaged_pod_watcher_interval))
 
     async def look(self) -> None:

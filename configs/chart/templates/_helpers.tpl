@@ -260,6 +260,9 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if and (eq (toString .Values.operator.setNodeTaints) "true") (not .Values.operator.removeNodeTaints) -}}
 {{- fail "Cannot have operator.setNodeTaintsMaxNodes and not operator.removeNodeTaints = false" -}}
 {{- end -}}
+{{- if and (or .Values.ciliumEndpointSlice.enabled .Values.enableCiliumEndpointSlice) .Values.disableEndpointCRD -}}
+{{- fail "if Cilium Endpoint Slice is enabled (.Values.ciliumEndpointSlice.enabled=true), it requires .Values.disableEndpointCRD=false" -}}
+{{- end -}}
 {{- if not (has .Values.scheduling.mode (list "anti-affinity" "kube-scheduler")) -}}
 {{- fail (printf "scheduling.mode=%s: expected anti-affinity or kube-scheduler" .Values.scheduling.mode) -}}
 {{- end -}}

@@ -89,7 +89,7 @@ async def test_nothing_is_denied_and_no_right_is_unused(
     monkeypatch.setenv("K8S_NODE_NAME", "node1")
     monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
     given = roles(annotateK8sNode=True)
-    wanted = definitions(endpoint_slices=True, local_redirects=True, egress_gateways=True)
+    wanted = definitions(endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True)
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0
     for body in [*given, *(one.body for one in wanted)]:
@@ -127,7 +127,7 @@ async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: P
     given = roles(daemon={"configSources": SOURCES})
     added = set(rights(given)) - set(rights(roles()))
     assert added == {("", "configmaps", "get"), ("", "nodes", "get")}
-    wanted = definitions(endpoint_slices=False, local_redirects=False, egress_gateways=False)
+    wanted = definitions(endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False)
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0
     for body in [*given, *(one.body for one in wanted)]:

@@ -15,6 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from cells import kubernetes
+from cells.cluster.endpoints import EndpointObjects
 from cells.cluster.ipcache import Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.config import AgentConfig, AgentSettings
@@ -88,7 +89,7 @@ class Node:
 
 
 @asynccontextmanager
-async def running(**options: str) -> AsyncIterator[Node]:
+async def running(served: EndpointObjects | None = None, **options: str) -> AsyncIterator[Node]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
     def nodes() -> ReadTable[ClusterNode]:
@@ -104,6 +105,7 @@ async def running(**options: str) -> AsyncIterator[Node]:
         kubernetes.cell,
         ciliumendpoint.cell,
         provide(nodes, endpoint_table, realized_table),
+        *([supply(served)] if served is not None else []),
         supply(known),
         supply(ExposedEndpoints.__new__(ExposedEndpoints), ExposedEndpoints),
         invoke(needed),
@@ -115,6 +117,15 @@ async def running(**options: str) -> AsyncIterator[Node]:
 
 def found(one: Cluster, name: str = "web") -> dict[str, Any]:
     return one.get("CiliumEndpoint", name, "default") or {}
+
+
+async def test_where_there_are_to_be_no_objects_none_is_asked_for(one: Cluster, tmp_path: Path) -> None:
+    one.put(pod("web", app="web"))
+    kubeconfig_path = kubeconfig(tmp_path, one.url)
+    async with running(EndpointObjects(served=False), k8s_kubeconfig_path=kubeconfig_path) as node:
+        node.put(endpoint())
+        await eventually(lambda: len(node.shown) == 1)
+        assert not [path for method, path in one.server.requests if method != "GET"]
 
 
 async def test_a_pod_has_an_object_that_follows_it_and_goes_with_it(one: Cluster, tmp_path: Path) -> None:

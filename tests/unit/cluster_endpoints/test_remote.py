@@ -14,7 +14,7 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import endpoints, identity, ipcache
-from cells.cluster.endpoints import RemoteEndpoint
+from cells.cluster.endpoints import EndpointObjects, RemoteEndpoint
 from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
@@ -73,7 +73,9 @@ class Room:
 
 
 @asynccontextmanager
-async def room(folder: Path, kernel: FakeIpcacheMap | None = None, **options: str) -> AsyncIterator[Room]:
+async def room(
+    folder: Path, kernel: FakeIpcacheMap | None = None, served: EndpointObjects | None = None, **options: str
+) -> AsyncIterator[Room]:
     kernel, rules = kernel or FakeIpcacheMap(), FakeRules()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
@@ -92,10 +94,19 @@ async def room(folder: Path, kernel: FakeIpcacheMap | None = None, **options: st
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
     fakes = (replace(PolicyMapPool, FakeMaps()), replace(IpcacheMap, kernel), replace(PolicyComputer, rules))
+    changed = (replace(EndpointObjects, served),) if served is not None else ()
     settings = {"manifests-dir": str(folder), **{key.replace("_", "-"): one for key, one in options.items()}}
-    hive = Hive(*cells, *fakes, provide(nodes), supply(known), invoke(needed), settings=settings)
+    hive = Hive(*cells, *fakes, *changed, provide(nodes), supply(known), invoke(needed), settings=settings)
     async with hive.started():
         yield Room(hive, folder, kernel, rules)
+
+
+async def test_where_there_are_to_be_no_objects_none_is_read_and_nobody_waits(tmp_path: Path) -> None:
+    async with room(tmp_path, served=EndpointObjects(served=False)) as one:
+        one.write(cep("web", "10.0.2.7", 300))
+        await one.table.wait_initialized()
+        assert not one.table.all()
+        assert one.row("10.0.2.7/32") is None
 
 
 async def test_a_pod_of_another_node_has_its_identity_by_way_of_its_node(tmp_path: Path) -> None:

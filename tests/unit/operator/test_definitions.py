@@ -17,7 +17,7 @@ from tests.support.apiserver import ApiServer, StatusError
 from tests.support.counts import Count
 
 RECORDED = Path(__file__).resolve().parents[2] / "conformance_data" / "operator" / "crds"
-DEFINITIONS = definitions(endpoint_slices=True, local_redirects=True, egress_gateways=True)
+DEFINITIONS = definitions(endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True)
 NOT_REGISTERED = {
     "ciliumbgp": "BGP is not built",
     "ciliumenvoyconfigs": "Envoy is not built",

@@ -1,0 +1,98 @@
+"""disable-endpoint-crd: with a kvstore pods are told of there alone; without one it changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from cells.cluster.endpoints import ClusterEndpointSettings
+from cells.cluster.endpoints.settings import endpoint_objects
+from cells.cluster.kvstore import KVStoreSettings
+from lifecycle import HiveError
+from lifecycle.testing import eventually
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.errors import Resource
+from tests.support.etcd import Etcd
+from tests.support.operator import Operators
+from tests.support.operator.running import POOL
+from tests.unit.cluster_endpoints.test_remote import cep
+
+pytestmark = pytest.mark.anyio
+ENDPOINTS = Resource("cilium.io", "ciliumendpoints")
+CRDS = Resource("apiextensions.k8s.io", "customresourcedefinitions")
+PODS = Resource("", "pods")
+
+
+def settings(etcd: Etcd, **more: str) -> dict[str, object]:
+    return {
+        **POOL,
+        "kvstore": "etcd",
+        "kvstore-opt": f"etcd.address={etcd.url}",
+        "identity-allocation-mode": "kvstore",
+        "disable-endpoint-crd": "true",
+        "unmanaged-pod-watcher-interval": 1,
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+
+
+def old_pod() -> dict[str, Any]:
+    metadata = {"name": "dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
+    containers = [{"name": "c", "image": "example.invalid/c"}]
+    status = {"phase": "Running", "startTime": "2025-01-01T00:00:00Z"}
+    body = {"spec": {"nodeName": "a", "containers": containers}, "status": status}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **body}
+
+
+async def test_the_operator_registers_none_and_deletes_those_there_are(etcd: Etcd, tmp_path: Path) -> None:
+    server = ApiServer()
+    server.crd_delay = 0
+    operators = Operators(server, tmp_path)
+    async with server.serving():
+        async with operators.running(POOL):
+            for number in range(3):
+                told = cep(f"pod-{number}", f"10.0.0.{number}", 300)
+                told["metadata"]["namespace"] = "default"
+                server.add(told)
+            server.add(old_pod())
+        async with operators.running(settings(etcd, enable_cilium_endpoint_slice="true")):
+            await eventually(lambda: not server.store.of(ENDPOINTS).objects, 20)
+            assert ("", "ciliumendpointslices.cilium.io") not in server.store.of(CRDS).objects
+        assert ("kube-system", "dns") in server.store.of(PODS).objects, (
+            "who has no object may have an endpoint"
+        )
+        (dns,) = server.store.of(PODS).objects.values()
+        assert "deletionTimestamp" not in dns["metadata"]
+
+
+async def test_an_empty_cluster_gets_no_definition_of_them(etcd: Etcd, tmp_path: Path) -> None:
+    server = ApiServer()
+    server.crd_delay = 0
+    async with server.serving(), Operators(server, tmp_path).running(settings(etcd)) as hive:
+        names = {item["spec"]["names"]["plural"] for item in server.store.of(CRDS).objects.values()}
+        assert "ciliumendpoints" not in names
+        assert "ciliumidentities" in names
+        await eventually(lambda: not [one for one in hive.health.snapshot() if one.level == "degraded"], 20)
+
+
+async def test_identities_that_are_objects_need_them(etcd: Etcd, tmp_path: Path) -> None:
+    server = ApiServer()
+    server.crd_delay = 0
+    async with server.serving():
+        values = settings(etcd, identity_allocation_mode="crd")
+        with pytest.raises(HiveError, match="expected identity-allocation-mode=kvstore"):
+            async with Operators(server, tmp_path).running(values):
+                pass
+
+
+def test_without_a_kvstore_an_agent_puts_the_option_back() -> None:
+    wanted = ClusterEndpointSettings(disable_endpoint_crd=True)
+    with capture_logs() as told:
+        assert endpoint_objects(wanted, KVStoreSettings(), structlog.get_logger()).served
+    assert "put back to false" in told[0]["event"]
+    store = KVStoreSettings(kvstore="etcd", kvstore_opt={"etcd.address": "http://192.0.2.1:2379"})
+    assert not endpoint_objects(wanted, store, structlog.get_logger()).served
+    assert endpoint_objects(ClusterEndpointSettings(), store, structlog.get_logger()).served
