@@ -86,5 +86,5 @@ class Interposer:
 
     @property
     def lines(self) -> list[str]:
-        """Every call: number, or - for one that does not count, its name, what it is about."""
+        """Every call: its number (- if it does not count, = if restarted), its name, what it is about."""
         return self._log.read_text().splitlines()

@@ -2,7 +2,7 @@
 
 For:   Interposer, which runs it in a child process.
 Needs: root; an agent started through trap.py.   Gives: Control, supervise, Seen.
-Source: seccomp_unotify(2), pidfd_getfd(2).
+Source: seccomp_unotify(2), pidfd_getfd(2); devinet_sysctl_forward in the kernel's net/ipv4/devinet.c.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ _PATH_ARGUMENT = {
     **dict.fromkeys(("openat", "openat2", "unlinkat", "mkdirat", "mknodat", "fchmodat", "fchownat"), 1),
 }
 """Where each call has the path that tells most about it; the others have a descriptor first."""
+_Call = tuple[int, tuple[int, ...]]
+"""Its number and arguments."""
+_RESTARTED = "/proc/sys/net/"
 WRITING = frozenset(("write", "writev", "pwrite64", "pwritev", "pwritev2", "sendto", "sendmsg", "sendmmsg"))
 
 
@@ -89,25 +92,37 @@ def supervise(stop: Stop, listening: socket.socket, log: Path, control: Control)
         trapped.send(b"x")
         waiting.unregister(listening)
         waiting.register(listener, select.POLLIN)
+        before: dict[int, _Call] = {}
         while True:
             for fd, events in waiting.poll():
                 if fd != listener or not events & select.POLLIN:
                     return  # it has ended, or nobody wants to know any longer
-                if not _take(listener, agent, pid, lines, control):
+                if not _take(listener, agent, pid, lines, control, before):
                     return
 
 
-def _take(listener: int, agent: int, pid: int, lines: TextIO, control: Control) -> bool:
-    """Hear of one call and let it go on; false when the agent was killed before it."""
+def _take(
+    listener: int, agent: int, pid: int, lines: TextIO, control: Control, before: dict[int, _Call]
+) -> bool:
+    """Hear of one call and let it go on; false when the agent was killed before it.
+
+    ``before``: each thread's last call. The kernel restarts a write to the forwarding of a namespace until it
+    gets the lock of all network settings, and asks each time: that is one call.
+    """
     buffer = bytearray(_NOTIFICATION.size)
     try:
         fcntl.ioctl(listener, _RECEIVE, buffer)
     except FileNotFoundError:  # the thread was killed meanwhile
         return True
-    cookie, _, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
+    cookie, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
     name = names().get(number, str(number))
     what = _object(name, arguments, pid)
-    if name in WRITING and _is_inward(agent, arguments[0], what):
+    call = number, tuple(arguments)
+    restarted = before.get(thread) == call and what.startswith(_RESTARTED)
+    before[thread] = call
+    if restarted:
+        print(f"= {name} {what}", file=lines)
+    elif name in WRITING and _is_inward(agent, arguments[0], what):
         print(f"- {name} {what}", file=lines)
     else:
         mine = control.count()
