@@ -5,6 +5,7 @@ Needs: DatapathSettings, AgentConfig, Maps, HostLinks.   Gives: Datapath.
 
 import errno
 import struct
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cells.config import AgentConfig
 from cells.datapath.dispatchers import Dispatchers
 from cells.datapath.drivers import OBJECT as XDP_OBJECT
 from cells.datapath.drivers import Drivers
+from cells.datapath.former import FormerPrograms
 from cells.datapath.generation import (
     Constants,
     build_of,
@@ -107,7 +109,9 @@ class Datapath:
         legacy = not self.routing.past_stack
         self._settings = structs.replace(settings, enable_host_legacy_routing=legacy)
         self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
+        self._agent = agent
         self._pins = agent.programs_dir / "dispatch"
+        self._former: FormerPrograms | None = None
         self._maps = maps
         self._links = links
         self._drivers = Drivers(self._settings, maps, links)
@@ -156,6 +160,17 @@ class Datapath:
     def serves_tunnel(self, ifindex: int) -> bool:
         """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
         return self._has(ifindex, self._expected(Place.TUNNEL))
+
+    def release_former(self, keep: Collection[int]) -> None:
+        """Take off every interface what Cilium's agent left there, but of ``keep``, by index.
+
+        To be called once all that lives on has ours. Raises BpfError, NetlinkError, OSError.
+        """
+        self._started()
+        if self._former is None or not self._former.there:
+            return
+        gone = self._former.release_all(self.programs.values(), keep)
+        self._log.info("Cilium's programs released", pins=len(gone), kept=len(keep))
 
     async def prepare_l3(self) -> None:
         """Load what devices without Ethernet headers need; again is harmless. HiveError."""
@@ -315,6 +330,8 @@ class Datapath:
         ingress, egress = at(place)
         descriptors = self._dispatchers.descriptors
         self._links.attach_clsact(ifindex, descriptors[ingress], descriptors.get(egress), ingress, egress)
+        if self._former is not None and self._former.there:
+            self._former.release(ifindex, self.programs.values())
 
     def _has(self, ifindex: int, expected: LinkPrograms) -> bool:
         """Whether ours are there; where we attach nothing, others may."""
@@ -327,6 +344,7 @@ class Datapath:
 
     async def _start(self) -> None:
         try:
+            self._former = FormerPrograms(self._agent.programs_dir, self._agent.globals_dir, self._links)
             await self._put_in_force()
         except BaseException:  # the thread may have finished though we are cancelled
             await self._stop()

@@ -14,7 +14,14 @@ from collections.abc import Iterable
 
 import anyio
 
-from cells.maps.bpf.links import LinkInfo, attach_cgroup, link_info, open_link, replace_program
+from cells.maps.bpf.links import (
+    LinkInfo,
+    attach_cgroup,
+    link_info,
+    linked_device,
+    open_link,
+    replace_program,
+)
 from cells.maps.bpf.links import detach as detach_link
 from cells.maps.bpf.map import (
     ANY,
@@ -218,6 +225,7 @@ __all__ = [
     "ipcache_key",
     "ipcache_prefix",
     "link_info",
+    "linked_device",
     "map_by_id",
     "open_link",
     "open_map",

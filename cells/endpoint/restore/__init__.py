@@ -10,7 +10,14 @@ Why:    pods keep talking while there is no agent; they must not notice that one
 """
 
 from cells.endpoint.restore.cell import cell
-from cells.endpoint.restore.edges import LinkEvents, LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.edges import (
+    FormerAgent,
+    LinkEvents,
+    LxcRow,
+    RestoreAddresses,
+    RestoreLinks,
+    StaleMaps,
+)
 from cells.endpoint.restore.exposed import ExposedEndpoints, RegeneratedEndpoints
 from cells.endpoint.restore.old import OldEndpoints
 from cells.endpoint.restore.quarantined import QuarantinedEndpoints
@@ -18,6 +25,7 @@ from cells.endpoint.restore.restored import RestoredEndpoints
 
 __all__ = [
     "ExposedEndpoints",
+    "FormerAgent",
     "LinkEvents",
     "LxcRow",
     "OldEndpoints",

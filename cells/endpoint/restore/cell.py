@@ -1,10 +1,17 @@
 """How the endpoint restore cell is put together.
 
-Needs: Ipam, HostLinks, Maps, LocalAddresses, PolicyMaps and the endpoint cell.   Gives: cell.
+Needs: Datapath, Ipam, HostLinks, Maps, LocalAddresses, PolicyMaps and the endpoint cell.   Gives: cell.
 """
 
+from cells.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
-from cells.endpoint.restore.edges import LinkEvents, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.edges import (
+    FormerAgent,
+    LinkEvents,
+    RestoreAddresses,
+    RestoreLinks,
+    StaleMaps,
+)
 from cells.endpoint.restore.exposed import ExposedEndpoints, RegeneratedEndpoints
 from cells.endpoint.restore.link_events import KernelLinkEvents
 from cells.endpoint.restore.old import OldEndpoints
@@ -29,6 +36,11 @@ def restore_links(links: HostLinks) -> RestoreLinks:
     return links
 
 
+def former_agent(datapath: Datapath) -> FormerAgent:
+    """What Cilium's agent left, as the datapath finds it."""
+    return datapath
+
+
 def link_events() -> LinkEvents:
     """News from the kernel."""
     return KernelLinkEvents()
@@ -46,6 +58,7 @@ cell = module(
         stale_maps,
         restore_links,
         restore_addresses,
+        former_agent,
         OldEndpoints,
         RestoredEndpoints,
         ExposedEndpoints,

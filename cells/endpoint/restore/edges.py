@@ -1,6 +1,7 @@
 """What restore touches outside, in its own words, so that a fake takes a line.
 
-For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, StaleMaps.
+For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, StaleMaps,
+FormerAgent.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -100,4 +101,12 @@ class StaleMaps(Protocol):
 
     async def sweep_policies(self) -> None:
         """Remove the policy maps nobody has taken over."""
+        ...
+
+
+class FormerAgent(Protocol):
+    """What Cilium's own agent left in force on a node that was moved to this one."""
+
+    def release_former(self, keep: Collection[int]) -> None:
+        """Take its programs off every interface but of ``keep``, by index; raises OSError."""
         ...

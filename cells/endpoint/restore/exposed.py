@@ -6,11 +6,13 @@ Source: Cilium 1.17, regeneration of restored endpoints.
 """
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 import anyio
 
 from cells.endpoint import Endpoints, Level, Regenerations
+from cells.endpoint.restore.edges import FormerAgent
 from cells.endpoint.restore.restored import RestoredEndpoints
 from cells.policy.maps import KnownRules
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, after
@@ -41,6 +43,7 @@ class RegeneratedEndpoints:
         endpoints: Endpoints,
         regenerations: Regenerations,
         rules: KnownRules | None,
+        former: FormerAgent | None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -48,6 +51,7 @@ class RegeneratedEndpoints:
         log: Logger,
     ) -> None:
         self._rules = rules
+        self._former = former
         self._jobs = jobs
         self._restored = restored
         self._endpoints = endpoints
@@ -95,6 +99,7 @@ class RegeneratedEndpoints:
             total=len(restored),
             milliseconds=took,
         )
+        self._release_former(failed)
         summary = f"{len(restored) - len(wrong)} of {len(restored)} regenerated in {took} ms"
         if gone := len(wrong) - len(failed):
             summary += f", {gone} removed meanwhile"
@@ -102,3 +107,15 @@ class RegeneratedEndpoints:
             self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
         else:
             self._health.ok(summary)
+
+    def _release_former(self, failed: Collection[int]) -> None:
+        """Let programs of Cilium's agent go; those of pods that ours do not serve yet stay."""
+        if self._former is None:
+            return
+        waiting = {one.ifindex for one in self._restored.endpoints if one.id in failed}
+        try:
+            self._former.release_former(
+                waiting | {one.ifindex for one in self._restored.quarantined.values()}
+            )
+        except OSError as error:
+            self._log.warning("Cilium's programs not released: restart the agent", error=str(error))

@@ -1,7 +1,8 @@
-"""bpf(2) for links of programs to control groups: make, replace, describe, detach.
+"""bpf(2) for links of programs: to control groups they are made, replaced, described; to devices, described.
 
-For:    socket load balancing. Needs: cells.maps.bpf. Gives: LinkInfo, attach_cgroup(), replace_program().
-Source: include/uapi/linux/bpf.h (BPF_LINK_CREATE, struct bpf_link_info), kernel/bpf/cgroup.c.
+For:    socket load balancing; what another agent attached. Needs: cells.maps.bpf.
+Gives:  LinkInfo, attach_cgroup(), replace_program(), detach(), linked_device().
+Source: include/uapi/linux/bpf.h (BPF_LINK_CREATE, struct bpf_link_info), kernel/bpf/{cgroup,tcx}.c.
 """
 
 import struct
@@ -16,6 +17,8 @@ LINK_CREATE: Final = 28
 LINK_UPDATE: Final = 29
 LINK_DETACH: Final = 34
 _LINK_TYPE_CGROUP: Final = 3
+_LINK_TYPES_OF_DEVICES: Final = frozenset({6, 11, 13})
+"""BPF_LINK_TYPE_XDP, TCX, NETKIT."""
 
 _CREATE = struct.Struct("<IIII")
 _UPDATE = struct.Struct("<IIII")
@@ -63,3 +66,14 @@ def link_info(fd: int) -> LinkInfo | None:
     object_info(fd, info, f"link fd {fd}")
     kind, number, program, cgroup, _ = _INFO.unpack(info.raw)
     return LinkInfo(number, program, cgroup) if kind == _LINK_TYPE_CGROUP else None
+
+
+def linked_device(fd: int) -> int:
+    """Index of the device that the link is at (XDP, tcx, netkit); 0 if it is gone, or it is another link.
+
+    Raises BpfError.
+    """
+    info = buffer(bytes(_INFO.size))
+    object_info(fd, info, f"link fd {fd}")
+    kind: int = _INFO.unpack(info.raw)[0]
+    return int.from_bytes(info.raw[16:20], "little") if kind in _LINK_TYPES_OF_DEVICES else 0

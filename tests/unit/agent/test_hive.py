@@ -23,7 +23,7 @@ from cells.config import AgentConfig
 from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog, HostPolicy
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms
-from cells.endpoint.restore import StaleMaps
+from cells.endpoint.restore import FormerAgent, StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
 from cells.maps import Maps, MapWatchdog, PolicyMaps, TunnelConfig
 from cells.masquerade import Masquerade
@@ -126,6 +126,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PolicyMapPool, kernel),
         replace(HostPrograms, NoHostPolicy()),
         replace(StaleMaps, FakeLeft(kernel)),
+        replace(FormerAgent, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
         replace(LxcMap, FakeLxcMap()),
         replace(NodeMap, fake(NodeMap, numbers=dict)),

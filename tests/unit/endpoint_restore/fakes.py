@@ -21,6 +21,7 @@ from cells.endpoint import (
 )
 from cells.endpoint.restore import (
     ExposedEndpoints,
+    FormerAgent,
     LinkEvents,
     LxcRow,
     OldEndpoints,
@@ -90,6 +91,7 @@ class FakeLeft:
     kept: list[IPAddress] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
     swept: bool = False
+    still_served: list[int] | None = None
     refuse: str = ""
 
     def _step(self, name: str) -> None:
@@ -120,6 +122,11 @@ class FakeLeft:
 
     async def sweep_policies(self) -> None:
         self.swept = True
+
+    def release_former(self, keep: Collection[int]) -> None:
+        """FormerAgent: who was kept."""
+        self._step("release")
+        self.still_served = list(keep)
 
 
 class Left:
@@ -164,6 +171,7 @@ class Left:
             supply(self.kernel, EndpointMaps),
             supply(self.node.policies, EndpointPolicies),
             supply(self.left, StaleMaps),
+            supply(self.left, FormerAgent),
             supply(self.links, RestoreLinks),
             supply(self.links, LinkEvents),
             supply(self.addresses, RestoreAddresses),
