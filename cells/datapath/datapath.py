@@ -34,8 +34,8 @@ from cells.datapath.l3 import OBJECT as L3_OBJECT
 from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
-from cells.datapath.selfcheck import lent, self_check, try_packets
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
+from cells.datapath.trial import lent, self_check, try_packets
 from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,

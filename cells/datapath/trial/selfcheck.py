@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cells.datapath.frames import ARP, IPV4, IPV6, advertisement, arp, ethernet, solicitation, udp, udp6
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadError
 from cells.datapath.settings import DatapathSettings
+from cells.datapath.trial.frames import ARP, IPV4, IPV6, advertisement, arp, ethernet, solicitation, udp, udp6
 from cells.maps import (
     EndpointConfig,
     LxcKey,
