@@ -37,9 +37,9 @@ async def serve(arguments: argparse.Namespace) -> None:
             if document:
                 server.add(document)
     with tempfile.TemporaryDirectory() as folder:
-        authority = Authority(Path(folder))
+        authority = Authority(Path(folder), arguments.host)
         tls = None if arguments.plain else authority.serving()
-        async with server.serving(port=arguments.port, tls=tls) as url:
+        async with server.serving(host=arguments.host, port=arguments.port, tls=tls) as url:
             if arguments.kubeconfig:
                 text = kubeconfig(url, authority.certificate)
                 Path(arguments.kubeconfig).write_text(text)  # noqa: ASYNC240
@@ -51,7 +51,8 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.apiserver", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="port of the loopback address; 0 for any")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to serve at")
+    parser.add_argument("--port", type=int, default=0, help="its port; 0 for any")
     parser.add_argument("--plain", action="store_true", help="HTTP; kubectl sends its token over TLS only")
     parser.add_argument("--kubeconfig", help="file to write a kubeconfig to")
     parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")

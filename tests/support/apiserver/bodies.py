@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.apiserver import errors
+from tests.support.apiserver import errors, protobuf
 from tests.support.apiserver.decode import GoJSONError, load_yaml, loads
 from tests.support.apiserver.errors import Obj, StatusError
 from tests.support.apiserver.kinds import Kind, Registry
@@ -35,10 +35,15 @@ def _unsupported() -> StatusError:
 
 
 def loaded(request: Request) -> Any:
-    """The body as JSON or YAML. Raises StatusError, GoJSONError."""
+    """The body as JSON, YAML or protobuf. Raises StatusError, GoJSONError."""
     media = _media(request) or JSON
     if media == YAML:
         return load_yaml(request.body)
+    if media == PROTOBUF:
+        try:
+            return protobuf.decoded(request.body)
+        except protobuf.UnknownMessageError:
+            raise _unsupported() from None
     if media != JSON:
         raise _unsupported()
     return loads(request.body)

@@ -16,8 +16,9 @@ NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:api.test"
 class Authority:
     """A CA in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self._folder = folder
+        self._names = NAMES if host == "127.0.0.1" else f"{NAMES},IP:{host}"
         self._issue("ca", "/CN=stand-in-ca", signed=False)
         self.certificate = folder / "ca.crt"
 
@@ -35,7 +36,7 @@ class Authority:
     def _issue(self, name: str, subject: str, *, signed: bool) -> tuple[Path, Path]:
         certificate, key = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         command = ["openssl", "req", "-x509", *ALGORITHM, "-keyout", str(key), "-out", str(certificate)]
-        command += ["-subj", subject, "-addext", NAMES]
+        command += ["-subj", subject, "-addext", self._names]
         if signed:
             command += ["-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key")]
             command += ["-addext", "basicConstraints=CA:FALSE"]
