@@ -18,7 +18,8 @@ _MAC_LENGTH = 6
 def plain(value: object) -> object:
     """`value` out of what JSON has: structs as objects, MACs and addresses as people write them.
 
-    Six bytes are a MAC, others hexadecimal; sets are sorted; what is not known otherwise is its text.
+    Six bytes are a MAC, others hexadecimal, and of a type of their own what that calls them; sets are sorted;
+    what is not known otherwise is its text.
     """
     found: object
     match value:
@@ -26,6 +27,8 @@ def plain(value: object) -> object:
             found = plain(value.value)
         case None | bool() | int() | float() | str():
             found = value
+        case bytes() if type(value) is not bytes:
+            found = repr(value)
         case bytes():
             found = value.hex(":") if len(value) == _MAC_LENGTH else value.hex()
         case Mapping():

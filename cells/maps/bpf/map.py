@@ -265,13 +265,17 @@ class Map:
 
     def update_batch(self, entries: Collection[tuple[bytes, bytes]], flags: int = ANY) -> None:
         """Set many entries with one call: 3 to 6 times quicker than one by one; stops at the first error."""
-        keys = b"".join([key for key, _ in entries])
-        values = b"".join([value for _, value in entries])
-        if len(keys) != len(entries) * self.spec.key_size or len(values) != len(entries) * self.value_bytes:
-            raise self._wrong_size("keys or values", keys, values)
-        self._batch(MAP_UPDATE_BATCH, len(entries), keys, values, flags)
+        self.update_all([key for key, _ in entries], [value for _, value in entries], flags)
+
+    def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
+        """The same of keys and as many values."""
+        joined, joined_values = b"".join(keys), b"".join(values)
+        size, value_size = len(keys) * self.spec.key_size, len(values) * self.value_bytes
+        if len(keys) != len(values) or len(joined) != size or len(joined_values) != value_size:
+            raise self._wrong_size("keys or values", joined, joined_values)
+        self._batch(MAP_UPDATE_BATCH, len(keys), joined, joined_values, flags)
         if self.log is not None:
-            self.log.note_many(entries)
+            self.log.note_many(list(zip(keys, values, strict=True)))
 
     def delete_batch(self, keys: Sequence[bytes]) -> None:
         """Remove many keys with one call; BpfError ENOENT, with the rest left, at one that is not there."""

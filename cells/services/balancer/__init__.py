@@ -1,10 +1,10 @@
 """Frontends to map entries: numbers, differences, the order of writes.
 
 Pure values; no cell.
-Gives: LoadBalancer, Write.
+Gives: LoadBalancer, Batch, Write.
 """
 
-from cells.services.balancer.balancer import LoadBalancer, MaglevTable, Write
+from cells.services.balancer.balancer import LoadBalancer, MaglevTable
 from cells.services.balancer.entries import (
     AFFINITY_MATCH,
     BACKENDS,
@@ -12,7 +12,11 @@ from cells.services.balancer.entries import (
     REVERSE_NAT,
     SERVICES,
     SOURCE_RANGES,
+    Batch,
+    LookUpTable,
     MapKey,
+    Write,
+    batched,
     service_key,
 )
 from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
@@ -24,11 +28,14 @@ __all__ = [
     "REVERSE_NAT",
     "SERVICES",
     "SOURCE_RANGES",
+    "Batch",
     "IdAllocator",
     "IdsExhaustedError",
     "LoadBalancer",
+    "LookUpTable",
     "MaglevTable",
     "MapKey",
     "Write",
+    "batched",
     "service_key",
 ]

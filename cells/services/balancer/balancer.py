@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
-from typing import NamedTuple
+from operator import itemgetter
 
 import msgspec
 
 from cells.services.balancer import entries
-from cells.services.balancer.entries import MapKey
+from cells.services.balancer.entries import Batch, LookUpTable, MapKey, Write, batched
+from cells.services.balancer.flags import ALGORITHMS, service_flags
 from cells.services.balancer.ids import IdAllocator, IdsExhaustedError
 from cells.services.balancer.restore import Maps, Restored, RestoredFrontend, read
 from cells.services.model import (
@@ -24,7 +25,6 @@ from cells.services.model import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
-    ServiceFlag,
     ServiceType,
     selectable,
 )
@@ -33,45 +33,16 @@ from cells.services.model.types import is_wildcard
 LAST_SERVICE_ID = 65534
 LAST_BACKEND_ID = (1 << 32) - 1
 
-_TYPE_FLAGS = {
-    ServiceType.CLUSTER_IP: 0,
-    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT.value,
-    ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP.value,
-    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT.value,
-    ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER.value,
-    ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT.value,
-}
-_EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
-_TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
-_ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
-_L7, _LOOPBACK = ServiceFlag.L7_LOAD_BALANCER.value, ServiceFlag.LOOPBACK.value
-
-_ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
-"""As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
-
-_SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
-_DSR = ServiceFlag.DSR.value
-"""What the bit means of slot 0."""
-
-_FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
-
-_OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
-
 MaglevTable = Callable[[Sequence[Backend], Mapping[Address, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
-
-
-class Write(NamedTuple):
-    """One change of a map; a value of None deletes the key."""
-
-    where: MapKey
-    value: bytes | None
 
 
 class BackendRecord(msgspec.Struct, gc=False):
     """A backend, in use by so many frontends."""
 
     id: int
+    key: bytes
+    """The number as maps have it."""
     address: Address
     state: BackendState
     zone: int = 0
@@ -86,7 +57,7 @@ class Installed(msgspec.Struct, frozen=True):
 
     id: int
     frontend: Frontend
-    slots: tuple[bytes, ...] = ()
+    slots: Sequence[bytes] = ()
     master: bytes = b""
     affinity: frozenset[MapKey] = frozenset()
     ranges: frozenset[MapKey] = frozenset()
@@ -109,12 +80,14 @@ class LoadBalancer:
         self._options = options
         self._maglev = maglev
         self._orphans: list[Write] = []
+        self._second_numbers: dict[int, MapKey] = {}
+        """Of restored backends: slots and look-up tables may lead there until they are written."""
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, last_service_id)
         self._backend_ids: IdAllocator[Address] = IdAllocator(1, LAST_BACKEND_ID)
         self.installed: dict[FrontendKey, Installed] = {}
         self.backends: dict[Address, BackendRecord] = {}
 
-    def restore(self, maps: Maps) -> list[Write]:
+    def restore(self, maps: Maps) -> list[Batch]:
         """Take over what an earlier agent installed, with its numbers; what must be deleted at once.
 
         Frontends and backends that the sources do not confirm stay until :meth:`synced`: a source that has
@@ -137,49 +110,60 @@ class LoadBalancer:
             for number, backend in sorted(restored.backends.items())
             if backend.address not in self.backends or self.backends[backend.address].id != number
         ]
-        if self.backends and self._maglev is None:
-            writes += [
-                Write(entries.backend_key(number, backend.address.ip.version), None)
-                for number, backend in unused
-            ]
-        else:
-            for number, backend in unused:
+        at_once = bool(self.backends) and self._maglev is None
+        named = {slot[:4] for one in restored.frontends for slot in one.slots}
+        for number, backend in unused:
+            where = entries.backend_key(number, backend.address.version)
+            if at_once and where.key not in named:
+                writes.append(Write(where, None))
+            elif backend.address not in self.backends:
                 self._restore_backend(number, backend, restored.zones[number])
+            else:  # it has another number, too: an agent ended before all led there
+                self._backend_ids.restore(number, backend.address)
+                self._second_numbers[number] = where
         known = {where for one in self.installed.values() for where in one.affinity}
         matches = {where for wheres in restored.affinity.values() for where in wheres}
         self._orphans += [Write(where, None) for where in sorted(matches - known)]
         self._orphans += self._reverse_nat_orphans(maps, numbers)
-        return writes
+        return batched(writes)
 
-    def discard(self, maps: Maps) -> list[Write]:
+    def discard(self, maps: Maps) -> list[Batch]:
         """Take nothing over: delete the frontends, backends and translations that the maps hold."""
         return _discard(maps, self._families())
 
-    def discard_off(self, maps: Maps) -> list[Write]:
+    def discard_off(self, maps: Maps) -> list[Batch]:
         """Delete what the maps hold of a family that is switched off: nothing can lead there any more."""
         return _discard(maps, tuple({4, 6} - set(self._families())))
 
-    def synced(self) -> list[Write]:
-        """The sources have said everything: what only the maps knew goes."""
-        writes: list[Write] = []
+    def synced(self) -> dict[FrontendKey | None, list[Batch]]:
+        """The sources have said everything: what only the maps knew goes.
+
+        By frontend that is still served; of none what belongs to no such.
+        """
+        served: dict[FrontendKey | None, list[Batch]] = {}
+        batches: list[Batch] = []
         for key, held in list(self.installed.items()):
             if not held.confirmed:
-                writes += self.delete(key)
+                batches += self.delete(key)
             elif held.pending:
                 kept = tuple(one for one in held.frontend.backends if one.address not in held.pending)
                 self.installed[key] = msgspec.structs.replace(held, pending=frozenset())
-                writes += self.upsert(msgspec.structs.replace(held.frontend, backends=kept))
-        for record in [one for one in self.backends.values() if not one.users]:
-            writes.append(self._forget(record))
+                served[key] = self.upsert(msgspec.structs.replace(held.frontend, backends=kept))
+        writes = [self._forget(one) for one in list(self.backends.values()) if not one.users]
+        for number, where in self._second_numbers.items():
+            self._backend_ids.release(number)
+            writes.append(Write(where, None))
+        self._second_numbers = {}
+        served[None] = [*batches, *batched(writes)]
         if not self._orphans:
-            return writes
+            return served
         current = {where for one in self.installed.values() for where in one.affinity}
         current |= {
-            entries.reverse_nat_key(one.id, key.address.ip.version) for key, one in self.installed.items()
+            entries.reverse_nat_key(one.id, key.address.version) for key, one in self.installed.items()
         }
-        writes += [one for one in self._orphans if one.where not in current]
+        served[None] += batched(one for one in self._orphans if one.where not in current)
         self._orphans = []
-        return writes
+        return served
 
     def _families(self) -> tuple[int, ...]:
         families = ((4, self._options.enable_ipv4), (6, self._options.enable_ipv6))
@@ -207,7 +191,9 @@ class LoadBalancer:
 
     def _restore_backend(self, number: int, backend: Backend, zone: int) -> None:
         self._backend_ids.restore(number, backend.address)
-        self.backends[backend.address] = BackendRecord(number, backend.address, backend.state, zone)
+        self.backends[backend.address] = BackendRecord(
+            number, entries.backend_number(number), backend.address, backend.state, zone
+        )
 
     def _reverse_nat_orphans(self, maps: Maps, numbers: set[int]) -> Iterator[Write]:
         for family in self._families():
@@ -216,7 +202,7 @@ class LoadBalancer:
                 if int.from_bytes(raw, "big") not in numbers:
                     yield Write(MapKey(name, raw), None)
 
-    def upsert(self, frontend: Frontend) -> list[Write]:
+    def upsert(self, frontend: Frontend) -> list[Batch]:
         """Serve a frontend, new or changed. Raises IdsExhaustedError; then nothing has changed."""
         key = frontend.key
         held = self.installed.get(key)
@@ -230,37 +216,52 @@ class LoadBalancer:
                 pending = held.pending - {one.address for one in frontend.backends}
                 left = [one for one in held.frontend.backends if one.address in pending]
                 frontend = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left))
-        writes: list[Write] = []
         now = {one.address for one in frontend.backends}
-        new_backends = self._use_backends(frontend, now - before, writes)
+        new_backends, batches = self._use_backends(frontend, now - before)
         new, table = self._entries(number, frontend, pending)
         old = held if held is not None else Installed(number, frontend)
-        version = key.address.ip.version
-        writes += [Write(where, None) for where in sorted(old.affinity - new.affinity)]
-        writes += [Write(where, None) for where in sorted(old.ranges - new.ranges)]
-        writes += [Write(where, entries.PRESENT) for where in sorted(new.ranges - old.ranges)]
-        writes += new_backends
+        version = key.address.version
+        if old.affinity or old.ranges or new.ranges:
+            writes = [Write(where, None) for where in sorted(old.affinity - new.affinity)]
+            writes += [Write(where, None) for where in sorted(old.ranges - new.ranges)]
+            writes += [Write(where, entries.PRESENT) for where in sorted(new.ranges - old.ranges)]
+            batches += batched(writes)
+        batches += new_backends
         if table is not None and new.maglev != old.maglev:
-            writes.append(Write(entries.maglev_key(number, version), table))
-        first = _same(old.slots, new.slots)
-        if first < len(new.slots):
-            keys = entries.service_keys(key, first + 1, len(new.slots) + 1)
-            had = old.slots[first:]
-            for slot, (where, value) in enumerate(zip(keys, new.slots[first:], strict=True)):
-                if slot >= len(had) or had[slot] != value:
-                    writes.append(Write(where, value))
+            batches.append(_batch(entries.maglev_key(number, version), table))
+        services = entries.SERVICES[version]
+        batches += self._changed_slots(services, key, old.slots, new.slots)
         if held is None:
-            writes.append(
-                Write(entries.reverse_nat_key(number, version), entries.reverse_nat_value(key.address))
+            batches.append(
+                _batch(entries.reverse_nat_key(number, version), entries.reverse_nat_value(key.address))
             )
         if new.master != old.master:
-            writes.append(Write(entries.service_key(key, 0), new.master))
-        surplus = entries.service_keys(key, len(new.slots) + 1, len(old.slots) + 1)
-        writes += [Write(where, None) for where in surplus]
-        writes += [Write(where, entries.PRESENT) for where in sorted(new.affinity - old.affinity)]
+            batches.append(Batch(services, entries.slot_keys(key, 0, 1), (new.master,)))
+        if len(old.slots) > len(new.slots):
+            surplus = entries.slot_keys(key, len(new.slots) + 1, len(old.slots) + 1)
+            batches.append(Batch(services, surplus, None))
+        if new.affinity:
+            more = sorted(new.affinity - old.affinity)
+            batches += batched(Write(where, entries.PRESENT) for where in more)
         self.installed[key] = new
-        writes += self._drop_backends(before - now)
-        return writes
+        if before:
+            batches += batched(self._drop_backends(before - now))
+        return batches
+
+    @staticmethod
+    def _changed_slots(
+        name: str, key: FrontendKey, old: Sequence[bytes], new: Sequence[bytes]
+    ) -> Iterator[Batch]:
+        """Those that are to be written, from the first on."""
+        if not new:
+            return
+        keys = entries.slot_keys(key, 1, len(new) + 1)
+        if not old:
+            yield Batch(name, keys, new)
+            return
+        changed = [at for at, value in enumerate(new) if at >= len(old) or old[at] != value]
+        if changed:
+            yield Batch(name, [keys[at] for at in changed], [new[at] for at in changed])
 
     def _number(self, frontend: Frontend) -> int:
         if not frontend.number:
@@ -269,13 +270,17 @@ class LoadBalancer:
             raise IdsExhaustedError(f"number {frontend.number} is another frontend's")
         return frontend.number
 
-    def delete(self, key: FrontendKey) -> list[Write]:
+    def delete(self, key: FrontendKey) -> list[Batch]:
         """Serve a frontend no more; nothing to write for an unknown one."""
         held = self.installed.pop(key, None)
         if held is None:
             return []
-        version = key.address.ip.version
-        writes = [Write(where, None) for where in entries.service_keys(key, 0, len(held.slots) + 1)]
+        version = key.address.version
+        services = entries.SERVICES[version]
+        batches = [Batch(services, entries.slot_keys(key, 0, 1), None)]
+        if held.slots:
+            batches.append(Batch(services, entries.slot_keys(key, 1, len(held.slots) + 1), None))
+        writes: list[Write] = []
         if held.maglev is not None:
             writes.append(Write(entries.maglev_key(held.id, version), None))
         writes.append(Write(entries.reverse_nat_key(held.id, version), None))
@@ -283,7 +288,7 @@ class LoadBalancer:
         writes += [Write(where, None) for where in sorted(held.ranges)]
         writes += self._drop_backends({one.address for one in held.frontend.backends})
         self._service_ids.release(held.id)
-        return writes
+        return [*batches, *batched(writes)]
 
     @staticmethod
     def _with_states(frontend: Frontend, held: Installed) -> Frontend:
@@ -309,28 +314,46 @@ class LoadBalancer:
             ),
         )
 
-    def _use_backends(self, frontend: Frontend, more: set[Address], writes: list[Write]) -> list[Write]:
-        """Number new backends; their entries. What becomes of others' states is written at once.
+    def _use_backends(self, frontend: Frontend, more: set[Address]) -> tuple[list[Batch], list[Batch]]:
+        """Number new backends: their entries; and those of others whose states are others now.
 
         ``more`` are those that the frontend did not have.
         """
-        new: list[Write] = []
         backends = self.backends
-        allocate = self._backend_ids.allocate
+        fresh: dict[Address, BackendState] = {}
+        states: list[Write] = []
         for backend in frontend.backends:
-            address = backend.address
-            record = backends.get(address)
+            record = backends.get(backend.address)
             if record is None:
-                backends[address] = record = BackendRecord(allocate(address), address, backend.state)
-                new.append(_backend_write(record))
+                fresh.setdefault(backend.address, backend.state)
             elif backend.state is not record.state and (
                 backend.by_hand or backend.state is BackendState.TERMINATING
             ):
                 record.state = backend.state
-                writes.append(_backend_write(record))
-        for address in more:
-            backends[address].users += 1
-        return new
+                states.append(_backend_write(record))
+        new = self._number_backends(fresh) if fresh else []
+        if len(fresh) < len(more):
+            for address in more - fresh.keys():
+                backends[address].users += 1
+        return new, batched(states)
+
+    def _number_backends(self, fresh: Mapping[Address, BackendState]) -> list[Batch]:
+        """Their entries; each is in use by one frontend."""
+        numbers = self._backend_ids.allocate_all(list(fresh))
+        keys = [entries.backend_number(number) for number in numbers]
+        known = zip(numbers, keys, fresh.items(), strict=True)
+        self.backends.update(
+            [
+                (address, BackendRecord(number, key, address, state, users=1))
+                for number, key, (address, state) in known
+            ]
+        )
+        values = [address[1:] + entries.backend_end(state, 0) for address, state in fresh.items()]
+        versions = [address[0] for address in fresh]
+        if versions.count(versions[0]) == len(versions):
+            return [Batch(entries.BACKENDS[versions[0]], keys, values)]
+        named = [MapKey(entries.BACKENDS[version], key) for version, key in zip(versions, keys, strict=True)]
+        return batched(map(Write, named, values))
 
     def _drop_backends(self, addresses: Iterable[Address]) -> Iterator[Write]:
         """A frontend has these no more; those go that nobody uses."""
@@ -343,45 +366,51 @@ class LoadBalancer:
     def _forget(self, record: BackendRecord) -> Write:
         del self.backends[record.address]
         self._backend_ids.release(record.id)
-        return Write(entries.backend_key(record.id, record.address.ip.version), None)
+        return Write(entries.backend_key(record.id, record.address.version), None)
 
-    def look_up_table(self, where: MapKey) -> bytes | None:
+    def look_up_table(self, where: MapKey) -> LookUpTable | None:
         """The look-up table that belongs there, None if none does."""
         for key, held in self.installed.items():
-            if held.maglev is not None and entries.maglev_key(held.id, key.address.ip.version) == where:
+            if held.maglev is not None and entries.maglev_key(held.id, key.address.version) == where:
                 return self._entries(held.id, held.frontend)[1]
         return None
 
     def _entries(
         self, number: int, frontend: Frontend, pending: frozenset[Address] = frozenset()
-    ) -> tuple[Installed, bytes | None]:
+    ) -> tuple[Installed, LookUpTable | None]:
         """What a frontend needs in the maps, its backends being numbered, and its look-up table."""
         records = self.backends
-        ids = {one.address: records[one.address].id for one in frontend.backends}
-        chosen, others = selectable(sorted(frontend.backends, key=lambda one: ids[one.address]))
+        backends: Sequence[Backend] = frontend.backends
+        ids = [records[one.address].id for one in backends]
+        if ids != sorted(ids):
+            backends = [one for _, one in sorted(zip(ids, backends, strict=True), key=itemgetter(0))]
+        chosen, others = selectable(backends)
         preferred = [one for one in chosen if one.preferred]
         ordered = [*preferred, *(one for one in chosen if not one.preferred)] if preferred else chosen
-        slots = entries.slot_values([ids[one.address] for one in ordered], number, quarantined=False)
-        slots += entries.slot_values([ids[one.address] for one in others], number, quarantined=True)
+        slots = entries.slot_values([records[one.address].key for one in ordered], number, quarantined=False)
+        if others:
+            slots += entries.slot_values(
+                [records[one.address].key for one in others], number, quarantined=True
+            )
         affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
         master = entries.master_value(
             count=len(preferred or ordered),
             quarantined=len(others),
             number=number,
-            flags=self._flags(frontend, affinity=affinity),
+            flags=service_flags(frontend, affinity=affinity),
             timeout=frontend.affinity_timeout if affinity else 0,
-            algorithm=_ALGORITHMS[frontend.algorithm],
+            algorithm=ALGORITHMS[frontend.algorithm],
             proxy_port=frontend.l7_proxy_port,
         )
         matches = frontend.backends if affinity and self._options.enable_session_affinity else ()
-        table, digest = self._table(frontend, preferred or ordered, ids)
+        table, digest = self._table(frontend, preferred or ordered)
         installed = Installed(
             id=number,
             frontend=frontend,
-            slots=tuple(slots),
+            slots=slots,
             master=master,
-            affinity=frozenset([entries.affinity_key(number, ids[one.address]) for one in matches]),
-            ranges=frozenset(self._ranges(number, frontend)),
+            affinity=frozenset([entries.affinity_key(number, records[one.address].id) for one in matches]),
+            ranges=frozenset(self._ranges(number, frontend)) if frontend.source_ranges else frozenset(),
             maglev=digest,
             pending=pending,
         )
@@ -391,58 +420,40 @@ class LoadBalancer:
     def _ranges(number: int, frontend: Frontend) -> Iterable[MapKey]:
         for text in frontend.source_ranges:
             prefix = ip_network(text)
-            if prefix.version == frontend.key.address.ip.version:
+            if prefix.version == frontend.key.address.version:
                 yield entries.source_range_key(number, prefix)
 
-    @staticmethod
-    def _flags(frontend: Frontend, *, affinity: bool) -> int:
-        """As a plain number: combining members of an enumeration costs more than all else here."""
-        return (
-            _TYPE_FLAGS[frontend.type]
-            | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
-            | _INT_LOCAL * (frontend.int_local and frontend.type not in _OF_ONE_NODE)
-            | _TWO_SCOPES * frontend.two_scopes
-            | _AFFINITY * affinity
-            | _ROUTABLE * frontend.routable
-            | _SOURCE_RANGE * bool(frontend.source_ranges)
-            | _SOURCE_RANGE_DENY * frontend.source_ranges_deny
-            | _L7 * bool(frontend.l7_proxy_port)
-            | _LOOPBACK * frontend.loopback
-            | _DSR * frontend.direct
-        )
-
     def _table(
-        self, frontend: Frontend, backends: Sequence[Backend], ids: Mapping[Address, int]
-    ) -> tuple[bytes | None, bytes | None]:
+        self, frontend: Frontend, backends: Sequence[Backend]
+    ) -> tuple[LookUpTable | None, bytes | None]:
         """The Maglev table, and its digest. Without backends the old one stays; it goes with the frontend."""
+        if self._maglev is None:
+            return None, None
         wildcard_node_port = frontend.type is ServiceType.NODE_PORT and is_wildcard(frontend.key.address.ip)
         inside_only = frontend.type is ServiceType.CLUSTER_IP and not self._options.bpf_lb_external_clusterip
         chosen = (frontend.algorithm or self._options.bpf_lb_algorithm) == "maglev"
-        if self._maglev is None or not chosen or wildcard_node_port or inside_only:
+        if not chosen or wildcard_node_port or inside_only:
             return None, None
         held = self.installed.get(frontend.key)
         if not backends:
             return None, held.maglev if held is not None else None
-        table = self._maglev(backends, ids)
+        records = [self.backends[one.address] for one in backends]
+        table = LookUpTable(self._maglev(backends, {one.address: one.id for one in records}))
+        table.backends = frozenset([one.key for one in records])
         return table, hashlib.sha256(table).digest()
 
 
 def _backend_write(record: BackendRecord) -> Write:
-    return Write(*entries.backend_entry(record.id, record.address, record.state, record.zone))
+    value = entries.backend_value(record.address, record.state, record.zone)
+    return Write(entries.backend_key(record.id, record.address.version), value)
 
 
-def _same(old: Sequence[bytes], new: Sequence[bytes]) -> int:
-    """How many are the same from the first on."""
-    if not old:
-        return 0
-    return next(
-        (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
-        min(len(old), len(new)),
-    )
+def _batch(where: MapKey, value: bytes) -> Batch:
+    return Batch(where.map, (where.key,), (value,))
 
 
-def _discard(maps: Maps, families: Iterable[int]) -> list[Write]:
+def _discard(maps: Maps, families: Iterable[int]) -> list[Batch]:
     """Delete frontends, then translations, then backends."""
     kinds = ("services_v2", "reverse_nat", "backends_v3")
     names = [f"cilium_lb{family}_{kind}" for kind in kinds for family in families]
-    return [Write(MapKey(name, key), None) for name in names for key in sorted(maps.get(name, {}))]
+    return [Batch(name, sorted(maps[name]), None) for name in names if maps.get(name)]

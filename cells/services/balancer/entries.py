@@ -8,8 +8,10 @@ a frontend are in network order, the rest in the machine's, which is little-endi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network
+from itertools import groupby
 from typing import NamedTuple
 
 from cells.services.model.types import Address, BackendState, FrontendKey, ServiceFlag
@@ -26,8 +28,13 @@ SOURCE_RANGES = {version: f"cilium_lb{version}_source_range" for version in (4, 
 
 _U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
 _BE16 = struct.Struct(">H").pack
-_AFTER_ADDRESS = struct.Struct(">HBBHBx").pack  # the number of the cluster, which is 0, has no order
+_AFTER_PROTOCOL = struct.Struct(">BHBx").pack  # the number of the cluster, which is 0, has no order
 _AFTER_SLOT = struct.Struct("<BBxx").pack
+_SLOTS = [_U16(slot) for slot in range(1 << 8)]
+"""Numbers of the slots that nearly every frontend has."""
+
+
+_QUARANTINED = struct.pack("<HH", ServiceFlag.QUARANTINED.value, 0)
 
 
 class MapKey(NamedTuple):
@@ -37,20 +44,56 @@ class MapKey(NamedTuple):
     key: bytes
 
 
+class Write(NamedTuple):
+    """One change of a map; a value of None deletes the key."""
+
+    where: MapKey
+    value: bytes | None
+
+
+class Batch(NamedTuple):
+    """Entries of one map that are set, in this order, or removed where there are no values."""
+
+    map: str
+    keys: Sequence[bytes]
+    values: Sequence[bytes] | None
+
+    def writes(self) -> Iterator[Write]:
+        """One by one."""
+        values = self.values if self.values is not None else (None,) * len(self.keys)
+        for key, value in zip(self.keys, values, strict=True):
+            yield Write(MapKey(self.map, key), value)
+
+
+class LookUpTable(bytes):
+    """The value of a look-up table."""
+
+    backends: frozenset[bytes] = frozenset()
+    """The numbers in it."""
+
+
+def batched(writes: Iterable[Write]) -> list[Batch]:
+    """The same in as few batches as their order allows."""
+    found: list[Batch] = []
+    for (name, sets), group in groupby(writes, key=lambda one: (one.where.map, one.value is not None)):
+        ones = list(group)
+        values = [one.value for one in ones if one.value is not None] if sets else None
+        found.append(Batch(name, [one.where.key for one in ones], values))
+    return found
+
+
 def service_key(frontend: FrontendKey, slot: int) -> MapKey:
     """Slot 0 is the frontend itself, the others its backends."""
-    return service_keys(frontend, slot, slot + 1)[0]
+    return MapKey(SERVICES[frontend.address.version], slot_keys(frontend, slot, slot + 1)[0])
 
 
-def service_keys(frontend: FrontendKey, first: int, end: int) -> list[MapKey]:
+def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
     """The keys of slots ``first`` to ``end``, without that."""
-    address = frontend.address
-    head = address.ip.packed + _BE16(address.port)
-    tail = _AFTER_SLOT(address.protocol, frontend.scope)
-    name = SERVICES[address.ip.version]
-    if first + 1 == end:
-        return [MapKey(name, head + _U16(first) + tail)]
-    return [MapKey(name, head + _U16(slot) + tail) for slot in range(first, end)]
+    address, scope = frontend
+    head, tail = address[1:-1], _AFTER_SLOT(address[-1], scope)
+    if end <= len(_SLOTS):
+        return [head + slot + tail for slot in _SLOTS[first:end]]
+    return [head + _U16(slot) + tail for slot in range(first, end)]
 
 
 def master_value(
@@ -71,11 +114,15 @@ def master_value(
     )
 
 
-def slot_values(backends: Iterable[int], number: int, *, quarantined: bool) -> list[bytes]:
-    """Slots of a frontend by its number: which backends."""
-    flags = ServiceFlag.QUARANTINED.value if quarantined else 0
-    tail = b"\0\0" + _BE16(number) + struct.pack("<HH", flags, 0)
-    return [_U32(backend) + tail for backend in backends]
+def slot_values(backends: Iterable[bytes], number: int, *, quarantined: bool) -> list[bytes]:
+    """Slots of a frontend by its number: which backends, by their keys."""
+    tail = b"\0\0" + _BE16(number) + (_QUARANTINED if quarantined else b"\0\0\0\0")
+    return [backend + tail for backend in backends]
+
+
+def backend_number(number: int) -> bytes:
+    """The key of a backend, whatever its family."""
+    return _U32(number)
 
 
 def backend_key(number: int, version: int) -> MapKey:
@@ -85,14 +132,13 @@ def backend_key(number: int, version: int) -> MapKey:
 
 def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
-    return backend_entry(0, address, state, zone)[1]
+    return address[1:] + backend_end(state, zone)
 
 
-def backend_entry(number: int, address: Address, state: BackendState, zone: int = 0) -> tuple[MapKey, bytes]:
-    """Both at once, of which there are many."""
-    ip = address.ip
-    value = ip.packed + _AFTER_ADDRESS(address.port, address.protocol, state, 0, zone)
-    return MapKey(BACKENDS[ip.version], _U32(number)), value
+@cache
+def backend_end(state: BackendState, zone: int) -> bytes:
+    """What a backend's value ends with, behind its address."""
+    return _AFTER_PROTOCOL(state, 0, zone)
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:
@@ -102,7 +148,7 @@ def reverse_nat_key(number: int, version: int) -> MapKey:
 
 def reverse_nat_value(address: Address) -> bytes:
     """The frontend's address."""
-    return address.ip.packed + struct.pack(">H", address.port)
+    return address[1:-1]
 
 
 def source_range_key(number: int, prefix: IPv4Network | IPv6Network) -> MapKey:

@@ -5,6 +5,7 @@ A number that comes back soon would be taken for the old one by connections that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name")
@@ -36,6 +37,17 @@ class IdAllocator(Generic[Name]):
         self._names[number] = name
         self._next = self._after(number)
         return number
+
+    def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
+        """A number for each, in this order, or for none. Raises IdsExhaustedError."""
+        numbers = range(self._next, self._next + len(names))
+        if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
+            self._names.update(zip(numbers, names, strict=True))
+            self._next = numbers.stop
+            return numbers
+        if len(self._names) + len(names) > self._last - self._first + 1:
+            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        return [self.allocate(name) for name in names]
 
     def restore(self, number: int, name: Name) -> bool:
         """Take a number that was given before; False when another name has it. The next comes after it."""

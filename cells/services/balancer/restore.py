@@ -56,11 +56,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
     for family in families:
         for key, value in maps.get(f"cilium_lb{family}_backends_v3", {}).items():
             length = FAMILIES[family]
-            address = Address(
-                ip_address(value[:length]),
-                int.from_bytes(value[length : length + 2], "big"),
-                value[length + 2],
-            )
+            address = Address.read(bytes([family]) + value[: length + 3])
             number = int.from_bytes(key, "little")
             backends[number] = Backend(address, BackendState(value[length + 3]))
             zones[number] = value[length + 6]
@@ -76,9 +72,7 @@ def _frontends(
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]
     for key, value in maps.get(f"cilium_lb{family}_services_v2", {}).items():
-        address = Address(
-            ip_address(key[:length]), int.from_bytes(key[length : length + 2], "big"), key[length + 4]
-        )
+        address = Address.read(bytes([family]) + key[: length + 2] + key[length + 4 : length + 5])
         where = FrontendKey(address, key[length + 5])
         slot = int.from_bytes(key[length + 2 : length + 4], "little")
         if slot:

@@ -142,7 +142,7 @@ class ServicesByHand:
         """Serve a frontend by the number it names; whether there was none. Returns once it is in the maps."""
         self.check_followed()
         if not self._options.serves(made.key.address.ip):
-            raise Refusal(500, f"IPv{made.key.address.ip.version} is off on this node")
+            raise Refusal(500, f"IPv{made.key.address.version} is off on this node")
         frontend = frontend_of(made, self._agent.node_name, self._options)
         created = check_frontend(frontend, self._served.all())
         before = self._services.get(frontend.key)
@@ -221,8 +221,8 @@ def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool
     key, number = frontend.key, frontend.number
     if not 0 < number < 1 << 16:
         raise Refusal(500, f"invalid service ID {number}")
-    versions = {one.address.ip.version for one in frontend.backends}
-    if versions - {key.address.ip.version}:
+    versions = {one.address.version for one in frontend.backends}
+    if versions - {key.address.version}:
         raise Refusal(500, f"Unable to upsert service {key} as NAT46/64 is disabled")
     for one in served:
         if one.key == key and one.id != number:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 from cells.maps import Map, Maps, create_map, map_by_id
-from cells.services.balancer import MapKey, Write
+from cells.services.balancer import Batch, MapKey, Write
 from cells.services.control.pending import TABLE, Entries, ServiceMaps
 from cells.services.control.shortage import MapFullError
 
@@ -71,14 +71,14 @@ class KernelServices:
         with _full(table):
             table.update(where.key, value)
 
-    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+    def write_many(self, batch: Batch) -> None:
         """Set entries, or remove them, with one system call."""
-        table = self._by_name[name]
-        if writes[0].value is None:
-            table.delete_batch([where.key for where, _ in writes])
+        table = self._by_name[batch.map]
+        if batch.values is None:
+            table.delete_batch(batch.keys)
         else:
             with _full(table):
-                table.update_batch([(where.key, value) for where, value in writes if value is not None])
+                table.update_all(batch.keys, batch.values)
 
     def void_verdicts(self) -> None:
         """The node's epoch: flows that were sent to an address as it is go to its backends now."""

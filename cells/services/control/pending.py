@@ -9,8 +9,9 @@ Writes of many frontends that may be done at once are done with one system call.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Final, Protocol
 
 from anyio import to_thread
@@ -22,9 +23,12 @@ from cells.services.balancer import (
     REVERSE_NAT,
     SERVICES,
     SOURCE_RANGES,
+    Batch,
     IdsExhaustedError,
+    LookUpTable,
     MapKey,
     Write,
+    batched,
     service_key,
 )
 from cells.services.model import FrontendKey
@@ -55,18 +59,21 @@ _SERVICES: Final = frozenset(SERVICES.values())
     _FRONTENDS,
     _FRONTENDS_DELETED,
     _SLOTS_DELETED,
+    _LOOK_UP_DELETED,
     _REVERSE_NAT_DELETED,
     _AFFINITY,
-) = _PHASES = range(11)
+) = _PHASES = range(12)
 """What may be written at once, in the order in which most frontends want it."""
 
 _PHASE_OF: Final = {
     AFFINITY_MATCH: (_AFFINITY_DELETED, _AFFINITY),
     **dict.fromkeys(SOURCE_RANGES.values(), (_RANGES_DELETED, _RANGES)),
     **dict.fromkeys(REVERSE_NAT.values(), (_REVERSE_NAT_DELETED, _REVERSE_NAT)),
-    **dict.fromkeys(LOOK_UP_TABLES, (_LOOK_UP, _LOOK_UP)),
+    **dict.fromkeys(LOOK_UP_TABLES, (_LOOK_UP_DELETED, _LOOK_UP)),
 }
 """Of a deletion, and of a write."""
+
+_OF_TABLES: Final = frozenset({_LOOK_UP, _LOOK_UP_DELETED})
 
 
 class ServiceMaps(Protocol):
@@ -80,7 +87,7 @@ class ServiceMaps(Protocol):
         """Set the entry, or remove it with None; gone already is fine."""
         ...
 
-    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+    def write_many(self, batch: Batch) -> None:
         """Set entries of one map at once, or remove them all; some may have been written when it raises."""
         ...
 
@@ -93,6 +100,10 @@ class ServiceMaps(Protocol):
         ...
 
 
+InLine = deque[tuple[int, Batch]]
+"""Batches, each of one phase."""
+
+
 class PendingWrites:
     """Writes in line, by frontend; and what the maps hold of those that were written."""
 
@@ -100,9 +111,13 @@ class PendingWrites:
         self._maps = maps
         self.entries: Entries = {}
         """What the maps hold."""
-        self._todo: dict[Owner, deque[tuple[int, Write]]] = {}
-        self._backends: dict[MapKey, bytes] = {}
-        """Entries that are to be written before any slot."""
+        self._tables: dict[MapKey, frozenset[bytes] | None] = {}
+        """The backends that look-up tables in the maps may lead to; None: it is not known which."""
+        self._todo: dict[Owner, InLine] = {}
+        self._fresh: list[Batch] = []
+        """Backends that are to be written before any slot."""
+        self._failed: dict[MapKey, bytes] = {}
+        """The same of those that could not be."""
         self._gone: dict[MapKey, None] = {}
         """Backends that nobody wants any more."""
 
@@ -110,33 +125,53 @@ class PendingWrites:
         return owner in self._todo
 
     def hold(self, entries: Mapping[str, Mapping[bytes, bytes]]) -> None:
-        """The maps hold this already."""
-        self.entries = {name: dict(of_map) for name, of_map in entries.items()}
+        """The maps hold this already. Look-up tables are to be made anew; what they lead to is not known."""
+        self.entries = {name: dict(held) for name, held in entries.items() if name not in LOOK_UP_TABLES}
+        self._tables = {MapKey(name, key): None for name in LOOK_UP_TABLES for key in entries.get(name, ())}
 
     def owe(self, owner: Owner) -> None:
         """Something is to be done for the frontend, though it is not known yet what."""
         self._todo.setdefault(owner, deque())
 
-    def add(self, owner: Owner, writes: Sequence[Write], *, first: bool = False) -> None:
+    def add(self, owner: Owner, batches: Iterable[Batch], *, first: bool = False) -> None:
         """Of what is in line for the frontend that goes on which holds still, then these; or these first."""
-        own: list[tuple[int, Write]] = []
-        for write in writes:
-            (name, key), value = where, _ = write
-            if name not in _BACKENDS:
-                own.append((_phase(write), write))
-            elif value is not None:
-                self._gone.pop(where, None)
-                self._backends[where] = value
+        own: list[tuple[int, Batch]] = []
+        for batch in batches:
+            if batch.map in _BACKENDS:
+                self._add_backends(batch)
+            elif owner is None:
+                own += _phased(batch)
             else:
-                self._backends.pop(where, None)
-                if key in self.entries.get(name, ()):
-                    self._gone[where] = None
+                own.append((_phase(batch), batch))
         if left := self._todo.get(owner):
-            again = {write.where for _, write in own}
-            kept = [each for each in left if each[1].where not in again]
+            again = {write.where for _, batch in own for write in batch.writes()}
+            kept = [
+                (phase, _one(write))
+                for phase, batch in left
+                for write in batch.writes()
+                if write.where not in again
+            ]
             # What was left may rest on what is new: a count on another slot.
             own = [*own, *kept] if first else sorted([*kept, *own], key=lambda each: each[0])
         self._todo[owner] = deque(own)
+
+    def _add_backends(self, batch: Batch) -> None:
+        if batch.values is not None:
+            self._fresh.append(batch)
+            if self._gone:
+                for key in batch.keys:
+                    self._gone.pop(MapKey(batch.map, key), None)
+            return
+        self._failed |= self._take_fresh()
+        for key in batch.keys:
+            self._failed.pop(where := MapKey(batch.map, key), None)
+            if key in self.entries.get(batch.map, ()):
+                self._gone[where] = None
+
+    def _take_fresh(self) -> dict[MapKey, bytes]:
+        batches, self._fresh = self._fresh, []
+        writes = (write for batch in batches for write in batch.writes())
+        return {where: value for where, value in writes if value is not None}
 
     async def write(self, owners: Collection[Owner]) -> dict[Owner, Exception]:
         """Write what is in line for them; who failed, of whom the rest stays in line.
@@ -158,16 +193,22 @@ class PendingWrites:
                 failures.setdefault(owner, error_of_backends)
         return failures
 
-    def _undo(self, planned: Mapping[Owner, Sequence[tuple[int, Write]]]) -> None:
+    def _undo(self, planned: Mapping[Owner, Sequence[tuple[int, Batch]]]) -> None:
         """Take back what was written of frontends that are not served at all: others may need the room."""
-        for owner, writes in planned.items():
-            if owner is None or service_key(owner, 0).key in self.entries.get(SERVICES[_version(owner)], {}):
+        for owner, batches in planned.items():
+            if owner is None or self._is_served(owner):
                 continue
-            for phase, write in reversed(writes):
-                (name, key), value = write
-                if value is not None and phase != _LOOK_UP and key in self.entries.get(name, {}):
-                    self._write_one(Write(write.where, None))
-            self._todo[owner] = deque(writes)
+            for phase, batch in reversed(batches):
+                if batch.values is None or phase == _LOOK_UP:
+                    continue
+                for key in reversed(batch.keys):
+                    if key in self.entries.get(batch.map, ()):
+                        self._write_one(Write(MapKey(batch.map, key), None))
+            self._todo[owner] = deque(batches)
+
+    def _is_served(self, owner: FrontendKey) -> bool:
+        where = service_key(owner, 0)
+        return where.key in self.entries.get(where.map, ())
 
     async def _write_together(self, owners: Collection[Owner]) -> dict[Owner, Exception]:
         """What is in line for them, phase by phase; who failed."""
@@ -177,9 +218,10 @@ class PendingWrites:
             for owner in failures:
                 active.pop(owner, None)
             for phase in _PHASES:
-                if phase is _LOOK_UP:
-                    failures |= await self._write_tables(active)
-                elif group := list(_take(active, phase)):
+                group = list(_take(active, phase))
+                if group and phase in _OF_TABLES:
+                    failures |= await self._write_tables(group)
+                elif group:
                     failures |= self._write_group(group)
             for owner in [each for each, queue in active.items() if not queue]:
                 del active[owner], self._todo[owner]
@@ -187,105 +229,134 @@ class PendingWrites:
 
     def _write_backends(self) -> dict[bytes, Exception]:
         """Those in line; by number who could not be."""
-        by_map: dict[str, list[Write]] = {}
-        for where, value in self._backends.items():
-            by_map.setdefault(where.map, []).append(Write(where, value))
+        if not self._failed and all(self._write_at_once(batch) for batch in _joined(self._fresh)):
+            self._fresh = []
+            return {}
+        writes = self._failed | self._take_fresh()
+        self._failed = {}
         failed: dict[bytes, Exception] = {}
-        for name, writes in by_map.items():
-            for write, error in self._write_of_map(name, writes):
-                if error is not None:
-                    failed[write.where.key] = error
-                else:
-                    del self._backends[write.where]
+        for where, value in writes.items():
+            if error := self._write_one(Write(where, value)):
+                failed[where.key] = error
+                self._failed[where] = value
         return failed
 
     @staticmethod
     def _without_backends(
-        waiting: Mapping[Owner, Iterable[tuple[int, Write]]], failed: Mapping[bytes, Exception]
+        waiting: Mapping[Owner, Iterable[tuple[int, Batch]]], failed: Mapping[bytes, Exception]
     ) -> dict[Owner, Exception]:
         """Who wants to write slots that name backends which could not be written."""
         found: dict[Owner, Exception] = {}
         for owner, queue in waiting.items() if failed else ():
-            for phase, (_, value) in queue:
-                if phase == _SLOTS and value is not None and (error := failed.get(value[:4])):
+            for phase, batch in queue:
+                values = batch.values if phase == _SLOTS else None
+                if values and (error := next(filter(None, (failed.get(one[:4]) for one in values)), None)):
                     found[owner] = error
                     break
         return found
 
     def _delete_backends(self) -> Exception | None:
-        """Of those that nobody wants, those that no slot names which somebody failed to change."""
-        if not self._gone:
+        """Of those that nobody wants, those that nothing leads to which somebody failed to change."""
+        if not self._gone or (named := self._named()) is None:
             return None
-        named = set(self._named())
-        by_map: dict[str, list[Write]] = {}
-        for where in self._gone:
-            if where.key not in named:
-                by_map.setdefault(where.map, []).append(Write(where, None))
         failure = None
-        for name, writes in by_map.items():
-            for write, error in self._write_of_map(name, writes):
+        for batch in batched(Write(where, None) for where in self._gone if where.key not in named):
+            told = (
+                [None] * len(batch.keys)
+                if self._write_at_once(batch)
+                else map(self._write_one, batch.writes())
+            )
+            for key, error in zip(batch.keys, told, strict=True):
                 failure = failure or error
                 if error is None:
-                    del self._gone[write.where]
+                    del self._gone[MapKey(batch.map, key)]
         return failure
 
-    def _named(self) -> Iterator[bytes]:
-        """Numbers of backends in slots that are still to be changed or removed, as the maps hold them."""
-        for queue in self._todo.values():
-            for phase, ((name, key), _) in queue:
-                if phase in {_SLOTS, _SLOTS_DELETED} and (held := self.entries.get(name, {}).get(key)):
-                    yield held[:4]
+    def _named(self) -> set[bytes] | None:
+        """Numbers of backends that the maps lead to where that is still to be changed; None: maybe all.
 
-    async def _write_tables(self, active: Mapping[Owner, deque[tuple[int, Write]]]) -> dict[Owner, Exception]:
-        group = list(_take(active, _LOOK_UP))
-        if not group:
-            return {}
+        By slots, and by look-up tables, which may be older or newer than the slots.
+        """
+        found: set[bytes] = set()
+        for owner, queue in self._todo.items():
+            for phase, batch in queue:
+                if phase in {_SLOTS, _SLOTS_DELETED}:
+                    of_map = self.entries.get(batch.map, {})
+                    found.update(of_map[key][:4] for key in batch.keys if key in of_map)
+                elif phase in _OF_TABLES and owner is not None and self._is_served(owner):
+                    for key in batch.keys:
+                        led_to = self._tables.get(MapKey(batch.map, key), frozenset())
+                        if led_to is None:
+                            return None
+                        found |= led_to
+        return found
+
+    async def _write_tables(self, group: Sequence[tuple[Owner, Batch]]) -> dict[Owner, Exception]:
+        writes = [write for _, batch in group for write in batch.writes()]
         try:
-            await to_thread.run_sync(self._maps.write_tables, [write for _, write in group])
+            await to_thread.run_sync(self._maps.write_tables, writes)
         except FAILURES as error:
+            for where, value in writes:  # some may have been
+                held = self._tables.get(where, frozenset())
+                self._tables[where] = held | _led_to(value) if held is not None else None
             return self._put_back(group, dict.fromkeys([owner for owner, _ in group], error))
-        for _, write in group:
-            self._written(write)
+        self.tables_written(writes)
         return {}
 
-    def _write_group(self, group: Sequence[tuple[Owner, Write]]) -> dict[Owner, Exception]:
-        by_map: dict[str, list[tuple[Owner, Write]]] = {}
+    def tables_written(self, writes: Iterable[Write]) -> None:
+        """The maps hold these look-up tables now."""
+        for write in writes:
+            if write.value is None:
+                self._tables.pop(write.where, None)
+            else:
+                self._tables[write.where] = _led_to(write.value)
+            self._written(write)
+
+    def _write_group(self, group: Sequence[tuple[Owner, Batch]]) -> dict[Owner, Exception]:
+        by_map: dict[str, list[tuple[Owner, Batch]]] = defaultdict(list)
         for owned in group:
-            by_map.setdefault(owned[1].where.map, []).append(owned)
+            by_map[owned[1].map].append(owned)
         failures: dict[Owner, Exception] = {}
-        for name, of_map in by_map.items():
-            told = self._write_of_map(name, [write for _, write in of_map])
-            failed = [(owned, error) for owned, (_, error) in zip(of_map, told, strict=True) if error]
-            errors = {owner: error for (owner, _), error in failed}
-            failures |= self._put_back([owned for owned, _ in failed], errors)
+        for of_map in by_map.values():
+            (joined,) = _joined([batch for _, batch in of_map])
+            if self._write_at_once(joined):
+                continue
+            errors: dict[Owner, Exception] = {}
+            back: list[tuple[Owner, Batch]] = []
+            for owner, batch in of_map:
+                for write in batch.writes():
+                    if error := self._write_one(write):
+                        errors[owner] = error
+                        back.append((owner, _one(write)))
+            failures |= self._put_back(back, errors)
         return failures
 
     def _put_back(
-        self, group: Iterable[tuple[Owner, Write]], failures: dict[Owner, Exception]
+        self, group: Iterable[tuple[Owner, Batch]], failures: dict[Owner, Exception]
     ) -> dict[Owner, Exception]:
-        by_owner: dict[Owner, list[tuple[int, Write]]] = {}
-        for owner, write in group:
-            by_owner.setdefault(owner, []).append((_phase(write), write))
+        by_owner: dict[Owner, list[tuple[int, Batch]]] = defaultdict(list)
+        for owner, batch in group:
+            by_owner[owner].append((_phase(batch), batch))
         for owner, back in by_owner.items():
             self._todo[owner].extendleft(reversed(back))
         return failures
 
-    def _write_of_map(self, name: str, writes: Sequence[Write]) -> Iterable[tuple[Write, Exception | None]]:
-        """All at once; one by one when that does not work, so that it is known which did."""
-        if len(writes) > 1:
-            try:
-                self._maps.write_many(name, writes)
-            except FAILURES:
-                pass
-            else:
-                of_map = self.entries.setdefault(name, {})
-                if writes[0].value is None:
-                    for where, _ in writes:
-                        of_map.pop(where.key, None)
-                else:
-                    of_map.update([(where.key, value) for where, value in writes if value is not None])
-                return [(write, None) for write in writes]
-        return [(write, self._write_one(write)) for write in writes]
+    def _write_at_once(self, batch: Batch) -> bool:
+        """With one call; whether that worked. Where it did not, nobody knows which were written."""
+        keys, values = batch.keys, batch.values
+        if len(keys) == 1:
+            return self._write_one(next(batch.writes())) is None
+        try:
+            self._maps.write_many(batch)
+        except FAILURES:
+            return False
+        of_map = self.entries.setdefault(batch.map, {})
+        if values is not None:
+            of_map.update(zip(keys, values, strict=True))
+        else:
+            for key in keys:
+                of_map.pop(key, None)
+        return True
 
     def _write_one(self, write: Write) -> Exception | None:
         try:
@@ -303,22 +374,45 @@ class PendingWrites:
             self.entries.setdefault(name, {})[key] = TABLE if name in LOOK_UP_TABLES else value
 
 
-def _take(active: Mapping[Owner, deque[tuple[int, Write]]], phase: int) -> Iterator[tuple[Owner, Write]]:
+def _take(active: Mapping[Owner, InLine], phase: int) -> Iterator[tuple[Owner, Batch]]:
     """What each has at the head of its line that is of this phase."""
     for owner, queue in active.items():
         while queue and queue[0][0] == phase:
             yield owner, queue.popleft()[1]
 
 
-def _version(owner: FrontendKey) -> int:
-    return owner.address.ip.version
+def _joined(batches: Iterable[Batch]) -> list[Batch]:
+    """One for each map, of batches that all set entries, or all remove them."""
+    keys: dict[str, list[bytes]] = defaultdict(list)
+    values: dict[str, list[bytes]] = {}
+    for batch in batches:
+        keys[batch.map] += batch.keys
+        if batch.values is not None:
+            values.setdefault(batch.map, []).extend(batch.values)
+    return [Batch(name, of_map, values.get(name)) for name, of_map in keys.items()]
 
 
-def _phase(write: Write) -> int:
+def _one(write: Write) -> Batch:
     (name, key), value = write
+    return Batch(name, (key,), (value,) if value is not None else None)
+
+
+def _phased(batch: Batch) -> Iterator[tuple[int, Batch]]:
+    """Parts of a batch, each of one phase."""
+    for phase, group in groupby(map(_one, batch.writes()), key=_phase):
+        yield phase, _joined(group)[0]
+
+
+def _phase(batch: Batch) -> int:
+    """Of a batch that is all of one."""
+    name, keys, values = batch
     if name in _SERVICES:
-        is_slot = key[-6:-4] != b"\0\0"
-        if value is None:
+        is_slot = keys[0][-6:-4] != b"\0\0"
+        if values is None:
             return _SLOTS_DELETED if is_slot else _FRONTENDS_DELETED
         return _SLOTS if is_slot else _FRONTENDS
-    return _PHASE_OF[name][value is not None]
+    return _PHASE_OF[name][values is not None]
+
+
+def _led_to(table: bytes | None) -> frozenset[bytes]:
+    return table.backends if isinstance(table, LookUpTable) else frozenset()

@@ -15,7 +15,7 @@ from typing import Final
 import anyio.lowlevel
 from anyio import to_thread
 
-from cells.services.balancer import IdsExhaustedError, LoadBalancer, MapKey, Write
+from cells.services.balancer import IdsExhaustedError, LoadBalancer, MapKey, Write, batched
 from cells.services.control.pending import LOOK_UP_TABLES, Entries, PendingWrites, ServiceMaps
 from cells.services.control.served import ServedFrontend
 from cells.services.control.shortage import Shortage
@@ -98,7 +98,7 @@ class ServicesTarget:
     async def _take_over(self, held: Entries) -> None:
         """Go on from what the maps hold: as long as nothing differs, nothing is written."""
         # Look-up tables are made anew, with their frontends; what is left of others goes with the next sweep.
-        self._pending.hold({name: of_map for name, of_map in held.items() if name not in LOOK_UP_TABLES})
+        self._pending.hold(held)
         self._taken_over = True
         # Before anything else: what is planned next may get the numbers of what goes.
         self._pending.add(None, [*self._balancer.restore(held), *self._balancer.discard_off(held)])
@@ -109,7 +109,10 @@ class ServicesTarget:
             for key in failed:
                 self._pending.owe(key)  # put() tries again, and tells
             await anyio.lowlevel.checkpoint()
-        self._pending.add(None, self._balancer.synced())
+        synced = self._balancer.synced()
+        for owner, batches in synced.items():
+            self._pending.add(owner, batches)
+        await self._write_of([key for key in synced if key is not None])  # of what fails the rest is put()
         await self._write_rest()
         if held:
             with self._served.txn() as rows:
@@ -124,12 +127,13 @@ class ServicesTarget:
         missing, extra = _differences(held, self._pending.entries)
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
-            writes = list(group)
             if name in LOOK_UP_TABLES:
-                tables = [self._with_table(each) for each in writes]
+                tables = [self._with_table(each) for each in group]
                 await to_thread.run_sync(self._maps.write_tables, tables)
+                self._pending.tables_written(tables)
             else:
-                self._maps.write_many(name, writes)
+                for batch in batched(group):
+                    self._maps.write_many(batch)
 
     def _with_table(self, write: Write) -> Write:
         if write.value is None:

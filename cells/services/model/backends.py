@@ -5,7 +5,6 @@ Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topolog
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
 
 from cells.kubernetes import EndpointConditions, EndpointSlice
@@ -17,8 +16,9 @@ from cells.services.model.types import (
     Address,
     Backend,
     BackendState,
+    address_end,
     is_port,
-    parse_address,
+    pack_address,
 )
 
 Backends = Mapping[str, tuple[Backend, ...]]
@@ -40,29 +40,22 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
 
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several slices is active if one says so."""
-    found: dict[str, dict[bytes, Backend]] = {}
+    found: dict[str, dict[Address, Backend]] = {}
     for slice_ in slices:
         _add(found, slice_, options)
     return {name: tuple([of_port[key] for key in sorted(of_port)]) for name, of_port in found.items()}
 
 
-def _add(found: dict[str, dict[bytes, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions) -> None:
-    """Each backend of a slice, by bytes that are in the order of addresses.
-
-    Services have many: this is where most of the time goes that reading them takes.
-    """
+def _add(
+    found: dict[str, dict[Address, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions
+) -> None:
+    """Each backend of a slice. Services have many: most of the time goes here that reading them takes."""
     version = _VERSIONS.get(slice_.address_type)
     if version is None:
         return
     mark, active = _MARKS[version], BackendState.ACTIVE
     ports = [
-        (
-            port.port,
-            number,
-            port.name or "",
-            struct.pack(">HB", port.port, number),
-            found.setdefault(port.name or "", {}),
-        )
+        (port.name or "", address_end(port.port, number), found.setdefault(port.name or "", {}))
         for port in slice_.ports or ()
         if is_port(port.port) and (number := _protocol(port.protocol or "TCP", options)) is not None
     ]
@@ -75,16 +68,14 @@ def _add(found: dict[str, dict[bytes, Backend]], slice_: EndpointSlice, options:
         hints = endpoint.hints.for_zones if endpoint.hints is not None else None
         hinted = tuple([each.name for each in hints]) if hints else None
         for text in endpoint.addresses or ():
-            address = parse_address(text)
-            if address is None or address.version != version:
+            packed = pack_address(text, version)
+            if packed is None:
                 continue
-            packed = mark + address.packed
-            for port, protocol, name, tail, of_port in ports:
-                key = packed + tail
-                held = of_port.get(key)
+            for name, end, of_port in ports:
+                address = read(mark + packed + end)
+                held = of_port.get(address)
                 if held is None or state < held.state:
-                    at = Address(address, port, protocol)
-                    of_port[key] = Backend(at, state, node, name, DEFAULT_WEIGHT, zone, hinted)
+                    of_port[address] = Backend(address, state, node, name, DEFAULT_WEIGHT, zone, hinted)
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
@@ -95,3 +86,4 @@ def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
 
 _VERSIONS = {"IPv4": 4, "IPv6": 6}
 _MARKS = {4: b"\4", 6: b"\6"}
+read = Address.read

@@ -182,7 +182,7 @@ class _Conversion:
 
     def _selected(self, key: FrontendKey, type_: ServiceType, port: ServicePort) -> tuple[Backend, ...]:
         """The backends of the frontend's family that its traffic policy and zone leave."""
-        backends = self._in_zone(self._of_family(port.name, key.address.ip.version))
+        backends = self._in_zone(self._of_family(port.name, key.address.version))
         if type_ is ServiceType.CLUSTER_IP or key.scope == INTERNAL:
             local = self._int_local
         else:
@@ -194,9 +194,9 @@ class _Conversion:
     def _of_family(self, port_name: str, version: int) -> tuple[Backend, ...]:
         """They are in the order of their addresses, so the ends tell whether all are of one."""
         backends = self._backends.get(port_name, ())
-        if backends and backends[0].address.ip.version == version == backends[-1].address.ip.version:
+        if backends and backends[0].address.version == version == backends[-1].address.version:
             return backends
-        return tuple([one for one in backends if one.address.ip.version == version])
+        return tuple([one for one in backends if one.address.version == version])
 
     def _in_zone(self, backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
         """Those hinted for our zone, all where hints cannot decide."""

@@ -92,7 +92,8 @@ class Agent:
     def see(self, changes: Any) -> None:
         for change in changes:
             upsert = isinstance(change, Upsert)
-            writes = self.balancer.upsert(change.frontend) if upsert else self.balancer.delete(change.key)
+            batches = self.balancer.upsert(change.frontend) if upsert else self.balancer.delete(change.key)
+            writes = [write for batch in batches for write in batch.writes()]
             for where, value in writes:
                 entries = self.maps.setdefault(where.map, {})
                 if value is None:

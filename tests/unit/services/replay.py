@@ -18,7 +18,7 @@ import msgspec
 from cells.api.models.services import ServiceRequest
 from cells.api.operations.services.requests import requested, requested_backends
 from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
-from cells.services.balancer import IdsExhaustedError, LoadBalancer, Write
+from cells.services.balancer import Batch, IdsExhaustedError, LoadBalancer, Write
 from cells.services.balancer.balancer import Installed
 from cells.services.control import ServedFrontend
 from cells.services.control.by_hand import check_frontend, check_states, frontend_of
@@ -133,7 +133,8 @@ class Run:
             case "http-get":
                 self.results.append(self._answer(event))
             case "k8s-synced":
-                self._write(self.balancer.synced())
+                for batches in self.balancer.synced().values():
+                    self._write(batches)
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
@@ -203,7 +204,8 @@ class Run:
             else:
                 self._write(self.balancer.delete(change.key))
 
-    def _write(self, writes: list[Write]) -> None:
+    def _write(self, batches: list[Batch]) -> None:
+        writes = [write for batch in batches for write in batch.writes()]
         for where, value in writes:
             entries = self.maps.setdefault(where.map, {})
             text = str(int.from_bytes(where.key, "big")) if where.map.endswith("maglev") else where.key.hex()

@@ -14,7 +14,7 @@ from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.services import control
 from cells.services import settings as service_settings
-from cells.services.balancer import LoadBalancer, MapKey, Write
+from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
 from cells.services.control import ServedFrontend, ServiceMaps
 from cells.services.control.pending import Entries
@@ -78,9 +78,8 @@ class FakeServiceMaps:
         else:
             self.entries[where] = value
 
-    def write_many(self, name: str, writes: Sequence[Write]) -> None:
-        for where, value in writes:
-            assert where.map == name
+    def write_many(self, batch: Batch) -> None:
+        for where, value in batch.writes():
             self.write(where, value)
 
     def write_tables(self, writes: Sequence[Write]) -> None:

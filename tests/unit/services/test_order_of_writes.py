@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 
+import msgspec
 import pytest
 
 from cells.services import control
-from cells.services.balancer import LoadBalancer, MapKey, Write
+from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_value, service_key
 from cells.services.control.pending import TABLE, Entries
 from cells.services.control.served import served_frontends
@@ -53,6 +54,8 @@ class WatchedMaps:
         self.clients: dict[bytes, set[bytes]] = {}
         """Of each, the networks of its clients that it may have now."""
         self.room: dict[str, int] = {}
+        self.tables = 1 << 20
+        """How many look-up tables can be written at a time."""
         self.left = -1
         self.many = 0
         self.count = 0
@@ -77,15 +80,16 @@ class WatchedMaps:
             self.entries[where] = value
         assert list(self.faults()) == []
 
-    def write_many(self, name: str, writes: Sequence[Write]) -> None:
+    def write_many(self, batch: Batch) -> None:
         self.many += 1
-        assert len({value is None for _, value in writes}) == 1
-        for where, value in writes:
-            assert where.map == name
+        for where, value in batch.writes():
             self.write(where, value)
 
     def write_tables(self, writes: Sequence[Write]) -> None:
-        for where, value in writes:
+        """Some are written, and then one is not, in whose place is another or none."""
+        for number, (where, value) in enumerate(writes):
+            if value is not None and number >= self.tables:
+                raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
             self.write(where, value)
 
     def void_verdicts(self) -> None: ...
@@ -189,6 +193,7 @@ class Agent:
     def __init__(self, maps: WatchedMaps, wanted: Wanted) -> None:
         self.maps = maps
         self.wanted = wanted
+        self.to_drop: set[FrontendKey] = set()
         self.table = control.frontends()
         with self.table.txn() as rows:
             rows.replace_all(wanted.values())
@@ -203,14 +208,17 @@ class Agent:
             self.wanted[key] = frontend
         for key in drop:
             self.wanted.pop(key, None)
+        self.to_drop = (self.to_drop | drop) - put.keys()
         with suppress(BatchError):
-            await self.target.drop(drop)
+            await self.target.drop(self.to_drop)
+            self.to_drop = set()
         with suppress(BatchError):
             await self.target.put(put)
 
     async def settled(self) -> None:
         """All is as wanted, and nothing else is there; then nothing else may be."""
         await self.target.dump()
+        await self.target.drop(self.to_drop)
         await self.target.put(dict(self.wanted))
         await self.target.dump()
         wanted = {name(key): addresses(frontend) for key, frontend in self.wanted.items()}
@@ -278,6 +286,42 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
         maps.left = -1
         await Agent(maps, agent.wanted).settled()
     raise AssertionError(f"not done after {writes} writes")
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_look_up_table_leads_nowhere_while_they_cannot_be_written(seed: int) -> None:
+    """Nor after a restart: then nobody knows what the tables lead to."""
+    draw = random.Random(seed)  # noqa: S311
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    for _ in range(15):
+        maps.tables = draw.choice((0, 0, 1, 2, 1 << 20))
+        maps.room = {SERVICES: draw.randrange(12)} if draw.random() < 0.3 else {}
+        await agent.change(*change(draw, agent.wanted))
+        if draw.random() < 0.2:
+            agent = Agent(maps, agent.wanted)
+            await agent.target.dump()
+    maps.tables, maps.room = 1 << 20, {}
+    await agent.settled()
+
+
+async def test_a_backend_stays_while_a_look_up_table_leads_to_it() -> None:
+    """The table may be newer than the slots, which name the backend no more, or not yet."""
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    first = someone(random.Random(1), 1)  # noqa: S311
+    backends = [Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
+    one, both = (msgspec.structs.replace(first, backends=tuple(have)) for have in (backends[:1], backends))
+    await agent.change({one.key: one}, set())
+    maps.room = {SERVICES: len([each for each in maps.entries if each.map == SERVICES])}
+    await agent.change({both.key: both}, set())
+    maps.tables = 0
+    await agent.change({one.key: one}, set())
+    assert len([each for each in maps.entries if each.map == BACKENDS]) == 2
+    maps.tables, maps.room = 1, {}
+    await agent.settled()
 
 
 async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
