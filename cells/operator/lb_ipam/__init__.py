@@ -1,8 +1,9 @@
-"""LB-IPAM: services of type LoadBalancer get addresses of CiliumLoadBalancerIPPools.
+"""Services of type LoadBalancer get addresses: of CiliumLoadBalancerIPPools, or of nodes.
 
-Controller: services and pools in, the tables ``lb-service-wishes`` and ``lb-pool-wishes`` out.
+Controller: services, pools, nodes and their backends in, the tables ``lb-service-wishes``, ``lb-pool-wishes``
+            and ``node-ipam-wishes`` out.
 Reconciler: those tables in, the status of services and the conditions of pools out.
-Needs:      ClusterAPI, ClusterObjects, OperatorOptions, LBIPAMSettings, Metrics.   Gives: LBIPAM.
+Needs:      ClusterAPI, ClusterObjects, OperatorOptions, LBIPAMSettings, Metrics.   Gives: LBIPAM, NodeIPAM.
 Why:        one function of everything there is says who has what; what a service has it keeps as long as it
             may, over restarts as well.
 """
@@ -11,13 +12,14 @@ from typing import Final
 
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.metrics import tell
+from cells.operator.lb_ipam.node_ipam import NodeIPAM
 from cells.operator.lb_ipam.service import LBIPAM
 from cells.operator.lb_ipam.settings import LBIPAMSettings
 from cells.operator.lb_ipam.wishes import PoolWish, ServiceWish
 from cells.operator.lb_ipam.writer import PoolWriter, ServiceWriter
 from lifecycle import Jobs, Reconciler, Table, config, invoke, minutes, module, provide
 
-__all__ = ["LBIPAM", "LBIPAMSettings", "PoolWish", "ServiceWish", "cell"]
+__all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolWish", "ServiceWish", "cell"]
 
 AGAIN: Final = minutes(1)
 
@@ -48,6 +50,6 @@ cell = module(
     "lb-ipam",
     "Addresses of load balancers",
     config(LBIPAMSettings),
-    provide(service_wishes, pool_wishes, LBIPAM),
-    invoke(write, tell),
+    provide(service_wishes, pool_wishes, LBIPAM, NodeIPAM),
+    invoke(write, tell, NodeIPAM),
 )

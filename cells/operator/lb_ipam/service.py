@@ -5,26 +5,21 @@ Needs: LBIPAMSettings, OperatorOptions, ClusterObjects, the tables of wishes.   
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Final
 
-import anyio
 from msgspec.structs import replace
 
 from cells.kubernetes import Key
+from cells.operator.lb_ipam.either import either
 from cells.operator.lb_ipam.kinds import LOAD_BALANCER_POOLS
 from cells.operator.lb_ipam.plan import Grant, Plan, plan
 from cells.operator.lb_ipam.pools import Address, AddressPool, AddressRange, address_pools
 from cells.operator.lb_ipam.requests import Request, request_of
-from cells.operator.lb_ipam.settings import LBIPAMSettings
+from cells.operator.lb_ipam.settings import PROXY_NAME, LBIPAMSettings
 from cells.operator.lb_ipam.wishes import PoolWish, ServiceWish, pool_wish, service_wish
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
 from cells.operator.options import OperatorOptions
 from lifecycle import Jobs, Logger, Table
-
-PROXY_NAME: Final = "service.kubernetes.io/service-proxy-name"
-"""The label of a service that says whose it is."""
 
 
 class LBIPAM:
@@ -75,7 +70,7 @@ class LBIPAM:
                     if change.row is not None:
                         self._arrival.setdefault(change.row.key, change.revision)
                 self._pass()
-            await _either(pools.wait, services.wait)
+            await either(pools.wait, services.wait)
 
     def _pass(self) -> None:
         services = {one.key: one for one in self._services.all()}
@@ -126,15 +121,3 @@ class LBIPAM:
             if self._broken.get(name) != why:
                 self._log.error("pool cannot be read", pool=name, error=why)
         self._broken = broken
-
-
-async def _either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Return when the first of them does."""
-    async with anyio.create_task_group() as group:
-
-        async def one(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
-            await wait()
-            group.cancel_scope.cancel()
-
-        for wait in waits:
-            group.start_soon(one, wait)

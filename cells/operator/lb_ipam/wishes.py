@@ -30,6 +30,8 @@ class ServiceWish(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[str, ...]
     condition: tuple[str, str, str] | None
     """Status, reason, message; None takes the condition away."""
+    conditioned: bool = True
+    """Whether the condition is to be said, or taken away, at all."""
 
 
 class PoolWish(msgspec.Struct, frozen=True, gc=False):

@@ -68,7 +68,9 @@ class ServiceWriter:
                 "lastTransitionTime": _now(),
             }
         ingress = [{"ip": one} for one in wish.addresses] or None
-        status_part = {"loadBalancer": {"ingress": ingress}, "conditions": [condition]}
+        status_part: dict[str, Any] = {"loadBalancer": {"ingress": ingress}}
+        if wish.conditioned:
+            status_part["conditions"] = [condition]
         body = {"metadata": {"uid": wish.uid}, "status": status_part}
         path = CLUSTER_SERVICES.path(wish.namespace, wish.name, "status")
         query = {"fieldManager": self._server.client.manager}

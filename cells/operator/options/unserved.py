@@ -18,9 +18,6 @@ class UnservedOperator(UnservedSettings, frozen=True):
     enable_bgp_control_plane: bool = False
     """Routes are not announced yet, so no CiliumBGPNodeConfigs are made."""
 
-    enable_node_ipam: bool = False
-    """Services do not get addresses of nodes yet."""
-
     enable_envoy_config: bool = False
     """CiliumEnvoyConfigs are not served yet."""
 

@@ -28,7 +28,6 @@ EXCLUDED: Final = {
     "lb_restart_steal": "a fault of Cilium's; test_lb_ipam has that nothing moves",
     "leader_lost": "compared in test_leading",
     "leader_single": "test_leading has its lease, tests/unit/kubernetes its renewals",
-    "node_ipam": "node IPAM is not built",
     "option_errors": "compared in test_options",
     "unmanaged_pods": "it waits 30 s for a young pod; compared in test_unmanaged_pods",
     "endpoint_gc_crd_disabled": "an orphan waits for two passes here, not for the start; compared in test_gc",
