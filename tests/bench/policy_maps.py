@@ -134,10 +134,11 @@ class Maps:
         self.adopt(number)
         return number
 
-    def adopt(self, endpoint_id: int) -> None:
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
         """This one."""
         table = create_map(policy_spec(endpoint_id, 16384))
         self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs.bump)
+        return {}
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         """As the agent does."""

@@ -14,8 +14,8 @@ import anyio
 from cells.endpoint import Endpoints, Level, Regenerations
 from cells.endpoint.restore.edges import FormerAgent
 from cells.endpoint.restore.restored import RestoredEndpoints
-from cells.policy.maps import KnownRules
-from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, after
+from cells.policy.maps import KnownRules, RealizedPolicy
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
 """How long the start waits for the rules, where there are endpoints whose policies they may change."""
@@ -44,6 +44,7 @@ class RegeneratedEndpoints:
         regenerations: Regenerations,
         rules: KnownRules | None,
         former: FormerAgent | None,
+        realized: Table[RealizedPolicy],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -58,6 +59,7 @@ class RegeneratedEndpoints:
         self._regenerations = regenerations
         self._health = health.child("regenerate")
         self._log = log
+        self._realized = realized.initializer("restored endpoints")
         lifecycle.append(Hook("regenerate endpoints", self._start))
 
     async def _start(self) -> None:
@@ -90,7 +92,10 @@ class RegeneratedEndpoints:
             self._regenerations.request(endpoint.id, Level.DATAPATH, "syncing state to host")
             for endpoint in restored
         ]
-        wrong = [one.endpoint_id for one in asked if await one.result()]
+        try:
+            wrong = [one.endpoint_id for one in asked if await one.result()]
+        finally:
+            self._realized.done()
         failed = [number for number in wrong if self._endpoints.get(number) is not None]
         took = round((time.perf_counter() - started) * 1000, 1)
         self._log.info(

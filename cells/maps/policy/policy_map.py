@@ -89,6 +89,11 @@ class PolicyMap:
         """How many it has, as far as we wrote them."""
         return len(self._present)
 
+    @property
+    def held(self) -> Mapping[PolicyKey, PolicyEntry]:
+        """What it has, as far as we wrote or read it; with the counters of that time."""
+        return self._present
+
     def dump(self) -> dict[PolicyKey, PolicyEntry]:
         """What the kernel has, with its counters."""
         return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}

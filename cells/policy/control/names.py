@@ -11,7 +11,7 @@ Source: Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_network
 from typing import Final
 
@@ -54,6 +54,10 @@ class NamedAddresses:
         self._dual_stack = options.dual_stack
         self._names: dict[IPAddress, dict[str, int]] = {}
         """How often each name was learnt for an address."""
+        self._sources = 0
+        """Those that have still to tell what names were known before a restart."""
+        self._pending = False
+        """The rules are known, and addresses are about to follow them."""
         self._selectors: frozenset[FQDNSelector] = frozenset()
         self._matching: dict[str, tuple[FQDNSelector, ...]] = {}
         """What selects a name, for names seen since the selectors last changed."""
@@ -84,8 +88,26 @@ class NamedAddresses:
         if self._stale:
             self._settle_soon()
 
+    def source(self) -> Callable[[], None]:
+        """Announce, in a constructor, who tells the names known before a restart; to be called when told."""
+        self._sources += 1
+
+        def told() -> None:
+            self._sources -= 1
+            self._tell()
+
+        return told
+
+    async def begin(self) -> None:
+        """The rules are known. Returns once all names from before a restart are; follow_rules() is next."""
+        self._pending = True
+        while self._sources:
+            await self._news.wait()
+
     def stale(self, addresses: Iterable[IPAddress]) -> bool:
         """Whether one of them has still to get its identity, or another one."""
+        if self._pending and any(address in self._names for address in addresses):
+            return True
         return bool(self._stale) and any(address in self._stale for address in addresses)
 
     def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
@@ -122,6 +144,9 @@ class NamedAddresses:
 
         An address that a rule names as a prefix, too, keeps the identity that has the labels of both.
         """
+        if self._pending:
+            self._pending = False
+            self._tell()
         selectors = frozenset(self._policy.repository.name_selectors)
         if selectors == self._selectors and not claimed and not withdrawn:
             return
@@ -183,8 +208,11 @@ class NamedAddresses:
             for address, labels in wanted.items():
                 if self._wanted(address) == labels:
                     self._stale.pop(address, None)
-            news, self._news = self._news, anyio.Event()
-            news.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
 
     @staticmethod
     def _claim(address: IPAddress, identity: int) -> IpcacheEntry:

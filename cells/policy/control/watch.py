@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_network
 from typing import Any, Final
@@ -87,6 +88,10 @@ class PolicyWatch:
         self._counts = counts
         self._names = names
         self._claimed = ipcache.table.initializer("policies")
+        self._starting = ExitStack()
+        """Open until restored endpoints' maps know the identities that the ipcache is to give."""
+        self._starting.enter_context(policies.taking_nothing())
+        self._begun = False
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}
         self._told: set[Prefix] = set()
@@ -122,8 +127,17 @@ class PolicyWatch:
             await one.known()
 
     async def _first(self) -> None:
-        """What a former agent left in the ipcache may go once all prefixes that rules name are claimed."""
+        """Give prefixes and names their identities, after the maps of restored endpoints have those.
+
+        Then what a former agent left may go, in the maps, too.
+        """
         await self.known()
+        await self._names.begin()
+        await self._policies.realized.wait_initialized()
+        self._begun = True
+        await self._follow_rules([])
+        self._names.follow_rules((), ())
+        self._starting.close()
         self._claimed.done()
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
@@ -212,6 +226,9 @@ class PolicyWatch:
                 labels = prefix_labels(prefix, dual_stack=self._dual_stack)
                 self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
+        if not self._begun:
+            await self._realize(rows, "policy rules changed")
+            return
         with self._policies.taking_nothing():
             await self._realize(rows, "policy rules changed")
             self._claim(new)

@@ -11,8 +11,8 @@ from ipaddress import ip_network
 from cells.cluster.identity import CIDR, HOST, Identities, Label, cidr_label, texts
 from cells.cluster.nodes import ClusterNode, NodeSettings
 from cells.endpoint.host import HostEndpoint
-from cells.policy.maps import KnownRules
-from lifecycle import Change, Jobs, ReadTable
+from cells.policy.maps import KnownRules, RealizedPolicy
+from lifecycle import Change, Jobs, ReadTable, Table
 
 
 class HostLabels:
@@ -25,6 +25,7 @@ class HostLabels:
         nodes: ReadTable[ClusterNode],
         rules: KnownRules | None,
         settings: NodeSettings,
+        realized: Table[RealizedPolicy],
         *,
         jobs: Jobs,
     ) -> None:
@@ -34,6 +35,7 @@ class HostLabels:
         self._rules = rules
         self._selectable = settings.enable_node_selector_labels
         if host.enabled:
+            self._realized = realized.initializer("host endpoint")
             jobs.one_shot("put in force", self._first)
         self._by_cidr = settings.matched_by_cidr
         if host.enabled or self._selectable or self._by_cidr:
@@ -44,7 +46,10 @@ class HostLabels:
         self._label(self._nodes.all())
         if self._rules is not None:
             await self._rules.known()
-        self._host.put_in_force()
+        try:
+            self._host.put_in_force()
+        finally:
+            self._realized.done()
 
     async def _follow(self, changes: list[Change[ClusterNode]]) -> None:
         self._label(change.row for change in changes if change.row is not None)

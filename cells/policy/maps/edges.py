@@ -74,8 +74,8 @@ class PolicyMapPool(Protocol):
         """
         ...
 
-    def adopt(self, endpoint_id: int) -> None:
-        """Take over the number and policy map an endpoint had before a restart."""
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
+        """Take over the number and policy map an endpoint had before a restart; what the map has."""
         ...
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:

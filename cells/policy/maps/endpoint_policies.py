@@ -13,6 +13,7 @@ from typing import Final
 import anyio.lowlevel
 
 from cells.cluster.identity import Identity
+from cells.maps import PolicyEntryMap
 from cells.policy.maps.edges import NO_POD, PodKey, PolicyComputer, PolicyMapPool
 from cells.policy.maps.kept import Kept
 from cells.policy.maps.rows import EndpointPolicy, PolicyEntries, RealizedPolicy, enforced_directions
@@ -57,6 +58,8 @@ class EndpointPolicies:
         self._written: dict[int, EndpointPolicy] = {}
         """What maps were last made whole."""
         self._kept = Kept()
+        self._former: dict[int, PolicyEntries] = {}
+        """What maps had that were taken over and are not written yet."""
         self._hosts: set[int] = set()
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
@@ -79,13 +82,17 @@ class EndpointPolicies:
         return self._pool.acquire()
 
     def adopt(self, endpoint_id: int) -> None:
-        """Take over the number and policy map from before a restart; raises HiveError, OSError."""
-        self._pool.adopt(endpoint_id)
+        """Take over the number and policy map from before a restart; raises HiveError, OSError.
+
+        Whoever does so is an initializer of ``realized`` until the map has been written, or could not be.
+        """
+        self._former[endpoint_id] = self._pool.adopt(endpoint_id)
 
     def release(self, endpoint_id: int) -> None:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
+        self._former.pop(endpoint_id, None)
         self._kept.forget(endpoint_id)
         self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
@@ -256,6 +263,7 @@ class EndpointPolicies:
             for policy in policies:
                 self._changed.discard(policy.endpoint_id)
                 self._written[policy.endpoint_id] = policy
+                self._former.pop(policy.endpoint_id, None)
                 revision = policy.revision
                 waits = not self.acknowledged(policy.endpoint_id)
                 if waits:
@@ -300,7 +308,8 @@ class EndpointPolicies:
 
     def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
         known = self._written.get(number)
-        entries = self._kept.with_former(number, known.entries if known is not None else None, wanted)
+        former = known.entries if known is not None else self._over(number, wanted)
+        entries = self._kept.with_former(number, former, wanted)
         if entries is not wanted:
             try:
                 self._pool.write(number, entries)
@@ -312,6 +321,13 @@ class EndpointPolicies:
                 return
         self._pool.write(number, wanted)
         self._kept.keep(number, wanted, wanted)
+
+    def _over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
+        """What a map had when it was taken over, if it is to lose something of that."""
+        held = self._former.get(number)
+        if held is None or all(key in wanted for key in held):
+            return None
+        return PolicyEntryMap(held)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
         known = self.status(endpoint_id)

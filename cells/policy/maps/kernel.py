@@ -20,9 +20,9 @@ class KernelPolicyMaps:
         """A prepared number and policy map."""
         return self._keep(self._pool.acquire())
 
-    def adopt(self, endpoint_id: int) -> None:
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
         """The number and policy map from before the restart."""
-        self._keep(self._pool.adopt(endpoint_id))
+        return self._slots[self._keep(self._pool.adopt(endpoint_id))].held
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         """Write what changed since it was last written."""

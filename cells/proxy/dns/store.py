@@ -86,6 +86,7 @@ class NameStore:
         self._endpoints = endpoints
         self._names = names
         self._rules = rules
+        self._read_all = names.source()
         self._claimed = ipcache.table.initializer("addresses of names")
         self._connections = connections
         self._journal = journal
@@ -214,6 +215,7 @@ class NameStore:
             self._pre_cache()
         for endpoint in list(self._endpoints.all()):
             self._take_saved(endpoint)
+        self._read_all()
         self._rewrite()
 
     def _take_saved(self, endpoint: Endpoint) -> None:

@@ -133,6 +133,12 @@ def allowed(ids: Mapping[str, int], peers: Mapping[str, str]) -> frozenset[Flow]
     return frozenset(found)
 
 
+def has_row(prefix: str) -> bool:
+    """Whether the ipcache has one for this very prefix."""
+    with open_map(GLOBALS / "cilium_ipcache") as table:
+        return any(IpcacheKey.unpack(key).network == ip_network(prefix) for key, _ in table.items())
+
+
 def meant(objects: list[dict[str, Any]], peers: Mapping[str, str]) -> frozenset[Flow]:
     """What these policies allow, read plainly: a deny that matches denies, else an allow allows."""
     found = set()
@@ -181,50 +187,90 @@ def names(rule: Mapping[str, Any], protocol: int, port: int) -> bool:
     )
 
 
+class Change:
+    """A node with pods, and rules that are BEFORE or AFTER."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        folder.mkdir()
+        self._lab, self._folder = lab, folder
+        write(folder, "pods", *(pod(name, {"app": name}) for name in NAMES))
+        self.settings = (f"--manifests-dir={folder}", *SETTINGS)
+        pid = serving(lab, *self.settings)
+        self._peers = {name: pods.add(lab, name).ipv4 for name in NAMES} | {one: one for one in OUTSIDE}
+        self._ids = {
+            one["status"]["external-identifiers"]["k8s-pod-name"]: one["id"]
+            for one in ask("/v1/endpoint", api_socket(pid))
+        }
+        agent_process.crash(lab)
+        self.before, self.after = (meant(objects, self._peers) for objects in (BEFORE, AFTER))
+        assert self.before - self.after, "the change takes something away"
+        assert self.after - self.before, "and gives something"
+
+    def flows(self) -> frozenset[Flow]:
+        with self._lab.open() as node:
+            return node.run(allowed, self._ids, self._peers)
+
+    def knows_nothing_new(self) -> bool:
+        with self._lab.open() as node:
+            return not node.run(has_row, "192.0.2.0/25")
+
+    def write(self, objects: list[dict[str, Any]]) -> None:
+        write(self._folder, "policies", *objects)
+
+    def keeps_to_both(self) -> None:
+        left = self.flows()
+        assert left - self.before - self.after == set(), "neither policy allows it"
+        assert (self.before & self.after) - left == set(), "both allow it"
+
+
+def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, tmp_path: Path) -> None:
+    lab, change = drill.lab, Change(drill.lab, tmp_path / "objects")
+
+    def begin() -> None:
+        """An agent with the former rules that has never heard of the new ones."""
+        change.write(BEFORE)
+        for _ in range(2):
+            serving(lab, *change.settings)
+            eventually(lambda: change.flows() == change.before and change.knows_nothing_new())
+            agent_process.crash(lab)
+        change.write(AFTER)
+
+    begin()
+    calls = drill.record_start(*change.settings)
+    for number in chosen("policies at the start", len(calls) // 2, len(calls)):
+        begin()
+        drill.cut_start(number, len(calls), *change.settings)
+        change.keeps_to_both()
+        serving(lab, *change.settings)
+        eventually(lambda: change.flows() == change.after)
+        agent_process.crash(lab)
+
+
 def test_between_two_policies_nothing_else_is_allowed_or_refused(drill: Drill, tmp_path: Path) -> None:
-    lab, folder = drill.lab, tmp_path / "objects"
-    folder.mkdir()
-    write(folder, "pods", *(pod(name, {"app": name}) for name in NAMES))
-    settings = (f"--manifests-dir={folder}", *SETTINGS)
-    pid = serving(lab, *settings)
-    peers = {name: pods.add(lab, name).ipv4 for name in NAMES} | {one: one for one in OUTSIDE}
-    ids = {
-        one["status"]["external-identifiers"]["k8s-pod-name"]: one["id"]
-        for one in ask("/v1/endpoint", api_socket(pid))
-    }
-    agent_process.crash(lab)
-
-    def flows() -> frozenset[Flow]:
-        with lab.open() as node:
-            return node.run(allowed, ids, peers)
-
-    before, after = (meant(objects, peers) for objects in (BEFORE, AFTER))
-    assert before - after, "the change takes something away"
-    assert after - before, "and gives something"
-    write(folder, "policies", *BEFORE)
+    lab, change = drill.lab, Change(drill.lab, tmp_path / "objects")
+    settings, flows, before, after = change.settings, change.flows, change.before, change.after
+    change.write(BEFORE)
     drill.start(*settings)
     eventually(lambda: flows() == before)
     at_rest = drill.made
-    write(folder, "policies", *AFTER)
+    change.write(AFTER)
     eventually(lambda: flows() == after)
     calls = drill.counted_lines[at_rest : drill.made]
     agent_process.crash(lab)
     assert any("BPF" in call.upper() for call in calls), "a change that writes no map is none"
     for number in chosen("policies", 1, len(calls)):
-        write(folder, "policies", *BEFORE)
+        change.write(BEFORE)
         drill.start(*settings)
         eventually(lambda: flows() == before)
         if number <= len(calls):
             drill.cut_after(number)
-        write(folder, "policies", *AFTER)
+        change.write(AFTER)
         if number <= len(calls):
             drill.expect_cut()
         else:
             eventually(lambda: flows() == after)
             agent_process.crash(lab)
-        left = flows()
-        assert left - before - after == set(), "neither policy allows it"
-        assert (before & after) - left == set(), "both allow it"
+        change.keeps_to_both()
         serving(lab, *settings)
         eventually(lambda: flows() == after)
         agent_process.crash(lab)

@@ -90,8 +90,9 @@ class FakeKernel:
             raise PoolEmpty
         return self.numbers.pop(0)
 
-    def adopt(self, endpoint_id: int) -> None:
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
         """It is there."""
+        return self.policies.get(endpoint_id, {})
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         if self.policy_fault:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -52,6 +52,9 @@ class Names:
     def stale(self, addresses: Iterable[IPAddress]) -> bool:
         del addresses
         return False
+
+    def source(self) -> Callable[[], None]:
+        return lambda: None
 
     async def settled(self, addresses: Collection[IPAddress]) -> None:
         del addresses

@@ -106,9 +106,10 @@ class FakeKernel:
         self.adopt(number)
         return number
 
-    def adopt(self, endpoint_id: int) -> None:
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
         self._step("adopt")
         self.policies[endpoint_id] = Slot(endpoint_id)
+        return {}
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         self._step("fill")

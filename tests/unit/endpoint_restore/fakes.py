@@ -33,8 +33,8 @@ from cells.endpoint.restore import (
     StaleMaps,
 )
 from cells.node.netlink import LinkInfo
-from cells.policy.maps import EndpointPolicies
-from lifecycle import Cell, Hive, HiveError, invoke, module, provide, supply
+from cells.policy.maps import EndpointPolicies, RealizedPolicy
+from lifecycle import Cell, Hive, HiveError, Table, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
 
 
@@ -170,6 +170,7 @@ class Left:
             "restore over fakes",
             supply(self.kernel, EndpointMaps),
             supply(self.node.policies, EndpointPolicies),
+            supply(Table("endpoint-policies-realized", key=_id), Table[RealizedPolicy]),
             supply(self.left, StaleMaps),
             supply(self.left, FormerAgent),
             supply(self.links, RestoreLinks),
@@ -187,6 +188,10 @@ class Left:
             *more,
         )
         return Hive(cell)
+
+
+def _id(row: RealizedPolicy) -> int:
+    return row.endpoint_id
 
 
 def _needed(_: RegeneratedEndpoints, __: QuarantinedEndpoints) -> None:

@@ -20,9 +20,9 @@ from cells.kubernetes import NamedPort, Resources
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
-from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, RulePolicy
-from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool
-from lifecycle import Hive, Lifecycle, Table, invoke, provide, replace, supply
+from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, PolicyWatch, RulePolicy
+from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool, RealizedPolicy
+from lifecycle import Cell, Hive, Initializer, Lifecycle, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps
@@ -62,6 +62,7 @@ class Room:
         self.policy = hive.get(RulePolicy)
         self.resources = hive.get(Resources)
         self.names = hive.get(NamedAddresses)
+        self.watch = hive.get(PolicyWatch)
         self.objects = hive.get(Table[PolicyObject])
         self.remote = hive.get(Table[RemoteEndpoint])
         self.policies.regenerate = self._regenerate
@@ -89,7 +90,11 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    folder: Path | str, settings: Mapping[str, object] | None = None, *, ipv6: bool = False, proxy: int = 0
+    folder: Path | str,
+    settings: Mapping[str, object] | None = None,
+    *more: Cell,
+    ipv6: bool = False,
+    proxy: int = 0,
 ) -> AsyncIterator[Room]:
     """``proxy`` is the port of a DNS proxy, 0 where there is none."""
     maps, kernel = FakeMaps(room=64 if proxy else 9), FakeIpcacheMap()
@@ -114,6 +119,7 @@ async def room(
         *known_otherwise,
         *fakes,
         invoke(EndpointPolicies, Identities),
+        *more,
         settings=settings or {"manifests-dir": str(folder)},
     )
     async with hive.started():
@@ -195,6 +201,33 @@ async def test_a_prefix_has_entries_before_packets_get_its_identity(tmp_path: Pa
         assert node.kernel.identities == {}
 
 
+async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path: Path) -> None:
+    held: list[Initializer] = []
+    former = PolicyKey(77, egress=True, protocol=6, port=443, port_bits=16)
+
+    def restoring(realized: Table[RealizedPolicy]) -> None:
+        held.append(realized.initializer("restored endpoints"))
+
+    web = WEB.replace("fromEndpoints: [{matchLabels: {app: frontend}}]", "fromCIDR: [192.0.2.0/24]")
+    (tmp_path / "policy.yaml").write_text(web)
+    async with room(tmp_path, None, invoke(restoring)) as node:
+        node.maps.maps[7] = {former: PolicyEntry()}
+        node.policies.adopt(7)
+        await node.watch.known()
+        found = node.identities.acquire_now(CART)
+        assert found is not None
+        node.policies.realize(7, found.id, CART)
+        ports = {key.port for key in node.maps.maps[7]}
+        assert ports == {0, 8080, 443}, "what is new is there, and what is over still is"
+        assert node.policies.status(7).revision == 0
+        assert node.kernel.identities == {}
+        held[0].done()
+        await eventually(lambda: node.policies.status(7).revision == node.policies.revision)
+        number = node.kernel.identities["192.0.2.0/24"]
+        assert number in {key.identity for key in node.maps.maps[7]}
+        assert former not in node.maps.maps[7]
+
+
 SERVICES = """
 apiVersion: v1
 kind: Service
@@ -221,8 +254,7 @@ spec:
 async def test_a_service_without_selector_is_its_backends_addresses_as_they_change(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(TO_SERVICES)
-        await eventually(lambda: node.policies.status(node.cart).egress_enforced)
-        assert EGRESS not in node.entries
+        await eventually(lambda: EGRESS not in node.entries)
         node.write(SERVICES, "services.yaml")
         await eventually(lambda: "192.0.2.7/32" in node.kernel.identities)
         assert PolicyKey(node.kernel.identities["192.0.2.7/32"], egress=True) in node.entries

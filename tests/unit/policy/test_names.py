@@ -132,6 +132,8 @@ async def test_a_recorded_case_with_names(name: str, tmp_path: Path, count: Coun
         wanted: dict[IPNetwork, tuple[str, ...]] = {
             ip_network(one["prefix"]): labels[one["identity"]] for one in expected["ipcache"]
         }
-        found = {ip_network(prefix): own for prefix, own in labels_of(node).items()}
-        assert found == {prefix: own for prefix, own in wanted.items() if prefix.prefixlen}
-        count("recordings with names", Counter(replayed=1, addresses=len(found)))
+        wanted = {prefix: own for prefix, own in wanted.items() if prefix.prefixlen}
+        await eventually(
+            lambda: {ip_network(prefix): own for prefix, own in labels_of(node).items()} == wanted
+        )
+        count("recordings with names", Counter(replayed=1, addresses=len(wanted)))

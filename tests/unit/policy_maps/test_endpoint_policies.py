@@ -54,8 +54,8 @@ class FakeMaps:
         self.maps[number] = {}
         return number
 
-    def adopt(self, endpoint_id: int) -> None:
-        self.maps[endpoint_id] = {}
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
+        return self.maps.setdefault(endpoint_id, {})
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
         self.writes.append(endpoint_id)
