@@ -38,8 +38,11 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     """0 while it has none, and where the object says what cannot be."""
     node: str
     """The address of its node."""
-    prefixes: tuple[str, ...]
-    """Its addresses, each as the prefix that holds nothing else: ``10.0.1.7/32``."""
+    addresses: str
+    """Each as the prefix that holds nothing else, with a space in between: ``10.0.1.7/32``.
+
+    As one text, which the ipcache has for a key too where there is but one address: a tuple takes 64 bytes.
+    """
     encrypt_key: int = 0
     ports: tuple[NamedPort, ...] = ()
     said: int = 0
@@ -56,9 +59,14 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
         return self.key[1]
 
     @property
+    def prefixes(self) -> list[str]:
+        """Its addresses, each as a prefix."""
+        return self.addresses.split()
+
+    @property
     def is_reached(self) -> bool:
         """Whether packets can be sent to it, and known by it."""
-        return bool(self.identity and self.prefixes)
+        return bool(self.identity and self.addresses)
 
 
 class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
@@ -126,7 +134,7 @@ def _known(
         (intern(name[0]), name[1]),
         _same(identity) if possible else 0,
         intern(networking.node) if networking is not None else "",
-        tuple(_prefixes(networking)) if networking is not None else (),
+        " ".join(_prefixes(networking)) if networking is not None else "",
         key if possible else 0,
         ports or (),
         said,

@@ -297,7 +297,7 @@ def far(name: str, port: int) -> RemoteEndpoint:
         key=("shop", name),
         identity=4321,
         node="192.0.2.9",
-        prefixes=("10.9.0.1/32",),
+        addresses="10.9.0.1/32",
         ports=(NamedPort("web", port, "TCP"),),
     )
 
