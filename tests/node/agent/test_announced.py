@@ -17,6 +17,7 @@ import pytest
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
+from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from tests.node.agent.test_api_server import NODE, PORT, asked
 from tests.node.agent.test_node_port import TARGET, answered
@@ -67,12 +68,11 @@ OBJECTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @contextmanager
-def running(lab: Lab, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program in the node, ended at the end."""
-    with lab.open() as node:
-        process = node.popen(
-            [sys.executable, "-m", *words], env=environment(), cwd=Path.cwd(), stdout=subprocess.DEVNULL
-        )
+def running(where: Namespaces, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program there, ended at the end."""
+    process = where.popen(
+        [sys.executable, "-m", *words], env=environment(), cwd=Path.cwd(), stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -107,9 +107,9 @@ def cluster(node: Lab, tmp_path: Path) -> Iterator[Cluster]:
     found = Cluster(node)
     served = ("tests.support.apiserver", "--plain", "--port", str(PORT))
     operator = (f"--k8s-kubeconfig-path={config}", "--k8s-namespace=default", "--operator-k8s-client-qps=0")
-    with running(node, *served, "--kubeconfig", str(config), "--objects", str(objects)):
+    with node.open() as here, running(here, *served, "--kubeconfig", str(config), "--objects", str(objects)):
         eventually(lambda: found.answers("/version"), within=20)
-        with running(node, "hive", "operator", *operator, f"--cluster-pool-ipv4-cidr={CIDR}"):
+        with running(here, "hive", "operator", *operator, f"--cluster-pool-ipv4-cidr={CIDR}"):
             eventually(lambda: all(found.answers(path) for path, _ in OBJECTS), within=30)
             for path, body in OBJECTS:
                 found.ask("POST", path, body)
@@ -128,8 +128,13 @@ def _read(path: str) -> str:
 def neighbour(lab: Lab) -> str:
     """Where the client outside finds the address: asks anew."""
     with lab.open_outside() as outside:
-        outside.run(_forget)
-        return str(outside.run(_resolve))
+        return neighbour_of(outside)
+
+
+def neighbour_of(client: Namespaces) -> str:
+    """Where a client finds the address, if anywhere: asks anew."""
+    client.run(_forget)
+    return str(client.run(_resolve))
 
 
 def _forget() -> None:
@@ -138,6 +143,11 @@ def _forget() -> None:
 
 def _resolve() -> str:
     subprocess.run(["ping", "-c1", "-W1", VIP], check=False, capture_output=True)
+    return heard_neighbour()
+
+
+def heard_neighbour() -> str:
+    """Where the address is, as far as has been heard; to be run at the client."""
     shown = subprocess.run(["ip", "-j", "neighbour", "show", "to", VIP], check=True, capture_output=True)
     return next((one["lladdr"] for one in json.loads(shown.stdout) if "lladdr" in one), "")
 

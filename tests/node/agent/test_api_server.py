@@ -38,10 +38,10 @@ NEXT_TRY = 15.0
 """Seconds until an agent whose server was away must have asked again: it looks for one every few seconds."""
 
 
-def asked(method: str, path: str, body: Any = None) -> Any:
-    """What the server answers; to be run inside the node."""
+def asked(method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> Any:
+    """What the server answers; to be run where it is."""
     request = urllib.request.Request(  # the address is ours
-        f"http://127.0.0.1:{PORT}{path}",
+        f"http://{host}:{PORT}{path}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": "application/json"},
