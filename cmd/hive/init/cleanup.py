@@ -129,6 +129,7 @@ def state_steps(places: Places) -> list[Step]:
     return [
         ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
         ("links cilium_* and lxc*, with their routes", traces.remove_links),
+        ("rules for packets to the DNS proxy", traces.remove_rules),
         ("network namespaces cilium-*", traces.remove_namespaces),
         (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),
         (f"the state directory {places.state_dir}", partial(traces.remove_tree, places.state_dir)),

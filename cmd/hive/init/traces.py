@@ -1,7 +1,7 @@
 """What an agent leaves on a node, and its removal, one kind at a time.
 
-Needs: root, pyroute2 for links.   Gives: detach_programs, remove_links, remove_namespaces, remove_pins,
-remove_tree, remove_cni_configuration, unmount, NotRemovedError.
+Needs: root, pyroute2 for links.   Gives: detach_programs, remove_links, remove_rules, remove_namespaces,
+remove_pins, remove_tree, remove_cni_configuration, unmount, NotRemovedError.
 Each removes all it can and returns the names of what went; being gone already is fine.
 """
 
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any
 
 from hive import syscalls
@@ -107,6 +108,22 @@ def remove_links() -> list[str]:
         indexes = {link.get("ifname"): link["index"] for link in routes.get_links()}
         names = sorted(name for name in indexes if name.startswith(LINKS))
         return each(names, lambda name: _delete_link(routes, indexes[name]))
+
+
+def remove_rules() -> list[str]:
+    """Take back the rule, and the route, that have packets for the DNS proxy taken for the node's own."""
+    from cells.node.netlink import leave_marked
+    from cells.proxy.dns.routes import MARKED
+
+    with _routes() as routes:
+        found = {
+            family
+            for family in (AF_INET, AF_INET6)
+            for each in routes.get_rules(family=family, FRA_TABLE=MARKED.table)
+            if (each.get("priority"), each.get("fwmark")) == (MARKED.priority, MARKED.mark)
+        }
+    leave_marked(MARKED, found)
+    return [f"the rule for table {MARKED.table}, IPv{4 if one == AF_INET else 6}" for one in sorted(found)]
 
 
 def detach_programs() -> list[str]:

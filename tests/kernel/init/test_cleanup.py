@@ -54,6 +54,11 @@ def test_links_pins_and_files_of_the_agent_go_and_others_stay(
     ip("link", "add", "cilium_host", "type", "veth", "peer", "name", "cilium_net")
     ip("link", "add", "lxc0123456789ab", "type", "veth", "peer", "name", "tmpx")
     ip("link", "add", "eth7", "type", "veth", "peer", "name", "eth8")
+    for family in ("-4", "-6"):
+        for priority, table in (("9", "2004"), ("10", "2010")):
+            rule = ("fwmark", "0x200/0xf00", "lookup", table, "priority", priority)
+            ip(family, "rule", "add", *rule)
+            ip(family, "route", "add", "local", "default", "dev", "lo", "table", table, "proto", "static")
     make_pin(Path("/sys/fs/bpf/tc/globals"), "cilium_lxc")
     make_pin(Path("/sys/fs/bpf/tc/globals"), "others_map")
     Path("/sys/fs/bpf/cilium/dispatch").mkdir(parents=True)
@@ -65,6 +70,10 @@ def test_links_pins_and_files_of_the_agent_go_and_others_stay(
     output = clean("-f", *places)
 
     assert "removed cilium_host" in output
+    for family in ("-4", "-6"):
+        assert "2004" not in ip(family, "rule")
+        assert "2010" in ip(family, "rule")
+        assert "default" not in ip(family, "route", "show", "table", "2004")
     assert {line.split(": ")[1].split("@")[0] for line in ip("-o", "link").splitlines()} == {
         "lo",
         "eth7",
