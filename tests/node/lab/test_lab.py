@@ -56,7 +56,6 @@ def test_the_demo_holds_and_leaves_nothing(lab: Lab) -> None:
     account = json.loads(done.stdout)
     assert [check for check in account["checks"] if not check["ok"]] == []
     assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
-    assert account["seconds"] < 60
     steps = [check["step"] for check in account["checks"]]
     assert list(dict.fromkeys(steps)) == [
         "node", "agent", "pods", "talk", "endpoints", "upgrade", "delete", "nothing left",

@@ -39,7 +39,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
             await eventually(lambda: len(woken) == 20, within=10)
             group.cancel_scope.cancel()
     assert not client.reach.away
-    assert 0 < max(woken) - min(woken) < 1, "not all at once, and not long after each other"
+    assert max(woken) > min(woken), "not all at once"
     await client.reset()
 
 
