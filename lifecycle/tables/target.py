@@ -91,7 +91,7 @@ class ReconcileError(HiveError):
         super().__init__(f"{name}: {_objects(len(failures))} failed, the first {key}: {error}")
 
 
-class ObjectStatus(msgspec.Struct, frozen=True):
+class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """How far an object has got, kept beside its row."""
 
     key: Hashable

@@ -49,7 +49,7 @@ class BackendRecord(msgspec.Struct, gc=False):
     users: int = 0
 
 
-class Installed(msgspec.Struct, frozen=True):
+class Installed(msgspec.Struct, frozen=True, gc=False):
     """A frontend as it is in the maps. Each part is keyed by map and key.
 
     ``confirmed`` is false while only the maps know of it; ``pending`` are backends of which only they know.
@@ -320,6 +320,8 @@ class LoadBalancer:
         ``more`` are those that the frontend did not have.
         """
         backends = self.backends
+        if len(more) == len(frontend.backends) and backends.keys().isdisjoint(more):
+            return self._number_backends({one.address: one.state for one in frontend.backends}), []
         fresh: dict[Address, BackendState] = {}
         states: list[Write] = []
         for backend in frontend.backends:
@@ -331,7 +333,7 @@ class LoadBalancer:
             ):
                 record.state = backend.state
                 states.append(_backend_write(record))
-        new = self._number_backends(fresh) if fresh else []
+        new = self._number_backends(fresh)
         if len(fresh) < len(more):
             for address in more - fresh.keys():
                 backends[address].users += 1
@@ -339,16 +341,19 @@ class LoadBalancer:
 
     def _number_backends(self, fresh: Mapping[Address, BackendState]) -> list[Batch]:
         """Their entries; each is in use by one frontend."""
+        if not fresh:
+            return []
         numbers = self._backend_ids.allocate_all(list(fresh))
         keys = [entries.backend_number(number) for number in numbers]
         known = zip(numbers, keys, fresh.items(), strict=True)
         self.backends.update(
             [
-                (address, BackendRecord(number, key, address, state, users=1))
+                (address, BackendRecord(number, key, address, state, 0, 1))
                 for number, key, (address, state) in known
             ]
         )
-        values = [address[1:] + entries.backend_end(state, 0) for address, state in fresh.items()]
+        ends = entries.BACKEND_ENDS
+        values = [address[1:] + ends[state] for address, state in fresh.items()]
         versions = [address[0] for address in fresh]
         if versions.count(versions[0]) == len(versions):
             return [Batch(entries.BACKENDS[versions[0]], keys, values)]
@@ -381,17 +386,18 @@ class LoadBalancer:
         """What a frontend needs in the maps, its backends being numbered, and its look-up table."""
         records = self.backends
         backends: Sequence[Backend] = frontend.backends
-        ids = [records[one.address].id for one in backends]
+        own = [records[one.address] for one in backends]
+        ids = [one.id for one in own]
         if ids != sorted(ids):
             backends = [one for _, one in sorted(zip(ids, backends, strict=True), key=itemgetter(0))]
+            own = [records[one.address] for one in backends]
         chosen, others = selectable(backends)
         preferred = [one for one in chosen if one.preferred]
-        ordered = [*preferred, *(one for one in chosen if not one.preferred)] if preferred else chosen
-        slots = entries.slot_values([records[one.address].key for one in ordered], number, quarantined=False)
-        if others:
-            slots += entries.slot_values(
-                [records[one.address].key for one in others], number, quarantined=True
-            )
+        ordered: Sequence[Backend] = chosen
+        if preferred or others:
+            ordered = [*preferred, *(one for one in chosen if not one.preferred)]
+            own = [records[one.address] for one in (*ordered, *others)]
+        slots = entries.slot_values([one.key for one in own], number, len(ordered))
         affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
         master = entries.master_value(
             count=len(preferred or ordered),

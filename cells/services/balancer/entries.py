@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from ipaddress import IPv4Network, IPv6Network
 from itertools import groupby
 from typing import NamedTuple
@@ -33,6 +32,9 @@ _AFTER_SLOT = struct.Struct("<BBxx").pack
 _SLOTS = [_U16(slot) for slot in range(1 << 8)]
 """Numbers of the slots that nearly every frontend has."""
 
+
+BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
+"""What a backend's value ends with behind its address, by state, without a zone."""
 
 _QUARANTINED = struct.pack("<HH", ServiceFlag.QUARANTINED.value, 0)
 
@@ -114,10 +116,14 @@ def master_value(
     )
 
 
-def slot_values(backends: Iterable[bytes], number: int, *, quarantined: bool) -> list[bytes]:
-    """Slots of a frontend by its number: which backends, by their keys."""
-    tail = b"\0\0" + _BE16(number) + (_QUARANTINED if quarantined else b"\0\0\0\0")
-    return [backend + tail for backend in backends]
+def slot_values(backends: Sequence[bytes], number: int, active: int) -> list[bytes]:
+    """Slots of a frontend by its number: which backends, by their keys, first those in use."""
+    tail = b"\0\0" + _BE16(number)
+    end = tail + b"\0\0\0\0"
+    if active == len(backends):
+        return [backend + end for backend in backends]
+    quarantined = tail + _QUARANTINED
+    return [backend + (end if at < active else quarantined) for at, backend in enumerate(backends)]
 
 
 def backend_number(number: int) -> bytes:
@@ -132,13 +138,7 @@ def backend_key(number: int, version: int) -> MapKey:
 
 def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
-    return address[1:] + backend_end(state, zone)
-
-
-@cache
-def backend_end(state: BackendState, zone: int) -> bytes:
-    """What a backend's value ends with, behind its address."""
-    return _AFTER_PROTOCOL(state, 0, zone)
+    return address[1:] + _AFTER_PROTOCOL(state, 0, zone)
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:

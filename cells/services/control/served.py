@@ -11,7 +11,7 @@ from cells.services.model import Frontend, FrontendKey
 from lifecycle import Table
 
 
-class ServedFrontend(msgspec.Struct, frozen=True):
+class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     """A row of the table ``services``: a frontend in the maps, by the number it has there."""
 
     id: int

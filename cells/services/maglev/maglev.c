@@ -74,12 +74,21 @@ struct backend {
 	double turns;
 };
 
+/* The slot after the next one. Both are less than size: no division, which would take most of the time. */
+static uint32_t after(const struct backend *one, uint32_t size)
+{
+	uint32_t slot = one->next + one->skip;
+
+	return slot < size ? slot : slot - size;
+}
+
 /* Fill table[size] with backend ids; 0 marks a slot that is free, so no id may be 0. The backends come in the
  * byte order of their names: every node must fill in the same order. size is prime, count at least 1. */
 void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names, uint32_t seed, uint32_t *table,
 		 uint32_t size)
 {
 	uint64_t sum = 0, first, second;
+	uint32_t in_turn = 0;
 	int weighted;
 
 	for (uint32_t i = 0; i < count; i++) {
@@ -95,8 +104,10 @@ void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names,
 	for (uint32_t i = 0; i < size; i++)
 		table[i] = 0;
 	for (uint64_t filled = 0; filled < size; filled++) {
-		uint32_t turn = filled % count;
+		uint32_t turn = in_turn;
 
+		if (++in_turn == count)
+			in_turn = 0;
 		while (weighted &&
 		       (filled + 1) * backends[turn].weight < (uint64_t)backends[turn].turns)
 			turn = (turn + 1) % count;
@@ -105,8 +116,8 @@ void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names,
 		if (weighted)
 			one->turns += (double)sum;
 		while (table[one->next])
-			one->next = (one->next + one->skip) % size;
+			one->next = after(one, size);
 		table[one->next] = one->id;
-		one->next = (one->next + one->skip) % size;
+		one->next = after(one, size);
 	}
 }

@@ -19,7 +19,6 @@ PROTOCOLS = {"ANY": 0, "TCP": 6, "UDP": 17, "SCTP": 132}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 
 IPV4, IPV6 = 4, 6
-_AF_INET = int(AF_INET)
 
 EXTERNAL, INTERNAL = 0, 1
 """Scopes of a frontend: for clients outside, and for those in the cluster."""
@@ -213,17 +212,6 @@ def parse_address(text: str) -> IPAddress | None:
         return ip_address(text) if "%" not in text else None
     except ValueError:
         return None
-
-
-def pack_address(text: str, version: int) -> bytes | None:
-    """The bytes of an IP address, None where the text is none of this family."""
-    if version == IPV4:
-        try:
-            return inet_pton(_AF_INET, text)
-        except (OSError, ValueError):
-            return None
-    address = parse_address(text)
-    return address.packed if address is not None and address.version == version else None
 
 
 def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:

@@ -66,7 +66,7 @@ class Services:
         for slot, each in enumerate(active, 1):
             self._write(
                 service_key(key, slot),
-                slot_values([backend_number(each.number)], number, quarantined=False)[0],
+                slot_values([backend_number(each.number)], number, 1)[0],
             )
         self._write(reverse_nat_key(number, frontend.ip.version), reverse_nat_value(frontend))
         master = master_value(count=len(active), quarantined=0, number=number, flags=flags, timeout=timeout)
