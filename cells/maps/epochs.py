@@ -28,9 +28,13 @@ class Epochs:
 
     def bump_all(self, endpoint_ids: Iterable[int]) -> None:
         """Of several endpoints by one call."""
-        new = {one: self._following(one) for one in endpoint_ids}
-        self._table.update_batch([(key, _value.pack(following)) for key, following in new.values()])
-        self._known.update((one, following) for one, (_, following) in new.items())
+        known, new = self._known, {}
+        for one in endpoint_ids:
+            new[one] = known[one] + 1 if one in known else self._following(one)[1]
+        self._table.update_batch(
+            [(_index.pack(one), _value.pack(following)) for one, following in new.items()]
+        )
+        known.update(new)
 
     def _following(self, endpoint_id: int) -> tuple[bytes, int]:
         """The key of an epoch, and the one that comes next."""

@@ -124,11 +124,12 @@ class PolicyMap:
                 if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
             ]
         self._put(missing)
+        if not changes.gone:
+            return bool(missing)
         gone = [key for key in changes.gone if key in present]
-        if gone:
-            if any(present[key].proxy_port for key in gone):
-                gone.sort(key=precedence)
-            self._drop(sorted(gone, key=lambda key: present[key].deny))
+        if any(present[key].proxy_port for key in gone):
+            gone.sort(key=precedence)
+        self._drop(sorted(gone, key=lambda key: present[key].deny))
         return bool(missing or gone)
 
     def _put(self, writes: Sequence[Write]) -> None:

@@ -62,6 +62,8 @@ class Difference(msgspec.Struct, frozen=True):
 class _Shared:
     """One policy and the endpoints that have it."""
 
+    __slots__ = ("directions", "endpoints", "enforced", "entries", "error", "key", "revision")
+
     def __init__(self, key: PolicyKey) -> None:
         self.key = key
         self.endpoints: set[int] = set()

@@ -17,7 +17,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from cells.ipam import IPAddress
+from cells.ipam import IPAddress, text_of
 
 _IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
 _IP_RECVORIGDSTADDR, _IPV6_RECVORIGDSTADDR = 20, 74
@@ -142,7 +142,7 @@ class UDPAnswers:
         else:
             header = _UDP.pack(port, to[1], size, 0)
             info = socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(address.packed, 0)
-        self._socket.sendmsg([header, data], [info], 0, (str(to[0]), 0))
+        self._socket.sendmsg([header, data], [info], 0, (text_of(to[0]), 0))
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -153,10 +153,8 @@ def _checksum(data: bytes) -> int:
     """RFC 1071, of UDP: never 0, which would say that there is none."""
     if len(data) % 2:
         data += b"\0"
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF or 0xFFFF
+    # The sum of all words with its carries is, modulo 0xFFFF, the whole as one number: 2**16 is 1 there.
+    return ~(int.from_bytes(data, "big") % 0xFFFF) & 0xFFFF
 
 
 def _take_nothing(made: socket.socket) -> None:
@@ -182,7 +180,7 @@ def upstream(
         if client is not None:
             _make_transparent(made)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((str(client[0]), client[1]))
+            made.bind((text_of(client[0]), client[1]))
     except BaseException:
         made.close()
         raise

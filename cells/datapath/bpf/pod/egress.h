@@ -93,12 +93,17 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 			 family);
 }
 
-/* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached. */
+/* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached; of what
+ * begins or ends a connection no verdict holds, so its entry is not looked for.
+ */
 static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch, __u32 now,
 					 __u8 family)
 {
-	struct ct_entry *entry = ct_entry_of(flow, EGRESS, reply, family);
+	struct ct_entry *entry;
 
+	if (flow->tcp_flags & NEVER_SPARED)
+		return UNDECIDED;
+	entry = ct_entry_of(flow, EGRESS, reply, family);
 	return entry ? verdict_fast_path(skb, flow, entry, reply, epoch, now, family) : UNDECIDED;
 }
 
