@@ -53,8 +53,8 @@ class DirectionPolicy:
     """One direction of one endpoint."""
 
     __slots__ = (
-        "_anybody", "_cache", "_dual_stack", "_known", "_localhost", "_named_ports", "_peers", "_proxies", "_says",
-        "direction", "enforced", "filters",
+        "_anybody", "_cache", "_dual_stack", "_known", "_localhost", "_named_ports", "_peers", "_proxies",
+        "_says", "direction", "enforced", "filters",
     )  # fmt: skip
 
     def __init__(
