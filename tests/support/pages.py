@@ -1,6 +1,6 @@
 """Pages with examples: their blocks, a shell to run them in, and whether what it prints is what they show.
 
-Needs: bash.   Gives: Block, blocks, commands, matches, shell, run.
+Needs: bash.   Gives: Block, blocks, commands, matches, squeezed, shell, run.
 """
 
 import os
@@ -97,11 +97,12 @@ def play(page: Path, block: Block, process: "subprocess.Popen[str]", *, columns:
     """
     for command, shown in commands(block.text):
         printed = run(process, command)
-        as_shown, as_printed = (shown, printed) if columns else (_squeezed(shown), _squeezed(printed))
+        as_shown, as_printed = (shown, printed) if columns else (squeezed(shown), squeezed(printed))
         assert matches(as_shown, as_printed), (
             f"{page.name}:{block.line}: $ {command}\n{printed}\ninstead of\n{shown}"
         )
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
+    """Without blanks at ends of lines, and one between words: how wide columns are does not count."""
     return re.sub(r" +$| +(?= )", "", text, flags=re.MULTILINE)
