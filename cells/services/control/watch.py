@@ -30,7 +30,7 @@ from cells.services.model import (
     Upsert,
     faults_of,
     read_redirect,
-    sctp_faults_of,
+    unserved_of,
 )
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
@@ -164,9 +164,9 @@ class ServiceWatch:
                 log.warning(
                     "annotation of a service does nothing", service=name, annotation=annotation, reason=fault
                 )
-        if old is None or old.spec.ports != row.spec.ports:
-            for port, fault in sctp_faults_of(row, self._options):
-                log.warning("port of a service is not reached", service=name, port=port, reason=fault)
+        if old is None or old.spec != row.spec:
+            for part, fault in unserved_of(row, self._options):
+                log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
         """Only pods of this node have host ports here."""

@@ -12,7 +12,6 @@ from cells.services.model.frontends import frontends_of, selectable
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, read_redirect
-from cells.services.model.sctp import sctp_faults_of
 from cells.services.model.types import (
     INTERNAL,
     PROTOCOLS,
@@ -25,6 +24,7 @@ from cells.services.model.types import (
     ServiceName,
     ServiceType,
 )
+from cells.services.model.unserved import unserved_of
 
 __all__ = [
     "EXPOSURE_LABEL",
@@ -52,7 +52,7 @@ __all__ = [
     "frontends_of",
     "health_answers",
     "read_redirect",
-    "sctp_faults_of",
     "selectable",
     "state_of",
+    "unserved_of",
 ]

@@ -36,6 +36,8 @@ LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 LOCAL = "Local"
+NOBODY = ("0.0.0.0/32",)
+"""A range that no client is in, of either family."""
 VIP_MODE = "VIP"
 """The ipMode of an address that nodes serve; ``Proxy``: the load balancer does, for clients inside too."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
@@ -144,9 +146,7 @@ class _Conversion:
         self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
     ) -> Frontend:
         is_cluster_ip = type_ is ServiceType.CLUSTER_IP
-        checked = type_ is ServiceType.LOAD_BALANCER and self._options.enable_svc_source_range_check
-        given = self._spec.load_balancer_source_ranges or () if checked else ()
-        ranges = {str(one) for one in map(parse_prefix, given) if one}
+        ranges = self._source_ranges() if type_ is ServiceType.LOAD_BALANCER else ()
         return Frontend(
             key=key,
             type=type_,
@@ -156,7 +156,7 @@ class _Conversion:
             int_local=self._int_local,
             two_scopes=two_scopes,
             affinity_timeout=self._affinity_timeout(),
-            source_ranges=tuple(sorted(ranges)),
+            source_ranges=ranges,
             algorithm=self._wishes.algorithm if not is_cluster_ip else "",
             direct=self._direct(key.address.protocol)
             and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
@@ -166,6 +166,14 @@ class _Conversion:
             and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),
             port_name=port.name,
         )
+
+    def _source_ranges(self) -> tuple[str, ...]:
+        """Whom it is served to, or with the annotation not. Of ranges that all are unreadable, nobody."""
+        given = self._spec.load_balancer_source_ranges
+        if not given or not self._options.enable_svc_source_range_check:
+            return ()
+        ranges = {str(one) for one in map(parse_prefix, given) if one}
+        return tuple(sorted(ranges)) or (() if self._wishes.deny else NOBODY)
 
     def _health_check_port(self, type_: ServiceType) -> int:
         served = type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)

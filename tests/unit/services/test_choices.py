@@ -19,7 +19,7 @@ from cells.services.model import (
     Upsert,
     faults_of,
     frontends_of,
-    sctp_faults_of,
+    unserved_of,
 )
 from cells.services.settings import ServiceSettings
 
@@ -197,23 +197,67 @@ def test_an_annotation_without_anything_to_apply_to_is_told(
 @pytest.mark.parametrize(
     ("port", "options", "told"),
     [
-        ({"targetPort": 80}, {}, {80: "enable-sctp is off"}),
-        ({"targetPort": 80}, {"enable_sctp": True}, {}),
-        ({"targetPort": "sip"}, {"enable_sctp": True}, {}),
-        ({"targetPort": 8080}, {"enable_sctp": True}, {80: "the target's is 8080"}),
-        ({"nodePort": 30080}, {"enable_sctp": True}, {30080: "the target's is 80"}),
-        ({"nodePort": 30080}, {"enable_sctp": True, "enable_node_port": False}, {}),
-        ({"protocol": "TCP", "targetPort": 8080}, {}, {}),
+        ({"targetPort": 80}, {}, ["enable-sctp is off"]),
+        ({"targetPort": 80}, {"enable_sctp": True}, []),
+        ({"targetPort": "sip"}, {"enable_sctp": True}, []),
+        ({"targetPort": 8080}, {"enable_sctp": True}, ["80: SCTP keeps its port, and the target's is 8080"]),
+        ({"nodePort": 30080}, {"enable_sctp": True}, ["30080: SCTP keeps its port, and the target's is 80"]),
+        ({"nodePort": 30080}, {"enable_sctp": True, "enable_node_port": False}, []),
+        ({"protocol": "TCP", "targetPort": 8080}, {}, []),
+        ({"protocol": "tcp"}, {}, ["'tcp': expected TCP, UDP or SCTP"]),
+        ({"protocol": "UDP", "nodePort": 99999}, {}, ["99999: expected a port"]),
     ],
 )
-def test_ports_in_sctp_that_nobody_reaches_are_told(
-    port: dict[str, Any], options: dict[str, Any], told: dict[int, str]
+def test_ports_that_nobody_reaches_are_told(
+    port: dict[str, Any], options: dict[str, Any], told: list[str]
 ) -> None:
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "SCTP"} | port]}
     service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
-    found = dict(sctp_faults_of(service, LoadBalancerOptions(**options)))
-    assert found.keys() == told.keys()
-    assert all(text in found[number] for number, text in told.items())
+    found = list(unserved_of(service, LoadBalancerOptions(**options)))
+    assert [part for part, _ in found] == ["port 80"] * len(told)
+    assert all(reason.startswith(text) for (_, reason), text in zip(found, told, strict=True))
+
+
+def test_addresses_and_ranges_that_cannot_be_read_are_told() -> None:
+    spec = {
+        "type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalIPs": ["1.2.3", "192.0.2.1"],
+        "loadBalancerSourceRanges": ["10.0.0.0/33", "10.0.0.0/8"],
+    }  # fmt: skip
+    service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
+    assert dict(unserved_of(service, LoadBalancerOptions())) == {
+        "externalIPs": "'1.2.3': expected an IP address",
+        "loadBalancerSourceRanges": "'10.0.0.0/33': expected an IP network: left out",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranges", "policy", "wanted"),
+    [
+        (["10.0.0.0/8", "nonsense"], "allow", ("10.0.0.0/8",)),
+        (["nonsense", "10.0.0.0/33"], "allow", ("0.0.0.0/32",)),
+        (["nonsense"], "deny", ()),
+        ([], "allow", ()),
+    ],
+)
+def test_source_ranges_that_all_are_unreadable_let_nobody_in(
+    ranges: list[str], policy: str, wanted: tuple[str, ...]
+) -> None:
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web", "annotations": {"service.cilium.io/src-ranges-policy": policy}},
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": "10.96.0.1",
+                "ports": [{"port": 80}],
+                "loadBalancerSourceRanges": ranges,
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}, {"ip": "2001:db8::1"}]}},
+        },
+        Service,
+    )
+    found = frontends_of(service, {}, NODE, LoadBalancerOptions())
+    balancers = [one for one in found if one.type is ServiceType.LOAD_BALANCER]
+    assert [one.source_ranges for one in balancers] == [wanted] * 2
 
 
 def test_either_switch_lets_services_choose_the_mode_but_not_through_a_tunnel() -> None:

@@ -1,0 +1,48 @@
+"""What a service's spec asks for and does not get: for the log, since nothing else would tell.
+
+Gives: unserved_of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cells.kubernetes import Service, ServicePort
+from cells.services.model.options import LoadBalancerOptions
+from cells.services.model.types import PROTOCOLS, is_port, parse_address, parse_prefix
+
+
+def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
+    """Parts of the spec that are not served, with the reason."""
+    spec = service.spec
+    if spec.type == "ExternalName" or spec.cluster_ip == "None":
+        return
+    for name, texts in (("clusterIPs", spec.cluster_ips), ("externalIPs", spec.external_ips)):
+        for text in texts or ():
+            if text and parse_address(text) is None:
+                yield name, f"{text!r}: expected an IP address"
+    for text in spec.load_balancer_source_ranges or ():
+        if parse_prefix(text) is None:
+            yield "loadBalancerSourceRanges", f"{text!r}: expected an IP network: left out"
+    for port in spec.ports or ():
+        yield from ((f"port {port.port}", reason) for reason in _faults(port, options))
+
+
+def _faults(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
+    if port.protocol not in PROTOCOLS:
+        yield f"{port.protocol!r}: expected TCP, UDP or SCTP"
+    elif not is_port(port.port) or not (is_port(port.node_port) or port.node_port == 0):
+        yield f"{port.node_port if is_port(port.port) else port.port}: expected a port, 1 to 65535"
+    elif port.protocol == "SCTP":
+        yield from _faults_in_sctp(port, options)
+
+
+def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
+    """Its checksum is over the whole packet, so ports are not translated. A named target may be any."""
+    if not options.enable_sctp:
+        yield "enable-sctp is off: SCTP is dropped"
+        return
+    target = 0 if isinstance(port.target_port, str) else port.target_port or port.port
+    for number in (port.port, port.node_port if options.enable_node_port else 0):
+        if target and number and number != target:
+            yield f"{number}: SCTP keeps its port, and the target's is {target}: expected one number"
