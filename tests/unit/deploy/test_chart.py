@@ -31,6 +31,7 @@ DIFFERENT_KEYS = {
     "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
     "external-envoy-proxy": "Envoy is in an image of its own, and there where it is asked for",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
+    "remove-cilium-node-taints": "false is said, since left out it would mean true",
 }
 OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
 """Keys that containers read which come before the agent, or go after it."""

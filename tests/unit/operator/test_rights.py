@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ READY = {
     "startTime": "2025-01-01T00:00:00Z",
     "conditions": [{"type": "Ready", "status": "True"}],
 }
+LEASE = ("kube-system", "cilium-operator-resource-lock")
 MERGE = b"application/merge-patch+json"
 TAINT = "node.cilium.io/agent-not-ready"
 RULE = {"k8s:app": "x"}
@@ -109,7 +111,13 @@ def everything() -> list[dict[str, Any]]:
     pod = {"name": "cilium-a", "namespace": "kube-system", "labels": {"k8s-app": "cilium"}}
     port = {"port": 80}
     return [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}, "spec": {"taints": [taint]}},
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": "a"},
+            "spec": {"taints": [taint]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        },
         {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -186,3 +194,83 @@ async def test_the_rights_of_multi_pool_suffice_where_that_is_the_mode(tmp_path:
             await eventually(lambda: says("a").get("allocated"), 10)
         assert says("a")["allocated"] == [{"pool": "p", "cidrs": ["10.0.0.0/28"]}]
         await eventually(lambda: "pool empty" in says("b")["ipam"]["operator-status"]["error"], 10)
+
+
+FAST = {
+    "nodes-gc-interval": "100ms",
+    "cilium-endpoint-gc-interval": "100ms",
+    "identity-gc-interval": "100ms",
+    "identity-heartbeat-timeout": "200ms",
+    "unmanaged-pod-watcher-interval": "1",
+}
+"""Intervals, where the values of the chart do not switch them off."""
+OPTIONS: list[dict[str, Any]] = [
+    {"ciliumEndpointSlice": {"enabled": True}},
+    {"nodeIPAM": {"enabled": True}, "enableLBIPAM": False, "defaultLBServiceIPAM": "nodeipam"},
+    {"operator": {"removeNodeTaints": False, "unmanagedPodWatcher": {"restart": False}}},
+    {"operator": {"setNodeNetworkStatus": False, "nodeGCInterval": "0s", "identityGCInterval": "0s"}},
+    {"ipam": {"mode": "kubernetes"}, "disableEndpointCRD": True},
+]
+
+
+@pytest.mark.parametrize("values", OPTIONS, ids="-".join)
+async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], tmp_path: Path) -> None:
+    server = ApiServer({ADMIN_TOKEN: User("admin", ("system:masters",)), TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    rendered = chart.render({**values, "operator": {"skipCRDCreation": True, **values.get("operator", {})}})
+    rights = list(yaml.safe_load_all(rendered["rbac-operator.yaml"]))
+    for one in rights:
+        server.add(one)
+    config: dict[str, Any] = yaml.safe_load(rendered["configmap.yaml"])["data"]
+    config = {**config, **{name: text for name, text in FAST.items() if config.get(name) not in {"0", "0s"}}}
+    config = {name: text for name, text in config.items() if not name.endswith("-serve-addr")}
+    operators = Operators(server, tmp_path)
+    async with server.serving():
+        registered = {"ipam": "kubernetes", "enable-cilium-endpoint-slice": "true"}
+        async with operators.running(registered):  # with every right, for the definitions
+            pass
+        server.store.delete(Resource("coordination.k8s.io", "leases"), LEASE)
+        server.requests.clear()
+        degraded: set[str] = set()
+        async with operators.running(config, token=TOKEN) as hive:
+            for body in everything():
+                server.add(body)
+            async with operators.client() as client:
+                for name in ("cilium-a", "dns"):
+                    path = f"/api/v1/namespaces/kube-system/pods/{name}/status"
+                    await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
+
+            if "enable-cilium-endpoint-slice" in config:
+                await slices_come_and_go(server)
+
+            def all_used() -> bool:
+                degraded.update(f"{one.message} {one.error or ''}" for one in hive.health.snapshot())
+                return unused(rights, server.requests) == set()
+
+            with suppress(AssertionError):  # below it is told which are not
+                await eventually(all_used, 10)
+        assert unused(rights, server.requests) == set(), "rights that are not used"
+        assert not [one for one in degraded if "orbidden" in one or "403" in one], "nothing is denied"
+
+
+async def slices_come_and_go(server: ApiServer) -> None:
+    """One is made, changed and deleted."""
+    slices, pods = Resource("cilium.io", "ciliumendpointslices"), Resource("", "pods")
+
+    def told() -> list[str]:
+        found = server.store.of(slices).objects.values()
+        return sorted(one["name"] for each in found for one in each["endpoints"])
+
+    for number, name in enumerate(("web-1", "web-2"), start=1):
+        meta = {"name": name, "namespace": "default"}
+        spec = {"nodeName": "a", "containers": [{"name": "c", "image": "example.invalid/c"}]}
+        server.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        networking = {"addressing": [{"ipv4": f"10.0.0.{number}"}], "node": "192.0.2.1"}
+        status = {"id": number, "identity": {"id": 300}, "networking": networking}
+        server.add(
+            {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint", "metadata": meta, "status": status}
+        )
+        await eventually(lambda: len(told()) == number, 10)  # noqa: B023  # it waits here
+    for name in ("web-1", "web-2"):
+        server.store.delete(pods, ("default", name))
+    await eventually(lambda: not told(), 10)
