@@ -62,7 +62,7 @@ from lifecycle import after, module, provide
 
 @after(Api, StartedDaemon, CniConfig, HostIPSync, Tunnel)
 def ready() -> AgentReady:
-    """What a healthy agent does, and so what probes wait for: both sockets serve, the runtime is told."""
+    """What probes wait for: both sockets serve, and the CNI configuration is written."""
     return AgentReady()
 
 

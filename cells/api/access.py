@@ -1,4 +1,4 @@
-"""Which operations are switched off by whoever runs the node.
+"""Operations that the administrator has switched off.
 
 Needs: nothing.   Gives: AccessSettings, operation_name(), denied().
 Source: Cilium 1.17, enable-cilium-api-server-access; the names are those of its generated server.

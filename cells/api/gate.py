@@ -34,7 +34,7 @@ class Gate:
             self._daemon.resolve(None)
 
     def close(self) -> None:
-        """Refuse whoever waits: the server stops."""
+        """Refuse all waiting requests: the server stops."""
         if not self._daemon.resolved:
             self._daemon.fail(HiveError(NOT_STARTED))
             self._daemon = Promise()  # the server may start again

@@ -59,7 +59,7 @@ class Api:
         for part in self._parts:
             part.open()
         listener = listen(self.path, group="cilium")
-        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await server.serve(listener)
         self._server = server
@@ -76,7 +76,7 @@ class Api:
         ]
 
     def _in_turn(self, route: Route) -> Operation:
-        """The gate first: who waits for the daemon is in nobody's way."""
+        """The gate comes first, so that requests that wait for the daemon hold no limiter's slot."""
         return self._gate.guarded(route.path, self._limits.limited(route))
 
     async def _stop(self) -> None:
@@ -95,5 +95,5 @@ async def _disabled(_request: Request) -> Response:
 
 
 def may_change(uid: int) -> bool:
-    """Whether a peer may change the node: root, or whoever the agent runs as."""
+    """Whether a peer may change the node: root, or the agent's own user."""
     return uid in (0, os.geteuid())

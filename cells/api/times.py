@@ -12,7 +12,7 @@ from typing import Final
 from cells.observe.metrics import Histogram
 
 ELSEWHERE: Final = "unknown"
-"""The path of requests for what there is not: clients do not make up series."""
+"""The label for unknown paths, so that clients cannot create series."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

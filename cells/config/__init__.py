@@ -2,7 +2,7 @@
 
 Source: reads the settings, gives every other cell the resolved paths and names.
 Needs:  AgentSettings.   Gives: AgentConfig.
-Why:    whoever takes an AgentConfig starts after its hook, and so knows that the directories exist,
+Why:    a cell that takes an AgentConfig starts after its hook, so it knows that the directories exist,
         that bpffs is mounted, that the process may use it, and that no other agent has this node.
 """
 

@@ -13,7 +13,7 @@ from lifecycle import HiveError
 Version = tuple[int, int]
 
 OLDEST: Final[Version] = (5, 14)
-"""SO_NETNS_COOKIE, by which the namespaces of pods are told apart.
+"""SO_NETNS_COOKIE, which distinguishes pods' namespaces.
 
 Before that: batches on LPM tries 5.13, bpf_ktime_get_coarse_ns and BPF memory that no RLIMIT_MEMLOCK limits
 5.11, bpf_redirect_peer 5.10, fields of maps read by programs 5.9.

@@ -59,7 +59,7 @@ def find_clang() -> str:
 def compile_one(clang: str, source: Path, target: Path, build_tag: str, *headers: Path) -> Path:
     """Compile one file, with more folders of headers. The result does not depend on where the sources lie.
 
-    It takes its place at once, whoever else compiles: a starting agent finds this one or another.
+    It is renamed into place, so concurrent builds are safe: a starting agent finds one or the other.
     """
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         fresh = Path(folder) / target.name

@@ -121,7 +121,7 @@ class Datapath:
         self._in_force: InForce | None = None
         self._node: NodeConfig | None = None
         self.notifications = settings.notifications
-        """What the programs tell of packets; tell() changes it."""
+        """Which events the programs send; set_notifications() changes it."""
         self._host: HostPolicy | None = None
         lifecycle.append(Hook("load the datapath", self._start, self._stop))
 
@@ -266,7 +266,7 @@ class Datapath:
         node = self._node or self.known_node()
         if node is not None:
             self._maps.node.update(bytes(4), self._row(node))
-        self._maps.epochs.bump()  # what pods send to the node is judged anew
+        self._maps.epochs.bump()  # what pods send to the node is evaluated again
 
     def _row(self, node: NodeConfig) -> bytes:
         host = self.host_policy
@@ -290,7 +290,7 @@ class Datapath:
             raise
 
     async def repair(self) -> list[str]:
-        """Put back what somebody took: entries the attached programs jump to, pins; what it was, by name.
+        """Restore removed entries of hive_entry and pins; the names of what was restored.
 
         Raises what the start does.
         """

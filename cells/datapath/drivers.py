@@ -45,7 +45,7 @@ class Drivers:
             self._programs = MappingProxyType(ids_in_force(entry, XDP_ENTRIES))
 
     def missing(self) -> list[str]:
-        """Programs that somebody has taken out of force, by name. For a worker thread."""
+        """Names of programs that are no longer in force. For a worker thread."""
         with map_by_id(self._maps.xdp_entry.id) as entry:
             now = ids_in_force(entry, XDP_ENTRIES)
         return [name for name, number in self._programs.items() if now.get(name) != number]
@@ -102,7 +102,7 @@ class Drivers:
             return
         if not is_ours(number):
             raise NetlinkError(
-                errno.EBUSY, f"attach XDP to link {ifindex}", "it has a program of somebody else's"
+                errno.EBUSY, f"attach XDP to link {ifindex}", "it already has another XDP program"
             )
         descriptor = program_by_id(number)
         try:

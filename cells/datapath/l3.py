@@ -41,7 +41,7 @@ class L3Programs:
             self.programs = MappingProxyType(ids_in_force(entry, L3_ENTRIES))
 
     def missing(self) -> list[str]:
-        """Programs that somebody has taken out of force, by name."""
+        """Names of programs that are no longer in force."""
         if not self.programs:
             return []
         with map_by_id(self._maps.l3_entry.id) as entry:

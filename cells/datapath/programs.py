@@ -4,7 +4,7 @@ For:    the loader, which enters and attaches them. Needs: nothing. Gives: PROGR
 The numbers of entries are those of bpf/lib/maps.h; a test compares them.
 
 A *dispatcher* (bpf/dispatch.c) is attached and stays; it jumps to the *program* of the generation in force
-(bpf/datapath.c), which stands in an entry of ``hive_entry``. A program without a dispatcher is reached from
+(bpf/datapath.c), which is in an entry of ``hive_entry``. A program without a dispatcher is reached from
 another one only: it is a tail call.
 """
 

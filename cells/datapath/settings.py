@@ -28,7 +28,7 @@ _LAST_PORT: Final = 65535
 
 
 class MonitorNotifications(msgspec.Struct, frozen=True):
-    """What the programs tell of packets, and whether policy is audited only.
+    """Which packet events the programs send, and whether policy is only audited.
 
     Flags of NodeConfig, and the level of aggregation, 0 to 4.
     """

@@ -2,7 +2,7 @@
 
 For:    the agent.   Needs: Datapath, Jobs.   Gives: DatapathWatchdog.
 Why:    an attached program without the one it jumps to drops what pods send; without pins, the next start
-        would attach to every interface anew.
+        would attach to every interface again.
 """
 
 from typing import Final

@@ -4,7 +4,8 @@ For:    Endpoints. Needs: Registry, Identities, EndpointPolicies, Realization, E
 Gives:  EndpointCreation, NewEndpoint.
 Source: Cilium 1.17, the endpoint manager: states, order of creation.
 
-All but waiting for an identity is synchronous and on the event loop, so nobody ever sees half an endpoint.
+All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made
+endpoint.
 """
 
 import time

@@ -4,7 +4,8 @@ For:   CNI server, REST handlers, endpoint restore.   Needs: the edges of cells.
 Gives: Endpoints.
 Source: Cilium 1.17, the endpoint manager: states, order of create and delete, lookups.
 
-All but waiting for an identity is synchronous and on the event loop, so nobody ever sees half an endpoint.
+All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made
+endpoint.
 """
 
 import time
@@ -270,13 +271,13 @@ class Endpoints:
         """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
 
         Every step is tried whatever happened before it. Deleting what is gone does nothing; of one that waits
-        for its identity the creation fails, and whoever asked for it keeps the addresses. The link is the
+        for its identity the creation fails, and the caller keeps the addresses. The link is the
         caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
         to the caller too, who releases them once the link is gone; another IPAM's are never released.
         """
         new = self._creation.of(endpoint.id)
         if new is not None and new.endpoint.created == endpoint.created:
-            self._creation.give_up(new)  # who makes it is told, and takes back what it has made for it
+            self._creation.give_up(new)  # its creator gets the error, and undoes its own steps
             return ()
         current = self._registry.get(endpoint.id)
         if current is None or current.created != endpoint.created:

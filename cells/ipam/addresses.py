@@ -24,7 +24,7 @@ _WIDEST_IPV6: Final = 65536
 
 
 class PodIPv4(IPv4Address):
-    """An address of a pod. What many ask of it is worked out once: its hash, its bytes, its text."""
+    """An address of a pod, whose hash, bytes and text are computed once."""
 
     __slots__ = ("_hashed", "_packed", "text")
 
@@ -81,7 +81,7 @@ class Family(StrEnum):
 
 
 def text_of(ip: IPAddress) -> str:
-    """As ``str(ip)`` in a third of the time, and of IPv6 in a tenth: pods' addresses are told often."""
+    """As ``str(ip)`` in a third of the time, and of IPv6 in a tenth: pods' addresses are shown often."""
     if isinstance(ip, PodIPv4 | PodIPv6):
         return ip.text
     packed = ip.packed

@@ -26,7 +26,7 @@ _STATES = ("primary", "secondary", "retired")
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """An address somebody has."""
+    """An allocated address."""
 
     ip: IPAddress
     pool: str
@@ -75,9 +75,9 @@ class Allocator:
         """Addresses in use that no range had when they were claimed; one that has them may come."""
         self._expirations = Expirations(clock)
         self.allocated = dict.fromkeys(Family, 0)
-        """How often an address was given to somebody."""
+        """Number of allocations."""
         self.released = dict.fromkeys(Family, 0)
-        """How often one was given back."""
+        """Number of releases."""
 
     def use(self, *networks: IPNetwork, retired: Sequence[IPNetwork] = ()) -> None:
         """Allocate from these networks, of which nothing is taken yet; the first of a family is primary.
@@ -144,7 +144,7 @@ class Allocator:
         return changed
 
     def forget_retired(self) -> None:
-        """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
+        """Forget retired networks without addresses in use: all claims have been made by now."""
         left = [each for _, _, each in self._all() if each.forget_retired()]
         if left:
             self._tidy()
@@ -166,7 +166,7 @@ class Allocator:
         """Addresses have been taken or given back."""
 
     def _pool_for(self, owner: str, family: Family) -> str:
-        """The pool that somebody gets an address of. Raises IpamError."""
+        """The pool to allocate from for an owner. Raises IpamError."""
         del owner, family
         return self._pool
 
@@ -329,7 +329,7 @@ class Allocator:
         self._expirations.stop(ip)
 
     def owner(self, ip: IPAddress) -> str | None:
-        """Who has the address; None if nobody."""
+        """The owner of the address, or None."""
         return self._owners.get(ip)
 
     def dump(self) -> dict[str, str]:

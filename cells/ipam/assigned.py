@@ -1,4 +1,4 @@
-"""What somebody else has decided for this node and its pods: Kubernetes, the operator, or who writes pods.
+"""What is decided elsewhere for this node and its pods: by Kubernetes, the operator, or pods' annotations.
 
 For:    Ipam. Needs: nothing. Gives: AssignedPodCIDRs, AssignedPools, PoolState, PodPools.
 """
@@ -14,7 +14,7 @@ from cells.ipam.addresses import Family, IPNetwork
 
 
 class AssignedPodCIDRs(Protocol):
-    """What is known of this node's ranges; whoever takes one starts after the wait for them."""
+    """This node's assigned ranges; a cell that takes this starts after the wait for them."""
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
         """The ranges, the primary one of each family first; nothing for a family that has none."""

@@ -1,4 +1,4 @@
-"""How many addresses a node asks of each pool: those in use, those that pods wait for, and some ahead.
+"""How many addresses a node requests from each pool: in use, waited for by pods, and some ahead.
 
 For:    NodePools. Needs: Clock. Gives: Demand, PoolRequest, with_ahead().
 Source: Cilium 1.17, pkg/ipam/multipool.go: neededIPCeil, pendingAllocationsPerPool.
@@ -22,7 +22,7 @@ Key = tuple[str, Family]
 
 
 class PoolRequest(msgspec.Struct, frozen=True):
-    """What this node asks of a pool, a row of the table ``pod-pool-requests``."""
+    """This node's request to a pool, a row of the table ``pod-pool-requests``."""
 
     pool: str
     ipv4: int = 0

@@ -1,4 +1,4 @@
-"""Addresses that go back unless somebody says in time that they are in use.
+"""Addresses that are released unless their use is confirmed in time.
 
 For:    Ipam. Needs: Clock. Gives: Expirations.
 A plugin that asks for an address and dies would lose it for ever; so it gets a timer, known by a uuid that

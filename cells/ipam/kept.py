@@ -1,9 +1,9 @@
 """The ranges in use, kept over a restart of the agent.
 
-For:    Ipam, and whoever would wait for what Kubernetes assigns. Needs: nothing.
+For:    Ipam, and the wait for what Kubernetes assigns. Needs: nothing.
 Gives:  KeptRanges, kept_ranges(), keep_ranges(), kept_pools(), keep_pools().
 A range that follows the node's address would leave its pods behind when that address changes. The file is in
-the state directory, and so lives as long as the pods do: until the node starts anew.
+the state directory, so it lives as long as the pods do: until the node reboots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def kept_ranges(state_dir: Path, log: Logger) -> KeptRanges:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        log.warning("ranges of pods' addresses are chosen anew", path=str(path), error=str(error))
+        log.warning("pod ranges are chosen again", path=str(path), error=str(error))
     else:
         return KeptRanges(ranges, frozenset(kept.assigned) & ranges.keys())
     return KeptRanges({}, frozenset())

@@ -27,7 +27,7 @@ from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, UsageError, 
 
 DELEGATED: Final = "delegated-plugin"
 AGAIN: Final = minutes(1)
-"""How often it is looked whether addresses that nobody waits for any more are still asked for."""
+"""How often requests for addresses are checked for pods that no longer wait."""
 
 
 class Ipam(Allocator):
@@ -93,7 +93,7 @@ class Ipam(Allocator):
         return token
 
     def forget_retired(self) -> None:
-        """Let go of retired networks without addresses in use: whoever has one has claimed it by now."""
+        """Forget retired networks without addresses in use: all claims have been made by now."""
         super().forget_retired()
         if self._node_pools is not None:
             self._node_pools.claimed()

@@ -2,7 +2,7 @@
 
 For:    Ipam. Needs: Allocator, AssignedPools, PodPools, the table of requests. Gives: NodePools.
 Source: Cilium 1.17, pkg/ipam/multipool.go. The operator only adds ranges, this node alone gives back: what it
-        gives back it never uses again before its CiliumNode has been seen without it. While nobody tells of
+        releases it never uses again before its CiliumNode has been seen without it. While there is no news of
         the CiliumNode, a restarted agent goes on with the ranges it had.
 """
 
@@ -67,7 +67,7 @@ class NodePools:
     async def start(self) -> None:
         """Wait until every pool that addresses are held ready of has one. Raises UsageError."""
         if self._assigned is None:
-            raise UsageError("ipam=multi-pool: nothing tells of this node's pools")
+            raise UsageError("ipam=multi-pool: no source for this node's pools")
         self._kept = kept_pools(self._state_dir, self._log)
         earlier = kept_ranges(self._state_dir, self._log).primary.values()  # of another mode of IPAM
         self._allocator.use_pools(self._families, self._kept or {self._default: tuple(earlier)})
@@ -93,7 +93,7 @@ class NodePools:
         self._log.info("pools of pod addresses", pools=shown)
 
     def look(self) -> None:
-        """Go on with the pools as they are told now; an object that is gone says nothing of them."""
+        """Apply the pools as assigned now; a deleted object changes nothing."""
         if self._assigned is not None and self._following:
             self._look(self._assigned.pools())
             self.use_changed()
@@ -117,7 +117,7 @@ class NodePools:
                 txn.replace_all(rows.values())
 
     def pool_for(self, owner: str, family: Family) -> str:
-        """The pool that somebody gets an address of. Raises IpamError."""
+        """The pool to allocate from for an owner. Raises IpamError."""
         found = self._pods.pool_of(owner, family) if self._pods is not None else ""
         return found or self._default
 

@@ -38,7 +38,7 @@ class Lease(Object, frozen=True, gc=False):
 
 
 RELEASE: Final = 2.0
-"""Seconds that giving a lease back may take: whoever ends does not wait for a server that is away."""
+"""Seconds that releasing a lease may take, so that stopping does not wait for a missing server."""
 LEASES: Final = Kind(Lease, "coordination.k8s.io/v1", "leases")
 
 
@@ -51,7 +51,7 @@ class Election:
     """Holds a lease, or waits until its holder has not renewed it for its whole duration.
 
     Durations are seconds. Expiry is measured by our own clock from when a change of the lease was seen: the
-    clocks of two machines are never compared. ``observed`` is told who holds the lease, after each answer.
+    clocks of two machines are never compared. ``observed`` is called with the holder after each answer.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Election:
         self._clock = clock
         self._observed = observed
         self._written: dict[str, Any] | None = None
-        """The lease as we wrote it last: while nobody else writes it, one request renews it."""
+        """The lease as we wrote it last: while no one else writes it, one request renews it."""
         self._seen: LeaseSpec | None = None
         self._seen_at = 0.0
         self.leader = ""

@@ -1,6 +1,6 @@
 """Policy epochs: what makes the datapath forget the verdicts it remembers.
 
-For:    whoever changes policy, identities or addresses. Needs: the map of epochs. Gives: Epochs.
+For:    cells that change policy, identities or addresses. Needs: the map of epochs. Gives: Epochs.
 Change the map first and bump afterwards: the programs read the epoch before they evaluate.
 """
 
@@ -21,7 +21,7 @@ class Epochs:
         self._known: dict[int, int] = {}
 
     def bump(self, endpoint_id: int = 0) -> None:
-        """Have the flows of an endpoint, or with 0 of all, evaluated anew from the next packet on."""
+        """Make the next packets of an endpoint's flows, or with 0 of all flows, be evaluated again."""
         key, following = self._following(endpoint_id)
         self._table.update(key, _value.pack(following))
         self._known[endpoint_id] = following

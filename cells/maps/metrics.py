@@ -28,11 +28,11 @@ _POLICY: Final = "policy"
 """All policy maps together."""
 _USUAL_CAPACITY: Final = 65536
 _NOTEWORTHY: Final = 0.1
-"""Policy maps that are less full are not told of."""
+"""Policy maps that are less full are left out."""
 
 
 async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter) -> list[Family]:
-    """What can be told of maps; what has many entries is counted in a thread, ``one`` at a time.
+    """Metrics of maps; large maps are counted in a thread, ``one`` at a time.
 
     So that many who scrape at once do not take the interpreter from the event loop.
     """

@@ -248,7 +248,7 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
             if spec.same_as(pinned.spec) and not takes_inner(pinned, spec):
                 pinned.close()
                 table = create_map(spec)
-                replace_pin(table.fd, path)  # its maps are of another size: they are made anew
+                replace_pin(table.fd, path)  # its maps have another size: create them again
                 table.spec = spec
                 return table, True
             if spec.same_as(pinned.spec):
@@ -278,7 +278,7 @@ def takes_inner(outer: Map, spec: MapSpec) -> bool:
         try:
             outer.update(bytes(spec.key_size), struct.pack("<I", inner.fd), EXIST)
         except BpfError as error:
-            return error.errno == errno.ENOENT  # nothing there to replace: number 0 is nobody's
+            return error.errno == errno.ENOENT  # nothing there to replace: number 0 is never used
     return True
 
 

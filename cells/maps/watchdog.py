@@ -77,7 +77,7 @@ def _is_pinned(path: Path, number: int) -> bool:
 def enter_lost(policies_id: int, policies: Collection[PolicyMap]) -> list[PolicyMap]:
     """Those that hive_policies did not lead to, entered again: waits for RCU when there are any.
 
-    For a worker thread: the map is opened anew, by its id. Raises BpfError.
+    For a worker thread: opens the map again, by its id. Raises BpfError.
     """
     with map_by_id(policies_id) as table:
         lost = [each for each in policies if table.lookup(_index(each.endpoint_id)) != _index(each.map.id)]

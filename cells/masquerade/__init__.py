@@ -5,7 +5,7 @@ Reconciler: the table ``native-devices`` follows the node's devices; programs ar
 ip-masq-agent and is kept in ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
 Needs:  Table[Device], NodeAddresses, Router, Datapath, Maps.
 Gives:  Table[MasqueradedNetwork], Masquerade.
-Why:    nobody outside knows a way to the pods' addresses. The node's own packets stay as they are, unless a
+Why:    networks outside have no routes to pods' addresses. The node's own packets stay as they are, unless a
         pod was given the port they come from.
 
 Settings: enable-ipv4-masquerade, enable-ipv6-masquerade, enable-bpf-masquerade, ipv4-native-routing-cidr,
@@ -30,7 +30,7 @@ def report(masquerade: Masquerade) -> Member[MasqueradeReport]:
 
 @after(Masquerade, IpMasqAgent)
 def run() -> None:
-    """Both are part of the agent though nobody waits for them."""
+    """Both are part of the agent though no cell depends on them."""
 
 
 cell = module(

@@ -109,7 +109,7 @@ def native_devices(
 
 
 def _answerable(address: IPAddress | None) -> IPAddress | None:
-    """The address, unless nobody outside could answer to it."""
+    """The address, unless hosts outside could not reply to it."""
     return None if address is None or address.is_loopback else address
 
 

@@ -112,7 +112,7 @@ class Masquerade:
         jobs.observe("watch filters", self._hints, self._look)
 
     def report(self) -> Masquerading:
-        """What the agent's status tells of it."""
+        """Its part of the agent's status."""
         if not (self.devices.all() and (self.ipv4 or self.ipv6)):
             return Masquerading()
         ranges = self._ranges()

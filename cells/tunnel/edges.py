@@ -75,5 +75,5 @@ class TunnelMaps(Protocol):
         ...
 
     def void_verdicts(self) -> None:
-        """Have the datapath decide anew about the next packet of every flow."""
+        """Make the datapath evaluate the next packet of every flow again."""
         ...

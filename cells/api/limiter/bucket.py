@@ -1,6 +1,6 @@
 """A rate with a burst: so many at once, and then one after the other.
 
-For:    Limiter. Needs: the time, in seconds of any clock, from whoever asks. Gives: Bucket.
+For:    Limiter. Needs: the caller's time, in seconds of any clock. Gives: Bucket.
 Source: golang.org/x/time/rate, which Cilium's limiter stands on: a bucket that is full at first, holds
 ``burst`` tokens at most, and gets ``rate`` more each second.
 """
@@ -22,7 +22,7 @@ class Bucket:
         self._at = -math.inf
 
     def wait(self, now: float, ahead: int = 0) -> float:
-        """Seconds until there is a token for whoever has so many others before it; 0 when there is one."""
+        """Seconds until there is a token for a request with this many others ahead of it; 0: now."""
         if not self.rate:
             return 0.0
         self._fill(now)

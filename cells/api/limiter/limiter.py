@@ -2,8 +2,8 @@
 
 For:    Limits. Needs: Parameters, a clock. Gives: Parameters, Limiter, Turn, Refused.
 Source: Cilium 1.17, APILimiter. With ``auto_adjust``, rate, burst and parallel requests grow as long as
-requests take less than estimated, and shrink when they take more. Different here: whoever waits for the rate
-follows each change of it, and leaves no gap when it goes.
+requests take less than estimated, and shrink when they take more. Different here: waiting requests follow
+each change of the rate, and one that leaves frees its slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cells.observe.metrics import Histogram
 from lifecycle import Duration, Logger
 
 TICK: Final = 1e-6
-"""Seconds that nobody waits for: clocks are not more exact."""
+"""Shorter waits, in seconds, are skipped: clocks are not more exact."""
 NO_PLACE: Final = "fail-parallel-wait"
 TOO_FAST: Final = "fail-limit-wait"
 LEFT: Final = "request-cancelled"
@@ -29,7 +29,7 @@ CANCELLED: Final = "request cancelled while waiting for rate limiting slot"
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """What a limiter goes by; zero of what is in requests or seconds is no bound."""
+    """Parameters of a limiter; zero requests or seconds means no bound."""
 
     rate_limit: float = 0.0
     """Requests a second."""
@@ -59,7 +59,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):  # noqa: N818  # what it says is why
-    """The request may not go on: it would wait for too long, or nobody waits for it any more."""
+    """The request is refused: it would wait too long, or its client has gone."""
 
     def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -77,7 +77,7 @@ class Turn:
         self.waited = waited
         """Seconds."""
         self.initial = initial
-        """One of the first ones, which take nobody's place."""
+        """One of the first requests, which are not limited."""
 
     def done(self, status: int) -> None:
         """It is answered; ``status`` is HTTP's."""
@@ -120,7 +120,7 @@ class Limiter:
         """Requests by outcome and status."""
 
     async def enter(self, gone: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
-        """Wait for the request's turn; ``gone`` returns when nobody waits for its answer any more.
+        """Wait for the request's turn; ``gone`` returns when the client has disconnected.
 
         Raises Refused. Whoever is cancelled meanwhile leaves the line.
         """
@@ -151,7 +151,7 @@ class Limiter:
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
+        """How many requests wait."""
         return len(self._line)
 
     def open(self) -> None:
@@ -159,7 +159,7 @@ class Limiter:
         self._closed = False
 
     def close(self) -> None:
-        """Refuse all who wait, and whoever would have to, until open()."""
+        """Refuse all waiting requests, and those that would have to wait, until open()."""
         self._closed = True
         for scope in self._waiting:
             scope.cancel()
@@ -209,7 +209,7 @@ class Limiter:
         if len(self._line) < free:  # we have a place, and know what is left to wait for
             wait = max(self.bucket.wait(came, len(self._line)), earliest - came)
             if wait > longest:
-                await anyio.sleep(self.processing.value)  # as upstream: who asks again at once is slowed down
+                await anyio.sleep(self.processing.value)  # as upstream: slows down clients that retry at once
                 return _too_fast(wait, longest)
         call = anyio.Event()
         self._line.append(call)

@@ -214,4 +214,4 @@ _ZERO_IS_UNSET: Final = frozenset(
         "max_adjustment_factor",
     }
 )
-"""As upstream: zero of these is the value of a limiter nobody has set anything for."""
+"""As upstream: zero stands for the default of a limiter that was not configured."""

@@ -56,7 +56,7 @@ class HealthID(Model, frozen=True, rename="pascal"):
 
 
 class HealthStatusRow(Model, frozen=True, rename="pascal"):
-    """What a module told of itself last, in the names of Go's fields; times are of the year 1 for never."""
+    """A module's last health report, with Go's field names; a time in the year 1 means never."""
 
     id: HealthID = field(name="ID")
     level: str

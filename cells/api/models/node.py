@@ -1,4 +1,4 @@
-"""The wire types of what the API tells of the node beside endpoints: identities, prefixes, maps, nodes.
+"""The wire types of node information besides endpoints: identities, prefixes, maps, nodes.
 
 Needs: Model.   Gives: one Struct per model, with the exact JSON keys of api/v1/openapi.yaml (1.17).
 """
@@ -47,7 +47,7 @@ class BPFMapEntry(Model, frozen=True, omit_defaults=False):
 
 
 class BPFMap(Model, frozen=True):
-    """A map; ``cache`` is absent where the datapath writes it, or nobody keeps account."""
+    """A map; ``cache`` is absent if the datapath writes the map, or no copy of it is kept."""
 
     path: str
     cache: list[BPFMapEntry] | None = None

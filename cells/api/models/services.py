@@ -57,7 +57,7 @@ class ServiceSpec(Model, frozen=True):
 
 
 class ServiceRequest(Model, frozen=True):
-    """A service that somebody asks for, or states of backends wherever they serve."""
+    """A requested service, or states of backends in all services."""
 
     frontend_address: FrontendAddress
     id: int = 0

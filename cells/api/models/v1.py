@@ -184,7 +184,7 @@ class ControllerStatus(Model, frozen=True):
 
 
 class DatapathConfiguration(Model, frozen=True):
-    """What the plugin asks of an endpoint's datapath."""
+    """The datapath configuration that the plugin requests for an endpoint."""
 
     require_arp_passthrough: bool = False
     require_egress_prog: bool = False

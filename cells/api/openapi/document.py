@@ -40,7 +40,7 @@ refused. `/statedb` and `/hive` show the agent itself. Calls that change anythin
 Keys that hold their zero value (an empty text, 0, false) are left out of answers. In requests, null is the
 same as a key that is left out, and unknown keys are ignored. A boolean in a header or query is true for
 `true`, `1`, `yes`, `on` and the like, false for every other text. Paths there are not are answered 404,
-methods 405, each with a `Problem`. Under one status, answers with a body may stand beside one without.
+methods 405, each with a `Problem`. One status may have answers with and without a body.
 
 Generated from the code by `hive api -o json`; a test keeps it up to date."""
 _ZERO: tuple[object, ...] = ("", 0, False, [], {})

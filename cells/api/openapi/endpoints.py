@@ -213,7 +213,7 @@ OPERATIONS = (
         "POST",
         "/v1/ipam/{ip}",
         "This very address",
-        (ok("It is yours."), error(500, "It is somebody's, or no address of this node's pods.")),
+        (ok("It is allocated to you."), error(500, "It is in use, or not in this node's pod ranges.")),
         (path("ip", "The address.", example="10.0.1.78"), OWNER, POOL),
     ),
     Described(

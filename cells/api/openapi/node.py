@@ -1,4 +1,4 @@
-"""What the API tells of the node: identities, prefixes, maps, nodes, for debugging; and its metrics.
+"""Node information for debugging: identities, prefixes, maps, nodes; and metrics.
 
 Needs: Described, the wire types.   Gives: OPERATIONS.
 Source: Cilium 1.17, api/v1/openapi.yaml; GET /metrics/ is of 1.16.
@@ -89,7 +89,7 @@ OPERATIONS = (
         "What the agent changed in a map",
         (
             ok("A line for each of the latest changes, and for those to come.", wire.MapEvent, lines=True),
-            bare(404, "There is no such map, or nobody keeps account of it."),
+            bare(404, "There is no such map, or no copy of it is kept."),
         ),
         (
             MAP,

@@ -17,7 +17,7 @@ Labels = tuple[str, ...]
 
 
 class AgreedNumbers(ABC):
-    """The part of an IdentityAllocator that asks nobody.
+    """The part of an IdentityAllocator that works without the cluster.
 
     Before the numbers of others are known an endpoint from before a restart keeps its own, and others wait.
     """
@@ -50,7 +50,7 @@ class AgreedNumbers(ABC):
 
     @abstractmethod
     async def keep(self, number: int, labels: Labels) -> None:
-        """Have the number, which is in use here, stand for its labels, unless it does. Raises HiveError."""
+        """Write the identity of a number in use here, unless it exists. Raises HiveError."""
 
     def agree_with(self, other: AgreedNumbers) -> None:
         """Take no number that stands for other labels there, and rather those that stand for the same."""
@@ -66,7 +66,7 @@ class AgreedNumbers(ABC):
         return self._known(labels, former)
 
     def release(self, number: int) -> None:
-        """This node needs it no more; the operator deletes what nobody needs."""
+        """This node no longer uses it; the operator deletes unused identities."""
         self._fresh.pop(number, None)
         self._kept.discard(number)
 
@@ -101,7 +101,7 @@ class AgreedNumbers(ABC):
         return found[0] if found else self._made.get(labels)
 
     def _may_take(self, labels: Labels, number: int) -> bool:
-        """Whether the other store, if there is one, has the number for nobody else."""
+        """Whether the other store, if there is one, does not have the number for other labels."""
         return self._beside is None or self._beside.labels_of(number) in (None, labels)
 
     def _preferred(self, labels: Labels, former: int) -> Iterator[int]:

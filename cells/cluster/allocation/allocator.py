@@ -1,7 +1,7 @@
 """Numbers of identities, by CiliumIdentity objects.
 
 For:    Identities. Needs: KubernetesAPI, Table[CiliumIdentity]. Gives: CiliumIdentityAllocator.
-Source: Cilium 1.17, identity allocation in CRD mode. Objects that nobody uses are the operator's to delete.
+Source: Cilium 1.17, identity allocation in CRD mode. The operator deletes unused objects.
 """
 
 from __future__ import annotations
@@ -56,15 +56,13 @@ class CiliumIdentityAllocator(AgreedNumbers):
 
     async def restore(self, number: int, labels: Labels) -> None:
         """Make the object of a number in use again. Raises KubernetesError."""
-        if await self._created(
-            number, labels
-        ):  # else somebody was faster: the watch brings what it stands for
+        if await self._created(number, labels):  # else another node was faster: the watch brings its labels
             self._log.warning(
                 "identity in use had no object, it has one again", identity=number, labels=labels
             )
 
     async def keep(self, number: int, labels: Labels) -> None:
-        """Have an object, without the operator's mark that nobody uses it. Raises KubernetesError."""
+        """Create the object, or remove the operator's mark of disuse from it. Raises KubernetesError."""
         there = self._table.get(("", str(number)))
         if there is None:
             await self._created(number, labels)
@@ -96,7 +94,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
         return sorted(number for number in found if number is not None and number in CLUSTER)
 
     async def _make(self, labels: Labels, former: int) -> str | None:
-        """Have an object made, or find the one that somebody else has; why there is none, if so."""
+        """Create an object, or find the one that another node made; else why there is none."""
         from cells.kubernetes import api
 
         if len(self._table) >= len(CLUSTER):

@@ -1,4 +1,4 @@
-"""Identities in use here stand in the other store as well: the doublewrite modes.
+"""Writes identities in use here to the other store as well: the doublewrite modes.
 
 Controller: ``identities-in-use`` in; writes what the store that is not read lacks of them.
 Needs:  AllocationMode, Identities, CiliumIdentityAllocator, KVStoreAllocator, SharedIdentities, KVStore.

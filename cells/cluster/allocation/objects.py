@@ -12,7 +12,7 @@ from cells.cluster.identity import CLUSTER, parse, texts
 from cells.kubernetes import CILIUM_IDENTITIES
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
-"""Annotation by which the operator marks an identity that nobody seems to use."""
+"""Annotation by which the operator marks an identity as unused."""
 ATTEMPTS: Final = 16
 """Numbers that are tried for labels, before the next round."""
 _NAMESPACE_LABELS: Final = "io.cilium.k8s.namespace.labels."

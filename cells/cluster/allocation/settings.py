@@ -27,7 +27,7 @@ class AllocationMode(Enum):
 
     @property
     def writes_both(self) -> bool:
-        """Whether identities stand in both stores, so that a cluster can change from one to the other."""
+        """Whether identities are written to both stores, so that a cluster can move from one to the other."""
         return self in {AllocationMode.DOUBLEWRITE_READKVSTORE, AllocationMode.DOUBLEWRITE_READCRD}
 
 

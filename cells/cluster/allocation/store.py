@@ -2,7 +2,7 @@
 
 For:    Identities. Needs: KVStore, SharedIdentities. Gives: KVStoreAllocator.
 Source: Cilium 1.17, pkg/allocator: under the lock of the labels, a key of any node that uses them tells their
-        number; else a number that no key has is taken. The operator deletes master keys that nobody uses.
+        number; else a number that no key has is taken. The operator deletes unused master keys.
 """
 
 from __future__ import annotations
@@ -82,15 +82,13 @@ class KVStoreAllocator(AgreedNumbers):
             self._wait(labels, "")
 
     def written(self) -> dict[str, str]:
-        """Keys of this node that were written here; one that nobody came to use is to be deleted."""
+        """Keys of this node that were written here; one that remains unused is deleted."""
         written, self._written = self._written, {}
         return written
 
     async def restore(self, number: int, labels: Labels) -> None:
-        """Have the number in use stand for its labels again. Raises StoreError."""
-        if await self._created(
-            number, labels
-        ):  # else somebody was faster: the watch brings what it stands for
+        """Write the key of a number in use again. Raises StoreError."""
+        if await self._created(number, labels):  # else another node was faster: the watch brings its labels
             self._log.warning("identity in use had no key, it has one again", identity=number, labels=labels)
 
     async def keep(self, number: int, labels: Labels) -> None:
@@ -145,7 +143,7 @@ class KVStoreAllocator(AgreedNumbers):
         return done.succeeded
 
     async def _taken(self, labels: Labels, former: int, held: Lock) -> bool:
-        """Whether a number that nobody has stands for the labels now."""
+        """Whether a free number was taken for the labels."""
         if len(self._shared.table) >= len(CLUSTER):
             raise StoreError(f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}")
         lease = await self._store.leases.lease_for(key := value_key(labels, self._node()))

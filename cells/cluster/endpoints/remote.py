@@ -90,9 +90,9 @@ class RemoteEndpoints:
         self._first = table.initializer("cluster-endpoints")
         self._slices = settings.enable_cilium_endpoint_slice
         self._told: dict[object, tuple[tuple[str, str], ...]] = {}
-        """By slice: the endpoints it tells of."""
+        """By slice: the endpoints in it."""
         self._tellers: Counter[tuple[str, str]] = Counter()
-        """By endpoint: how many slices tell of it; two, while it moves from one to another."""
+        """By endpoint: how many slices contain it; two while it moves from one to another."""
         self._here: dict[str, bool] = {}
         """Whether an address is one of this node's, as of a revision of the table of nodes."""
         self._here_at = -1
@@ -140,7 +140,7 @@ class RemoteEndpoints:
         return tuple(one for one in found if one.is_reached and not self._is_here(one.node))
 
     def _take(self, told: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
-        """These objects tell of these endpoints now. Raises OSError where the ipcache cannot follow."""
+        """Set the endpoints that these objects contain. Raises OSError if the ipcache cannot be updated."""
         now = {one.key: one for found in told.values() for one in found}
         names = {name for key in told for name in self._told.get(key, ())} if self._slices else told.keys()
         gone = [row for name in names if name not in now and (row := self._last(name, told)) is not None]
@@ -156,7 +156,7 @@ class RemoteEndpoints:
             self._note(told)
 
     def _last(self, name: Any, told: Mapping[Any, object]) -> RemoteEndpoint | None:
-        """The row of an endpoint that these objects no longer tell of, unless others do."""
+        """The row of an endpoint that these objects no longer contain, unless others do."""
         if self._slices:
             before = sum(name in self._told.get(key, ()) for key in told)
             if self._tellers[name] > before:

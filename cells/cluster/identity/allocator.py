@@ -14,7 +14,7 @@ Labels = tuple[str, ...]
 
 
 class NoIdentityError(Exception):
-    """Raised when labels get no number: all are in use, or whoever gives them cannot."""
+    """Raised when labels get no number: all are in use, or the allocator failed."""
 
 
 class IdentityAllocator(Protocol):
@@ -66,7 +66,7 @@ class NodeAllocator:
         self._held: set[int] = set()
         self._next = numbers.start
         self._restored: dict[Labels, int] = {}
-        """Numbers of a former agent that nobody has asked for yet: only their labels get them."""
+        """Restored numbers that are not in use yet: only their labels get them."""
         self._reserved: set[int] = set()
         """These numbers."""
 
@@ -84,7 +84,7 @@ class NodeAllocator:
         return number
 
     def restore(self, numbers: Mapping[Labels, int]) -> None:
-        """These labels had these numbers: they get them again, and nobody else does."""
+        """Reserve these numbers for these labels, which had them before."""
         self._restored = {labels: number for labels, number in numbers.items() if number in self._numbers}
         self._reserved = set(self._restored.values())
         self._next = max(self._next, max(self._reserved, default=0) + 1)

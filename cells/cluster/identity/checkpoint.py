@@ -1,7 +1,7 @@
 """This node's own identities, kept over a restart: prefixes and names have the numbers they had before.
 
 Reconciler: the table ``identities`` in, local_allocator_state.json out.
-Why:    packets are still judged by these numbers, so nobody else may get one before all claims are known.
+Why:    the datapath still uses these numbers, so none may be reused before all claims are known.
 For:    the identity cell. Needs: Identities. Gives: read_checkpoint(), write_checkpoint(), Checkpoint.
 Source: Cilium 1.17, the local identity allocator's checkpoint, whose form this is.
 """
@@ -49,7 +49,7 @@ def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        log.warning("numbers of local identities are given anew", path=str(path), error=str(error))
+        log.warning("local identities get new numbers", path=str(path), error=str(error))
         return {}
     numbers: dict[Labels, int] = {}
     for one in found:

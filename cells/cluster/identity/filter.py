@@ -128,7 +128,7 @@ class LabelFilter:
         """Go by these rules from now on."""
         self.rules = tuple(rules)
         self.only_included = only_included
-        # The same labels come with every pod of a deployment: matching them anew would be most of the work.
+        # Every pod of a deployment has the same labels: matching them again would be most of the work.
         self._counts = lru_cache(maxsize=4096)(self._decide)
 
     def counts(self, label: Label) -> bool:

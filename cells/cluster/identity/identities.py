@@ -36,7 +36,8 @@ class Identity(msgspec.Struct, frozen=True):
     id: int
     labels: tuple[str, ...]
     superseded: bool = False
-    """Whether the cluster knows these labels by another number: nobody is to begin with this one."""
+    """Whether the cluster has another number for these labels, so that no endpoint may start with this
+    one."""
 
     @property
     def labels_sha256(self) -> str:
@@ -77,7 +78,7 @@ class Identities:
             Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
         }
         self.used: Table[Identity] = Table("identities-in-use", key=lambda identity: identity.id)
-        """Those of pods that somebody on this node has."""
+        """Those of pods on this node."""
         self._references: Counter[int] = Counter()
         self._cluster: set[int] = set()
         """Those that the cluster knows: they are listed whether or not anybody here has them."""
@@ -136,7 +137,7 @@ class Identities:
                     self._drop(number)
 
     def label_host(self, of: str, labels: Iterable[str]) -> None:
-        """The host has these labels, too, by somebody's word: of its node, or that it is an API server."""
+        """Add labels to the host: those of its node, or of an API server."""
         self._of_host[of] = frozenset(labels)
         known = Identity(HOST, texts(map(parse, {*RESERVED_IDENTITIES[HOST]}.union(*self._of_host.values()))))
         if self.table.get(HOST) != known:
@@ -153,7 +154,7 @@ class Identities:
         self._local.restore({})
 
     def local(self) -> list[Identity]:
-        """This node's own identities, and those restored that nobody has asked for yet; by number."""
+        """This node's own identities, and restored ones not in use yet, by number."""
         found = {number: Identity(number, labels) for labels, number in self._local.restored().items()}
         found |= {one.id: one for one in self.table.all() if scope_of(one.id) is Scope.LOCAL}
         return sorted(found.values(), key=lambda one: one.id)
@@ -182,7 +183,7 @@ class Identities:
                 self._drop(number)
 
     def supersede(self, number: int) -> None:
-        """The cluster knows its labels by another number: whoever has this one is to ask again."""
+        """The cluster has another number for its labels: users of this one must allocate again."""
         if (known := self.table.get(number)) is not None and not known.superseded:
             self._put(msgspec.structs.replace(known, superseded=True))
 
@@ -192,7 +193,7 @@ class Identities:
         return known is not None and known.labels == labels and not known.superseded
 
     def in_use(self) -> dict[int, Labels]:
-        """The numbers of pods that somebody on this node has, and what they stand for."""
+        """The identities of pods on this node, by number."""
         return {row.id: row.labels for row in self.used.all()}
 
     def grace(self, number: int) -> float:

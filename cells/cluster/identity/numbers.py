@@ -1,6 +1,6 @@
 """Numeric identities: which are fixed, and which ranges the others are from.
 
-For:    Identities, and whoever must tell what kind a number is. Needs: Label. Gives: the numbers, Scope,
+For:    Identities, and code that classifies numbers. Needs: Label. Gives: the numbers, Scope,
         scope_of(), scope_for().
 Source: Cilium 1.17, numeric identities and their scopes.
 """
@@ -58,7 +58,7 @@ class Scope(StrEnum):
 
 
 FIXED: Final = frozenset({Scope.RESERVED, Scope.WELL_KNOWN})
-"""Scopes whose numbers nobody gives: their identities are always there."""
+"""Scopes whose numbers are not allocated: their identities always exist."""
 
 
 def scope_of(number: int) -> Scope:

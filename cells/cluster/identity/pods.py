@@ -27,7 +27,8 @@ def pod_labels(
 ) -> Iterator[Label]:
     """Every label of a pod, whether it counts for its identity or not.
 
-    What a pod's own labels claim of its namespace, service account or cluster is left out: whoever makes pods
+    What a pod's own labels claim of its namespace, service account or cluster is left out: users who create
+    pods
     must not choose whose policies they fall under. The API server labels every namespace with its name.
     """
     for key, value in own.items():

@@ -1,4 +1,5 @@
-"""Identities of well-known pods: their numbers are the same in every cluster, so nobody must agree upon them.
+"""Identities of well-known pods: their numbers are the same in every cluster, so nodes need not agree on
+them.
 
 For:    the table of identities. Needs: nothing. Gives: well_known_identities().
 Source: Cilium 1.17, well-known identities: each twice, without and with the label of the namespace's name.

@@ -2,7 +2,7 @@
 
 Controller and reconciler: other cells claim prefixes, each under the name of its resource and as a source of
 known strength. The claim that counts is the prefix's row in the table ``ipcache``, and in the map
-cilium_ipcache, which nobody else writes.
+cilium_ipcache, and is its only writer.
 Needs:  Maps.   Gives: Ipcache, Table[IpcacheEntry]; the table ipcache-status tells what the kernel refused.
 Why:    an address may be the node's and a pod's, or be known from several places. These need not know of
         each other: where the stronger claim goes, the other one counts again.

@@ -61,7 +61,7 @@ def ipcache(
 
 
 def release_restored(table: Table[IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
-    """Numbers of this node's own that nobody has asked for once all claims are known are free."""
+    """Once all claims are known, numbers of this node's own that are not in use are free."""
     if identities is None:
         return
     known = identities

@@ -1,4 +1,4 @@
-"""What somebody knows of a prefix, and which of several claims counts.
+"""Claims about a prefix, and which of several takes precedence.
 
 For:    Ipcache and its sources. Needs: nothing. Gives: Source, IpcacheEntry, Prefix, prefix_of().
 Source: Cilium 1.17, the sources of ipcache entries and their order.

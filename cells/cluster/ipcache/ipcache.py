@@ -1,6 +1,6 @@
 """Claims of prefixes: made and withdrawn by resource, in the map at once.
 
-For:    whoever knows whose a prefix is. Needs: Table[IpcacheEntry], IpcacheRows. Gives: Ipcache.
+For:    cells that know a prefix's identity. Needs: Table[IpcacheEntry], IpcacheRows. Gives: Ipcache.
 
 A claim is in the map when upsert() returns: that of a pod's address must be, before its link comes up. The
 sweep is for what others changed, what the kernel refused, and what a former agent left.
@@ -43,7 +43,7 @@ class Ipcache:
 
     @property
     def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
-        """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
+        """Rows of the map that are not claimed yet; raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
     def identity_at(self, address: IPAddress) -> int:

@@ -35,7 +35,7 @@ class IpcacheMap(Protocol):
         ...
 
     def void_verdicts(self) -> None:
-        """Have the datapath decide anew about the next packet of every flow."""
+        """Make the datapath evaluate the next packet of every flow again."""
         ...
 
 
@@ -56,7 +56,7 @@ class IpcacheRows:
 
     @property
     def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
-        """Rows that nobody has claimed yet; raises NotStartedError before they are known."""
+        """Rows that are not claimed yet; raises NotStartedError before they are known."""
         if self._left is None:
             raise NotStartedError("Ipcache was used before the hook 'read the ipcache' ran: depend on it")
         return self._left

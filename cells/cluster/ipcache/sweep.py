@@ -47,7 +47,7 @@ class IpcacheSweep:
             removed += sum(value is None and prefix not in refused for prefix, value in values.items())
             await stretch.pause()
         if removed:
-            self._log.info("rows of cilium_ipcache removed that nobody claims", rows=removed)
+            self._log.info("removed unclaimed rows of cilium_ipcache", rows=removed)
         self._tell(failures)
         if failures:
             raise ReconcileError("ipcache", failures)

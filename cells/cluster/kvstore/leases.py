@@ -23,7 +23,7 @@ RETRY: Final = 2.0
 
 
 class Leases:
-    """As many leases as there are keys for, all kept; one that was lost is told to whoever wrote under it."""
+    """As many leases as the keys need, kept alive; writers are notified when theirs is lost."""
 
     def __init__(self, client: EtcdClient, ttl: float) -> None:
         self._client = client

@@ -18,7 +18,7 @@ from cells.cluster.kvstore.etcd import EtcdClient
 from cells.cluster.kvstore.model import Compare, KeyValue, StoreError, absent, get, put
 
 LEASE: Final = 25.0
-"""Seconds after which the lock of whoever died is free."""
+"""Seconds after which the lock of a dead holder is free."""
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
 
 
 async def _wait(client: EtcdClient, prefix: str, own: KeyValue) -> None:
-    """Until nobody was there before."""
+    """Wait until no earlier waiter is left."""
     while (first := await client.oldest(prefix)) is not None and first.key != own.key:
         async with aclosing(client.watch(first.key, first.mod_revision + 1)) as changes:
             async for events in changes:

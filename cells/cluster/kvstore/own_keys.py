@@ -36,7 +36,7 @@ class OwnKeys:
     def __init__(
         self, store: KVStore, wanted: ReadTable[OwnKey], left: Callable[[], Mapping[str, str]] = nothing
     ) -> None:
-        """``left`` gives keys that say to be this node's, whoever wrote them, with their values."""
+        """``left`` returns keys in the store that belong to this node, with their values."""
         self._store = store
         self._wanted = wanted
         self._left = left

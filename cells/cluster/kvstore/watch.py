@@ -3,8 +3,8 @@
 For:    sources over the store. Needs: KVStore. Gives: PrefixWatch.
 
 A watch that breaks is taken up where it broke. What cannot be taken up, since etcd has compacted it, is read
-anew, and compared. A store that knows less than it did is another one, or an old copy: what it misses stays
-for a while, as whoever wrote it writes it again.
+anew, and compared. A store that knows less than it did is another one, or an old copy: what it lacks stays
+for a while, since its owners write it again.
 """
 
 from __future__ import annotations

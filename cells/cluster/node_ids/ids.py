@@ -40,7 +40,7 @@ class NodeIDs:
         """Nodes that have none, for there is no number left."""
 
     def restored(self, rows: Mapping[IPAddress, int]) -> None:
-        """These addresses had these numbers as an earlier agent ran. Until this is known nobody gets one."""
+        """Restore the numbers that an earlier agent gave. Until then none is allocated."""
         self._known.update(rows)
         self._ready = True
 

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 ToldNodes = Annotated[ReadTable[ClusterNode], Named("told")]
-"""Nodes that something else than objects tells of, by ``cluster/name``: they count before objects."""
+"""Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
 
 
 def reader(agent: AgentConfig, ipam: IpamSettings, settings: NodeSettings) -> NodeReader:

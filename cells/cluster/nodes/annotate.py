@@ -3,7 +3,8 @@
 Reconciler: this node's row in, annotations out. What would be written is the table
 ``k8s-node-annotations``, also where there is no API server.
 Needs:  NodeSettings, LocalNodeStore, KubernetesAPI.   Gives: NodeAnnotations.
-Source: Cilium 1.17, AnnotateNode: today's keys only, on the status, tried for ever, nobody waits for it.
+Source: Cilium 1.17, AnnotateNode: today's keys only, on the status, retried for ever, without blocking
+anything.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class NodeInformation:
     """What the sources say of this node. Whoever needs it starts once that is known, or need not be.
 
     The wait has no end where a range is required: no range that is made up here may go to pods then. A
-    restarted agent goes on with the range it was assigned before, and follows what it is told later.
+    restarted agent continues with the range it was assigned before, and follows later changes.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class NodeInformation:
         return [family for family, enabled in on.items() if enabled]
 
     def required(self) -> list[Family]:
-        """The families whose range must be told; one that is set is known already. Pools are Ipam's
+        """The families whose range must be assigned; one that is set is known already. Pools are Ipam's
         to wait for.
 
         Raises UsageError where nothing could tell it.
@@ -119,19 +119,19 @@ class NodeInformation:
         if self._pooled:
             if not (self._manifests or self._api.enabled):
                 raise UsageError(
-                    "ipam=multi-pool: nothing tells of this node's pools; set manifests-dir or k8s-api-server"
+                    "ipam=multi-pool: no source for this node's pools; set manifests-dir or k8s-api-server"
                 )
             return []
         if found and not (self._manifests or self._api.enabled):
             why = "ipam=kubernetes" if self._ipam.ipam == "kubernetes" else f"k8s-require-{found[0]}-pod-cidr"
             raise UsageError(
-                f"{why}: nothing tells of this node's range; set manifests-dir or k8s-api-server, or"
+                f"{why}: no source for this node's range; set manifests-dir or k8s-api-server, or"
                 f" {found[0]}-range"
             )
         return found
 
     def _decided_elsewhere(self) -> bool:
-        """Whether somebody gives this node its range: Kubernetes, or the operator behind an API server."""
+        """Whether this node's range is assigned: by Kubernetes, or by the operator through an API server."""
         return self._ipam.ipam == "kubernetes" or (self._by_cilium and self._api.enabled)
 
     @property
@@ -161,7 +161,7 @@ class NodeInformation:
         self._health.ok("known")
 
     async def _until_heard(self) -> None:
-        """Until the source has told all, or nobody answers there, or it has taken long enough."""
+        """Wait until the source has listed everything, or does not answer, or the time is up."""
         with anyio.move_on_after(PATIENCE):
             async with anyio.create_task_group() as either:
 

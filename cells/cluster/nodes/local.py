@@ -1,4 +1,4 @@
-"""This node, as it is told to others.
+"""This node, as it is published to others.
 
 Controller: the node's addresses, its router, its own Node object in; its row of the table ``nodes`` out.
 Needs:      AgentConfig, NodeAddresses, Router, NodeReader, Table[Node].   Gives: LocalNode, LocalNodeStore.

@@ -33,7 +33,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     name: str
     source: Source
-    """Who tells of it: ``local``, ``custom-resource`` (its CiliumNode), ``k8s`` (its Node), ``kvstore``."""
+    """Its source: ``local``, ``custom-resource`` (its CiliumNode), ``k8s`` (its Node), ``kvstore``."""
     addresses: tuple[NodeIP, ...] = ()
     ipv4_alloc_cidrs: tuple[IPNetwork, ...] = ()
     """Ranges of its pods; the first is the primary one, the others are secondary."""

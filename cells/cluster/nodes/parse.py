@@ -1,4 +1,4 @@
-"""What the objects Node and CiliumNode tell of a node.
+"""A node as its Node and CiliumNode objects describe it.
 
 Needs: the objects.   Gives: ParsedNode, parse_node(), parse_cilium_node(), Fault.
 Source: Cilium 1.17, ParseNode and ParseCiliumNode; texts of faults are Cilium's.

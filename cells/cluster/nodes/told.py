@@ -1,4 +1,4 @@
-"""Every node that objects tell of: its CiliumNode first, its Node where that says nothing.
+"""Nodes from objects: their CiliumNode, and their Node for what that leaves out.
 
 Controller: Table[Node] and Table[CiliumNode] in, rows of the table ``nodes`` out.
 Needs: values.   Gives: NodeReader.

@@ -1,4 +1,4 @@
-"""Labels by prefix: whoever knows something of an address says so, and all of it is its identity.
+"""Labels by prefix: each source adds what it knows, and all labels together make up the identity.
 
 Controller: the table ``prefix-labels``, which any source may add to, and the claims of the ipcache in; claims
         of the ipcache, and labels of the host's identity, out.

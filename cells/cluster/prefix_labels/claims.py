@@ -80,7 +80,7 @@ class PrefixClaims:
         self._settle(list(dict.fromkeys(str(change.key[0]) for change in changes)))  # type: ignore[index]
 
     def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
-        """Whether rules name the prefix, or did, or somebody says something of it."""
+        """Whether rules name the prefix, or did, or a source has labels for it."""
         of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
         return of_rules or bool(self._said.by("prefix").get(str(key)))
 

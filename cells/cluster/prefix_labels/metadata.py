@@ -42,7 +42,7 @@ class PrefixMetadata:
         """Say this, each instead of what its resource said of the prefix before.
 
         Raises ValueError for labels that make an identity of the cluster's, as a pod's do: prefixes have ones
-        of this node's own, which nobody has to wait for.
+        of this node's own, which are there without waiting.
         """
         for row in rows:
             if scope_for(row.labels) is Scope.CLUSTER:

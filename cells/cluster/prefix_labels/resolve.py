@@ -36,7 +36,7 @@ class Known(msgspec.Struct, frozen=True):
 def resolved(said: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
     """The sorted labels of the prefix's identity; None where it has the one of its claims.
 
-    That is so where nobody says anything, for a pod, which stays itself, and for this node, whose identity
+    That is so without labels, for a pod, which keeps its own, and for this node, whose identity
     gets the labels: see labels_of().
     """
     overriding = sorted(row.resource for row in said if row.override)

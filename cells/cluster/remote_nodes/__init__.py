@@ -3,7 +3,7 @@
 Reconciler: the table ``nodes`` in, claims in the ipcache out; ``remote-node-prefixes`` tells which.
 Needs:  ReadTable[ClusterNode], Ipcache, AgentConfig.   Gives: nothing; it is invoked.
 Why:    what comes from another node's own address is that node's, not the world's; and a packet to a pod that
-        nobody has told of yet has a way to its node.
+        is not known yet can be reached on its node.
 """
 
 from cells.cluster.remote_nodes.claims import NodeClaim, RemoteNodes, claims_of, node_claims

@@ -56,7 +56,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
     tunnel_endpoint: IPv4Address = NOWHERE
     """The node's own address, where what is sent there goes through the tunnel if there is one."""
     labels: tuple[str, ...] = ()
-    """Where labels of nodes count: those of an identity that stands in for ``identity``."""
+    """With labels of nodes: the labels of the identity to use instead of ``identity``."""
 
     @property
     def key(self) -> Key:
@@ -93,7 +93,7 @@ def claims_of(
 ) -> Iterator[NodeClaim]:
     """What another node has: its addresses, and ranges of pods as the weakest of all claims.
 
-    ``worlds`` is the identity of what is outside, by family that is on. A pod of which nobody has told yet
+    ``worlds`` is the identity of addresses outside, by enabled family. A pod that is not known yet
     counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
     ``by_cidr``: its address does, for networks of policies to select it.
     """

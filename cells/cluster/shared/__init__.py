@@ -19,7 +19,7 @@ __all__ = ["SharedTables", "cell"]
 
 
 def shared_nodes(shared: SharedTables) -> ToldNodes:
-    """Nodes that the store tells of."""
+    """Nodes from the store."""
     return shared.nodes
 
 

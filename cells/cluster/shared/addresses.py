@@ -79,7 +79,7 @@ _DECODE = msgspec.json.Decoder(Pair)
 
 
 def read_address(key: str, value: bytes) -> SharedAddress | None:
-    """What a key tells; None for what tells of no address, or of nobody."""
+    """The parsed key; None if it has no address or no identity."""
     try:
         told = _DECODE.decode(value)
         prefix = ip_network(key)
@@ -103,7 +103,7 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
 def address_keys(
     endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[NamedPort], key: int
 ) -> Iterator[OwnKey]:
-    """What is told of an endpoint, whose identity is known: a key for each of its addresses."""
+    """The keys of an endpoint whose identity is known, one for each address."""
     for ip in endpoint.addresses:
         pair = Pair(
             ip=str(ip),

@@ -1,4 +1,4 @@
-"""What the store tells of all nodes and their pods, as tables.
+"""All nodes and their pods in the store, as tables.
 
 Source: keys below nodes/v1 and ip/v1 in; ``shared-nodes`` and ``shared-addresses`` out.
 Needs:  KVStore.   Gives: SharedTables.

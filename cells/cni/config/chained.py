@@ -15,7 +15,7 @@ from cells.cni.config.templates import Plugin
 from lifecycle.settings import read_regular
 
 SUFFIXES: Final = (".conflist", ".conf", ".json", ".cilium_bak")
-"""A configuration that an exclusive agent has put aside is still somebody's network."""
+"""A configuration that an exclusive agent renamed still counts as a network."""
 
 _BLANKS = " \t\r\n"
 _decode = json.JSONDecoder().raw_decode

@@ -47,7 +47,7 @@ class Contents:
     def read(self, own: Path, skipped: Callable[[str], None]) -> bytes:
         """The bytes for the file ``own``. Raises OSError, NoTargetError.
 
-        ``skipped`` is told of each configuration beside it that cannot be read.
+        ``skipped`` is called for each other configuration that cannot be read.
         """
         settings = self._settings
         if settings.read_cni_conf:

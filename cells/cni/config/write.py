@@ -61,7 +61,7 @@ class CniConfig:
             self._health.ok("CNI configuration management disabled")
 
     async def write(self) -> None:
-        """Write the file unless it is right already; raises what went wrong, health having been told."""
+        """Write the file if it differs; errors are reported to health and raised."""
         try:
             written, aside = await to_thread.run_sync(self._write)
         except (OSError, NoTargetError) as error:
@@ -105,7 +105,7 @@ class CniConfig:
             self._health.ok(
                 f"successfully wrote CNI configuration file to {self._path}; not watched: {reason}"
             )
-            raise  # the job tells of it, and tries again
+            raise  # the job reports it, and retries
         with inotify:
             yield ""
             while True:

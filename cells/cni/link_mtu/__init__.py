@@ -3,7 +3,7 @@
 Reconciler: Table[Device] and Table[Endpoint] in; both ends of pods' links out, and pods' own routes.
 Needs:  Table[Device], Table[Endpoint], HostLinks, PodMtu, RouteMtu.   Gives: LinkMtu.
 Why:    a network that gets smaller would leave pods to find out with each packet that is lost, and one that
-        gets larger would not be used before they are made anew.
+        gets larger would not be used before they are created again.
 Source: Cilium 1.17, which follows the MTU at run time as well.
 """
 

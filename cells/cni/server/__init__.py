@@ -4,7 +4,7 @@ Edge: requests on cni.sock become links, addresses and endpoints, or their end.
 Needs:  ChainingSettings, AgentConfig, HostLinks, Ipam, Endpoints, PolicyMaps, Router, PodMtu,
         ExposedEndpoints.
 Gives:  CniServer (serves once its hook has run), QueueLock (keeps plugins from the delete queue until it is
-        released), DeleteQueue (drained before cni.sock is there and before the API tells of endpoints).
+        released), DeleteQueue (processed before cni.sock exists and before the API answers about endpoints).
 Why:    the plugin is a small process in the runtime's namespaces; everything it asks for happens here, where
         it can be taken back as a whole.
 """

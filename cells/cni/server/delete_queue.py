@@ -54,7 +54,7 @@ class DeleteQueue:
         self._execute(path, contents)
         try:
             path.unlink()
-        except OSError as error:  # it will be done once more at the next start, which harms nobody
+        except OSError as error:  # it will be done again at the next start, which is harmless
             self._log.warning("queued delete not removed", path=str(path), error=error.strerror or str(error))
 
     def _execute(self, path: Path, contents: bytes) -> None:

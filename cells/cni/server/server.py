@@ -192,7 +192,7 @@ class CniServer:
         side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
         addition = Addition(self._tools, connection, call, side)
         if call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname):
-            # Nobody was told of it, and how far its interface got in the pod is unknown.
+            # The runtime never got it, and how far its interface in the pod got is unknown.
             self._log.info("attachment of a killed agent is made again", attachment=call.attachment_id)
             addition.before_retry = self._detacher.settled
         elif addition.prepare() and (self._server.others or self._ahead is not None):

@@ -1,6 +1,6 @@
 """Whether what is configured is still what runs, and copies of what ran.
 
-Source: watches the config-dir; hints only, everything is read and compared anew.
+Source: watches the config-dir; an event is only a hint, and everything is read and compared again.
 Needs:  HiveView, AgentConfig.   Gives: ConfigDrift, Change.
 Why:    an operator who edits a ConfigMap must see that a restart is due, and what it would change.
 """

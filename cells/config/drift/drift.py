@@ -1,6 +1,6 @@
 """Whether what is configured now is still what runs.
 
-For:    whoever shows the agent's configuration. Needs: HiveView.   Gives: ConfigDrift, Change.
+For:    the API and health. Needs: HiveView.   Gives: ConfigDrift, Change.
 Source: Cilium 1.17, its drift checker.
 
 Nothing takes effect before a restart: this only tells. A config-dir is watched, a mounted ConfigMap's swap

@@ -3,7 +3,7 @@
 For:    ConfigDrift. Needs: the keys that hive build-config leaves. Gives: mounted_sources().
 Source: Cilium 1.17, the keys config-sources and config-sources-overrides; the kind "directory" is ours.
 
-Such a config-dir is a copy that nobody renews: an edit shows in the mounted ConfigMap only.
+Such a config-dir is a copy that is never updated: an edit shows only in the mounted ConfigMap.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def lent(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
     """The node's own maps to try packets on, before they are in use, and empty again afterwards; else None.
 
     For a node that has just booted: what is loaded for it need not be verified once more. Rows that are left
-    when the agent is killed meanwhile are nobody's, and go when endpoints are restored.
+    when the agent is killed meanwhile belong to no endpoint, and are removed when endpoints are restored.
     """
     with ExitStack() as open_maps:
         known = {table.spec.name: table.id for table in tables}

@@ -64,7 +64,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 def told(
     endpoint: Endpoint, pod: Pod, policy: RealizedPolicy | None, node: ClusterNode | None
 ) -> PodEndpoint | None:
-    """What is told of an endpoint; None while it has no identity, and of what is no pod of the network's."""
+    """The object to write for an endpoint; None while it has no identity, or if it is not a pod."""
     if not endpoint.identity or pod.spec.host_network or node is None:
         return None
     name = endpoint.cep_name

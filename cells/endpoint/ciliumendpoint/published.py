@@ -46,7 +46,7 @@ class PodEndpoints:
         """The name of this node's row."""
         self._first = table.initializer("endpoints and their pods")
         self._names: dict[int, tuple[str, str]] = {}
-        """What is told, by endpoint."""
+        """The objects to write, by endpoint."""
         jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
         jobs.observe("policies", partial(policies.changes, only=self._matters), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
@@ -67,7 +67,7 @@ class PodEndpoints:
         self._first.done()
 
     def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
-        """Whether anything is told of the endpoint, or may be: without pods there is nothing to tell."""
+        """Whether the endpoint has, or may get, an object: without pods there is none."""
         return number in self._names or len(self._pods) > 0
 
     async def _follow(self, changes: Sequence[Change[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""CiliumEndpoint objects made equal to what is to be told of this node's pods.
+"""Keeps the CiliumEndpoint objects of this node's pods up to date.
 
 Reconciler: Table[PodEndpoint] in, objects of an API server out.
 Needs:  KubernetesAPI, Resources, EndpointObjects, Table[PodEndpoint], ReadTable[ClusterNode].
@@ -213,7 +213,7 @@ class CiliumEndpointSync:
         self._reconciler.trigger()
 
     async def _look(self, changes: Sequence[Change[KnownEndpoint]]) -> None:
-        """What somebody changed of ours is put right."""
+        """Objects of ours that were changed are corrected."""
         for change in changes:
             wanted = self._wanted.get(change.key)
             if wanted is not None and (change.row is None or change.row.said != wanted.said):

@@ -78,7 +78,7 @@ class EndpointGC:
     async def _remove(self, endpoint: Endpoint) -> None:
         problems = self._endpoints.delete(endpoint, release_address=False)
         self._log.warning(
-            "endpoint removed: its link is gone, and nobody deleted it",
+            "endpoint removed: its link is gone without a DEL",
             endpoint=endpoint.id,
             pod=endpoint.title,
             interface=endpoint.ifname,

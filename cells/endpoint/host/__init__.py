@@ -2,7 +2,7 @@
 
 Kernel edge: a policy map, and whether the programs go by it.
 Needs:  PolicySettings, EndpointPolicies, PolicyMaps, Datapath.   Gives: HostEndpoint, HostPrograms.
-Why:    a policy map outlives the agent, and the node goes by it meanwhile: restore must not take it for a
+Why:    a policy map outlives the agent, and stays in force meanwhile: restore must not take it for a
         pod's that is gone.
 
 Settings: enable-host-firewall.

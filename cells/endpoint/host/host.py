@@ -135,7 +135,7 @@ class HostEndpoint:
         try:
             self._policies.adopt(number)
         except (HiveError, OSError) as error:
-            self._log.warning("the host endpoint is made anew", endpoint=number, error=str(error))
+            self._log.warning("the host endpoint is created again", endpoint=number, error=str(error))
             return 0
         if any(one.endpoint_id == number and one.entries for one in self._pool.used):
             return number

@@ -5,7 +5,7 @@ Gives:  Realization, Undo, REFUSALS.
 Source: Cilium 1.17, the order of an endpoint's regeneration and deletion.
 
 The order of every step is such that an agent killed in the middle leaves nothing that a restart cannot tell
-from a working endpoint: policy first, the state file last (whoever makes the endpoint brings the link up
+from a working endpoint: policy first, the state file last (the creator of the endpoint brings the link up
 after that), and the reverse when removing.
 """
 
@@ -95,7 +95,7 @@ class Realization:
         self._ipcache.upsert(*claims_of(endpoint))
 
     def withdraw(self, endpoint: Endpoint) -> None:
-        """Its addresses are nobody's; raises OSError."""
+        """Release its addresses in the maps; raises OSError."""
         self._ipcache.withdraw(resource_of(endpoint.id), map(prefix_of, endpoint.addresses))
 
     def remove(self, endpoint: Endpoint) -> list[str]:

@@ -1,4 +1,4 @@
-"""What endpoints ask of pods' objects.
+"""What endpoints need from pods' objects.
 
 For:   Endpoints.   Needs: nothing.   Gives: PodMetadata, PodName.
 """
@@ -14,7 +14,7 @@ class PodName(NamedTuple):
     namespace: str
     name: str
     uid: str = ""
-    """Another pod may have had the name; empty when whoever asks cannot tell."""
+    """Tells pods of the same name apart; empty if unknown."""
 
 
 class PodMetadata(Protocol):
@@ -35,5 +35,5 @@ class PodMetadata(Protocol):
         ...
 
     async def resolve(self, pod: PodName) -> list[Label] | None:
-        """Wait for them, no longer than is sensible; None when there is no such pod, or nobody can tell."""
+        """Wait for them for a limited time; None if there is no such pod, or no source answers."""
         ...

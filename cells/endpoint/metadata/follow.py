@@ -76,7 +76,7 @@ class PodLabelsWatch:
         return row is not None and self._is_outdated(row.id)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
-        """One that stands for other labels now, or has another number, is nobody's to keep."""
+        """One whose labels or number have changed is not kept."""
         self._look_at({change.key for change in changes}, lambda one: one.identity)
 
     def _look_at(self, keys: set[Any], key_of: Any) -> None:

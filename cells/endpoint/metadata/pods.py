@@ -39,7 +39,7 @@ class KubernetesPods:
     """Pods' labels as their objects say them.
 
     In a folder of manifests what is not there is not to come: such a pod has the labels of its call and its
-    namespace. An API server tells of a pod a moment later than kubelet runs it, so that is waited for.
+    namespace. The API server may report a pod a moment after the kubelet runs it, so this waits.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KubernetesPods:
         return None if row is None or not is_meant(row, uid) else self.lookup(PodName(namespace, name, uid))
 
     async def resolve(self, pod: PodName) -> list[Label] | None:
-        """Wait until the pod is known by the watch or the API server's word; None when nobody tells."""
+        """Wait until the watch or a request to the API server brings the pod; None if neither does."""
         with anyio.move_on_after(WATCH_SECONDS):
             await self.ready()
             return await self._watched(pod)
@@ -134,7 +134,7 @@ class KubernetesPods:
             return True, None
         except api.KubernetesError as error:
             self._log.warning(
-                "the API server does not tell of a pod", pod=f"{pod.namespace}/{pod.name}", error=str(error)
+                "asking the API server for a pod failed", pod=f"{pod.namespace}/{pod.name}", error=str(error)
             )
             return False, None
         return True, self._labels(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None

@@ -25,7 +25,7 @@ def builders() -> int:
 
 
 class Regeneration:
-    """A build that was asked for; several wishes of one endpoint are one while they wait."""
+    """A requested build; several requests for one endpoint are merged while they wait."""
 
     def __init__(self, endpoint_id: int, created: float, level: Level, reason: str) -> None:
         self.endpoint_id = endpoint_id
@@ -43,7 +43,7 @@ class Regeneration:
             self.reasons.append(reason)
 
     def finish(self, error: str) -> None:
-        """Tell whoever waits."""
+        """Notify all waiters."""
         self._error = error
         self._over.set()
 

@@ -32,7 +32,7 @@ class Live(msgspec.Struct, frozen=True):
 
 
 def stale_rows(leftovers: Mapping[Prefix, IpcacheValue]) -> list[Prefix]:
-    """Rows of cilium_ipcache that nobody claims, of addresses that endpoints of this node had."""
+    """Unclaimed rows of cilium_ipcache for addresses that endpoints of this node had."""
     return [
         prefix
         for prefix, row in leftovers.items()
@@ -64,7 +64,7 @@ class Clearing:
         """What could not be cleared, one line each."""
 
     async def run(self, rows: Sequence[LxcRow], links: Sequence[LinkInfo], failed: Collection[int]) -> None:
-        """Clear away what of ``rows`` (cilium_lxc) and ``links`` nobody has, and the ``failed`` endpoints.
+        """Remove unclaimed ``rows`` (of cilium_lxc) and ``links``, and the ``failed`` endpoints.
 
         The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
         """

@@ -100,7 +100,7 @@ class StaleMaps(Protocol):
         ...
 
     async def sweep_policies(self) -> None:
-        """Remove the policy maps nobody has taken over."""
+        """Remove the policy maps that were not taken over."""
         ...
 
 

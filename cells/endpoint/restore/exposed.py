@@ -1,6 +1,6 @@
 """Brings the restored endpoints back: visible all at once, then each made right where it is not.
 
-For:   whoever serves requests about endpoints takes ExposedEndpoints to start afterwards.
+For:   cells that serve requests about endpoints take ExposedEndpoints to start after it.
 Needs: RestoredEndpoints, Endpoints, Regenerations.   Gives: ExposedEndpoints, RegeneratedEndpoints.
 Source: Cilium 1.17, regeneration of restored endpoints.
 """

@@ -25,5 +25,5 @@ class KernelLinkEvents:
     """The real :class:`~cells.endpoint.restore.edges.LinkEvents`."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """What an event says is not read: the links are listed anew. OSError when the socket overran."""
+        """The event's contents are not read: the links are listed again. OSError when the socket overran."""
         return news.subscribed(_RTMGRP_LINK, REMOVED)

@@ -49,9 +49,9 @@ class KernelStaleMaps:
         self._maps.endpoints.delete(_ifindex.pack(ifindex))
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
-        """Make anew what policy maps are lost."""
+        """Create lost policy maps again."""
         await self._policies.prepare(endpoint_ids)
 
     async def sweep_policies(self) -> None:
-        """Remove the policy maps nobody has taken over."""
+        """Remove the policy maps that were not taken over."""
         await self._policies.sweep()

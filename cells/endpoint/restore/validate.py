@@ -25,7 +25,7 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
     """Why the endpoint cannot go on living, None if it can.
 
     A link without alias that is up was made by Cilium's own plugin; one that is down was never finished:
-    whoever asked for it got no answer. Of a link of another plugin's that says nothing.
+    its requester got no answer. That does not apply to a link of another plugin.
     """
     link = links.get(endpoint.ifname)
     if link is None:

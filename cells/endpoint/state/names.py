@@ -1,6 +1,6 @@
 """What DNS has answered an endpoint, as its saved state has it: DNSHistory and DNSZombies.
 
-For:    StateFiles, whoever keeps names of endpoints.   Needs: nothing.
+For:    StateFiles, and cells that store endpoint names.   Needs: nothing.
 Gives:  SavedNames, SavedLookup, SavedZombie, NamesJSON.
 Source: Cilium 1.17, the DNS cache of an endpoint and its zombies, in ep_config.json.
 

@@ -53,7 +53,7 @@ class Registry:
         return self.table.by(CONTAINER).get(container_id)
 
     def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
-        """Raise EndpointError 400 when an endpoint has the attachment id ("" is nobody's) or an address."""
+        """Raise EndpointError 400 if an endpoint has the attachment id ("" never matches) or an address."""
         names = self.table.by(NAME)
         if attachment and f"cni-attachment-id:{attachment}" in names:
             raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")

@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class Level(IntEnum):
-    """How much of an endpoint a regeneration makes anew."""
+    """How much of an endpoint a regeneration rebuilds."""
 
     POLICY = 1
     """What the node's policy decides."""

@@ -1,9 +1,10 @@
 """Sees to it that the kernel still holds what endpoints need: programs on their links, rows in maps.
 
-Controller: compares the ``endpoints`` table with the kernel, and has what differs built anew.
+Controller: compares the ``endpoints`` table with the kernel, and has endpoints that differ regenerated.
 Needs:  Table[Endpoint], Regenerations, Datapath, Maps, Sysctls.   Gives: EndpointWatchdog.
-Why:    a pod whose filter somebody removed sends what no policy allows, and nothing else would notice. The
-        kernel tells of removed filters and of reverse path filters; everything is compared every 30 seconds.
+Why:    no policy restricts a pod whose filter was removed, and nothing else would notice. The
+        kernel reports removed filters and changed reverse path filters; everything is compared every 30
+        seconds.
 """
 
 from cells.endpoint.watchdog.cell import cell

@@ -1,4 +1,4 @@
-"""Compares endpoints with the kernel, and has what differs built anew.
+"""Compares endpoints with the kernel, and has those that differ regenerated.
 
 For:   the agent.   Needs: Table[Endpoint], Regenerations, EndpointKernel, Jobs, Health.
 Gives: EndpointWatchdog.
@@ -16,7 +16,7 @@ from lifecycle import Health, HiveError, Jobs, Logger, Table
 
 REASON = "what the kernel holds of it was changed"
 REST = 0.2
-"""Seconds between two looks, whatever the kernel tells: somebody may go on removing."""
+"""Least seconds between two checks: someone may keep removing."""
 
 
 class EndpointWatchdog:

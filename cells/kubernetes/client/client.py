@@ -110,7 +110,7 @@ class Client:
     async def heartbeat(self, silence: float) -> None:
         """Ask a server that has said nothing for so many seconds how it is. Raises KubernetesError.
 
-        Without an answer every connection is made anew: it may be dead without either end knowing, and a
+        Without an answer every connection is replaced: it may be dead without either end knowing, and a
         watch on it would wait for its end.
         """
         if time.monotonic() - self.calls.last_answer < silence:
@@ -190,7 +190,7 @@ class Client:
     async def replace(self, kind: Kind[T], name: str, obj: Body, namespace: str = "") -> dict[str, Any]:
         """Write an object over the version of it that it names; the object as it is then, whole.
 
-        Raises NotFoundError, ConflictError when somebody else was faster, ApiError, UnreachableError.
+        Raises NotFoundError, ConflictError when another writer was faster, ApiError, UnreachableError.
         """
         return _whole(kind, await self._put(kind, name, obj, namespace))
 

@@ -1,4 +1,4 @@
-"""Headers and certificates that say who asks, kept fresh.
+"""Credentials for requests: headers and client certificates, kept fresh.
 
 Needs: Access.   Gives: Credentials.
 Source: client-go/plugin/pkg/client/auth/exec; client.authentication.k8s.io/v1 ExecCredential.
@@ -137,7 +137,7 @@ class Credentials:
         return await to_thread.run_sync(self._context)
 
     def stamps(self) -> tuple[object, ...]:
-        """What changes when a certificate does: then connections are made anew."""
+        """Changes when a certificate does: connections are then replaced."""
         files = (self._access.ca_file, self._access.certificate_file, self._access.key_file)
         found: list[object] = [_stamp(one) for one in files]
         given = self._given

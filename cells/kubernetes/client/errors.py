@@ -78,7 +78,7 @@ class ApiError(KubernetesError):
 
 
 class NotFoundError(ApiError):
-    """404: no such object, or nobody serves the resource."""
+    """404: no such object, or the resource is not served."""
 
     @property
     def served(self) -> bool:
@@ -87,7 +87,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """409: somebody else was faster, or owns the field, or the name is taken."""
+    """409: another writer was faster, or owns the field, or the name is taken."""
 
     @property
     def exists(self) -> bool:
@@ -104,7 +104,7 @@ _DECODER = msgspec.json.Decoder(Status)
 
 
 def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
-    """The error of an answer. Bodies that are no Status are told as text."""
+    """The error of an answer. A body that is not a Status is quoted as text."""
     try:
         status = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

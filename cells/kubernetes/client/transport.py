@@ -36,7 +36,7 @@ class Answer:
         return (self._connection.answer.header(name) or b"").decode("latin-1")
 
     def warnings(self) -> list[str]:
-        """What the server wants to be told of."""
+        """The headers that the server needs."""
         headers = self._connection.answer.headers
         return [value.decode("latin-1") for key, value in headers if key.lower() == b"warning"]
 
@@ -70,7 +70,7 @@ class Transport:
         return self._access.servers[self._current]
 
     def failed(self, server: str) -> None:
-        """This server did not answer: the next one is in use, unless somebody else has changed it already."""
+        """This server did not answer: switch to the next, unless another request already has."""
         self.reach.lost()
         if server == self.server:
             self._current = (self._current + 1) % len(self._access.servers)
@@ -115,7 +115,7 @@ class Transport:
 
         context = await self._credentials.context() if self._secure else None
         stamps = self._credentials.stamps()
-        if self._pool is not None and stamps == self._stamps:  # somebody else was faster
+        if self._pool is not None and stamps == self._stamps:  # another task was faster
             return self._pool
         self._stamps = stamps
         dialler = Dialler(

@@ -53,7 +53,7 @@ class Needed(Wire, frozen=True, gc=False):
 
 
 class RequestedPool(Wire, frozen=True, gc=False):
-    """What a node asks of a pool."""
+    """A node's request to a pool."""
 
     pool: PoolName
     needed: Needed = Needed()

@@ -40,7 +40,7 @@ class NodeAddress(Wire, frozen=True, gc=False):
 
 
 class NodeInfo(Wire, frozen=True, gc=False):
-    """What the kubelet tells of its machine."""
+    """What the kubelet reports about its machine."""
 
     boot_id: str = field(name="bootID", default="")
 

@@ -154,7 +154,7 @@ class KubernetesAPI:
         wanted: Mapping[str, Any],
         change: Callable[[dict[str, Any]], Mapping[str, Any] | None],
     ) -> bool:
-        """Have an object of the cluster: make it as ``wanted``, or change what there is; whether one wrote.
+        """Create a cluster-scoped object as ``wanted``, or update the existing one; whether it wrote.
 
         ``change`` gives the object as it should be, None to leave it. Raises KubernetesError.
         """
@@ -168,7 +168,7 @@ class KubernetesAPI:
             pass
         try:
             await self.client.create(kind, wanted)
-        except ConflictError:  # somebody was faster
+        except ConflictError:  # another writer was faster
             return await self.client.update(kind, name, change) is not None
         return True
 
@@ -247,5 +247,5 @@ class KubernetesAPI:
         try:
             await self.client.heartbeat(self._settings.k8s_heartbeat_timeout)
         except KubernetesError as error:
-            self._log.warning("the API server does not answer, connections are made anew", error=str(error))
+            self._log.warning("the API server does not answer, replacing connections", error=str(error))
             raise

@@ -4,7 +4,7 @@ Source: what lists leave out. The rows stay in force until the store has been fi
         node may be torn down because a list came too early.
 For:    sinks; those who write objects, to write them again. Needs: nothing.
 Gives:  ForgottenObject, Forgotten.
-Why:    a watch tells of an object that is deleted. A list that lacks more than half of what was known means
+Why:    a watch reports deleted objects. A list that lacks more than half of what was known means
         a server whose store was replaced, by an old copy or an empty one.
 """
 
@@ -75,7 +75,7 @@ class Forgotten:
         self._tell()
 
     def told(self, kind: str, keys: Collection[Key]) -> None:
-        """The server tells of these objects, be they there or gone."""
+        """The server has reported these objects, existing or deleted."""
         if kind not in self._drop:
             return
         with self.table.txn() as txn:
@@ -94,7 +94,7 @@ class Forgotten:
     async def run(self) -> None:
         """For ever: take lost objects out of force once the store is a cluster's again, and quiet.
 
-        Not while some kind cannot be followed: nobody knows then what of it is there.
+        Not while some kind cannot be followed: then its objects are unknown.
         """
         while True:
             news = self._news

@@ -46,7 +46,7 @@ SILENCE: Final = 30.0
 PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
 INITIAL_END: Final = "k8s.io/initial-events-end"
 ABSENT_PAUSE: Final = 10.0
-"""Seconds between two looks for a kind that nobody serves."""
+"""Seconds between two checks for a kind that is not served."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -270,10 +270,10 @@ class Reflector(Generic[T]):
                         self._version, self._failures = metadata.resource_version, 0
                         return  # the rest is the ordinary watch's
                 await stretch.pause()
-        raise MalformedError(f"streamed list of {self._kind.qualified}: it ended before its end was told")
+        raise MalformedError(f"streamed list of {self._kind.qualified}: it ended without its final bookmark")
 
     def _present(self, block: bytes) -> dict[Any, T] | None:
-        """The rows of a block that tells of nothing but objects which are there, and can be read.
+        """The rows of a block that has only existing, readable objects.
 
         It is read in one go. Of any other block None: it is looked at event by event.
         """

@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Object)
 PART = 500
 """Objects of a list that are taken in at once."""
 MOST_TOLD = 10
-"""Broken objects that are told of one kind."""
+"""How many broken objects are listed per kind."""
 
 
 class Sink(Generic[T]):
@@ -59,12 +59,12 @@ class Sink(Generic[T]):
         return self._parent.child(self._kind.plural)
 
     def begin(self) -> None:
-        """There is a source: its status is told from now on."""
+        """There is a source: its status is shown from now on."""
         self._status(SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0))
         self._health.ok("waiting for the first list")
 
     def without_source(self) -> None:
-        """There is none: nobody need wait for the table."""
+        """There is none: the table is complete."""
         self._first.done()
 
     def known(self, key: Key) -> T | None:
@@ -142,7 +142,7 @@ class Sink(Generic[T]):
         self._heard("watching")
 
     def absent(self) -> None:
-        """No server serves the kind: nothing is known of it, and nobody need wait for it."""
+        """No server serves the kind: the table is complete, and empty."""
         self._first.done()
         before = self._now
         self._status(msgspec.structs.replace(before, state="absent", error="", objects=len(self._table)))

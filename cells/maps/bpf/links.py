@@ -51,7 +51,7 @@ def replace_program(link: int, program: int) -> None:
 
 
 def detach(link: int) -> None:
-    """Take the program off, whoever else has the link open or pinned. Raises BpfError."""
+    """Detach the program, even if others hold the link open or pinned. Raises BpfError."""
     command(LINK_DETACH, buffer(struct.pack("<I", link)), "detach", f"link fd {link}", call=sleeping)
 
 

@@ -1,4 +1,4 @@
-"""What BPF the whole system has loaded, whoever did it: how many maps and programs, how much memory.
+"""All BPF maps and programs on the system: how many, and how much memory.
 
 For:    metrics. Needs: CAP_SYS_ADMIN. Gives: Loaded, loaded_maps(), loaded_programs().
 Source: include/uapi/linux/bpf.h (BPF_MAP_GET_NEXT_ID and others); the memory is ``memlock`` of

@@ -1,6 +1,6 @@
 """BPF maps: every element operation here is one system call on buffers made once.
 
-For:    whoever reads or writes BPF maps. Needs: cells.maps.bpf. Gives: MapSpec, Map, create_map, open_map.
+For:    cells that read or write BPF maps. Needs: cells.maps.bpf. Gives: MapSpec, Map, create_map, open_map.
 Source: include/uapi/linux/bpf.h (union bpf_attr), kernel/bpf/{hashtab,arraymap,lpm_trie}.c.
 """
 
@@ -45,7 +45,7 @@ _ELEMENT = struct.Struct("<IIQQQ")  # map_fd, pad, key, value or next_key, flags
 _BATCH = struct.Struct("<QQQQIIQQ")  # in, out, keys, values, count, map_fd, elem_flags, flags
 _CREATE = struct.Struct("<IIIIIII16s7I")  # up to map_extra; all from map_ifindex on is zero
 _MAP_INFO = struct.Struct("<IIIIII16s")
-_CLOSED = 0xFFFFFFFF  # a descriptor nobody has: later use fails with EBADF
+_CLOSED = 0xFFFFFFFF  # an invalid descriptor: later use fails with EBADF
 _CHUNK = 4096  # entries of one batch
 
 

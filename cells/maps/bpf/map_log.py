@@ -57,7 +57,7 @@ class MapLog:
         return [change for change in self._changes if change.number > number]
 
     async def wait(self, number: int) -> None:
-        """Return once there is a change after the one of that number, or somebody woke those who wait."""
+        """Return once there is a change after the one with that number, or the waiters were woken."""
         if number < self._count:
             return
         if self._changed is None:

@@ -107,7 +107,7 @@ class PolicyMap:
         had = bool(self._present)
         self._whole = None
         self._drop(list(self._present))
-        if self.map.first_key() is not None:  # written by somebody else
+        if self.map.first_key() is not None:  # written by someone else
             self.map.clear()
             had = True
         if had:

@@ -26,7 +26,7 @@ from cells.maps.specs import policy_name
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, NotStartedError
 
 LULL: Final = 0.1
-"""Seconds a top-up nobody waits for holds back, so that it does not compete with a burst of new pods."""
+"""Seconds that a refill waits if no one needs it, so that it does not compete with a burst of new pods."""
 
 
 class PoolEmpty(Exception):  # noqa: N818  (a state to wait out, not a fault)
@@ -99,7 +99,7 @@ class PolicyMaps:
     ) -> dict[int, OSError]:
         """As PolicyMap.replace() for several; ids of maps of which it could not be done, and why.
 
-        The flows of all are evaluated anew once all have been written: by one call instead of one for each.
+        The flows of all are evaluated again after all have been written: one call instead of one for each.
         """
         failed: dict[int, OSError] = {}
         changed: list[int] = []
@@ -145,7 +145,7 @@ class PolicyMaps:
                 raise HiveError(f"endpoint id {endpoint_id} cannot be restored: making its map failed before")
             self._untouched.remove(endpoint_id)
             (policy,) = self._started().create([endpoint_id])
-        self._used[endpoint_id] = policy  # also if pinning it fails: its pod may run, the id is nobody else's
+        self._used[endpoint_id] = policy  # also if pinning fails: the pod may run, so the id stays taken
         if endpoint_id in self._pinned:
             self._pinned.discard(endpoint_id)  # restoring saw to it a moment ago: 5 ms less for 250
         else:
@@ -207,7 +207,7 @@ class PolicyMaps:
                 self._failure = None
             except BpfError as error:
                 self._failure = error
-                raise  # the job is retried and reported; whoever waits is told below
+                raise  # the job is retried and reported; waiters are woken below
             finally:
                 filled, self._filled = self._filled, anyio.Event()
                 filled.set()

@@ -1,4 +1,4 @@
-"""The policy maps a stopped agent left behind: which to take over, which to make anew, which to remove.
+"""The policy maps of a stopped agent: which to take over, which to recreate, which to remove.
 
 For:    PolicyMaps, in a worker thread. Needs: hive_policies, the directory of pins. Gives: PolicyPins.
 """
@@ -97,7 +97,7 @@ class PolicyPins:
         if table is None:
             table = open_map(path)
         elif not _is_pinned_as(path, table):
-            self._log.warning("policy map was pinned by somebody else, ours takes its place", map=path.name)
+            self._log.warning("policy map was pinned by another program, replacing it", map=path.name)
             replace_pin(table.fd, path)
         wanted = policy_spec(endpoint_id, self._max_entries)
         if not wanted.same_as(table.spec):
@@ -123,7 +123,7 @@ class PolicyPins:
                 f"leave it at {table.spec.max_entries}"
             )
         self._log.warning(
-            "policy map does not fit, made anew",
+            "policy map does not fit, creating it again",
             map=wanted.name,
             old=str(table.spec),
             new=str(wanted),

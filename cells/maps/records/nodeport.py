@@ -30,7 +30,7 @@ NEIGHBOUR: Final = Layout("nodeport_neighbour", mac="6s", pad="2x").size
 
 
 class NodePortConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_nodeport, 32 bytes: all zero while nobody outside is served."""
+    """The value of hive_nodeport, 32 bytes: all zero while no clients outside are served."""
 
     SIZE: ClassVar = _config.size
 

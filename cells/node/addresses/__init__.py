@@ -2,7 +2,7 @@
 
 Source: fills Table[NodeAddress] (key: family) from the Node object, the settings, the kernel's default route
 and the devices, in this order, and follows them.
-Needs:  AgentConfig, AddressSettings, Table[Device]; ReadTable[InternalIP], if somebody provides it.
+Needs:  AgentConfig, AddressSettings, Table[Device]; ReadTable[InternalIP], if provided.
 Gives:  NodeAddresses, Table[NodeAddress].
 Why:    a node may have addresses on lo, several uplinks, or uplinks without addresses; which of them others
         reach it by follows from none of the devices alone.

@@ -1,6 +1,6 @@
 """Keeps Table[NodeAddress] as the Node object, the settings and the kernel have it.
 
-For:    whoever tells others of the node.   Needs: see the cell.   Gives: NodeAddresses, address_table().
+For:    cells that publish the node.   Needs: see the cell.   Gives: NodeAddresses, address_table().
 """
 
 from cells.config import AgentConfig

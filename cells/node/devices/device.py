@@ -62,7 +62,7 @@ def native_uplinks(devices: Iterable[Device], *, chosen: bool) -> list[Device]:
 def _is_native(device: Device, *, chosen: bool) -> bool:
     """Whether programs can be on the device, and it leads out."""
     if not device.has_ethernet and len(device.mac) not in BARE_LENGTHS:
-        return False  # what its packets begin with nobody here knows
+        return False  # the format of its packets is unknown here
     return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
 
 

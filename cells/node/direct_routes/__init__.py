@@ -3,7 +3,7 @@
 Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` tells which are wanted,
         ``direct-routes-status`` which are there.
 Needs:  DirectRouteSettings, ReadTable[ClusterNode], Table[Device].   Gives: DirectRoutes.
-Why:    without a tunnel nobody else tells a node which of the others has a pod.
+Why:    without a tunnel, only routes say which node has a pod.
 """
 
 from cells.node.direct_routes.kernel import KernelRoutes

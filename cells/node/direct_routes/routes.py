@@ -162,7 +162,7 @@ class Routes:
 
 
 class DirectRoutes:
-    """Keeps the routes, where the setting asks for them. What somebody removes comes back at once."""
+    """Maintains the routes if the setting asks for them. Removed ones are restored at once."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint
 Needs:  EndpointSettings, Table[Endpoint], ExposedEndpoints, AgentConfig, HostLinks, Sysctls.
 Gives:  EndpointRouteKeeper.
 Why:    addresses of another IPAM plugin lie in no range that one route could lead to. An endpoint's routes
-        are set with it; this puts back what somebody removes, and takes away what is left of other settings.
+        are set with it; this restores removed routes, and removes those left from other settings.
 """
 
 from cells.node.endpoint_routes.kernel import KernelRoutes

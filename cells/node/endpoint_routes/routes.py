@@ -111,7 +111,7 @@ class Routes:
 
 @after(ExposedEndpoints)
 class EndpointRouteKeeper:
-    """Keeps the routes of endpoints that have their own. What somebody removes comes back at once.
+    """Maintains the routes of endpoints that have their own. Removed ones are restored at once.
 
     It starts once all endpoints are known, and with them which links are pods'.
     """

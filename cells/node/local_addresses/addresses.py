@@ -39,7 +39,7 @@ class LocalAddresses:
 
     @property
     def leftovers(self) -> Mapping[IPAddress, LxcValue]:
-        """Rows of the map that nobody has claimed yet; raises NotStartedError before the map was read."""
+        """Rows of the map that are not claimed yet; raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
     def put_endpoint(self, ips: Iterable[IPAddress], value: LxcValue) -> None:
@@ -70,7 +70,7 @@ class LocalAddresses:
     def keep(self, ips: Iterable[IPAddress]) -> None:
         """The endpoints that have these addresses in the map keep them, as a former agent wrote it.
 
-        What is the node's there, or has no row, is nobody's to keep. The map is not written.
+        Rows of the node, and addresses without a row, are left out. The map is not written.
         """
         with self.table.txn() as table:
             for ip in ips:

@@ -54,7 +54,7 @@ class LxcMap(Protocol):
         ...
 
     def void_verdicts(self) -> None:
-        """Have the datapath decide anew about the next packet of every flow."""
+        """Make the datapath evaluate the next packet of every flow again."""
         ...
 
 
@@ -77,7 +77,7 @@ class LxcRows:
 
     @property
     def leftovers(self) -> dict[IPAddress, LxcValue]:
-        """Rows that nobody has claimed yet; raises NotStartedError before they are known."""
+        """Rows that are not claimed yet; raises NotStartedError before they are known."""
         if self._left is None:
             raise NotStartedError(
                 "LocalAddresses was used before the hook 'read the local addresses' ran: depend on it"
@@ -87,7 +87,7 @@ class LxcRows:
     def set(self, ip: IPAddress, value: LxcValue | None) -> None:
         """Have the address's row so, or have none; what is so already is not written. Raises OSError.
 
-        A flow to an address that was somebody else's goes elsewhere now, so remembered verdicts are void.
+        The address may have changed its owner, so cached verdicts are void.
         """
         left = self.leftovers
         if value is not None and ip not in left and ip not in self._table:
@@ -115,9 +115,9 @@ class LxcRows:
         self._each({ip: row.value for ip, row in batch.items()})
 
     async def drop(self, batch: Collection[IPAddress]) -> None:
-        """Remove rows that nobody claims. Raises BatchError."""
+        """Remove unclaimed rows. Raises BatchError."""
         self._each(dict.fromkeys(batch))
-        self._log.info("rows of cilium_lxc removed that nobody claims", addresses=", ".join(map(str, batch)))
+        self._log.info("removed unclaimed rows of cilium_lxc", addresses=", ".join(map(str, batch)))
 
     def _row(self, ip: IPAddress, value: LxcValue) -> LocalAddress:
         row = self._table.get(ip)

@@ -176,7 +176,7 @@ class HostLinks:
     def addresses(self) -> dict[int, list[IPInterface]]:
         """The addresses of every link that has some, by its index, in the kernel's order, IPv4 first.
 
-        Without IPv6's link-local ones: every pod's link has one, and nobody wants to know.
+        Without IPv6 link-local addresses: every pod's link has one.
         """
         found: dict[int, list[IPInterface]] = {}
         for row in self._connection.dump(m.dump_addresses()):

@@ -1,4 +1,5 @@
-"""Packets with a mark taken for the node's own, whoever they are for: a rule to a table, and a route there.
+"""Delivers packets with a mark to the node itself, whatever their destination: a rule, and a route in its
+table.
 
 For:    proxies, to which the stack hands what pods send to others. Needs: the wire format.
 Gives:  Marked, take_marked(), leave_marked().

@@ -255,7 +255,7 @@ def network_of(address: IPAddress) -> IPNetwork:
 def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
     """Give a link an address of its own length, /32 or /128; one that is there already is an error.
 
-    An IPv6 address is usable at once: there is nobody on the link to have it twice (RFC 4862, section 5.4).
+    An IPv6 address is usable at once: no other host on the link can have it (RFC 4862, section 5.4).
     """
     packed = address.packed
     family, length, flags = (AF_INET, 32, 0) if len(packed) == 4 else (AF_INET6, 128, IFA_F_NODAD)
@@ -331,7 +331,7 @@ def replace_route(what: str, body: bytes) -> Request:
 
 
 def set_neighbour(ifindex: int, address: IPAddress, mac: bytes) -> Request:
-    """Have the address at this MAC address on the link for good: nobody is asked for it."""
+    """Add a permanent neighbour entry: the address has this MAC address on the link."""
     body = NEIGHBOUR.pack(family_of(address), 0, 0, ifindex, NUD_PERMANENT, 0, 0)
     body += attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, mac)
     return Request(f"set neighbour {address}", RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)

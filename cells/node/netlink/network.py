@@ -1,6 +1,6 @@
 """Devices, addresses and routes of the node, by pyroute2 in worker threads.
 
-For:    what is neither a pod's ADD nor the start, such as putting right what somebody changed.
+For:    work outside a pod's ADD and the start, such as repairs.
 Needs:  pyroute2, loaded at the first call (0.1 s, 13 MB).   Gives: NodeNetwork.
 """
 

@@ -76,7 +76,7 @@ class HealthServer:
             raise HiveError(
                 f"agent-health-port: this node has no loopback address ({' or '.join(self._hosts)})"
             )
-        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             for listener in listeners:
                 server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)

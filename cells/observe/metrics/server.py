@@ -60,7 +60,7 @@ class MetricsServer:
         from lifecycle.http import SCRAPED, HttpServer
 
         self._server = HttpServer(self._exposition.answer, grace=1.0, limits=SCRAPED, log=self._log)
-        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
         self._log.info("metrics served", address=str(address))

@@ -53,7 +53,7 @@ class Monitor:
 
     async def _start(self) -> None:
         listener = listen(self.path, group="cilium")
-        # Interrupted in the middle, asyncio would leave a server that listens and that nobody can close.
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
 

@@ -96,7 +96,7 @@ class ServiceMaps(Protocol):
         ...
 
     def void_verdicts(self) -> None:
-        """Have the datapath decide anew about the next packet of every flow."""
+        """Make the datapath evaluate the next packet of every flow again."""
         ...
 
 

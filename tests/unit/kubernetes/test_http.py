@@ -400,7 +400,7 @@ async def test_a_proxy_may_speak_socks(user: str) -> None:
     [
         (SocksProxy(refuse=5), "", "connection refused"),
         (SocksProxy(b"secret"), "me:wrong@", "refuses me"),
-        (SocksProxy(b"secret"), "", "does not accept who asks"),
+        (SocksProxy(b"secret"), "", "rejects the credentials"),
     ],
 )
 async def test_what_a_socks_proxy_says_against_it_is_told(proxy: SocksProxy, user: str, told: str) -> None:

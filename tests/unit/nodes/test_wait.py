@@ -138,7 +138,7 @@ async def test_a_ciliumnode_decides_in_cluster_pool_and_nobody_waits_for_it(tmp_
     ],
 )
 async def test_what_nobody_can_tell_is_refused(settings: dict[str, str], named: str) -> None:
-    with pytest.raises(StartError, match=f"{named}: nothing tells of this node's range"):
+    with pytest.raises(StartError, match=f"{named}: no source for this node's range"):
         async with agent(None, **settings).started():
             pass
 

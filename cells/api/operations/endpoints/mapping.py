@@ -294,7 +294,7 @@ def requested_cookie(text: str) -> int:
 
 
 def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
-    """What the plugin asks of the datapath; raises EndpointError 400 for what this datapath cannot do.
+    """The datapath configuration of a request; raises EndpointError 400 for what this datapath cannot do.
 
     A pod whose packets went another way than asked for would look well and not work.
     """

@@ -1,4 +1,4 @@
-"""GET and PATCH /config: what the daemon was told to do, and what can be changed while it runs.
+"""GET and PATCH /config: the daemon's settings, and the options that can change while it runs.
 
 Needs: NodeStatus, PolicyEnforcement.   Gives: ConfigOperations.
 """

@@ -67,7 +67,7 @@ class NodeFacts:
     ipam_mode: str = "cluster-pool"
     """Who decides about pods' addresses."""
     notifications: MonitorNotifications = SILENT
-    """What the datapath tells of packets."""
+    """Which packet events the datapath sends."""
     debug: bool = False
     """Whether the agent logs what helps to find a fault."""
     chaining: str = "none"
@@ -129,7 +129,7 @@ def configuration_model(
 
 
 def event_options(notifications: MonitorNotifications) -> dict[str, str]:
-    """The options of what the datapath tells of packets."""
+    """The options for packet events."""
     options = {name: _switch(bool(notifications.flags & flag)) for name, flag in EVENTS.items()}
     return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[notifications.aggregation]}
 
@@ -140,7 +140,7 @@ def requested_configuration(
     """What PATCH /config asks for; what it does not name stays as it is.
 
     Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
-    for an option nobody can change, or a value that is none.
+    for an option that cannot change, or an invalid value.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification
     flags, aggregation = notifications.flags, notifications.aggregation

@@ -1,4 +1,4 @@
-"""What the answers of the API tell of the node.
+"""Node information in the API's answers.
 
 Needs: nothing.   Gives: NodeStatus.
 """
@@ -14,7 +14,7 @@ from cells.datapath import MonitorNotifications
 
 
 class NodeStatus(Protocol):
-    """What the answers tell of the node besides endpoints and addresses."""
+    """Node information in answers, besides endpoints and addresses."""
 
     def node(self) -> config_mapping.NodeFacts:
         """Routers, pod CIDRs and MTU."""

@@ -1,7 +1,7 @@
-"""The operations that tell of the node beside endpoints: identities, prefixes, maps, nodes, for debugging.
+"""Operations for debugging the node: identities, prefixes, maps, nodes.
 
 Needs: NodeStatus, Identities, Endpoints.   Gives: NodeOperations, MapReader, KeptMap.
-Source: Cilium 1.17, api/v1/openapi.yaml; what there is no subsystem for is in cells.api.operations.absent.
+Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.absent.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class NodeOperations:
 
 
 def _ours(variable: str) -> bool:
-    """Whether a variable may be shown: others may hold secrets of whoever started us."""
+    """Whether an environment variable may be shown: others may hold secrets."""
     return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
 
 

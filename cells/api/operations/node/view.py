@@ -1,4 +1,4 @@
-"""What the API tells of the node, read from the cells at the moment it is asked.
+"""Node information for the API, read from the cells on each request.
 
 Needs: AgentConfig, Table[Device], PodMtu, Ipam, Router, Datapath, NodeAddresses,
 Maps, ReadTable[ClusterNode]; KubernetesAPI, where there is one.   Gives: NodeView.
@@ -33,7 +33,7 @@ from lifecycle import ReadTable, Table, log_level, set_log_level
 
 
 class NodeView:
-    """Reads from the cells what the answers tell of the node; nothing is kept, so nothing gets old."""
+    """Reads node information from the cells. Nothing is cached, so nothing gets stale."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ def kubernetes_status(server: KubernetesAPI | None) -> wire.KubernetesStatus:
 
 
 def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.MonitorStatus | None:
-    """The rings that the datapath's events come from; None when nobody may watch them."""
+    """The rings that the datapath's events come from; None if the monitor is disabled."""
     if not monitor.enable_monitor:
         return None
     cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages

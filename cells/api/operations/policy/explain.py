@@ -59,7 +59,7 @@ class Peer(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """What is asked for cannot be told; one line."""
+    """The question cannot be answered; one line."""
 
 
 class ExplainOperations:
@@ -112,7 +112,7 @@ class ExplainOperations:
         return answer(200, found)
 
     async def get_verdict(self, request: Request) -> Response:
-        """GET /hive/policy/verdict: which rules decide on a packet, as the datapath tells of one."""
+        """GET /hive/policy/verdict: which rules decided the verdict in an event of the datapath."""
         try:
             endpoint, identity, protocol, port = (
                 _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")

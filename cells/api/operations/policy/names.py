@@ -78,7 +78,7 @@ class NameOperations:
         return answer(200, list(self._found(endpoint.id, _Wanted.of(request))))
 
     async def delete_cache(self, request: Request) -> Response:
-        """DELETE /fqdn/cache: forget names; they are learnt anew when pods ask for them."""
+        """DELETE /fqdn/cache: forget names; they are learnt again when pods look them up."""
         matches = _matching(request.query.get("matchpattern", ""))
         if self._store is not None:
             self._store.forget(matches)

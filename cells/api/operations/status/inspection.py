@@ -55,7 +55,7 @@ class Inspection:
         )
 
     async def get_loop(self, _request: Request) -> Response:
-        """GET /hive/loop: how busy the event loop was; 404 when the hive runs in somebody else's loop."""
+        """GET /hive/loop: how busy the event loop was; 404 when the hive does not own its event loop."""
         lag = LoopLag.of(asyncio.get_running_loop())
         if lag is None:
             return answer(404, Failure(err="this event loop is not measured"))

@@ -202,7 +202,7 @@ def _of(family: Family, addresses: Iterable[str]) -> list[str]:
 
 
 class StatusModels:
-    """Models of controllers and modules, made anew of those that have changed since the last answer."""
+    """Models of controllers and modules; only those that changed since the last answer are built again."""
 
     def __init__(self) -> None:
         self.controllers = Kept(controller)

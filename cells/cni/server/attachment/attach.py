@@ -76,7 +76,7 @@ class Prepared:
     """The link to make; None in a chain, where it is there."""
     allocated: tuple[PodAddress, ...] = ()
     begun: bool = False
-    """Whether somebody makes the link: await_link()."""
+    """Whether the link is being made: await_link()."""
     link: CreatedLink | None = None
     failure: NetlinkError | None = None
 
@@ -175,7 +175,7 @@ class Attacher:
         return True
 
     def await_link(self, prepared: Prepared) -> None:
-        """Wait until the link that was begun is there; what went wrong is told by attach()."""
+        """Wait until the link in progress exists; attach() raises errors."""
         try:
             prepared.link = self._links.created_veth()
         except NetlinkError as error:

@@ -1,4 +1,4 @@
-"""The first half of an endpoint, as every ADD makes it.
+"""The first half of creating an endpoint, common to every ADD.
 
 Needs: Endpoints.   Gives: Attachment, begun, NO_ENDPOINT.
 """

@@ -88,12 +88,12 @@ class Detacher:
     def owns_interface(self, call: Call) -> bool:
         """Whether the pod's interface is ours to delete; in a chain it is another plugin's.
 
-        Raises CniError for a chaining mode nobody knows.
+        Raises CniError for an unknown chaining mode.
         """
         return not chain_of(call.conf)
 
     async def remove_stray(self, ifname: str, pod: PodEnd, cookie: int) -> None:
-        """Delete an interface nobody here knows of, unless a live endpoint has it; failures are logged."""
+        """Delete an unknown interface, unless a live endpoint has it; failures are logged."""
         for endpoint in self._endpoints.all():
             if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
                 return

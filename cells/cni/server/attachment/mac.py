@@ -30,7 +30,7 @@ class MacPair(NamedTuple):
 def macs_of(conf: NetConf, pod: Pod, ifname: str) -> MacPair:
     """The addresses for this pod's interface; raises CniError for a value no interface can have.
 
-    Every value of the configuration is looked at, not only the one that decides. A mode nobody knows is
+    Every value of the configuration is checked, not only the one that is used. An unknown mode is
     random: ``conf.mac_addr_mode not in MODES`` tells.
     """
     chosen = list(_chosen(conf, pod, ifname))

@@ -25,7 +25,7 @@ NOT_AVAILABLE: Final = 50
 HEALTH_UNKNOWN: Final = 100
 INTERNAL: Final = 999
 FALLBACK_VERSION: Final = "1.0.0"
-"""Of an error that is told before the caller's version is known."""
+"""For errors before the caller's version is known."""
 
 
 class Wish(IntEnum):

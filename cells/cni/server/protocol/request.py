@@ -180,7 +180,7 @@ def read_call(packet: Packet) -> Call:
 
 
 def chain_of(conf: NetConf) -> str:
-    """The chaining mode, "" for none; raises CniError for one that nobody knows."""
+    """The chaining mode, "" for none; raises CniError for an unknown one."""
     if conf.chain and conf.chain not in CHAINING_MODES:
         raise CniError(f"invalid chaining-mode {conf.chain}")
     return conf.chain

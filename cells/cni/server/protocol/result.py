@@ -16,7 +16,7 @@ from cells.node.netlink import mac_text
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """What the runtime is told of a new attachment."""
+    """The result for the runtime of a new attachment."""
 
     host_name: str
     host_mac: bytes

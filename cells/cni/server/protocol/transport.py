@@ -39,7 +39,7 @@ _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen at ``path``, mode 0600. A file nobody answers at is replaced.
+    """Listen at ``path``, mode 0600. A stale socket file is replaced.
 
     Raises UsageError for a path too long for a socket and HiveError, one line, when another process serves
     it, when something else is in the way, or when it cannot be made.
@@ -75,10 +75,10 @@ class Connection:
         self.began = time.perf_counter()
         """When the request came."""
         self.refused = False
-        """Whether the answer is an error, or nobody waits for one."""
+        """Whether the answer is an error, or the client has gone."""
 
     def send(self, packet: bytes) -> bool:
-        """Send the reply; False when the plugin is gone and nobody will read it."""
+        """Send the reply; False when the plugin is gone."""
         try:
             self._socket.send(packet, _NO_SIGNAL)
         except OSError:
@@ -112,7 +112,7 @@ class PacketServer:
         self._log = log
         self._uids = frozenset(uids)
         self.settle: Callable[[], object] = lambda: None
-        """Called when nobody else waits: what ``handle`` began and left to be finished is due."""
+        """Called when no other request waits: finish what ``handle`` left unfinished."""
         self.unsettled = False
         """Whether there is such; ``handle`` says so."""
         self.others = False
@@ -179,7 +179,7 @@ class PacketServer:
         return connected
 
     def _come_back(self) -> None:
-        """Go on in the next round of the loop, where something is left to do that wakes nobody."""
+        """Continue in the next iteration of the loop, for work that no event announces."""
         if not self._pumping and (self.unsettled or self._next is not None):
             self._pumping = True
             self._loop.call_soon(self._pump)
@@ -257,7 +257,7 @@ class PacketServer:
                 self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))
             connection.close()
             return True
-        if (uid := _peer_uid(connected)) not in self._uids:  # whoever may open the file
+        if (uid := _peer_uid(connected)) not in self._uids:  # whatever the file's mode allows
             self._log.warning("connection on cni.sock refused", uid=uid)
             refusal = CniError(f"cni.sock changes the node: it needs uid 0, the caller has uid {uid}")
             connection.send(encode_reply(1, error_json(refusal, FALLBACK_VERSION)))
@@ -275,7 +275,7 @@ class PacketServer:
 
 
 def _peer_uid(connected: socket.socket) -> int:
-    """The uid of whoever connected (SO_PEERCRED, unix(7))."""
+    """The peer's uid (SO_PEERCRED, unix(7))."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(credentials)[1]
     return uid

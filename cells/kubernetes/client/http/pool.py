@@ -62,7 +62,7 @@ class Pool:
             await connection.aclose()
 
     async def aclose(self) -> None:
-        """Break all of them off, whoever uses them."""
+        """Abort all connections, including those in use."""
         self._closed = True
         idle = [one for each in self._idle.values() for one in each]
         self._idle.clear()

@@ -28,7 +28,7 @@ REFUSALS: Final = {
 
 
 class Proxy(NamedTuple):
-    """Where it is, and who asks."""
+    """Its address, and our credentials."""
 
     scheme: str
     host: str
@@ -38,7 +38,7 @@ class Proxy(NamedTuple):
 
     @property
     def authorization(self) -> bytes:
-        """A header line for a proxy of HTTP, if it wants to know who asks."""
+        """The authorization header for an HTTP proxy, if it needs one."""
         if not self.user:
             return b""
         pair = base64.b64encode(f"{self.user}:{self.password}".encode())
@@ -80,7 +80,7 @@ async def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     await stream.send(bytes((5, 1, method)))
     version, chosen = await reader.take(2)
     if (version, chosen) != (5, method):
-        raise UnreachableError(f"{reader.name} does not accept who asks, or is no SOCKS 5")
+        raise UnreachableError(f"{reader.name} rejects the credentials, or is not a SOCKS 5 proxy")
     if method:
         user, password = proxy.user.encode()[:255], proxy.password.encode()[:255]
         await stream.send(bytes((1, len(user))) + user + bytes((len(password),)) + password)

@@ -23,7 +23,7 @@ class Stream(Protocol):
 
     @property
     def readable(self) -> bool:
-        """Whether something has come that nobody asked for, the end most likely."""
+        """Whether unexpected data has arrived, most likely the end of the stream."""
 
     async def receive(self) -> bytes:
         """What has come; nothing at the end. Raises anyio's BrokenResourceError, ssl.SSLError."""
@@ -93,7 +93,7 @@ class TlsStream:
                 await self._flush()
                 await self._fill()
             except ssl.SSLError:
-                await self._flush()  # the other side is told why
+                await self._flush()  # sends the alert that says why
                 raise
             else:
                 return await self._flush()
