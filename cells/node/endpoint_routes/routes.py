@@ -20,7 +20,18 @@ from cells.endpoint.restore import ExposedEndpoints
 from cells.ipam import IPAddress, IPNetwork
 from cells.node.netlink import RouteInfo, news
 from cells.node.sysctl import Sysctls
-from lifecycle import BatchFailures, Hook, Jobs, Lifecycle, Reconciler, Table, Tables, after, minutes
+from lifecycle import (
+    BatchFailures,
+    Hook,
+    Jobs,
+    Lifecycle,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    minutes,
+)
 
 SWEEP: Final = minutes(1)
 FORWARDING: Final = {"net/ipv4/ip_forward": "1"}
@@ -71,6 +82,15 @@ def wanted(endpoint: Endpoint) -> Iterator[EndpointRoute]:
     if endpoint.datapath.install_endpoint_route and endpoint.identity:
         for address in endpoint.addresses:
             yield EndpointRoute(ip_network(address), endpoint.ifindex, endpoint.pod_mac)
+
+
+def of_endpoints(endpoints: ReadTable[Endpoint]) -> ReadTable[EndpointRoute]:
+    """The routes that all of them want, by destination."""
+    return endpoints.flat_map(wanted, key=_destination, name="endpoint-routes")
+
+
+def _destination(route: EndpointRoute) -> IPNetwork:
+    return route.destination
 
 
 class Routes:
@@ -131,8 +151,9 @@ class EndpointRouteKeeper:
         self._enabled = settings.enable_endpoint_routes
         self._ipv4 = agent.ipv4
         self._sysctls = sysctls
-        table = endpoints.flat_map(wanted, key=lambda route: route.destination, name="endpoint-routes")
-        # Without the setting there may be some of an earlier start: they go, and no others come.
+        # Without the setting there may be some of an earlier start: they go. No endpoint has others then, and
+        # nobody looks at each of them.
+        table = of_endpoints(endpoints) if self._enabled else Table("endpoint-routes", key=_destination)
         every = SWEEP if self._enabled else math.inf
         self._reconciler = Reconciler(table, Routes(endpoints, kernel), full_every=every)
         tables.add(table, self._reconciler.statuses)
