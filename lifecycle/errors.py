@@ -1,4 +1,4 @@
-"""The errors of a hive, and what a person is told about them.
+"""The errors of a hive, and their messages for users.
 
 Needs:  nothing.
 Gives:  HiveError and its kinds (one clear line, an exit code), StartError and StopError (groups that name
@@ -71,7 +71,7 @@ class ExitRequestedError(HiveError):
 
 
 class UnexpectedCancelError(Exception):
-    """A hook or job raised CancelledError while nobody had cancelled it. The original is `__cause__`."""
+    """A hook or job raised CancelledError without being cancelled. The original is `__cause__`."""
 
 
 class BodyError(Exception):

@@ -127,7 +127,7 @@ class Health:
         return self._tree.reporter(f"{self._module}.{name}")
 
     def remove(self) -> None:
-        """The part is no more: nothing is told of it, nor of what is below it."""
+        """Remove the part and everything below it from health."""
         self._tree.forget(self._module)
 
     def __enter__(self) -> Self:

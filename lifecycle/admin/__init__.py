@@ -2,7 +2,7 @@
 
 Source of nothing, reconciler of nothing: a server. Give ``admin()`` to a hive beside its cells.
 Needs:  what every hive injects.
-Gives:  commands to whoever may connect to the socket, such as ``hive shell``.
+Gives:  commands to clients of the socket, such as ``hive shell``.
 Cells contribute commands of their own as ``Member[Commands]``; lifecycle.testing runs scripts of them.
 """
 

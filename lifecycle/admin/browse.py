@@ -1,4 +1,4 @@
-"""The tables of a hive as plain data: what there is, its rows, and how it changes.
+"""The tables of a hive as plain data: their list, their rows, and their changes.
 
 Needs:  tables.
 Gives:  TableInfo, TableRow, TableChange with tables_info(), rows(), changed(); Follower.
@@ -65,7 +65,7 @@ def changed(change: Change[Any]) -> TableChange:
 
 
 class Follower:
-    """Follows tables for readers, until closed. A slow reader is told less, not later: changes merge."""
+    """Follows tables for readers, until closed. For a slow reader changes are merged, not queued."""
 
     def __init__(self) -> None:
         self._watched: set[Changes[Any]] = set()

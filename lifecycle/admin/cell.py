@@ -1,7 +1,7 @@
 """The admin cell: any hive with a socket to look into it.
 
-Needs:  nothing but a hive to stand in.
-Gives:  admin(), AdminSettings; commands_cell, for whoever runs commands in another way.
+Needs:  nothing but a hive.
+Gives:  admin(), AdminSettings; commands_cell, to run commands in another way.
 """
 
 from collections.abc import Callable
@@ -63,4 +63,4 @@ def hive_commands(
 
 
 commands_cell = group(provide_private(table_commands, hive_commands))
-"""The commands that every hive has, for the module this stands in."""
+"""The commands that every hive has, for the module that contains this cell."""

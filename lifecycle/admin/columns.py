@@ -30,7 +30,7 @@ def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """What somebody wrote a table should look like: some of its columns, all of its rows."""
+    """A view of a table that a user defined: some of its columns, all of its rows."""
 
     columns: tuple[str, ...]
     starts: tuple[int, ...]

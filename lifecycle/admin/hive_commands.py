@@ -1,7 +1,7 @@
 """The commands that look at a hive: how it is, what it is made of, how its start went, its jobs and logs.
 
 Needs:  what a hive injects.
-Gives:  HiveCommands, contributed as Member[Commands] by whoever runs commands.
+Gives:  HiveCommands, to contribute as Member[Commands].
 """
 
 import time

@@ -112,7 +112,7 @@ class _Client:
             self._writer.close()
             await self._writer.wait_closed()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the client has gone, or we stop: nobody waits for an answer any more
+            pass  # the client has gone, or we stop: no one waits for an answer
 
     def close(self) -> None:
         """Let go of the connection; what the client has not read by now is lost."""

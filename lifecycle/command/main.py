@@ -25,7 +25,7 @@ from lifecycle.process.logs import configure_logging
 __all__ = ["COMMANDS", "main", "run_command"]
 
 COMMANDS: dict[str, str] = {
-    "run": "Run it until it is told to end (SIGTERM or SIGINT); this is what no command means.",
+    "run": "Run until SIGTERM or SIGINT; the default command.",
     "check": "Say whether it could run with these settings, without starting anything.",
     "inspect": f"Show what it is made of: inspect [{'|'.join(views.VIEWS)}] [NAME].",
     "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",
@@ -131,7 +131,7 @@ def _inspect(hive: Hive, view: Sequence[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     if unset := views.unset(graph):
-        _say(hive, f"unset, so that nothing is told of the hooks of what needs it: {', '.join(unset)}")
+        _say(hive, f"not set, so the hooks of what needs it are left out: {', '.join(unset)}")
     return _OK
 
 

@@ -11,7 +11,7 @@ from lifecycle.graph.parts import Parts
 __all__ = ["Marks"]
 
 WORDS = {"cycle": "in a cycle", "constructor": "cannot be used", "invoke": "cannot be used"}
-"""For a fault of this kind, of whoever it is about; else the kind itself."""
+"""The title for a fault of this kind; else the kind itself."""
 
 
 class Marks:

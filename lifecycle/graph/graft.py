@@ -17,7 +17,7 @@ __all__ = ["grafted"]
 def grafted(graph: Graph, inner: Graph) -> Graph:
     """All of both: the modules of `inner` below the one that has its name, from whose InnerHive it shares.
 
-    What is shared stands in the inner graph as a supplied value, with an edge to what provides that hive.
+    What is shared is a supplied value in the inner graph, with an edge to what provides that hive.
     """
     stem = [one.id for one in graph.constructors if one.module == inner.name and one.kind == "provide"]
     needed = {edge.target for edge in graph.edges if edge.source in stem}

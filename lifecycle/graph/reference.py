@@ -36,7 +36,7 @@ class Section(msgspec.Struct, frozen=True):
     """The settings of one struct."""
 
     module: str
-    """The full id of the module it stands in."""
+    """The full id of its module."""
     title: str
     struct: type[Settings]
     options: tuple[Option, ...]

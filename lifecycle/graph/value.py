@@ -1,4 +1,4 @@
-"""The graph as a value: what there is, who needs whom, what it sets and what it runs.
+"""The graph as a value: modules, constructors, dependencies, settings and hooks.
 
 Needs:  a resolution.
 Gives:  Graph with tree(), dot(), mermaid(), json(), html(), only(); graph_of() makes it of a built hive,

@@ -1,4 +1,4 @@
-"""The keys of the graph: types as they stand in hints.
+"""The keys of the graph: types as written in hints.
 
 Needs:  named.
 Gives:  the key a hint stands for, a name for any key, and what is special about some hints (optional, one of
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Key = object
-"""What stands in a hint; hashable, which describe() checks."""
+"""A type hint; hashable, which describe() checks."""
 
 _CALLED: dict[type, str] = {type(None): "None"}
 """Classes that people know by another name."""

@@ -28,7 +28,7 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class _Membership(msgspec.Struct, frozen=True):
-    """One of many, all of which whoever asks for the list gets."""
+    """One of many; a list parameter gets them all."""
 
 
 Mark = Named | _Membership

@@ -59,7 +59,7 @@ class Composition(ABC):
     def read_settings(self, argv: Sequence[str], env: Mapping[str, str], *, strict: bool = False) -> None:
         """Take settings from these flags and variables too, beside the files that its own Sources name.
 
-        For whoever runs a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
+        For running a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
         when the settings have been read already, TypeError when they are values given in code.
         """
         if "_loaded" in self.__dict__:
@@ -122,7 +122,7 @@ class Composition(ABC):
 
     @property
     def _located_groups(self) -> list[tuple[Scope, Group]]:
-        """Every struct of settings, those of inner hives too, with the module it stands in."""
+        """Every struct of settings, those of inner hives too, with its module."""
         return [*self._own_groups, *(group for inner in self._nested for group in inner.groups)]
 
     @property

@@ -111,7 +111,7 @@ class Hive(Composition):
         self._limits = (start_timeout, stop_timeout)
         self._stop_budget = stop_budget
         self.events = Events(self.log, slow_hook)
-        """What happens to hooks, jobs and modules, for whoever follows."""
+        """Events of hooks, jobs and modules, for subscribers."""
         self.modules = Modules(name, self.health, self.events)
         """Switches modules off and on."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
@@ -127,7 +127,7 @@ class Hive(Composition):
     def graph(self, *, faulty: bool = False) -> "Graph":
         """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
 
-        Required settings that nobody has given are shown as unset; what needs them is not built, so that its
+        Required settings without a value are shown as unset; what needs them is not built, so that its
         hooks are not in the graph. Raises what check() raises for other faults, and BuildError. With `faulty`
         a graph with faults is drawn as well, unbuilt and so without hooks; they are in its `faults`.
         """
@@ -224,7 +224,8 @@ class Hive(Composition):
         self._construct()
 
     def key_of(self, instance: object) -> Key | None:
-        """The key under which the graph holds an instance, as it stands in hints; None when it does not."""
+        """The key under which the graph holds an instance, as written in hints; None if it holds no such
+        instance."""
         built = self._build.instances.items() if "_build" in self.__dict__ else ()
         return next((plain(node.key) for node, one in built if one is instance), None)
 
@@ -305,14 +306,15 @@ class Hive(Composition):
             raise self.shutdown.error
 
     async def _stop_after(self, error: BaseException) -> None:
-        """Stop because of an error, which is raised; what fails in the stop is told with it."""
+        """Stop because of an error, which is raised afterwards; failures of the stop are added to it as a
+        note."""
         try:
             await self.stop()
         except StopError as stop_error:
             error.add_note(str(stop_error))
 
     async def run(self) -> int:
-        """Start, run until a signal or a Shutdown, stop; the exit code. Faults are told on standard error.
+        """Start, run until a signal or a Shutdown, stop; the exit code. Faults are printed on standard error.
 
         SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2
         for usage and settings, what a hook or job gave to sys.exit(), 1 for anything else. Raises

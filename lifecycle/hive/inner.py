@@ -1,4 +1,4 @@
-"""The hive behind an InnerHive: a hive that tells of itself in the trees of the one around it.
+"""The hive behind an InnerHive: its health, jobs and hooks appear in those of the outer hive.
 
 Needs:  the hive around it, cells.
 Gives:  Inner.
@@ -19,7 +19,7 @@ from lifecycle.settings.sources import Loaded
 __all__ = ["Inner"]
 
 STOP_SHARE = 0.8
-"""The part of a hook's time to stop that an inner hive may take: the hook around it has to tell of it."""
+"""How much of its hook's stop timeout an inner hive may use: the hook has to report the result."""
 
 
 class Inner(Hive):

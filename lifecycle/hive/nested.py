@@ -15,7 +15,7 @@ Gives:  nest(), InnerHive.
 It is checked, drawn and configured as a part of the outer hive: its settings are settings of that one, its
 modules, health, jobs, timings and tables stand below the id it is nested under. Every start builds fresh
 instances; what is shared is the outer hive's own. Whoever asks for it needs what is shared as well, so that
-this outlives it. What fails inside is raised to whoever runs it: in a job it is contained, and run again.
+this outlives it. What fails inside is raised to its caller: a job contains it, and runs it again.
 """
 
 import inspect
@@ -115,14 +115,14 @@ class InnerHive(Holder):
         try:
             return like.graph()
         finally:
-            like.forget_jobs()  # they were never started, and would stand in the way of those that are
+            like.forget_jobs()  # they were never started, and would collide with those that are
 
     def built(self) -> list[object]:
         """What is built in the hive that runs."""
         return [] if self.current is None else self.current.built()
 
     def _ended(self) -> None:
-        """Nothing is told any more of what was inside."""
+        """Remove from health what was inside."""
         assert self.current is not None  # noqa: S101  # only called by started()
         self.current.forget_jobs()
         self._health.remove()
@@ -137,7 +137,7 @@ def nest(
     share: Iterable[Any] = (),
     stop_budget: float | None = None,
 ) -> Cell:
-    """A module that provides `kind`: an inner hive of these cells, to be run by who asks for it.
+    """A module that provides `kind`: an inner hive of these cells, run by the constructor that takes it.
 
     Its constructors see nothing of the outer hive but the types to `share`. It has `stop_budget` seconds to
     stop; None is four fifths of what the outer hive's hooks have.

@@ -52,7 +52,7 @@ class Findings(NamedTuple):
 
     faults: list[Fault]
     groups: list[tuple[Scope, Group]]
-    """Its structs of settings, with the module each stands in."""
+    """Its structs of settings, each with its module."""
 
 
 class Plan(Protocol):

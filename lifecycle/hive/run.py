@@ -1,4 +1,4 @@
-"""A hive as a process: signals, exit code, what the user is told.
+"""A hive as a process: signals, exit code, messages for the user.
 
 Needs:  a hive.
 Gives:  run().

@@ -224,7 +224,7 @@ class Modules:
         return frozenset(down)
 
     def _tell(self, module: str, affected: Iterable[str]) -> None:
-        """Modules of which nothing is left are told to be down; of others only the jobs are gone."""
+        """Report modules of which nothing is left as down; others have only lost their jobs."""
         for one in self._lifeless(affected):
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
 

@@ -72,7 +72,7 @@ def check_seconds(value: object, what: str, place: Place, *, zero: bool = False)
 
 
 def _not_async(call: object) -> str | None:
-    """Why awaiting a call of it would fail; None when it would not, or nobody can tell."""
+    """Why awaiting a call of it would fail; None if it would not, or that is unknown."""
     if not callable(call):
         return "cannot be called"
     inner = _inner(call)
@@ -91,7 +91,7 @@ def _not_awaitable(function: Any) -> str | None:
         return None
     try:
         hint = typing.get_type_hints(function).get("return", inspect.Parameter.empty)
-    except (NameError, TypeError):  # a hint nobody can read here
+    except (NameError, TypeError):  # a hint that cannot be resolved here
         return None
     if hint is inspect.Parameter.empty:
         return "is not async"

@@ -83,7 +83,7 @@ Callback = Callable[[Event], object]
 
 
 class Events:
-    """Tells whoever follows, in the order things happen, of a hive and those inside it."""
+    """Notifies subscribers, in order, of events of a hive and those inside it."""
 
     def __init__(self, log: Logger, slow: float = math.inf) -> None:
         self._log = log
@@ -122,7 +122,7 @@ class Events:
     def notices(self, took: float | None) -> bool:
         """Whether anybody would notice that a step of a hook went well, in so many seconds.
 
-        Thousands of hooks start and stop, mostly with nobody following: then no event need be made.
+        Thousands of hooks start and stop, mostly without subscribers: then no event is created.
         """
         return bool(self._callbacks) or self._event_log.notices(took)
 
@@ -132,7 +132,7 @@ class Events:
         for callback in list(self._callbacks.values()):
             try:
                 callback(event)
-            except Exception as error:  # noqa: BLE001  # whoever follows must not stop what is followed
+            except Exception as error:  # noqa: BLE001  # a subscriber's error must not stop the hive
                 self._log.error("a follower of events has failed", of=repr(event), exc_info=error)
 
 
@@ -144,7 +144,7 @@ class EventLog:
         self._slow = slow
 
     def __call__(self, event: Event) -> None:
-        """Log one event. Failures are told by whoever they are raised to, and by the jobs themselves."""
+        """Log one event. Failures are reported by those who catch them, and by the jobs themselves."""
         match event:
             case HookEvent(step="started" | "stopped", took=float(took)):
                 slow = took >= self._slow

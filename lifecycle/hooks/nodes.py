@@ -1,7 +1,7 @@
 """A hook among the others: what it waits for, who waits for it, where in its life it is.
 
 Needs:  what a constructor registered.
-Gives:  HookNode, State, HookFailure, for the supervisor and whoever looks at it.
+Gives:  HookNode, State, HookFailure, for the supervisor and its views.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class State(enum.Enum):
     STOPPING = "stopping"
     DONE = "done"
     LEFT = "left behind"
-    """Cancelled, and running on all the same: nobody waits for it any more."""
+    """Cancelled, but still running: it is no longer waited for."""
 
 
 class HookNode:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """Resolved or failed once; whoever waits gets the value, or the failure.
+    """Resolved or failed once; all waiters get the value, or the failure.
 
     Not awaitable itself on purpose: a container that meets an awaitable tries to await it.
     """

@@ -4,7 +4,7 @@ Needs:  the hooks with what each waits for.
 Gives:  Supervisor.
 
 A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
-enters its context, waits, and leaves it. No task is inside a scope of whoever starts the hive: whatever is
+enters its context, waits, and leaves it. No task is inside a scope of the hive's caller: whatever is
 cancelled outside, every stop body runs.
 
 Every stop is bounded: a hook past its deadline is cancelled, one that runs on all the same (a worker thread
@@ -95,7 +95,7 @@ class Supervisor:
             self.abandon()
 
     def abandon(self) -> None:
-        """Whatever happened, nobody waits for ever: also where run() was cancelled before it had begun."""
+        """Release all waiters, whatever happened: also if run() was cancelled before it began."""
         self.stopping = True
         self.over.set()
         self.first.settled.set()
@@ -230,7 +230,7 @@ class Supervisor:
         self._tell(node, "stopped", took=time.perf_counter() - node.began)
 
     def _gone(self, node: HookNode, state: State) -> None:
-        """It is over, or nobody waits for it any more: those it needs may stop."""
+        """It has ended, or is no longer waited for: the hooks it needs may stop."""
         node.state = state
         self._alive.pop(node, None)
         for need in node.needs:

@@ -213,7 +213,7 @@ class Connection:
         await self._send(h11.EndOfMessage())
 
     async def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Tell the client what it did wrong, if it can still be told."""
+        """Tell the client what it did wrong, if it is still connected."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         text = f"{error}\n".encode()

@@ -11,7 +11,7 @@ from lifecycle.http.messages import MAX_BODY
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """Counts, bytes and seconds. Who is over a limit loses a connection; nobody else notices."""
+    """Counts, bytes and seconds. A client over a limit loses its connection; others are not affected."""
 
     connections: int = 256
     """At once. A further one takes the place of one that waits for its client."""

@@ -56,7 +56,7 @@ class Response(msgspec.Struct):
     """Beside Content-Type, Content-Length and Date."""
 
 
-class Refusal(Exception):  # noqa: N818  # what it is, not how it is told
+class Refusal(Exception):  # noqa: N818  # an answer rather than a failure
     """What cannot be done for a client: the HTTP status, and one sentence for it. Cells derive theirs."""
 
     def __init__(self, status: int, text: str) -> None:

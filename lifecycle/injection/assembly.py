@@ -109,7 +109,7 @@ def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level 
 
 
 def _decorated(cell: DecorateCell, scope: Scope, frame: Frame, assembly: Assembly) -> Frame:
-    """The frame around what is decorated: one of its own, or without cells the one it stands in."""
+    """The scope of a decoration: a scope of its own, or without cells the enclosing one."""
     around = Frame(frame) if cell.cells else frame
     if not around.decorators:
         assembly.frames.append(around)
@@ -225,7 +225,7 @@ def _supplied(cell: SupplyCell, scope: Scope) -> Constructor:
 
 def _invoked(call: Callable[..., object], scope: Scope, frame: Frame, place: Place) -> Constructor:
     function: object = call
-    if _is_type(call):  # stands for its instance in the graph
+    if _is_type(call):  # represents its instance in the graph
         function, signature = be_built, stand_for(call)
     else:
         call = function = as_function(call)

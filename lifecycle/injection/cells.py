@@ -126,7 +126,7 @@ def provide(*constructors: Callable[..., object], name: str = "") -> Cell:
 
 
 def provide_private(*constructors: Callable[..., object], name: str = "") -> Cell:
-    """As provide(), but visible only in the module this stands in, and in modules below."""
+    """As provide(), but visible only in the enclosing module, and in modules below."""
     return ProvideCell(caller(), constructors, private=True, name=name)
 
 
@@ -140,7 +140,7 @@ def config(*structs: type[Settings], prefix: str = "") -> Cell:
 
 
 def config_private(*structs: type[Settings], prefix: str = "") -> Cell:
-    """As config(), but the struct is seen only in the module this stands in, and in modules below.
+    """As config(), but the struct is visible only in the enclosing module, and in modules below.
 
     So a hive may have a module several times, each with settings of its own: give each another prefix.
     """
@@ -152,7 +152,7 @@ def decorate(function: Callable[..., object], *cells: Cell) -> Cell:
 
     It takes the value and returns what to use in its place (``def traced(client: Client) -> Client``); it may
     ask for more. Everyone else gets the value as it is, and so does the function. Decorations nest, the
-    innermost is applied last. Without cells it holds for the whole module, or hive, it stands in and for what
+    innermost is applied last. Without cells it holds for the whole enclosing module, or hive, and for what
     is below. What replace() puts in is used as it is.
     """
     return DecorateCell(caller(), function, cells)
@@ -162,7 +162,7 @@ def invoke(*functions: Callable[..., object]) -> Cell:
     """The roots: each is called once with what it asks for, in the order given, and only that gets built.
 
     An unbound method (``Server.serve``) is called on the Server of the graph. A type (``Table[Device]``)
-    stands for its instance in the graph: that is built and nothing more.
+    represents its instance in the graph: that is built and nothing more.
     """
     return InvokeCell(caller(), functions)
 
@@ -175,7 +175,7 @@ def supply(value: object, type: Any = None) -> Cell:  # noqa: A002  # reads as i
 def replace(type: Any, fake: object) -> Cell:  # noqa: A002  # the type to replace
     """`fake` wherever `type` is asked for, whether or not something provides it: for tests.
 
-    The constructor it stands in for is not called, nor is what only that one needed. A fake that lacks a
+    The constructor it replaces is not called, nor is what only that one needed. A fake that lacks a
     method of the type, or has it with other parameters, is a fault of the graph. A fake ``Member[T]`` is the
     only member left, a fake ``list[Member[T]]`` is the whole group.
     """

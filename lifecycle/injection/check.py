@@ -23,7 +23,7 @@ __all__ = ["check"]
 SHOWN = 5
 """How many of a kind a message lists before it only counts."""
 CYCLES = 20
-"""How many are told of constructors that all need each other; there may be more than anyone would read."""
+"""How many constructors of a cycle are listed; there may be more than anyone would read."""
 
 
 def check(resolution: Resolution) -> list[Fault]:
@@ -179,7 +179,7 @@ def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str
     while (user := users.get(node)) is not None and user not in chain:
         chain[user] = None
         node = user
-    above = [user for user in list(chain)[1:] if user.kind != "part"]  # its whole is told
+    above = [user for user in list(chain)[1:] if user.kind != "part"]  # its whole is reported
     lines = _shortened(
         f"  which {'is invoked as' if user.kind == 'invoke' else 'is needed by'} {user}" for user in above
     )

@@ -15,7 +15,7 @@ from lifecycle.hints.places import Place, place_of
 __all__ = ["SELF", "Constructor", "Frame", "Kind", "ModuleId", "Parameter", "Part", "Scope"]
 
 ModuleId = NewType("ModuleId", str)
-"""The full id of the module that a constructor stands in, injected: to name the tables of each instance."""
+"""The full id of a constructor's module, injected: to name the tables of each instance."""
 
 SELF = "self"
 """The key of `self` in an invoked unbound method, until the graph tells which class provides it."""
@@ -70,7 +70,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        """What it is to whoever asks for it, for messages."""
+        """How messages name it to those that need it."""
         return "to come after it" if self.ordering else f"as {self.name!r}"
 
 

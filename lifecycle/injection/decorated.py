@@ -41,6 +41,6 @@ def times(count: int) -> str:
 
 
 def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:
-    """Whether something provides it; a decorator that asks for it anyway is told as missing it."""
+    """Whether something provides it; if not, a decorator that needs it is reported as missing it."""
     asked = any(parameter.key == key for parameter in (node.whole or node).parameters)
     return asked or any(resolution.bare(key, node.scope))

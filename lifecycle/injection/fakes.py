@@ -1,4 +1,4 @@
-"""Whether a fake can stand in for a type, and a value is of it.
+"""Whether a fake can replace a type, and whether a value is an instance of it.
 
 Needs:  nothing.
 Gives:  unlike(), what a fake lacks; members(), what a type promises; misfit(), why a value is not of a type.

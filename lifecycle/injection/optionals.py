@@ -24,7 +24,7 @@ SHOWN = 5
 def optionals(resolution: Resolution) -> Iterator[Fault]:
     """A fault for each broken provider that something asks for optionally.
 
-    Of optional dependencies one behind the other the nearest to the break is told.
+    Of optional dependencies in a chain, the one nearest to the break is reported.
     """
     broken = _broken(resolution)
     if not broken:

@@ -34,7 +34,7 @@ class Profile(msgspec.Struct):
     failed: list[Timing] = msgspec.field(default_factory=list)
     """Starts of hooks that came to nothing; in `timings` is only what did."""
     sums: dict[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by name that whoever runs the hive counts together, for the timeline to show."""
+    """Seconds by name that the caller of the hive adds, for the timeline to show."""
     origin: float = msgspec.field(default_factory=time.perf_counter)
 
     def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:

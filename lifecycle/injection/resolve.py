@@ -24,7 +24,7 @@ class Resolution:
     def __init__(self, assembly: Assembly, injected: Collection[Key]) -> None:
         self.assembly = assembly
         self.injected = frozenset(injected)
-        """Keys that the hive itself fills, for each constructor anew."""
+        """Keys that the hive itself provides, separately for each constructor."""
         self.by_key: dict[Key, list[Constructor]] = defaultdict(list)
         """Everything that provides a key, fakes and what they replace included."""
         self.missing: Unmet = defaultdict(list)

@@ -80,7 +80,7 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
 
 
 _known: dict[tuple[object, bool, bool], Signature] = {}
-"""Of what stands in modules: a hive made again and again, as in tests, reads its hints once."""
+"""For functions and classes of modules: a hive built many times, as in tests, reads its hints once."""
 
 
 def _stays(call: object) -> bool:

@@ -1,4 +1,4 @@
-"""How often jobs ran, failed, and how long they took: as plain data, for whoever exports it.
+"""How often jobs ran and failed, and how long they took, as plain data to export.
 
 Needs:  nothing.
 Gives:  JobMetrics (injectable, whole hive) with its JobStats and JobTotals; Meter, with which a job counts.
@@ -92,7 +92,7 @@ class Meter:
         self._last_failed: float | None = None
         self.interval = self.retry_first = 0.0
         self._told: JobStats | None = None
-        """What was counted, made when somebody asks, for as long as it is true."""
+        """The counts as a value, created on demand and kept until they change."""
 
     def __enter__(self) -> None:
         self._told = None
@@ -102,7 +102,7 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         began, self._began, self._told = self._began or 0.0, None, None
-        if error is not None and not isinstance(error, Exception):  # cancelled: no run, and nobody's fault
+        if error is not None and not isinstance(error, Exception):  # cancelled: neither a run nor a failure
             return
         self._last = asyncio.get_running_loop().time() - began
         self._seconds += self._last

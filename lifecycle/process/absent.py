@@ -4,7 +4,7 @@ Needs:  nothing.
 Gives:  absent().
 
 structlog imports rich to draw tracebacks, dependency-injector YAML, pydantic and web frameworks to read from
-them: together up to 200 ms of every start, for things a hive never asks of them.
+them: together up to 200 ms of every start, for things a hive never uses.
 """
 
 import sys

@@ -18,7 +18,7 @@ __all__ = ["render_logfmt"]
 
 _FIRST: Final = (("level", "level"), ("event", "msg"), ("module", "module"))
 _second: tuple[int, str] = (0, "")
-"""The last second that was told, and its text: most lines share it with the one before."""
+"""The last second that was logged, and its text: most lines have the same as the one before."""
 
 
 def render_logfmt(logger: object, method: str, event: Any) -> str:

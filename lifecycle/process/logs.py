@@ -55,12 +55,12 @@ def set_log_level(level: str) -> None:
 
 
 def log_level() -> str:
-    """The level from which on lines are logged; debug where nobody has set one."""
+    """The lowest level that is logged; debug if none was set."""
     return _Levelled.level
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
-    """The logger of a module. Without a base it is as configure_logging() says; by default, if nobody did."""
+    """The logger of a module. Without a base it is configured by configure_logging(), or has the defaults."""
     if base is not None:
         return base.bind(module=module)
     if not structlog.is_configured():
@@ -137,7 +137,7 @@ def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processo
 class _StandardError:
     """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests.
 
-    A line that nobody takes (a full disk, a reader of a pipe that has gone) is lost: whoever logs goes on.
+    A line that cannot be written (a full disk, a closed pipe) is lost, and the caller continues.
     """
 
     def write(self, text: str) -> int:

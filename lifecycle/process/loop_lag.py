@@ -1,4 +1,4 @@
-"""How long the event loop is busy at a stretch: what whoever became ready meanwhile had to wait.
+"""How long the event loop is busy at a stretch, and so how long ready tasks wait.
 
 Needs:  to make the process's event loop.
 Gives:  LoopLag, Stretches; measured_loop(), the loop factory of who wants to know.

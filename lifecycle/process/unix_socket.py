@@ -21,7 +21,7 @@ BACKLOG = 128
 def listen(path: Path, *, group: str | None = None) -> socket.socket:
     """Bind and listen at ``path``: mode 0600, or 0660 with a ``group``, which it gets where the host has it.
 
-    A socket file nobody answers at is replaced. Raises HiveError, one line, when another process serves it,
+    A stale socket file is replaced. Raises HiveError, one line, when another process serves it,
     when something else is in the way, or when the path cannot be used.
     """
     try:

@@ -1,9 +1,9 @@
-"""A value of a setting as some place gave it, and how it is told of.
+"""A value of a setting with its origin, and how messages show it.
 
 Needs:  the options there are.
 Gives:  Given, Layer, Findings; hides(), masked(), quoted(), and unknown(), a key that no option knows.
 
-Values of secrets are never part of what is told.
+Values of secrets are never shown.
 """
 
 import functools

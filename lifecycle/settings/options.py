@@ -67,7 +67,7 @@ def refuse(reasons: Iterable[str]) -> None:
 class Formerly:
     """The names an option had: ``Annotated[int, Formerly("old-name")]``.
 
-    An old name still sets the option wherever the new one is absent, and the user is told to rename it.
+    An old name still sets the option if the new one is absent, with a warning to rename it.
     """
 
     def __init__(self, *names: str) -> None:

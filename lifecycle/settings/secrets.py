@@ -1,4 +1,4 @@
-"""Settings that nobody must read by chance: passwords, tokens, keys.
+"""Settings that must not be shown: passwords, tokens, keys.
 
 Needs:  nothing.
 Gives:  Secret.
@@ -24,7 +24,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself: hand it to who needs it, and to nobody else."""
+        """The text itself: pass it only where it is needed."""
         return self._text
 
     def __str__(self) -> str:

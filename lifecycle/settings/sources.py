@@ -23,7 +23,7 @@ from lifecycle.settings.options import CONFIG_DIR, Group, Option, Settings, env_
 __all__ = ["UNSET", "Loaded", "Setting", "Sources", "load"]
 
 UNSET = "unset"
-"""The origin of a required setting that nobody has given."""
+"""The origin of a required setting without a value."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Loaded(Findings):
     filled: dict[Group, Settings] = msgspec.field(default_factory=dict)
     settings: list[Setting] = msgspec.field(default_factory=list)
     unset: list[Option] = msgspec.field(default_factory=list)
-    """Required, and given by nobody."""
+    """Required, but not set."""
     unset_faults: list[Fault] = msgspec.field(default_factory=list)
     """The faults that say so, which are among the others too."""
     config_dir: Path | None = None
@@ -244,7 +244,7 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
 
 
 def _origins(text: str, settings: Iterable[Setting]) -> str:
-    """Where the values come from that an error tells of, as far as someone set them."""
+    """The origins of the values in an error, as far as they were set."""
     words = set(re.findall(r"[\w-]+", text))
     told = [
         setting

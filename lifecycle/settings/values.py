@@ -1,6 +1,6 @@
 """Texts of settings into values, by type.
 
-Needs:  a type as it stands in a Settings struct.
+Needs:  a type as written in a Settings struct.
 Gives:  parse() for texts (flags, environment, files), accept() for values given in code, what a type
         expects in words, and how a value is shown.
 

@@ -38,7 +38,7 @@ class Change(msgspec.Struct, Generic[Row], frozen=True):
 class Changes(Generic[Row]):
     """An endless iteration over batches of changes, made by ``changes()`` of a table.
 
-    Dropping it ends the watch. It holds no more than the table's keys and what it has yet to tell of deleted
+    Dropping it ends the watch. It holds no more than the table's keys and pending events of deleted
     ones, however slow its user is.
     """
 

@@ -1,4 +1,4 @@
-"""The rows of a table: read, watched, waited for; written by whoever builds on this.
+"""The rows of a table: reading, watching, waiting; subclasses write them.
 
 Needs:  indexes, changes.
 Gives:  TableCore.
@@ -32,7 +32,7 @@ class TableCore(Rows[Row]):
         self.name = name
         self._rows: Stored[Row] = {}  # ordered by revision
         self._deleted: Stored[Row] = {}  # ordered by revision
-        self._forgotten = 0  # deletions up to this revision can no longer be told
+        self._forgotten = 0  # deletions up to this revision are no longer known
         self._revision = 0
         self._stale = False  # whether _refresh() has to bring the rows up to date first
         self._listeners: dict[int, ref[Listener]] = {}  # in the order they came
@@ -64,7 +64,8 @@ class TableCore(Rows[Row]):
         deletions after `since` are no longer known, or it is no revision of this table: start from 0.
 
         `only` says of a change - the key, the row before, the row now - whether it matters to this watcher:
-        what does not is not told and wakes nobody. It is asked while the change is made, so it only looks.
+        others are left out and wake no watcher. It is called during the change, so it must have no side
+        effects.
         """
         rows = self._current()
         if 0 < since < self._forgotten:
@@ -90,7 +91,7 @@ class TableCore(Rows[Row]):
     async def wait_for(self, key: Hashable, until: Callable[[Row], bool] | None = None) -> Row:
         """Wait until there is a row with this key, of which `until` is true if it is given; that row.
 
-        Changes of other keys wake nobody. Deletions are no end: a row to come is waited for.
+        Changes of other keys do not wake it. A deletion does not end the wait, as a new row may come.
         """
         found = self.get(key)
         while found is None or (until is not None and not until(found)):

@@ -65,7 +65,7 @@ class _Ear:
                 self._events.pop(key)[0].set()
 
     def wake(self) -> None:
-        """Of a derived table, which only reading it brings up to date: whoever waits has to look."""
+        """For a derived table, which is updated by reading it: all waiters have to read."""
         for event, _ in self._events.values():
             event.set()
         self._events.clear()

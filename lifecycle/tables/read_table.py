@@ -30,7 +30,8 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class ReadTable(TableCore[Row]):
-    """What every table lets one do, whoever writes it: read, watch, wait, and make another table of it."""
+    """What every table offers, whether or not it can be written: reading, watching, waiting, deriving
+    tables."""
 
     def map(
         self,
@@ -197,7 +198,7 @@ class _Following(ReadTable[Row]):
             await source.wait_initialized()
 
     def wake(self) -> None:
-        """A source may have changed: whoever watches this one has to look."""
+        """A source may have changed: watchers of this table have to read it."""
         if not self._stale:
             self._stale = True
             for listener in self._listening():

@@ -268,7 +268,7 @@ class Reconciler(Generic[Key, Row]):
     async def _compare(self, held: Mapping[Key, Row], rows: Snapshot[Row], *, may_drop: bool) -> None:
         """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may.
 
-        In stretches: ``rows`` are those of one moment, and what changes meanwhile is told as a change since.
+        In stretches: ``rows`` is a snapshot, and what changes meanwhile arrives as a later change.
         """
         work: dict[Key, _Work] = {}
         stretch = Stretch()

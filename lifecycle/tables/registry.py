@@ -41,7 +41,8 @@ class Tables:
         return sorted(found.values(), key=lambda table: table.name)
 
     def get(self, name: str) -> ReadTable[Any]:
-        """The table with this name. Raises LookupError, which tells what there is, or that two have it."""
+        """The table with this name. Raises LookupError, which lists the tables, or says that two have the
+        name."""
         tables = self.all()
         found = [table for table in tables if table.name == name]
         if len(found) == 1:

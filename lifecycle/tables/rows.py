@@ -1,7 +1,7 @@
 """Rows by key, to read: what tables and snapshots share.
 
 Needs:  indexes.
-Gives:  Rows; Stored, how they are kept; Listener, who is told of changes.
+Gives:  Rows; Stored, how they are kept; Listener, which is notified of changes.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ Stored = dict[Hashable, tuple[Row, int]]
 
 
 class Listener(Protocol):
-    """Who is told of changes: watchers and derived tables."""
+    """Notified of changes: watchers and derived tables."""
 
     def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
         """These keys changed, with the rows before."""
@@ -52,7 +52,7 @@ class Rows(ABC, Generic[Row]):
         return [row for row, _ in self._current().values()]
 
     def keys(self) -> Collection[Hashable]:
-        """Every key, least recently changed first: a view of what there is, not to be kept across writes."""
+        """Every key, least recently changed first: a live view, not to be kept across writes."""
         return self._current().keys()
 
     def items(self) -> list[tuple[Hashable, Row, int]]:

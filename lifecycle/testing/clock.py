@@ -31,8 +31,8 @@ class VirtualClock:
     hooks. Timers run one after the other, each at its own time, with everything it sets off done before the
     next: a run is the same every time. Calls in worker threads are waited for, in no time at all, unless they
     take longer than `patience`, in real seconds; what waits for the network is not. Inside, wait with
-    until(), not with deadlines: those would wait for the clock. What is told in times of day, such as since
-    when a module is well, goes by the real clock.
+    until(), not with deadlines: those would wait for the clock. Times of day, such as since
+    when a module is well, are those of the real clock.
     """
 
     def __init__(self, patience: float = 5.0) -> None:
@@ -176,7 +176,7 @@ class VirtualClock:
         self._resolve()
 
     def _resolve(self) -> None:
-        """Timers run when they are due, not a bit before: anyio sets one that comes early anew, for ever."""
+        """Timers run when they are due and never early: anyio would set an early one again, for ever."""
         self._loop._clock_resolution = math.ulp(self.now)  # noqa: SLF001
 
     def _count_anyio_calls(self) -> None:

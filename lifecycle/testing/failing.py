@@ -64,7 +64,7 @@ async def fail_each_hook(
     and sequential. And its start is interrupted, as by a signal, where it awaits: the hive is asked to end.
     Each time the hive must raise just that error, start nothing that needs the failed hook, stop all that
     had started, users first, and leave no task, descriptor or thread, all of it within so many seconds.
-    `fakes` gives the replacements, anew for every run. `only` picks the failures to try, for a hive whose
+    `fakes` returns new replacements for every run. `only` picks the failures to try, for a hive whose
     starts take too long for all. Returns what was made to fail; raises AssertionError with every run that
     was not clean.
     """

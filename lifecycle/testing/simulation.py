@@ -61,7 +61,7 @@ class Simulation:
         self.turns = 0
         """Of the event loop, in the last run()."""
         self.events: list[str] = []
-        """What note() was told, for messages and for comparing two runs."""
+        """The notes of note(), for messages and for comparing two runs."""
         self._at: dict[int, Callable[[], object]] = {}
         self._dead: list[_Loop] = []
 
@@ -165,7 +165,7 @@ class _Loop(asyncio.SelectorEventLoop):
             raise StuckError("\n".join(("nothing can happen any more; what waits:", *self._waiting())))
         due = self._scheduled[0].when()
         self._nanoseconds = max(self._nanoseconds, math.ceil(due * 1e9))
-        while self.time() < due:  # to the last bit: who asks again must not wait again
+        while self.time() < due:  # to the last bit, so that a caller does not wait again
             self._nanoseconds += 1
 
     def finish(self) -> None:
@@ -199,7 +199,7 @@ class _Loop(asyncio.SelectorEventLoop):
             if not future.cancelled():
                 try:
                     future.set_result(func(*args))
-                except Exception as error:  # noqa: BLE001  # whoever awaits it gets it
+                except Exception as error:  # noqa: BLE001  # its awaiter gets it
                     future.set_exception(error)
 
         self.call_later(self._choices.random() * LONGEST_CALL, call)

@@ -1,4 +1,4 @@
-"""Parameters that nobody looks at.
+"""Parameters that are never used.
 
 Needs:  cells.
 Gives:  unused_parameters().

@@ -24,7 +24,7 @@ _FIRST, _LONGEST = 0.0005, 0.02
 async def eventually(condition: Callable[[], T], within: float = 5.0, *, on: Table[Any] | None = None) -> T:
     """What the condition returns, once that is true; raises AssertionError after so many seconds.
 
-    It may raise until it holds: the last error is told. With `on` it is looked at when that table changes,
+    It may raise until it holds; the last error is reported. With `on` it is checked when that table changes,
     and not otherwise; without, again and again.
     """
     deadline = time.monotonic() + within

@@ -24,7 +24,7 @@ __all__ = ["Arguments", "Command", "CommandError", "Commands", "Flag", "State", 
 
 
 class CommandError(Exception):
-    """A command failed; its text is what the user is told."""
+    """A command failed; its text is the message for the user."""
 
 
 class StopScript(Exception):  # noqa: N818  # it ends a script well
@@ -79,7 +79,7 @@ class State:
         """What files should have held, where comparisons bring them up to date instead of failing."""
         self.updates = False
         self.now = now
-        """Seconds of the clock that sleep() goes by."""
+        """Seconds, on the clock that sleep() uses."""
         self.sleep = pause
         """Let so many seconds pass."""
         self._printed: list[str] = []
@@ -140,7 +140,7 @@ class Command(msgspec.Struct, frozen=True):
     most: int | None = None
     """How many arguments it takes; any number of them for None."""
     endless: bool = False
-    """Whether it goes on until whoever called it has enough."""
+    """Whether it runs until the caller stops it."""
 
     def usage(self) -> str:
         """How it is called, in a line."""

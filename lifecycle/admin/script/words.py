@@ -65,7 +65,7 @@ def read(text: str, number: int = 1) -> Line | None:
 
 
 def expand(word: tuple[Piece, ...], variables: Mapping[str, str]) -> str:
-    """A word with the values of its variables; one that nobody has set is empty."""
+    """A word with its variables expanded; an unset variable is empty."""
 
     def value(found: re.Match[str]) -> str:
         return variables.get(found["braced"] or found["plain"], "")

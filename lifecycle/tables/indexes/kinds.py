@@ -1,4 +1,4 @@
-"""How a table is told which indexes it has.
+"""How a table declares its indexes.
 
 Needs:  nothing.
 Gives:  Sorted, LPM: what is given as ``indexes=`` beside plain functions; index_of(), the index itself.

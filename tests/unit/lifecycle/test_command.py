@@ -163,7 +163,7 @@ def test_inspect_works_without_required_settings_and_shows_them_as_unset(
     assert "· hook    beat\n" in told.out
     assert "hook    watch" not in told.out
     assert "not needed" not in told.out
-    assert told.err == "heart: unset, so that nothing is told of the hooks of what needs it: token\n"
+    assert told.err == "heart: not set, so the hooks of what needs it are left out: token\n"
     assert "hook    watch" in shown(capsys, "--token=x", hive=Hive(beat, login, name="heart"))
     assert run_command(Hive(beat, login, name="heart"), ["inspect", "unused"], {}) == 0
     assert capsys.readouterr().out == "Everything that is provided is needed.\n"
