@@ -2,7 +2,7 @@
 
 Edge: asks every cell's Collector when someone scrapes, and nobody before; off unless an address is set.
 Needs:  MetricsSettings, AgentConfig, list[Member[Collector]], what the hive tells of itself.
-Gives:  Metrics; Collector, Family and Histogram, with which a cell tells its own.
+Gives:  Metrics, Program; Collector, Family and Histogram, with which a cell tells its own.
 Why:    names, labels and defaults are Cilium's, so that its dashboards and alerts go on working.
 
 A cell contributes a Collector, which imports what makes the families only when it is asked:
@@ -19,7 +19,7 @@ Settings: prometheus-serve-addr, metrics.
 """
 
 from cells.observe.metrics.family import Collector, Family, Histogram, counter, gauge, histogram, one_of
-from cells.observe.metrics.metrics import Metrics
+from cells.observe.metrics.metrics import Metrics, Program
 from cells.observe.metrics.server import Exposition, MetricsServer, listen, tell_of_cells
 from cells.observe.metrics.settings import Address, MetricsSettings
 from lifecycle import config, invoke, module, provide
@@ -33,6 +33,7 @@ __all__ = [
     "Metrics",
     "MetricsServer",
     "MetricsSettings",
+    "Program",
     "cell",
     "counter",
     "gauge",

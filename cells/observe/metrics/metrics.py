@@ -1,6 +1,6 @@
 """Who tells metrics, asked one after the other when someone wants to know.
 
-Needs: MetricsSettings, what the hive tells of itself.   Gives: Metrics.
+Needs: MetricsSettings, what the hive tells of itself.   Gives: Metrics, Program.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
+import msgspec
 
 from cells.observe.metrics.family import Collector, Family
 from cells.observe.metrics.settings import MetricsSettings
@@ -17,6 +18,13 @@ from lifecycle import HealthTree, JobMetrics, Logger, Profile, Tables
 
 if TYPE_CHECKING:  # who is never asked imports no more than this
     from cells.observe.metrics.choice import Choice
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Whose process this is; the agent's where nobody says."""
+
+    prefix: str = "cilium"
+    """What the names of the process's own metrics begin with."""
 
 
 class Metrics:
@@ -28,6 +36,7 @@ class Metrics:
     def __init__(
         self,
         settings: MetricsSettings,
+        program: Program | None = None,
         *,
         health: HealthTree,
         jobs: JobMetrics,
@@ -41,7 +50,7 @@ class Metrics:
         async def process() -> Iterable[Family]:
             from cells.observe.metrics.process import families
 
-            return families()
+            return families((program or Program()).prefix)
 
         async def framework() -> Iterable[Family]:
             from cells.observe.metrics.framework import families

@@ -1,4 +1,4 @@
-"""What the kernel knows of the agent's process.
+"""What the kernel knows of this process.
 
 For:    Metrics. Needs: /proc. Gives: families().
 Source: Prometheus's process collector, proc_pid_stat(5), getrlimit(2).
@@ -22,32 +22,32 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _USER, _SYSTEM, _VIRTUAL, _RESIDENT = 11, 12, 20, 21
 
 
-def families() -> Iterator[Family]:
-    """Time, memory, descriptors; and what was logged as warning or error."""
+def families(prefix: str) -> Iterator[Family]:
+    """Time, memory, descriptors; and what was logged as warning or error. `prefix` begins every name."""
     fields = _stat()
     cpu = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
     facts = {
-        "cilium_process_open_fds": ("Number of open file descriptors.", sum(1 for _ in os.scandir(_FDS))),
-        "cilium_process_max_fds": (
+        f"{prefix}_process_open_fds": ("Number of open file descriptors.", sum(1 for _ in os.scandir(_FDS))),
+        f"{prefix}_process_max_fds": (
             "Maximum number of open file descriptors.",
             _limit(resource.RLIMIT_NOFILE),
         ),
-        "cilium_process_virtual_memory_bytes": ("Virtual memory size in bytes.", int(fields[_VIRTUAL])),
-        "cilium_process_virtual_memory_max_bytes": (
+        f"{prefix}_process_virtual_memory_bytes": ("Virtual memory size in bytes.", int(fields[_VIRTUAL])),
+        f"{prefix}_process_virtual_memory_max_bytes": (
             "Maximum amount of virtual memory available in bytes.",
             _limit(resource.RLIMIT_AS),
         ),
-        "cilium_process_resident_memory_bytes": (
+        f"{prefix}_process_resident_memory_bytes": (
             "Resident memory size in bytes.",
             int(fields[_RESIDENT]) * _PAGE,
         ),
-        "cilium_process_start_time_seconds": (
+        f"{prefix}_process_start_time_seconds": (
             "Start time of the process since unix epoch in seconds.",
             time.time() - process_age(),
         ),
     }
     yield counter(
-        "cilium_process_cpu_seconds_total",
+        f"{prefix}_process_cpu_seconds_total",
         "Total user and system CPU time spent in seconds.",
         cpu,
         fixed=True,
@@ -59,7 +59,7 @@ def families() -> Iterator[Family]:
         key = ("warning" if level == "warning" else "error", module.rpartition(".")[2] or "init")
         logged[key] = logged.get(key, 0) + count
     yield counter(
-        "cilium_errors_warnings_total", "Lines logged as error or warning.", logged, "level subsystem"
+        f"{prefix}_errors_warnings_total", "Lines logged as error or warning.", logged, "level subsystem"
     )
 
 

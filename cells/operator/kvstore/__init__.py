@@ -11,6 +11,7 @@ Why:        agents know by the heartbeat that somebody writes to the store they 
 from cells.operator.kvstore.comparison import IdentityComparison
 from cells.operator.kvstore.config import ClusterConfig
 from cells.operator.kvstore.gc import KVStoreGC
+from cells.operator.kvstore.metrics import tell
 from lifecycle import invoke, module, provide
 
 __all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
@@ -19,5 +20,5 @@ cell = module(
     "kvstore-gc",
     "Heartbeat of the kvstore, the cluster's configuration, and identities that nobody uses",
     provide(KVStoreGC, ClusterConfig, IdentityComparison),
-    invoke(KVStoreGC, ClusterConfig, IdentityComparison),
+    invoke(KVStoreGC, ClusterConfig, IdentityComparison, tell),
 )

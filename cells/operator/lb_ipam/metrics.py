@@ -37,7 +37,8 @@ def families(ipam: LBIPAM) -> list[Family]:
     """All of it."""
     pools, found = ipam.pools, ipam.plan
     used = {one.name: float(found.used.get(one.name, 0)) for one in pools}
-    free = {one.name: float(one.size) - used[one.name] for one in pools}
+    reserved = {one.name: sum(len(each.reserved) for each in one.ranges) for one in pools}
+    free = {one.name: float(one.size - reserved[one.name]) - used[one.name] for one in pools}
     grants = found.grants.values()
     conflicts = sum(bool(one.conflict) for one in pools)
     return [

@@ -4,9 +4,9 @@ Edge:   asks the API server how it is when a probe comes; tells metrics when som
 Needs:  ServerSettings, ClusterAPI, Leadership, Metrics, HealthTree.   Gives: OperatorServer.
 """
 
-from cells.observe.metrics import Metrics, MetricsSettings
+from cells.observe.metrics import Metrics, MetricsSettings, Program
 from cells.operator.server.server import OperatorServer, ServerSettings
-from lifecycle import after, config, invoke, module, provide
+from lifecycle import after, config, invoke, module, provide, supply
 
 __all__ = ["Metrics", "OperatorServer", "ServerSettings", "cell"]
 
@@ -26,5 +26,6 @@ cell = module(
     "Health, state and metrics of the operator",
     config(ServerSettings),
     provide(usual_metrics, Metrics, OperatorServer),
+    supply(Program("cilium_operator")),
     invoke(serve),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from http.client import HTTPConnection
+from pathlib import Path
 
 import anyio.to_thread
 import pytest
@@ -15,6 +17,17 @@ from tests.unit.operator.recordings import load
 
 pytestmark = pytest.mark.anyio
 RECORDED = load("api_endpoints")["steps"][0]["http"]
+METRICS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+FAMILIES = next(
+    one["prometheus_families"] for one in load("api_endpoints")["steps"] if "prometheus_families" in one
+)
+NOT_OURS = (
+    "go_",
+    "cilium_operator_doublewrite_",  # told in those modes
+    "cilium_operator_ces_",  # told with slices
+    "cilium_operator_number_of_ceps_per_ces",
+    "cilium_operator_process_network_",
+)
 
 
 def address(hive: Hive, setting: str) -> str:
@@ -31,7 +44,9 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
         finally:
             connection.close()
 
-    async with operators.running({**POOL, "enable-metrics": "true"}) as hive:
+    async with operators.running(
+        {**POOL, "enable-metrics": "true", "enable-cilium-endpoint-slice": "true"}
+    ) as hive:
         for one in RECORDED:
             where = address(hive, one["address"])
             found, body = await anyio.to_thread.run_sync(ask, where, one["method"], one["path"])
@@ -41,7 +56,13 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
         metrics = await anyio.to_thread.run_sync(
             ask, address(hive, "operator-prometheus-serve-addr"), "GET", "/metrics"
         )
-        assert "cilium_operator_identity_gc_entries" in metrics[1]
+    told = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[1], re.MULTILINE))
+    recorded = {(one["name"], one["type"]) for one in FAMILIES if not one["name"].startswith(NOT_OURS)}
+    assert recorded - told == set()
+    documented = METRICS_PAGE.read_text()
+    own = {name for name, _ in told if name.startswith("cilium_operator_")}
+    assert {name for name in own if f"`{name}`" not in documented and "_process_" not in name} == set()
+    count("metrics of the operator", {"told as recorded": len(recorded)})
     count("requests of the operator's ports", {"answered with the same status": len(RECORDED)})
 
 
