@@ -34,7 +34,7 @@ from cells.services.outside.addresses import (
     direct_device,
     node_port_addresses,
 )
-from cells.services.outside.kube_proxy import rules_of_kube_proxy
+from cells.services.outside.netfilter import FoundRules, found_rules
 from cells.services.outside.ports import reserved_ports
 from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel import TunnelSettings
@@ -69,8 +69,8 @@ class NodePortMap(Protocol):
         """Have them know this."""
         ...
 
-    def rules_of_kube_proxy(self) -> list[str]:
-        """Where the node has any; called in a thread."""
+    def found_rules(self) -> FoundRules:
+        """Others' rules of netfilter that the node has; called in a thread."""
         ...
 
 
@@ -93,9 +93,9 @@ class KernelFacts:
         """Have them know this."""
         self._maps.nodeport.update(bytes(4), config.pack())
 
-    def rules_of_kube_proxy(self) -> list[str]:
-        """Where the node has any."""
-        return rules_of_kube_proxy()
+    def found_rules(self) -> FoundRules:
+        """Others' rules of netfilter that the node has."""
+        return found_rules()
 
 
 class NodePorts:
@@ -135,7 +135,7 @@ class NodePorts:
             "node-port-addresses", self._served, devices, addresses
         )
         """Where node ports are served, by address."""
-        self._read_others = facts.rules_of_kube_proxy
+        self._read_others = facts.found_rules
         self._direct: Derived[str] = Derived("direct-device", self._direct_device, devices, addresses)
         self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
@@ -209,15 +209,21 @@ class NodePorts:
     async def _look_for_others(self) -> None:
         """Beside the start: reading many rules takes its time, and changes nothing here."""
         try:
-            others = await to_thread.run_sync(self._read_others)
+            found = await to_thread.run_sync(self._read_others)
         except OSError as error:
-            self._log.warning("rules of kube-proxy cannot be looked for", error=str(error))
+            self._log.warning("others' rules of netfilter cannot be looked for", error=str(error))
             return
-        if others:
+        if found.kube_proxy:
             self._log.warning(
                 "rules of kube-proxy are there, and stay as they are: they only see what is not served"
                 " before them; kube-proxy --cleanup removes them",
-                found=", ".join(others),
+                found=", ".join(found.kube_proxy),
+            )
+        if found.others:
+            self._log.info(
+                "others' rules of netfilter are there, and stay as they are: they see neither what services"
+                " translate before them, nor what does not go through the host's stack",
+                found=", ".join(found.others),
             )
 
     def _protect(self) -> None:

@@ -28,6 +28,8 @@ table ip somebody {
     chain forward { type filter hook forward priority 0; accept; }
 }
 """
+LEGACY = "*filter\n-A FORWARD -p tcp --dport 25 -j ACCEPT\nCOMMIT\n*mangle\nCOMMIT\n"
+"""A rule of somebody, and a table without any."""
 
 
 def run(text: str, *command: str) -> str:
@@ -36,8 +38,14 @@ def run(text: str, *command: str) -> str:
 
 def rules() -> list[str]:
     nft = run("", "nft", "list", "ruleset")
-    legacy = run("", "iptables-legacy-save", "-t", "nat")
+    legacy = run("", "iptables-legacy-save")
     return [line for line in f"{nft}{legacy}".splitlines() if not line.startswith(("#", ":"))]
+
+
+def told_of_others(log: str) -> set[str]:
+    """Where the last agent found rules that are not kube-proxy's."""
+    told = [line for line in log.splitlines() if "others' rules of netfilter are there" in line]
+    return set(told[-1].partition('found="')[2].rstrip('"').split(", ")) if told else set()
 
 
 def looked(pid: int) -> bool:
@@ -59,8 +67,11 @@ def test_rules_of_kube_proxy_are_told_of_and_left_alone(node: Lab) -> None:
 
     with node.open() as inside:
         inside.run(run, OTHERS, "nft", "-f", "-")
+        inside.run(run, LEGACY, "iptables-legacy-restore", "--noflush")
         before = inside.run(rules)
-    assert "rules of kube-proxy" not in agent()
+    log = agent()
+    assert "rules of kube-proxy" not in log
+    assert told_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
     assert there(rules, before)
     with node.open() as inside:
         inside.run(run, NFTABLES, "nft", "-f", "-")
@@ -70,4 +81,5 @@ def test_rules_of_kube_proxy_are_told_of_and_left_alone(node: Lab) -> None:
     log = agent()
     for kind in ("nftables (ip)", "iptables-nft (ip)", "iptables-legacy (ip)"):
         assert kind in log
+    assert told_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
     assert there(rules, before)

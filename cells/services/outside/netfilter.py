@@ -1,0 +1,123 @@
+"""Whether others' rules of netfilter are in this network namespace: they are looked for, and never touched.
+
+Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel include/uapi/linux/
+        netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).
+Needs:  CAP_NET_ADMIN.   Gives: found_rules(), FoundRules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_CHAINS: Final = frozenset({"KUBE-SERVICES", "KUBE-FORWARD", "KUBE-POSTROUTING"})
+_TABLE: Final = "kube-proxy"
+_FAMILIES: Final = {"inet": 1, "ip": 2, "ip6": 10}  # NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6
+_GET_INFO, _GET_ENTRIES = 64, 65
+_HOOKS_AT, _COUNT_AT = 32, 76
+"""Where struct ipt_getinfo, of 84 bytes, has the hooks of a table, and how many entries and bytes it has."""
+
+
+class FoundRules(NamedTuple):
+    """Where there are rules, as people call it."""
+
+    kube_proxy: list[str]
+    others: list[str]
+    """In tables where kube-proxy has none."""
+
+
+class _Legacy(NamedTuple):
+    """One family of iptables-legacy."""
+
+    name: str
+    tables: Path
+    """Tables there are; to ask for one that is not would make it."""
+    family: socket.AddressFamily
+    level: int
+
+
+_LEGACY: Final = (
+    _Legacy("ip", Path("/proc/net/ip_tables_names"), socket.AF_INET, socket.IPPROTO_IP),
+    _Legacy("ip6", Path("/proc/net/ip6_tables_names"), socket.AF_INET6, socket.IPPROTO_IPV6),
+)
+
+
+def found_rules() -> FoundRules:
+    """Look for them, without those that only other address families see. Raises OSError."""
+    found = FoundRules([], [])
+    for of_kube_proxy, name in (*_by_nftables(), *_by_iptables_legacy()):
+        where = found.kube_proxy if of_kube_proxy else found.others
+        if name not in where:
+            where.append(name)
+    return found
+
+
+def _by_nftables() -> Iterator[tuple[bool, str]]:
+    from pyroute2.netlink.exceptions import NetlinkError
+    from pyroute2.nftables.main import NFTables
+
+    for family, number in _FAMILIES.items():
+        try:
+            with NFTables(nfgen_family=number) as nftables:
+                tables = {one.get_attr("NFTA_TABLE_NAME") for one in nftables.get_tables()}
+                chains = [
+                    (one.get_attr("NFTA_CHAIN_TABLE"), one.get_attr("NFTA_CHAIN_NAME"), _rules_of(one))
+                    for one in nftables.get_chains()
+                ]
+        except NetlinkError as error:
+            if error.code in {errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL}:
+                return  # no nftables in this kernel
+            raise OSError(error.code, f"read tables of nftables: {error}") from error
+        if _TABLE in tables:
+            yield True, f"nftables ({family})"
+        by_iptables = {table for table, chain, _ in chains if chain in _CHAINS}
+        if by_iptables:
+            yield True, f"iptables-nft ({family})"
+        with_rules = {table for table, _, count in chains if count}
+        for table in sorted(with_rules - by_iptables - {_TABLE}):
+            yield False, f"nftables {family} {table}"
+
+
+def _rules_of(chain: Any) -> int:  # pyroute2's messages are not typed
+    """How many rules a chain has that packets come to; none of one that others only jump to."""
+    return int(chain.get_attr("NFTA_CHAIN_USE") or 0) if chain.get_attr("NFTA_CHAIN_HOOK") else 0
+
+
+def _by_iptables_legacy() -> Iterator[tuple[bool, str]]:
+    for one in _LEGACY:
+        try:
+            tables = one.tables.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            continue
+        for table in sorted(tables):
+            entries = _entries(one, table.encode())
+            if any(name.encode() in entries for name in _CHAINS):
+                yield True, f"iptables-legacy ({one.name})"
+            elif entries:
+                yield False, f"iptables-legacy {one.name} {table}"
+
+
+def _entries(legacy: _Legacy, table: bytes) -> bytes:
+    """As the kernel has them; nothing of a table that has no rules but each hook's policy, and its end."""
+    with socket.socket(legacy.family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+        info = _get(sock, legacy.level, _GET_INFO, table.ljust(84, b"\0"))
+        (hooks,) = struct.unpack_from("I", info, _HOOKS_AT)
+        count, size = struct.unpack_from("II", info, _COUNT_AT)
+        if count <= hooks.bit_count() + 1:
+            return b""
+        return _get(sock, legacy.level, _GET_ENTRIES, struct.pack("32sII", table, size, 0) + bytes(size))
+
+
+def _get(sock: socket.socket, level: int, option: int, asked: bytes) -> bytes:
+    """As socket.getsockopt(), of which the kernel reads what it is asked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = ctypes.create_string_buffer(asked, len(asked))
+    length = ctypes.c_uint(len(asked))
+    if libc.getsockopt(sock.fileno(), level, option, answer, ctypes.byref(length)) < 0:
+        raise OSError(ctypes.get_errno(), "read the tables of iptables")
+    return answer.raw
