@@ -59,7 +59,8 @@ def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any
 def told(release: Mapping[str, Any]) -> str:
     """A release, as helm tells of it."""
     lines = [line.format(**release) for line in (*WORDS, "REVISION: {revision}")]
-    return "\n".join([*lines, "NOTES:", release["notes"].rstrip("\n"), ""])
+    notes = ["NOTES:", release["notes"].rstrip("\n")] if release.get("notes") else []
+    return "\n".join([*lines, *notes, ""])
 
 
 def main() -> int:

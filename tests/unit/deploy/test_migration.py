@@ -1,33 +1,77 @@
-"""docs/migrate-from-cilium.md: what is refused of what Cilium's chart makes by default."""
+"""docs/migrate-from-cilium.md: run where Cilium's chart is installed, and it prints what is shown."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from hive.main import cli
+from cells.operator.crds.definitions import definitions
+from tests.support.pages import ROOT, blocks, play, shell
 from tests.unit.deploy.test_chart import CONFIG, load
+from tests.unit.deploy.test_helm import Here, here
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "migrate-from-cilium.md"
+__all__ = ["here"]
+pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+pytestmark = pytest.mark.timeout(120)
+
+PAGE = ROOT / "docs" / "migrate-from-cilium.md"
+POLICY = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "closed", "namespace": "default"},
+    "spec": {"podSelector": {}},
+}
 
 
-def test_the_page_shows_all_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    recorded = load("default")["rendered"][CONFIG]
-    recorded["data"] = {key: value or "" for key, value in recorded["data"].items()}
-    Path("manifests").mkdir()
-    Path("manifests/cilium-config.yaml").write_text(yaml.safe_dump(recorded))
-    lines = [
-        line
-        for line in PAGE.read_text().splitlines()
-        if line.startswith(("$ hive build-config", "$ hive config"))
-    ]
-    run = CliRunner()
-    built = run.invoke(cli, lines[0].split()[2:])
-    assert built.exit_code == 0, built.output
-    listed = run.invoke(cli, lines[1].partition(";")[0].split()[2:])
-    shown = [line for line in PAGE.read_text().splitlines() if line.startswith("hive: config/")]
-    assert sorted(listed.output.splitlines()) == sorted(shown)
+def cilium_chart(folder: Path) -> Path:
+    """A chart that renders what Cilium's renders by default."""
+    made: dict[str, Any] = load("default")["rendered"]
+    made[CONFIG]["data"] = {key: value or "" for key, value in made[CONFIG]["data"].items()}
+    (folder / "templates").mkdir(parents=True)
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: cilium\nversion: 1.17.0\n")
+    for number, (name, body) in enumerate(made.items()):
+        if not name.startswith(("Secret/", "ServiceMonitor/")) and "envoy" not in name:
+            text = yaml.safe_dump(body).replace("{{", "{{`{{`}}")
+            (folder / "templates" / f"{number}.yaml").write_text(text)
+    return folder
+
+
+def test_a_cluster_of_cilium_is_moved_as_the_page_shows(here: Here, tmp_path: Path) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "cilium-4k2pv", "namespace": "kube-system", "labels": {"k8s-app": "cilium"}},
+        "spec": {"nodeName": "node-a", "containers": [{"name": "cilium-agent", "image": "cilium"}]},
+    }
+    known = definitions(endpoints=False, endpoint_slices=False, local_redirects=False, egress_gateways=False)
+    policies = [one.body for one in known if "networkpolic" in one.plural]
+    for body in (*policies, POLICY):
+        here.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    here.helm("install", "cilium", str(cilium_chart(tmp_path / "cilium")))
+    here.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
+    for body in policies:
+        here.kubectl(
+            "wait", "--for=condition=Established", f"crd/{body['metadata']['name']}", "--timeout=20s"
+        )
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "bin").mkdir()
+    helm = tmp_path / "bin" / "helm"
+    helm.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.helm "$@"\n')
+    helm.chmod(0o755)
+    path = f"{helm.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with shell(tmp_path, {"PATH": path, "KUBECONFIG": str(here.kubeconfig)}) as process:
+        for block in blocks(PAGE.read_text(encoding="utf-8")):
+            if block.file:
+                (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+            else:
+                play(PAGE, block, process, columns=False)
+    # What was Cilium's alone is gone with the upgrade, what is called alike was replaced in place.
+    names = here.kubectl("-n", "kube-system", "get", "daemonset,deployment,configmap", "-o", "name").split()
+    assert "daemonset.apps/cilium" in names
+    assert not [name for name in names if "envoy" in name or "hubble" in name]
