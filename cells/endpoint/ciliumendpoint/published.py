@@ -48,7 +48,7 @@ class PodEndpoints:
         self._names: dict[int, tuple[str, str]] = {}
         """The objects to write, by endpoint."""
         jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
-        jobs.observe("policies", partial(policies.changes, only=self._matters), self._follow)
+        jobs.observe("policies", partial(policies.changes, only=self._differs), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
         jobs.observe("node", self._own_row, self._follow_node)
 
@@ -69,6 +69,10 @@ class PodEndpoints:
     def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
         """Whether the endpoint has, or may get, an object: without pods there is none."""
         return number in self._names or len(self._pods) > 0
+
+    def _differs(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
+        """Whether an object has to say something else; one that is yet to be made will read the policy."""
+        return number in self._names and _enforced(old) != _enforced(row)
 
     async def _follow(self, changes: Sequence[Change[Any]]) -> None:
         self._tell(int(str(change.key)) for change in changes)
@@ -96,3 +100,8 @@ class PodEndpoints:
         if pod is None:
             return None
         return told(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
+
+
+def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
+    """All that an object says of it."""
+    return None if policy is None else (policy.ingress_enforced, policy.egress_enforced)
