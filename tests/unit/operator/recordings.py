@@ -13,7 +13,7 @@ from typing import Any, Final
 DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operator"
 Json = dict[str, Any]
 
-AWAY: Final = "not played: leases in real time; tests/unit/kubernetes/test_leases loses one"
+AWAY: Final = "compared in test_api_away"
 EXCLUDED: Final = {
     "api_away_long": AWAY,
     "api_away_short": AWAY,
