@@ -28,7 +28,6 @@ from cells.services.model import (
     ServiceType,
     selectable,
 )
-from cells.services.model.types import is_wildcard
 
 LAST_SERVICE_ID = 65534
 LAST_BACKEND_ID = (1 << 32) - 1
@@ -354,10 +353,11 @@ class LoadBalancer:
         )
         ends = entries.BACKEND_ENDS
         values = [address[1:] + ends[state] for address, state in fresh.items()]
-        versions = [address[0] for address in fresh]
-        if versions.count(versions[0]) == len(versions):
-            return [Batch(entries.BACKENDS[versions[0]], keys, values)]
-        named = [MapKey(entries.BACKENDS[version], key) for version, key in zip(versions, keys, strict=True)]
+        versions = set(map(itemgetter(0), fresh))
+        if len(versions) == 1:
+            return [Batch(entries.BACKENDS[versions.pop()], keys, values)]
+        maps = [entries.BACKENDS[address[0]] for address in fresh]
+        named = map(MapKey, maps, keys)
         return batched(map(Write, named, values))
 
     def _drop_backends(self, addresses: Iterable[Address]) -> Iterator[Write]:
@@ -435,7 +435,7 @@ class LoadBalancer:
         """The Maglev table, and its digest. Without backends the old one stays; it goes with the frontend."""
         if self._maglev is None:
             return None, None
-        wildcard_node_port = frontend.type is ServiceType.NODE_PORT and is_wildcard(frontend.key.address.ip)
+        wildcard_node_port = frontend.type is ServiceType.NODE_PORT and frontend.key.address.is_wildcard
         inside_only = frontend.type is ServiceType.CLUSTER_IP and not self._options.bpf_lb_external_clusterip
         chosen = (frontend.algorithm or self._options.bpf_lb_algorithm) == "maglev"
         if not chosen or wildcard_node_port or inside_only:

@@ -29,6 +29,7 @@ _U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
 _BE16 = struct.Struct(">H").pack
 _AFTER_PROTOCOL = struct.Struct(">BHBx").pack  # the number of the cluster, which is 0, has no order
 _AFTER_SLOT = struct.Struct("<BBxx").pack
+_MASTER = struct.Struct("<IH2sHH").pack
 _SLOTS = [_U16(slot) for slot in range(1 << 8)]
 """Numbers of the slots that nearly every frontend has."""
 
@@ -111,9 +112,7 @@ def master_value(
     """Slot 0: how many backends, and what holds for the frontend."""
     union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
     union |= algorithm << 24
-    return (
-        struct.pack("<IH", union, count) + struct.pack(">H", number) + struct.pack("<HH", flags, quarantined)
-    )
+    return _MASTER(union, count, _BE16(number), flags, quarantined)
 
 
 def slot_values(backends: Sequence[bytes], number: int, active: int) -> list[bytes]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cells.services.model import Frontend, ServiceFlag, ServiceType
 
 _TYPE_FLAGS = {
-    ServiceType.CLUSTER_IP: 0,
-    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT.value,
-    ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP.value,
-    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT.value,
-    ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER.value,
-    ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT.value,
+    ServiceType.CLUSTER_IP.value: 0,
+    ServiceType.NODE_PORT.value: ServiceFlag.NODE_PORT.value,
+    ServiceType.EXTERNAL_IPS.value: ServiceFlag.EXTERNAL_IP.value,
+    ServiceType.HOST_PORT.value: ServiceFlag.HOST_PORT.value,
+    ServiceType.LOAD_BALANCER.value: ServiceFlag.LOAD_BALANCER.value,
+    ServiceType.LOCAL_REDIRECT.value: ServiceFlag.LOCAL_REDIRECT.value,
 }
 _EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
 _TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
@@ -32,7 +32,7 @@ _OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
 def service_flags(frontend: Frontend, *, affinity: bool) -> int:
     """As a plain number: combining members of an enumeration costs more than all else here."""
     return (
-        _TYPE_FLAGS[frontend.type]
+        _TYPE_FLAGS[frontend.type.value]
         | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
         | _INT_LOCAL * (frontend.int_local and frontend.type not in _OF_ONE_NODE)
         | _TWO_SCOPES * frontend.two_scopes

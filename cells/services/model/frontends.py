@@ -26,7 +26,6 @@ from cells.services.model.types import (
     ServiceName,
     ServiceType,
     is_port,
-    is_wildcard,
     parse_address,
     parse_prefix,
 )
@@ -124,12 +123,14 @@ class _Conversion:
         return list(found.values())
 
     def _addresses(self, texts: Iterable[str]) -> list[IPAddress]:
-        parsed = (parse_address(text) for text in dict.fromkeys(texts))
+        parsed = [parse_address(text) for text in dict.fromkeys(texts)]
         return [one for one in parsed if one is not None and self._options.serves(one)]
 
     def _at(
         self, addresses: Sequence[IPAddress], ports: Sequence[ServicePort], type_: ServiceType
     ) -> Iterator[Frontend]:
+        if not addresses:
+            return
         two_scopes = self._ext_local != self._int_local and type_ is not ServiceType.CLUSTER_IP
         twins = two_scopes and type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)
         for port in ports:
@@ -162,7 +163,7 @@ class _Conversion:
             and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
             source_ranges_deny=bool(ranges) and self._wishes.deny,
             health_check_node_port=self._health_check_port(type_),
-            routable=not is_wildcard(key.address.ip)
+            routable=not key.address.is_wildcard
             and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),
             port_name=port.name,
         )

@@ -114,6 +114,11 @@ class Address(bytes):
         return IPv4Address(self[1:-3]) if self[0] == IPV4 else IPv6Address(self[1:-3])
 
     @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for every address of the node."""
+        return self[1:-3] in _UNSPECIFIED
+
+    @property
     def port(self) -> int:
         """The port."""
         return self[-3] << 8 | self[-2]
@@ -136,6 +141,7 @@ class Address(bytes):
 
 _new_bytes = bytes.__new__
 _FAMILIES = {4: b"\4", 6: b"\6"}
+_UNSPECIFIED = {bytes(4), bytes(16)}
 
 address_end = struct.Struct(">HB").pack
 """The bytes of an :class:`Address` behind its IP address, from the port and the protocol."""
