@@ -73,6 +73,11 @@ class Ingress(Wire, frozen=True, gc=False):
     hostname: str = ""
     ip_mode: str | None = None
 
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether it is an address that nodes serve, and not that of a proxy (KEP-1860)."""
+        return bool(self.ip) and self.ip_mode in {None, "", "VIP"}
+
 
 class LoadBalancerStatus(Wire, frozen=True, gc=False):
     """The addresses of a load balancer."""

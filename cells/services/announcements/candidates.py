@@ -45,7 +45,8 @@ class Candidate(msgspec.Struct, frozen=True):
 def announceable(service: Service) -> bool:
     """Whether a policy could select it: it has an address for clients outside, and no other class."""
     return service.spec.load_balancer_class in {None, L2_CLASS} and bool(
-        service.spec.external_ips or service.status.load_balancer.ingress
+        service.spec.external_ips
+        or any(each.is_of_nodes for each in service.status.load_balancer.ingress or ())
     )
 
 
@@ -83,7 +84,7 @@ def _places(policy: L2Policy, service: Service, devices: Sequence[Device]) -> It
 def _addresses(policy: L2Policy, service: Service) -> Iterator[IPv4Address]:
     texts: list[str] = []
     if policy.balancers:
-        texts += [each.ip for each in service.status.load_balancer.ingress or ()]
+        texts += [each.ip for each in service.status.load_balancer.ingress or () if each.is_of_nodes]
     if policy.external:
         texts += service.spec.external_ips or ()
     for text in texts:

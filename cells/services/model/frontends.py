@@ -37,8 +37,6 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 LOCAL = "Local"
 NOBODY = ("0.0.0.0/32",)
 """A range that no client is in, of either family."""
-VIP_MODE = "VIP"
-"""The ipMode of an address that nodes serve; ``Proxy``: the load balancer does, for clients inside too."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
@@ -100,8 +98,8 @@ class _Conversion:
     def _ingress(self) -> list[IPAddress]:
         """Addresses of load balancers; what is sent to a proxy goes there."""
         every = self._service.status.load_balancer.ingress or ()
-        ours = {None, "", VIP_MODE} if self._options.as_released else {one.ip_mode for one in every}
-        return self._addresses([one.ip for one in every if one.ip and one.ip_mode in ours])
+        proxies_too = not self._options.as_released
+        return self._addresses([one.ip for one in every if one.is_of_nodes or (proxies_too and one.ip)])
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""

@@ -54,11 +54,13 @@ def policy(**spec: Any) -> Any:
     return CILIUM_L2_ANNOUNCEMENTS.decoder.decode(json.dumps(body))
 
 
-def service(name: str = "web", *, ips: tuple[str, ...] = (str(VIP),), **spec: Any) -> Any:
+def service(
+    name: str = "web", *, ips: tuple[str, ...] = (str(VIP),), mode: str | None = None, **spec: Any
+) -> Any:
     body = {
         "metadata": {"name": name, "namespace": "shop", "labels": {"app": name}},
         "spec": {"type": "LoadBalancer", **spec},
-        "status": {"loadBalancer": {"ingress": [{"ip": ip} for ip in ips]}},
+        "status": {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": mode} for ip in ips]}},
     }
     return SERVICES.decoder.decode(json.dumps(body))
 
@@ -103,6 +105,8 @@ def test_services_of_other_classes_and_addresses_of_ipv6_are_left_alone() -> Non
     assert places([policy()], service(loadBalancerClass="io.cilium/l2-announcer"))
     assert places([policy()], service(ips=("2001:db8::80",))) == set()
     assert places([policy()], service(ips=())) == set()
+    assert places([policy()], service(mode="Proxy")) == set()  # the proxy answers for it
+    assert places([policy()], service(mode="VIP"))
 
 
 @pytest.mark.parametrize(
