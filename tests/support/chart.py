@@ -26,6 +26,7 @@ OPEN: Final = (
     "extraConfig",
     "apiRateLimit",
     "cni.resources",
+    "cni.prefixMacMap",
     "resources",
     "initResources",
     "annotations",

@@ -201,6 +201,12 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if and (ne .Values.routingMode "native") .Values.autoDirectNodeRoutes -}}
 {{- fail "autoDirectNodeRoutes=true: needs routingMode=native, since packets to other nodes go through the tunnel otherwise" -}}
 {{- end -}}
+{{- if and .Values.aksbyocni.enabled (ne (.Values.routingMode | default "tunnel") "tunnel") -}}
+{{- fail "RoutingMode must be set to tunnel when aksbyocni.enabled=true" -}}
+{{- end -}}
+{{- if and .Values.aksbyocni.enabled (ne .Values.ipam.mode "cluster-pool") -}}
+{{- fail (printf "ipam.mode=%s: not served here with aksbyocni.enabled: expected cluster-pool, or leave it out" .Values.ipam.mode) -}}
+{{- end -}}
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}

@@ -166,6 +166,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
         ({"operator": {"replicas": "two"}}, "replicas"),
+        ({"aksbyocni": {"enabled": True}, "routingMode": "native"}, "RoutingMode must be set to tunnel"),
         ({"daemon": {"configSources": "secret:a/b"}}, "daemon.configSources: secret:a/b: expected one of"),
         ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
     ],
@@ -235,6 +236,16 @@ def test_agents_may_read_the_sources_that_are_named_and_no_others() -> None:
 
 def _may_get(*names: str) -> dict[str, Any]:
     return {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": list(names), "verbs": ["get"]}
+
+
+def test_mac_addresses_of_pods_are_values() -> None:
+    cni = {"macAddrMode": "deterministic", "fixedMac": "", "prefixMacMap": {"sts-": "aa:bb:cc:00:00:02"}}
+    data = chart.objects({"cni": cni})[CONFIG]["data"]
+    assert data["cni-mac-addr-mode"] == "deterministic"
+    assert json.loads(data["cni-prefix-mac-map"]) == cni["prefixMacMap"]
+    assert not {key for key in chart.objects({})[CONFIG]["data"] if "mac-" in key}
+    loaded = load_settings(structs(), Sources([f"--{key}={data[key]}" for key in data if "mac-" in key]))
+    assert [fault.text for fault in loaded.faults] == []
 
 
 def test_agents_and_operator_can_be_left_out() -> None:

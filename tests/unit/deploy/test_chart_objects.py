@@ -67,6 +67,7 @@ DIFFERENT: Final = (
         "nothing of cgroups is removed with the state",
     ),
     (r"env/\[GOMEMLIMIT\]", "a Go runtime's"),
+    (r"\[cilium-agent\]/(liveness|readiness)Probe/exec", "commands are our own"),
     (r"lifecycle/postStart", "no iptables rules of others are touched"),
     (r"/capabilities/add$", LEAST),
     (r"/\[config\]/securityContext/|\[cilium-operator\]/securityContext/", LEAST),
