@@ -16,7 +16,7 @@ import structlog
 
 from cells.kubernetes import CILIUM_ENDPOINTS, CiliumEndpoint, api
 from cells.operator.api_server import ClusterAPI
-from cells.operator.gc import identities
+from cells.operator.gc import IdentityPasses, identities
 from cells.operator.gc.identities import MOST, SHORT_INTERVAL, IdentityGC
 from cells.operator.gc.settings import GCSettings
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
@@ -106,6 +106,7 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
         GCSettings(),
         fake(ClusterAPI, client=client),
         fake(ClusterObjects, endpoints=True, table=lambda kind: tables[kind.kind]),
+        IdentityPasses(),
         jobs=fake(Jobs, timer=lambda *_, **__: None),
         log=structlog.get_logger(),
     )

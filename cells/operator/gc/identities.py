@@ -1,6 +1,6 @@
 """Deletes identities that no endpoint has had for a while.
 
-Needs: ClusterAPI, ClusterObjects, GCSettings.   Gives: IdentityGC.
+Needs: ClusterAPI, ClusterObjects, GCSettings, IdentityPasses.   Gives: IdentityGC.
 Source: Cilium 1.17, operator/identitygc: an identity without endpoints is marked with the time; an agent that
         uses it again takes the mark away; one that has been marked for the heartbeat timeout goes.
 
@@ -19,11 +19,13 @@ import anyio
 
 from cells.kubernetes import CILIUM_ENDPOINTS, api
 from cells.operator.api_server import ClusterAPI
+from cells.operator.gc.passes import IdentityPasses
 from cells.operator.gc.settings import GCSettings
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
 from lifecycle import Jobs, Logger
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
+CRD: Final = "crd"
 MOST: Final = 65279
 """Identities a cluster can have: 256 to 65535."""
 CROWDED: Final = MOST // 2
@@ -37,7 +39,14 @@ class IdentityGC:
     """Looks every identity-gc-interval."""
 
     def __init__(
-        self, settings: GCSettings, server: ClusterAPI, objects: ClusterObjects, *, jobs: Jobs, log: Logger
+        self,
+        settings: GCSettings,
+        server: ClusterAPI,
+        objects: ClusterObjects,
+        passes: IdentityPasses,
+        *,
+        jobs: Jobs,
+        log: Logger,
     ) -> None:
         self._settings = settings
         self._server = server
@@ -48,11 +57,10 @@ class IdentityGC:
         self._began = time.monotonic()
         self._window: deque[float] = deque()
         """When identities were deleted, within the last identity-gc-rate-interval."""
-        self.alive = self.deleted = 0
-        """Of the last pass."""
-        self.latency = 0.0
-        """Seconds the last pass took."""
-        self.runs = {"success": 0, "fail": 0}
+        self._deleted = 0
+        """In this pass."""
+        self._passes = passes
+        passes.expect(CRD)
         if settings.identity_gc_interval and objects.endpoints:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
             interval = min(settings.identity_gc_interval, SHORT_INTERVAL)
@@ -70,14 +78,8 @@ class IdentityGC:
             self._look()
             return
         self._due = time.monotonic() + self._settings.identity_gc_interval
-        began = time.monotonic()
-        try:
+        with self._passes.counted(CRD):
             await self.collect()
-        except BaseException:
-            self.runs["fail"] += 1
-            raise
-        self.runs["success"] += 1
-        self.latency = time.monotonic() - began
 
     def _look(self) -> None:
         """Remember which identities are in use now."""
@@ -98,8 +100,9 @@ class IdentityGC:
         live = {name for name, seen in self._seen.items() if now - seen < timeout}
         self._seen = {name: seen for name, seen in self._seen.items() if name in live}
         unused = [one for one in self._identities.all() if one.name not in live]
-        self.alive = len(self._identities) - len(unused)
-        self.deleted = 0
+        alive = len(self._identities) - len(unused)
+        self._deleted = 0
+        self._passes.found(CRD, alive=alive, deleted=0)
         if now - self._began < timeout:
             return  # endpoints may not be known again that are there
         waiting = iter(unused)
@@ -117,8 +120,9 @@ class IdentityGC:
         async with anyio.create_task_group() as group:
             for _ in range(min(AT_ONCE, len(unused))):
                 group.start_soon(work)
-        if self.deleted:
-            self._log.info("identities without endpoints deleted", count=self.deleted, alive=self.alive)
+        self._passes.found(CRD, alive=alive, deleted=self._deleted)
+        if self._deleted:
+            self._log.info("identities without endpoints deleted", count=self._deleted, alive=alive)
         if failures:
             raise failures[0]
 
@@ -138,7 +142,7 @@ class IdentityGC:
         if await client.delete(
             CLUSTER_IDENTITIES, identity.name, uid=known.uid, version=known.resource_version
         ):
-            self.deleted += 1
+            self._deleted += 1
 
     def _allowed(self) -> bool:
         """Whether one more may be deleted now."""

@@ -1,6 +1,6 @@
 """What garbage collection tells of itself.
 
-For:    the operator's metrics. Needs: EndpointGC, IdentityGC, Metrics.   Gives: tell().
+For:    the operator's metrics. Needs: EndpointGC, IdentityPasses, Metrics.   Gives: tell().
 Source: Cilium 1.17, metrics of the operator; runs and latency are gauges there.
 """
 
@@ -10,13 +10,11 @@ from collections.abc import Iterable
 
 from cells.observe.metrics import Collector, Family, Metrics, counter, gauge
 from cells.operator.gc.endpoints import EndpointGC
-from cells.operator.gc.identities import IdentityGC
+from cells.operator.gc.passes import IdentityPasses
 from lifecycle import Hook, Lifecycle
 
-CRD = "crd"
 
-
-def tell(metrics: Metrics, endpoints: EndpointGC, identities: IdentityGC, lifecycle: Lifecycle) -> None:
+def tell(metrics: Metrics, endpoints: EndpointGC, identities: IdentityPasses, lifecycle: Lifecycle) -> None:
     """Tell it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
@@ -33,7 +31,7 @@ def tell(metrics: Metrics, endpoints: EndpointGC, identities: IdentityGC, lifecy
     lifecycle.append(Hook("tell metrics", start, stop))
 
 
-def families(endpoints: EndpointGC, identities: IdentityGC) -> list[Family]:
+def families(endpoints: EndpointGC, identities: IdentityPasses) -> list[Family]:
     """All of it."""
     return [
         counter(
@@ -45,19 +43,19 @@ def families(endpoints: EndpointGC, identities: IdentityGC) -> list[Family]:
         gauge(
             "cilium_operator_identity_gc_entries",
             "Identities of the last pass.",
-            {("alive", CRD): identities.alive, ("deleted", CRD): identities.deleted},
+            dict(identities.entries),
             "status identity_type",
         ),
         gauge(
             "cilium_operator_identity_gc_runs",
             "Passes over identities.",
-            {(outcome, CRD): count for outcome, count in identities.runs.items()},
+            dict(identities.runs),
             "outcome identity_type",
         ),
         gauge(
             "cilium_operator_identity_gc_latency",
             "Seconds the last pass over identities took.",
-            {("success", CRD): identities.latency},
+            dict(identities.latency),
             "outcome identity_type",
         ),
     ]

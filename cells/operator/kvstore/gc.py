@@ -1,6 +1,6 @@
 """Writes the heartbeat, and deletes numbers that no node uses.
 
-Needs: KVStore, GCSettings.   Gives: KVStoreGC.
+Needs: KVStore, GCSettings, IdentityPasses.   Gives: KVStoreGC.
 Source: Cilium 1.17, RunGC of the kvstore's allocator: a number that has been without a node in two passes,
         and was not written between them, goes, under the lock of its labels.
 """
@@ -25,9 +25,10 @@ from cells.cluster.kvstore import (
     lock,
     put,
 )
-from cells.operator.gc import GCSettings
+from cells.operator.gc import GCSettings, IdentityPasses
 from lifecycle import Jobs, Logger
 
+KVSTORE: Final = "kvstore"
 PATIENCE: Final = 60.0
 """Seconds to wait for the lock of somebody who allocates just now."""
 
@@ -35,14 +36,18 @@ PATIENCE: Final = 60.0
 class KVStoreGC:
     """Looks every identity-gc-interval; does nothing without a store."""
 
-    def __init__(self, store: KVStore, settings: GCSettings, *, jobs: Jobs, log: Logger) -> None:
+    def __init__(
+        self, store: KVStore, settings: GCSettings, passes: IdentityPasses, *, jobs: Jobs, log: Logger
+    ) -> None:
         self._store = store
         self._settings = settings
         self._log = log
         self._unused: dict[str, int] = {}
         """Numbers that no node used in the last pass, and when they had been written."""
+        self._passes = passes
         if not store.enabled:
             return
+        passes.expect(KVSTORE)
         jobs.timer("heartbeat", self.beat, HEARTBEAT_INTERVAL).trigger()
         if settings.identity_gc_interval:
             jobs.timer("identities", self.collect, settings.identity_gc_interval)
@@ -54,6 +59,10 @@ class KVStoreGC:
 
     async def collect(self) -> None:
         """One pass. Raises StoreError."""
+        with self._passes.counted(KVSTORE):
+            await self._collect()
+
+    async def _collect(self) -> None:
         client = self._store.client
         numbers, _ = await client.list_prefix(IDS)
         used, _ = await client.list_prefix(VALUES)
@@ -69,6 +78,7 @@ class KVStoreGC:
                 deleted += 1
                 if deleted % self._settings.identity_gc_rate_limit == 0:
                     await anyio.sleep(self._settings.identity_gc_rate_interval)
+        self._passes.found(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
         if deleted:
             self._log.info("identities that no node uses deleted", count=deleted)
 

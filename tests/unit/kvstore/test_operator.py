@@ -10,11 +10,12 @@ from types import MappingProxyType
 import pytest
 
 from cells.cluster import kvstore as store
+from cells.cluster.kvstore import StoreError
 from cells.operator import kvstore
-from cells.operator.gc import GCSettings
+from cells.operator.gc import GCSettings, IdentityPasses
 from cells.operator.kvstore import KVStoreGC
 from cells.operator.options import OperatorOptions
-from lifecycle import Hive, config, group
+from lifecycle import Hive, config, group, provide
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
 
@@ -25,11 +26,17 @@ STATE = "cilium/state/identities/v1/"
 
 @asynccontextmanager
 async def operator(etcd: Etcd, more: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[KVStoreGC]:
+    async with started(etcd, more) as hive:
+        yield hive.get(KVStoreGC)
+
+
+@asynccontextmanager
+async def started(etcd: Etcd, more: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Hive]:
     settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}", **more}
-    found = group(config(GCSettings), config(OperatorOptions))
+    found = group(config(GCSettings), config(OperatorOptions), provide(IdentityPasses))
     hive = Hive(found, store.cell, kvstore.cell, settings=settings)
     async with hive.started():
-        yield hive.get(KVStoreGC)
+        yield hive
 
 
 def numbers(etcd: Etcd) -> set[str]:
@@ -75,3 +82,20 @@ async def test_a_number_without_nodes_goes_in_the_second_pass(etcd: Etcd) -> Non
         await found.collect()
         await found.collect()
         assert numbers(etcd) == {"302"}
+
+
+async def test_passes_over_keys_are_counted(etcd: Etcd) -> None:
+    for number, name in ((300, "web"), (301, "db")):
+        etcd.put(f"{STATE}id/{number}", f"k8s:app={name};")
+    etcd.put(f"{STATE}value/k8s:app=web;/192.0.2.1", "300")
+    async with started(etcd) as hive:
+        collector, passes = hive.get(KVStoreGC), hive.get(IdentityPasses)
+        assert passes.runs == {("success", "kvstore"): 0, ("fail", "kvstore"): 0}
+        await collector.collect()
+        await collector.collect()
+        assert passes.runs["success", "kvstore"] == 2
+        assert passes.entries == {("alive", "kvstore"): 1, ("deleted", "kvstore"): 1}
+        etcd.kill()
+        with pytest.raises(StoreError):
+            await collector.collect()
+        assert passes.runs["fail", "kvstore"] == 1
