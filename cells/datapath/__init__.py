@@ -10,8 +10,9 @@ Why:    programs are shared by all endpoints and differ only through maps, so ad
 from collections.abc import Iterable
 
 from cells.datapath.collector import Collected, Collector
-from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy, read_object
+from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy
 from cells.datapath.drivers import is_ours
+from cells.datapath.generation import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import (
     AGGREGATION,

@@ -15,7 +15,7 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from cells.datapath.datapath import read_object
+from cells.datapath.generation import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, run_program

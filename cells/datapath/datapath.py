@@ -6,10 +6,8 @@ Needs: DatapathSettings, AgentConfig, Maps, HostLinks.   Gives: Datapath.
 import errno
 import struct
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -26,8 +24,8 @@ from cells.datapath.generation import (
     build_of,
     ids_in_force,
     in_force,
-    load,
     publish,
+    read_object,
     serves,
 )
 from cells.datapath.l3 import OBJECT as L3_OBJECT
@@ -35,7 +33,7 @@ from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
-from cells.datapath.trial import lent, self_check, try_packets
+from cells.datapath.trial import WrongObjectError, load_tried
 from cells.maps import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,
@@ -48,23 +46,11 @@ from cells.maps import (
     map_by_id,
 )
 from cells.node.netlink import HostLinks, LinkPrograms, NetlinkError
-from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
+from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"
 TUNNEL_LINK: Final = "cilium_vxlan"
-PARTS: Final = ({"hive_from_pod"}, ENTRIES.keys() - {"hive_from_pod"})
-"""Loaded at the same time: the verifier takes as long over what a pod sends as over all the others."""
-
-
-class WrongObjectError(LoadError, UsageError):
-    """The setting ``datapath-object`` names something else than a datapath of this agent."""
-
-    def __init__(self, path: Path, error: LoadError) -> None:
-        super().__init__(
-            f"datapath-object={path}: {error}; expected a datapath compiled for this agent, or leave it out"
-        )
-        self.log = error.log
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +384,9 @@ class Datapath:
         path = self._object
         try:
             with ExitStack() as parts:
-                programs, constants = self._load_tried(data, tables, generation, former is None, parts)
+                programs, constants = load_tried(
+                    data, path.name, tables, generation, self._settings, parts, first=former is None
+                )
                 self._maps.catch_up()
                 publish(entry, programs)
         except LoadError as error:
@@ -406,32 +394,6 @@ class Datapath:
                 raise
             raise WrongObjectError(path, error) from error
         return constants
-
-    def _load_tried(
-        self, data: bytes, tables: tuple[Map, ...], generation: int, first: bool, parts: ExitStack
-    ) -> tuple[dict[str, int], Constants]:
-        """The programs by name, loaded onto the node's maps, and tried; ``parts`` closes them.
-
-        The verifier takes longest, so two threads load. What fails the check is never put in force.
-        """
-        name, settings = self._object.name, self._settings
-        with ExitStack() as borrowed:
-            own = borrowed.enter_context(lent(tables)) if first else None
-            with ThreadPoolExecutor(2) as both:
-                loading = [
-                    both.submit(load, data, name, tables, generation, settings, each) for each in PARTS
-                ]
-                check = None if own is not None else both.submit(self_check, data, name, tables, settings)
-            for each in loading:
-                if each.exception() is None:
-                    parts.enter_context(each.result()[0])
-            loaded = [each.result() for each in loading]
-            programs = {known: fd for part, _ in loaded for known, fd in part.programs().items()}
-            if own is not None:
-                try_packets(programs, own, name)
-            elif check is not None:
-                check.result()
-        return programs, loaded[0][1]
 
     def _load_dispatchers(self, tables: tuple[Map, ...]) -> Dispatchers:
         path = PACKAGED_OBJECTS / "dispatch.o"
@@ -465,15 +427,3 @@ class Datapath:
 
 def _native(*, l3: bool) -> Place:
     return Place.NATIVE_L3_DEVICE if l3 else Place.NATIVE_DEVICE
-
-
-def read_object(path: Path) -> bytes:
-    """The bytes of a compiled object; HiveError says how to get it."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        if path.parent == PACKAGED_OBJECTS:
-            raise HiveError(f"{path} is missing ({error.strerror}): compile it with: make install") from error
-        raise UsageError(
-            f"datapath-object={path}: {error.strerror}; expected a compiled datapath, or leave it out"
-        ) from error

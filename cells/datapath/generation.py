@@ -1,7 +1,7 @@
 """One generation of the datapath: an object loaded onto the node's maps and put in force.
 
 For:    Datapath, and the self-check, which loads onto maps of its own. Needs: libbpf, cells.maps.
-Gives:  Constants, load(), publish(), in_force(), serves().
+Gives:  Constants, read_object(), load(), publish(), in_force(), serves().
 
 The programs in force are the entries of hive_entry, and nothing else: no file says so, no attachment changes.
 Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
@@ -14,12 +14,14 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Final, Self
 
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.programs import ENTRIES
-from cells.datapath.settings import DatapathSettings
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.maps import BpfError, Map, MapType, ProgramInfo, map_by_id, program_by_id, program_info
+from lifecycle import HiveError, UsageError
 
 SECTION: Final = ".rodata.cfg"
 MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h
@@ -268,3 +270,15 @@ def read_constants(map_id: int) -> Constants | None:
         if table.spec.type != MapType.ARRAY or table.spec.value_size != _CONSTANTS.size:
             return None
         return Constants.unpack(table.lookup(bytes(4)) or b"")
+
+
+def read_object(path: Path) -> bytes:
+    """The bytes of a compiled object; HiveError says how to get it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if path.parent == PACKAGED_OBJECTS:
+            raise HiveError(f"{path} is missing ({error.strerror}): compile it with: make install") from error
+        raise UsageError(
+            f"datapath-object={path}: {error.strerror}; expected a compiled datapath, or leave it out"
+        ) from error

@@ -1,8 +1,8 @@
 """A generation of programs is tried on packets before it carries any.
 
-Needs: cells.maps.   Gives: self_check, try_packets, lent.
+Needs: cells.maps.   Gives: load_tried, WrongObjectError.
 """
 
-from cells.datapath.trial.selfcheck import lent, self_check, try_packets
+from cells.datapath.trial.loading import WrongObjectError, load_tried
 
-__all__ = ["lent", "self_check", "try_packets"]
+__all__ = ["WrongObjectError", "load_tried"]

@@ -46,11 +46,18 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
     --config, else a file named like the setting in the --config-dir, else its default.
     """
     gc.disable()  # importing makes next to no garbage: looking for it takes 10 ms of the start
-    from lifecycle import GraphError, configure_logging
+    from lifecycle import configure_logging
 
     configure_logging()
     hive = build(settings)
     gc.enable()
+    return run_or_help(ctx, hive, settings)
+
+
+def run_or_help(ctx: click.Context, hive: "Hive", settings: Sequence[str]) -> int:
+    """Run a hive to its end, or print its settings if --help is among the words; the exit code."""
+    from lifecycle import GraphError, configure_logging
+
     try:
         if HELP & set(settings):
             click.echo(ctx.get_help())

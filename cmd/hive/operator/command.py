@@ -15,10 +15,8 @@ from hive.agent.command import (
     HELP,
     YAML_NAME,
     pass_settings,
-    refuse,
-    run_to_the_end,
+    run_or_help,
     settings_argument,
-    settings_help,
 )
 from hive.operator.status import status
 
@@ -52,25 +50,10 @@ def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
 
     Settings are given as those of hive agent, from the same directory: keys of others are left alone.
     """
-    from lifecycle import GraphError, configure_logging
+    from lifecycle import configure_logging
 
     configure_logging()
-    hive = build(settings)
-    try:
-        if HELP & set(settings):
-            click.echo(ctx.get_help())
-            click.echo(f"\n{settings_help(hive)}")
-            return 0
-        debug = any(one.option.name == "debug" and one.value for one in hive.settings())
-    except GraphError as error:
-        return refuse(error)
-    if debug:
-        configure_logging("debug")
-    import anyio
-
-    from lifecycle.process import measured_loop
-
-    return anyio.run(run_to_the_end, hive, backend_options={"loop_factory": measured_loop})
+    return run_or_help(ctx, build(settings), settings)
 
 
 command.add_command(status)

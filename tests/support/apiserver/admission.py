@@ -12,8 +12,8 @@ from tests.support.apiserver.auth import RBAC, User, covered
 from tests.support.apiserver.errors import Obj, Resource, refused
 
 if TYPE_CHECKING:
+    from tests.support.apiserver.call import Call
     from tests.support.apiserver.server import ApiServer
-    from tests.support.apiserver.writes import Call
 
 PROTECTED_NAMESPACES = {"default", "kube-system", "kube-public"}
 NODE_LABELS = {

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tests.support.apiserver.call import now
 from tests.support.apiserver.crd_errors import definition_errors
 from tests.support.apiserver.errors import FieldError, Obj, Resource
 from tests.support.apiserver.kinds import Kind, Strategy, version_order
 from tests.support.apiserver.managed import Manager, after_update, managers_of, with_managers
 from tests.support.apiserver.types import Type, custom_type
-from tests.support.apiserver.writes import now
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer

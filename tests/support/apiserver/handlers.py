@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.support.apiserver import bodies, errors, reviews
 from tests.support.apiserver.auth import User
+from tests.support.apiserver.call import Call
 from tests.support.apiserver.errors import Obj, Resource
 from tests.support.apiserver.kinds import Kind
 from tests.support.apiserver.negotiate import (
@@ -27,7 +28,6 @@ from tests.support.apiserver.reads import as_list, shown
 from tests.support.apiserver.tables import as_table
 from tests.support.apiserver.watches import WatchEvent
 from tests.support.apiserver.wire import Request, Response, encode
-from tests.support.apiserver.writes import Call
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.apiserver import errors
 from tests.support.apiserver.auth import Attributes, User
+from tests.support.apiserver.call import Call, now
 from tests.support.apiserver.decode import decode
 from tests.support.apiserver.errors import Obj, invalid
 from tests.support.apiserver.managed import Manager, after_update, with_managers
 from tests.support.apiserver.wire import Response
-from tests.support.apiserver.writes import Call, now
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer

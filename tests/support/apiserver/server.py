@@ -15,6 +15,7 @@ from typing import Any
 from tests.support.apiserver import auth
 from tests.support.apiserver.admission import Admission
 from tests.support.apiserver.auth import Authorizer, User, Users
+from tests.support.apiserver.call import Call, now
 from tests.support.apiserver.connection import Connection
 from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
@@ -29,7 +30,7 @@ from tests.support.apiserver.strategies import STRATEGIES
 from tests.support.apiserver.strategies.ranges import Ranges
 from tests.support.apiserver.watches import Watches
 from tests.support.apiserver.wire import encode
-from tests.support.apiserver.writes import Writes, now
+from tests.support.apiserver.writes import Writes
 
 ADMIN_TOKEN = "admin-token"
 DEFAULT_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
@@ -151,13 +152,18 @@ class ApiServer:
 
     def add(self, obj: Obj, *, manager: str = "test") -> Obj:
         """Store an object as an administrator would create it; it as stored. For tests. Raises StatusError."""
-        from tests.support.apiserver.writes import Call
 
         group, _, version = obj["apiVersion"].rpartition("/")
         kind = next(one for one in self.kinds.of(group, version) if one.kind == obj["kind"])
         metadata = obj["metadata"]
         namespace = metadata.get("namespace", "default") if kind.namespaced else ""
         return self.writes.create(Call(kind, namespace, "", manager=manager), obj)
+
+    def live(self, call: Call) -> Obj | None:
+        """The object of a call in the version it asks for; None: there is none."""
+        key = (call.namespace if call.kind.namespaced else "", call.name)
+        found = self.store.get(call.kind.storage, key)
+        return None if found is None else self.converted(found, call.kind)
 
     def _bootstrap(self) -> None:
         for name in DEFAULT_NAMESPACES:

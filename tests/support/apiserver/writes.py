@@ -1,4 +1,4 @@
-"""Create, update, patch, apply and delete.
+"""Create, update, patch and apply.
 
 Gives: Writes. Source: k8s.io/apiserver/pkg/registry/generic/registry/store.go, endpoints/handlers.
 """
@@ -9,12 +9,12 @@ import json
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.support.apiserver import errors
-from tests.support.apiserver.errors import FieldError, Obj, StatusError
+from tests.support.apiserver.call import Call, now
+from tests.support.apiserver.deletes import Deletes
+from tests.support.apiserver.errors import Obj, StatusError
 from tests.support.apiserver.kinds import Kind
 from tests.support.apiserver.managed import (
     Manager,
@@ -26,7 +26,7 @@ from tests.support.apiserver.managed import (
     with_managers,
 )
 from tests.support.apiserver.metadata import metadata_errors, metadata_update_errors
-from tests.support.apiserver.structural import fill_defaults, prune, schema_errors
+from tests.support.apiserver.valid import Validity
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
@@ -35,32 +35,14 @@ ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 SYSTEM_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 
 
-def now() -> str:
-    """The time as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass
-class Call:
-    """What one write is about."""
-
-    kind: Kind
-    namespace: str
-    name: str
-    subresource: str = ""
-    manager: str = "unknown"
-    dry_run: bool = False
-    user: Any = None
-    strict: str = "Warn"
-    warnings: list[str] = field(default_factory=list)
-
-
 class Writes:
     """Changes the store as the handlers of an API server do."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         self._store = server.store
+        self._validity = Validity(server)
+        self._deletes = Deletes(server)
 
     # ---- create
 
@@ -68,7 +50,7 @@ class Writes:
         """Store a new object. Raises StatusError."""
         kind, strategy = call.kind, call.kind.strategy
         self._match_namespace(call, body)
-        obj = self._typed(call, body)
+        obj = self._validity.typed(call, body)
         metadata = dict(obj.get("metadata") or {})
         if metadata.get("resourceVersion") not in {None, "", "0"}:
             raise errors.internal("resourceVersion should not be set on objects to be created")
@@ -87,7 +69,9 @@ class Writes:
         self._server.admission.create(call, obj)
         obj["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
         self._prepare_create(call, obj)
-        self._refuse_invalid(call, metadata_errors(obj, kind) + self._content_errors(call, obj), obj)
+        self._validity.refuse_invalid(
+            call, metadata_errors(obj, kind) + self._validity.content_errors(call, obj), obj
+        )
         self._need_namespace(call)
         self._server.limits.check_size(obj)
         key = (metadata.get("namespace", ""), metadata["name"])
@@ -128,6 +112,10 @@ class Writes:
         if found is None:
             raise errors.not_found(errors.Resource("", "namespaces"), call.namespace)
 
+    def delete(self, call: Call, options: Obj) -> tuple[Obj, bool]:
+        """Delete an object, or begin to; it, and whether it is gone. Raises StatusError."""
+        return self._deletes.delete(call, options)
+
     def _match_namespace(self, call: Call, body: Obj) -> None:
         given = (
             (body.get("metadata") or {}).get("namespace") if isinstance(body.get("metadata"), dict) else ""
@@ -148,13 +136,13 @@ class Writes:
                 f"the name of the object ({call.name} based on URL) was undeterminable: name must be provided"
             )
         self._match_name(call, given)
-        live = self._live(call)
+        live = self._server.live(call)
         if live is None:
             version = (body.get("metadata") or {}).get("resourceVersion")
             if not call.kind.strategy.create_on_update or call.subresource or version:
                 raise errors.not_found(call.kind.resource, call.name)
             return self.create(call, body), True
-        return self._replace(call, live, self._typed(call, body), put=True), False
+        return self._replace(call, live, self._validity.typed(call, body), put=True), False
 
     def _match_name(self, call: Call, given: str) -> None:
         if given != call.name:
@@ -162,14 +150,9 @@ class Writes:
                 f"the name of the object ({given}) does not match the name on the URL ({call.name})"
             )
 
-    def _live(self, call: Call) -> Obj | None:
-        key = (call.namespace if call.kind.namespaced else "", call.name)
-        found = self._store.get(call.kind.storage, key)
-        return None if found is None else self._server.converted(found, call.kind)
-
     def patch(self, call: Call, change: Callable[[Obj], Obj]) -> Obj:
         """Change an object. Raises StatusError."""
-        live = self._live(call)
+        live = self._server.live(call)
         if live is None:
             raise errors.not_found(call.kind.resource, call.name)
         body = change(live)
@@ -180,7 +163,7 @@ class Writes:
                 "the namespace of the provided object does not match the namespace sent on the request"
             )
         try:
-            typed = self._typed(call, body, patched=True)
+            typed = self._validity.typed(call, body, patched=True)
         except StatusError as error:
             if error.code != 400 or "json: cannot unmarshal" not in str(error):
                 raise
@@ -199,11 +182,11 @@ class Writes:
         managed = self._managed_update(call, live, new) if applied is None else applied
         self._server.admission.update(call, new, live)
         strategy.admit_update(new, live, self._server)
-        self._refuse_invalid(call, metadata_update_errors(new, live), new)
+        self._validity.refuse_invalid(call, metadata_update_errors(new, live), new)
         strategy.prepare_update(new, live, self._server)
         self._count_generation(call, live, new)
-        wrong = metadata_errors(new, kind) + self._content_errors(call, new, live)
-        self._refuse_invalid(call, wrong, new)
+        wrong = metadata_errors(new, kind) + self._validity.content_errors(call, new, live)
+        self._validity.refuse_invalid(call, wrong, new)
         new = with_managers(new, managed)
         return self._store_change(call, live, new)
 
@@ -226,16 +209,11 @@ class Writes:
         stored = self._server.for_storage(new, kind)
         graceful = kind.strategy.graceful and not live["metadata"].get("finalizers")
         if ended and metadata.get("deletionGracePeriodSeconds", 0) == 0 and not graceful:
-            self._remove(kind, key, self._server.for_storage(live, kind))
+            self._deletes.remove(kind, key, self._server.for_storage(live, kind))
             return new
         put = self._store.put(kind.storage, key, stored)
         kind.strategy.stored(put, self._server)
         return self._server.converted(put, kind)
-
-    def _remove(self, kind: Kind, key: tuple[str, str], last: Obj) -> Obj:
-        gone = self._store.delete(kind.storage, key, last)
-        kind.strategy.deleted(gone, self._server)
-        return self._server.converted(gone, kind)
 
     def _check_version(self, call: Call, live: Obj, new: Obj, *, put: bool) -> None:
         given = str((new.get("metadata") or {}).get("resourceVersion") or "")
@@ -318,7 +296,7 @@ class Writes:
         if metadata.get("managedFields") is not None:
             raise errors.bad_request("metadata.managedFields must be nil")
         metadata.setdefault("name", call.name)
-        live = self._live(call)
+        live = self._server.live(call)
         if live is None and call.subresource:
             raise errors.not_found(kind.resource, call.name)
         self._match_name(call, metadata["name"])
@@ -350,7 +328,7 @@ class Writes:
         made = apply(
             live, config, call.kind.type, managers, who, now(), force=force, reset=self._resets(call)
         )
-        typed = self._typed(call, made.obj, patched=True)
+        typed = self._validity.typed(call, made.obj, patched=True)
         return self._replace(call, live, typed, put=False, applied=made.managers)
 
     def _before_first(self, call: Call, live: Obj) -> Managers:
@@ -388,159 +366,6 @@ class Writes:
         who = Manager(call.manager, "Update", call.kind.api_version, call.subresource)
         return after_update(live, new, call.kind.type, managers, who, now(), self._resets(call))
 
-    # ---- checks
-
-    def _typed(self, call: Call, body: Obj, *, patched: bool = False) -> Obj:
-        """The object as its kind declares it, with defaults; warnings of what was dropped."""
-        from tests.support.apiserver.decode import decode
-
-        kind = call.kind
-        unknown: list[str] = []
-        if kind.custom is None:
-            obj, unknown = decode(body, kind.type, kind.kind, kind.version)
-            for name, value in kind.strategy.empty.items():
-                obj.setdefault(name, _copy(value))
-            obj = {**obj, "kind": kind.kind, "apiVersion": kind.api_version}
-            kind.strategy.defaults(obj)
-        else:
-            metadata = decode(
-                {"metadata": body.get("metadata") or {}}, _METADATA_ONLY, kind.kind, kind.version
-            )
-            pruned = prune(
-                {key: value for key, value in body.items() if key != "metadata"}, kind.type, "", unknown
-            )
-            unknown = metadata.unknown + unknown
-            obj = fill_defaults(pruned, kind.type)
-            obj = {**obj, "metadata": metadata.obj.get("metadata", {})}
-        if unknown and call.strict == "Strict":
-            raise self._strict(call, obj, unknown)
-        if call.strict != "Ignore":
-            call.warnings += [f'unknown field "{one}"' for one in sorted(unknown)]
-        return obj
-
-    def _strict(self, call: Call, obj: Obj, unknown: list[str]) -> StatusError:
-        told = ", ".join(f'unknown field "{one}"' for one in sorted(unknown))
-        message = f'{call.kind.kind} in version "{call.kind.version}" cannot be handled as a {call.kind.kind}: strict decoding error: {told}'
-        return errors.bad_request(message)
-
-    def _content_errors(self, call: Call, obj: Obj, live: Obj | None = None) -> list[FieldError]:
-        kind = call.kind
-        if kind.custom is not None:
-            found = schema_errors(obj, kind.type, "")
-            if live is not None:  # what was wrong before is tolerated as long as it does not change
-                before = schema_errors(live, kind.type, "")
-                found = [one for one in found if one not in before]
-            return found
-        if live is not None:
-            return kind.strategy.validate_update(obj, live, self._server)
-        return kind.strategy.validate(obj, self._server)
-
-    def _refuse_invalid(self, call: Call, wrong: list[FieldError], obj: Obj) -> None:
-        if wrong:
-            name = obj.get("metadata", {}).get("name", "")
-            own = call.kind.strategy.error_group
-            group = call.kind.group if own is None else own
-            raise errors.unprocessable(group, call.kind.kind, name, wrong)
-
-    # ---- delete
-
-    def delete(self, call: Call, options: Obj) -> tuple[Obj, bool]:
-        """Delete an object, or begin to; it, and whether it is gone. Raises StatusError."""
-        kind = call.kind
-        live = self._live(call)
-        if live is None:
-            raise errors.not_found(kind.resource, call.name)
-        self._check_preconditions(call, live, options.get("preconditions") or {})
-        self._server.admission.delete(call, live)
-        key = (live["metadata"].get("namespace", ""), call.name)
-        metadata = dict(live["metadata"])
-        finalizers = self._with_policy(metadata, options)
-        finalizers += [one for one in kind.strategy.delete_finalizers(live) if one not in finalizers]
-        grace = kind.strategy.grace(live, options)
-        before = metadata.get("deletionTimestamp")
-        if not finalizers and not grace and not kind.strategy.pending(live):
-            return self._delete_now(call, key, live, metadata), True
-        if (
-            before
-            and metadata.get("deletionGracePeriodSeconds", 0) <= grace
-            and finalizers == (live["metadata"].get("finalizers") or [])
-        ):
-            return live, False
-        metadata |= {"deletionTimestamp": _later(grace), "deletionGracePeriodSeconds": grace}
-
-        if before and metadata.get("deletionGracePeriodSeconds") == live["metadata"].get(
-            "deletionGracePeriodSeconds"
-        ):
-            metadata["deletionTimestamp"] = before
-        if finalizers:
-            metadata["finalizers"] = finalizers
-        else:
-            metadata.pop("finalizers", None)
-        if not before and "generation" in metadata:
-            metadata["generation"] += 1
-        dying = {**live, "metadata": metadata}
-        kind.strategy.dying(dying)
-        if call.dry_run:
-            return dying, False
-        stored = self._store.put(kind.storage, key, self._server.for_storage(dying, kind))
-        kind.strategy.stored(stored, self._server)
-        return self._server.converted(stored, kind), False
-
-    def _delete_now(self, call: Call, key: tuple[str, str], live: Obj, metadata: Obj) -> Obj:
-        kind = call.kind
-        metadata.pop("finalizers", None)
-        last = live
-        if kind.strategy.graceful:
-            if "generation" in metadata and not metadata.get("deletionTimestamp"):
-                metadata["generation"] += 1
-            bound = kind.strategy.grace(live, {}) > 0
-            metadata |= {
-                "deletionTimestamp": metadata.get("deletionTimestamp") or now(),
-                "deletionGracePeriodSeconds": 0,
-            }
-            last = {**live, "metadata": metadata}
-            if call.dry_run:
-                return last
-            if bound or live["metadata"].get("deletionTimestamp"):
-                last = self._store.put(kind.storage, key, last)
-        if call.dry_run:
-            return last
-        return self._remove(kind, key, self._server.for_storage(last, kind))
-
-    def _with_policy(self, metadata: Obj, options: Obj) -> list[str]:
-        finalizers = [*(metadata.get("finalizers") or ())]
-        policy = options.get("propagationPolicy")
-        if options.get("orphanDependents") is not None:
-            policy = "Orphan" if options["orphanDependents"] else "Background"
-        if policy is None:
-            return finalizers
-        finalizers = [one for one in finalizers if one not in {"orphan", "foregroundDeletion"}]
-        added = {"Orphan": ["orphan"], "Foreground": ["foregroundDeletion"]}.get(policy, [])
-        return finalizers + added
-
-    def _check_preconditions(self, call: Call, live: Obj, wanted: Obj) -> None:
-        metadata = live["metadata"]
-        resource = errors.Resource(call.kind.group, call.kind.kind)
-        if (uid := wanted.get("uid")) is not None and uid != metadata["uid"]:
-            why = (
-                f"the UID in the precondition ({uid}) does not match the UID in record ({metadata['uid']})."
-                " The object might have been deleted and then recreated"
-            )
-            raise errors.conflict(resource, call.name, why)
-        version = wanted.get("resourceVersion")
-        if version is not None and version != metadata["resourceVersion"]:
-            why = (
-                f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record"
-                f" ({metadata['resourceVersion']}). The object might have been modified"
-            )
-            raise errors.conflict(resource, call.name, why)
-
-
-def _later(grace: int) -> str:
-    from datetime import timedelta
-
-    return (datetime.now(UTC) + timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
 
 def _status_only(live: Obj, new: Obj) -> Obj:
     made = {key: value for key, value in live.items() if key != "status"}
@@ -558,20 +383,3 @@ def _same(live: Obj, new: Obj) -> bool:
         # They are in the order of their times, which do not count.
         one["managedFields"] = sorted(({**entry, "time": ""} for entry in entries), key=repr)
     return before == after
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(one) for key, one in value.items()}
-    return list(value) if isinstance(value, list) else value
-
-
-def _metadata_only() -> Any:
-    from tests.support.apiserver.types import METADATA, Type, builtin_type
-
-    found = Type({"type": "object", "properties": {}}, custom=True)
-    found.__dict__["properties"] = {"metadata": builtin_type(METADATA)}
-    return found
-
-
-_METADATA_ONLY = _metadata_only()

@@ -9,8 +9,8 @@ import ipaddress
 import uuid
 from typing import Any
 
+from tests.support.apiserver.call import now
 from tests.support.apiserver.errors import Obj, Resource
-from tests.support.apiserver.writes import now
 
 IPV4 = ipaddress.ip_network("10.96.0.0/16")
 IPV6 = ipaddress.ip_network("fd00:10:96::/112")
