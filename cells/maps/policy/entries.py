@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar, overload
 
 from cells.maps.records.layouts import PolicyEntry, PolicyKey
 
@@ -18,6 +18,7 @@ _FAN: Final = 16
 """Entries are in so many groups of as many slices, by their identity. Values that follow from one another
 share those that are alike; a copy has as few references as can be, as each is to another part of memory."""
 
+_T = TypeVar("_T")
 _Slice = dict[PolicyKey, PolicyEntry]
 _Group = list[_Slice]
 _NOTHING: Final[_Slice] = {}
@@ -139,6 +140,17 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
 
     def __getitem__(self, key: PolicyKey) -> PolicyEntry:
         return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN][key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, PolicyKey) and self.get(key) is not None
+
+    @overload
+    def get(self, key: PolicyKey, default: None = None, /) -> PolicyEntry | None: ...
+    @overload
+    def get(self, key: PolicyKey, default: PolicyEntry | _T, /) -> PolicyEntry | _T: ...
+    def get(self, key: PolicyKey, default: object = None, /) -> object:
+        """As of any mapping, but without an exception for what is not there."""
+        return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN].get(key, default)
 
     def __iter__(self) -> Iterator[PolicyKey]:
         return (key for group in self.groups if group is not _NO_GROUP for one in group for key in one)

@@ -17,16 +17,15 @@ _FEW = 8  # up to so many entries, single writes are quicker than a batch
 class PolicyMap:
     """An endpoint id and its policy map. An empty map allows nothing."""
 
-    __slots__ = ("_changed", "_present", "_whole", "endpoint_id", "map")
+    __slots__ = ("_changed", "_present", "endpoint_id", "map")
 
     def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
         """``changed`` is called with the id after every change: Epochs.bump()."""
         self.endpoint_id = endpoint_id
         self.map = table
         self._changed = changed
-        self._present: dict[PolicyKey, PolicyEntry] = {}
-        self._whole: PolicyEntryMap | None = None
-        """What the map was last made as a whole, where only what differs from it is to be looked at."""
+        self._present: Mapping[PolicyKey, PolicyEntry] = {}
+        """What it has: as it was last made, or as the kernel told."""
 
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
@@ -46,37 +45,36 @@ class PolicyMap:
         then stays.
         """
         differs = True
-        former, self._whole = self._whole, None
         try:
-            differs = self._replace(wanted, former)
-            self._whole = wanted if isinstance(wanted, PolicyEntryMap) else None
+            differs = self._replace(wanted)
+            self._present = wanted if isinstance(wanted, PolicyEntryMap) else dict(wanted)
         finally:
             if differs:
                 (changed or self._changed)(self.endpoint_id)
 
-    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None) -> bool:
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
         try:
-            return self._write(self._difference(wanted, former))
+            return self._write(self._difference(wanted))
         except BpfError as error:
             self.reload()
             if error.errno != errno.ENOSPC:
                 raise
             # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
-            self._drop([key for key, old in self._present.items() if key not in wanted and not old.deny])
+            over = [key for key, old in self._present.items() if key not in wanted and not old.deny]
             try:
-                self._write(self._difference(wanted, None))
+                self._drop(over)
+                self._present = {key: old for key, old in self._present.items() if key in wanted or old.deny}
+                self._write(self._difference(wanted))
             except BpfError:
                 self.reload()
                 raise
             return True
 
-    def _difference(
-        self, wanted: Mapping[PolicyKey, PolicyEntry], former: PolicyEntryMap | None
-    ) -> EntryChanges:
-        """What the map may lack or have otherwise, or too much; ``former`` was written last."""
-        if former is not None and isinstance(wanted, PolicyEntryMap):
-            return wanted.difference(former)
+    def _difference(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> EntryChanges:
+        """What the map may lack or have otherwise, or too much."""
         present = self._present
+        if isinstance(present, PolicyEntryMap) and isinstance(wanted, PolicyEntryMap):
+            return wanted.difference(present)
         missing = {
             key: entry
             for key, entry in wanted.items()
@@ -100,13 +98,13 @@ class PolicyMap:
 
     def reload(self) -> None:
         """Take what the kernel has as the state to start from."""
-        self._present, self._whole = self.dump(), None
+        self._present = self.dump()
 
     def clear(self) -> None:
         """Empty the map, whatever is in it."""
         had = bool(self._present)
-        self._whole = None
         self._drop(list(self._present))
+        self._present = {}
         if self.map.first_key() is not None:  # written by someone else
             self.map.clear()
             had = True
@@ -134,14 +132,11 @@ class PolicyMap:
 
     def _put(self, writes: Sequence[Write]) -> None:
         """Set entries, in their order."""
-        present = self._present
         if len(writes) <= _FEW:
-            for key, entry, packed in writes:
-                self.map.update(*packed)
-                present[key] = entry
+            for one in writes:
+                self.map.update(*one.packed)
         else:
             self.map.update_batch([one.packed for one in writes])
-            present.update((key, entry) for key, entry, _ in writes)
 
     def _drop(self, keys: list[PolicyKey]) -> None:
         packed = [key.pack() for key in keys]
@@ -157,5 +152,3 @@ class PolicyMap:
         else:
             for key in packed:
                 self.map.delete(key)
-        for each in keys:
-            del self._present[each]
