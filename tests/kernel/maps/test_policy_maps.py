@@ -263,6 +263,25 @@ async def test_a_policy_that_does_not_fit_is_an_error_and_the_map_stays_known(in
         assert policy.dump() == ALLOW_ALL
 
 
+async def test_of_several_maps_one_that_has_no_room_holds_up_no_other_and_only_what_changed_is_judged_anew(
+    in_node: None,
+) -> None:
+    async with agent() as node:
+        one, full, same, two = (node.policies.acquire() for _ in range(4))
+        same.replace(ALLOW_ALL)
+        before = {key: value for key, value in node.maps.epoch.items() if any(value)}
+        too_many = {PolicyKey(identity, egress=False): PolicyEntry() for identity in range(300)}
+        failed = node.policies.replace_all(
+            [(one, ALLOW_ALL), (full, too_many), (same, ALLOW_ALL), (two, {WEB: PolicyEntry()})]
+        )
+        assert {number: error.errno for number, error in failed.items()} == {full.endpoint_id: errno.ENOSPC}
+        assert one.dump() == same.dump() == ALLOW_ALL
+        assert two.dump() == {WEB: PolicyEntry()}
+        after = {key: value for key, value in node.maps.epoch.items() if any(value)}
+        changed = {key for key, value in after.items() if before.get(key) != value}
+        assert changed == {index(each.endpoint_id) for each in (one, full, two)}
+
+
 async def test_an_id_that_cannot_be_adopted_is_given_to_nobody_else(in_node: None) -> None:
     async with agent() as node:
         refusal = BpfError(errno.ENOMEM, "pin", "a policy map")
