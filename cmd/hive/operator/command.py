@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from lifecycle import Hive
 
 
+VERSION = "--version"
+"""As Cilium's operator takes it, and installers ask it."""
+
+
 class RunUnlessAsked(click.Group):
     """A group that runs the operator when its first word is a setting, or there is none."""
 
@@ -50,6 +54,11 @@ def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
 
     Settings are given as those of hive agent, from the same directory: keys of others are left alone.
     """
+    if VERSION in settings:
+        from importlib import metadata
+
+        click.echo(f"hive {metadata.version('hive-agent')}")
+        return 0
     from lifecycle import configure_logging
 
     configure_logging()

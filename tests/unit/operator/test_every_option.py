@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from cells.operator import options
 from cells.operator.options import UnservedOperator, WithoutEffect
 from cells.operator.process import operator
+from hive.operator.command import command
 from lifecycle import Hive, SettingsError, Sources
 from tests.support import chart
 
@@ -120,3 +123,8 @@ def test_the_settings_of_a_chart_start_an_operator(whose: str, tmp_path: Path) -
     for name, value in one["data"].items():
         (tmp_path / name).write_text(value or "")
     Hive(operator, settings=Sources(config_dir=tmp_path, unknown="ignore")).check()
+
+
+def test_it_tells_its_version_and_starts_nothing() -> None:
+    found = CliRunner().invoke(command, ["--version"], standalone_mode=False)
+    assert (found.return_value, found.output) == (0, f"hive {metadata.version('hive-agent')}\n")
