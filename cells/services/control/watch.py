@@ -18,6 +18,7 @@ from cells.services.control.by_hand import SaidService, SaidState
 from cells.services.control.redirects import LocalRedirect
 from cells.services.model import (
     EXPOSURE_LABEL,
+    WEIGHT,
     ZONE_LABEL,
     Frontend,
     FrontendChange,
@@ -31,6 +32,7 @@ from cells.services.model import (
     faults_of,
     read_redirect,
     unserved_of,
+    weight_of,
 )
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
@@ -98,7 +100,7 @@ class ServiceWatch:
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
             *self._followed(objects.services, self._service_changed),
-            *self._followed(objects.slices, _slice_changed),
+            *self._followed(objects.slices, self._slice_changed),
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _state_said),
@@ -152,6 +154,35 @@ class ServiceWatch:
             return catalog.delete_service(ServiceName(*old.key)) if old is not None else ()
         self._tell_faults(old, row)
         return catalog.upsert_service(row)
+
+    def _slice_changed(
+        self, catalog: ServiceCatalog, change: Change[EndpointSlice]
+    ) -> Iterable[FrontendChange]:
+        """A slice may come to belong to another service."""
+        old, row = change.old, change.row
+        if old is not None and (row is None or row.service != old.service):
+            yield from catalog.delete_slice(ServiceName(old.namespace, old.service), old.name)
+        if row is not None and row.service:
+            self._tell_weight(old, row)
+            yield from catalog.upsert_slice(row)
+
+    def _tell_weight(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
+        given = row.metadata.annotations
+        if self._log is None or not given or (old is not None and old.annotations == row.annotations):
+            return
+        fault = ""
+        try:
+            weight_of(row)
+        except ValueError as error:
+            fault = str(error)
+        maglev = self._options.bpf_lb_algorithm == "maglev" or self._options.bpf_lb_algorithm_annotation
+        if not fault and WEIGHT in given and not maglev:
+            fault = "weights count with bpf-lb-algorithm=maglev alone"
+        if fault:
+            self._log.warning(
+                "annotation of an EndpointSlice does nothing",
+                slice=f"{row.namespace}/{row.name}", annotation=WEIGHT, reason=fault,
+            )  # fmt: skip
 
     def _tell_faults(self, old: Service | None, row: Service) -> None:
         """What a service asks for and does not get, once for each time that it asks."""
@@ -252,12 +283,3 @@ def _said(catalog: ServiceCatalog, change: Change[SaidService]) -> Iterable[Fron
 def _state_said(catalog: ServiceCatalog, change: Change[SaidState]) -> Iterable[FrontendChange]:
     row = change.row
     return catalog.set_state(row.address, row.state) if row is not None else ()
-
-
-def _slice_changed(catalog: ServiceCatalog, change: Change[EndpointSlice]) -> Iterable[FrontendChange]:
-    """A slice may come to belong to another service."""
-    old, row = change.old, change.row
-    if old is not None and (row is None or row.service != old.service):
-        yield from catalog.delete_slice(ServiceName(old.namespace, old.service), old.name)
-    if row is not None and row.service:
-        yield from catalog.upsert_slice(row)

@@ -5,7 +5,7 @@ Gives: ServiceCatalog, frontends_of, backends_of, Frontend, Backend and their pa
 """
 
 from cells.services.model.annotations import faults_of
-from cells.services.model.backends import backends_of, state_of
+from cells.services.model.backends import WEIGHT, backends_of, state_of, weight_of
 from cells.services.model.catalog import ServiceCatalog
 from cells.services.model.claims import Delete, FrontendChange, Upsert
 from cells.services.model.frontends import frontends_of, selectable
@@ -30,6 +30,7 @@ __all__ = [
     "EXPOSURE_LABEL",
     "INTERNAL",
     "PROTOCOLS",
+    "WEIGHT",
     "ZONE_LABEL",
     "Address",
     "Backend",
@@ -55,4 +56,5 @@ __all__ = [
     "selectable",
     "state_of",
     "unserved_of",
+    "weight_of",
 ]

@@ -38,7 +38,7 @@ _NOT_BUILT = {
     PREFIX + "global-sync-endpoint-slices": ("true", _CLUSTERS),
     PREFIX + "affinity": ("", ""),
     PREFIX + "shared": ("", ""),
-    PREFIX + "weight": ("", "backends get weights by cilium-dbg service update alone"),
+    PREFIX + "weight": ("", "it is one of EndpointSlices, whose backends it weighs"),
 }
 """Annotations, the value that asks for something, and what happens instead.
 

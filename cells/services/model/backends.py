@@ -6,6 +6,7 @@ Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topolog
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from socket import AF_INET, AF_INET6, inet_pton
 
 from cells.kubernetes import EndpointConditions, EndpointSlice
@@ -20,6 +21,10 @@ from cells.services.model.types import (
     address_end,
     is_port,
 )
+
+WEIGHT = "service.cilium.io/weight"
+"""Annotation of a slice: the weight of its backends where maglev chooses, as of Cilium 1.20."""
+_HEAVIEST = 65535
 
 Backends = Mapping[str, tuple[Backend, ...]]
 """Backends by port name, in order of address."""
@@ -38,6 +43,16 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
     return BackendState.TERMINATING if conditions.terminating else BackendState.ACTIVE
 
 
+def weight_of(slice_: EndpointSlice) -> int:
+    """What its annotation gives its backends. Raises ValueError for what is no weight; 0 is none."""
+    text = (slice_.metadata.annotations or {}).get(WEIGHT)
+    if text is None:
+        return DEFAULT_WEIGHT
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _HEAVIEST):
+        raise ValueError(f"{text!r}: expected a number from 1 to {_HEAVIEST}")
+    return int(text)
+
+
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several slices is active if one says so."""
     found: dict[str, dict[Address, Backend]] = {}
@@ -53,7 +68,10 @@ def _add(
     if slice_.address_type not in _FAMILIES:
         return
     mark, family = _FAMILIES[slice_.address_type]
-    active = BackendState.ACTIVE
+    active, weight = BackendState.ACTIVE, DEFAULT_WEIGHT
+    if slice_.metadata.annotations and options.as_released:
+        with suppress(ValueError):  # told when the slice is read
+            weight = weight_of(slice_)
     ports = [
         (port.name or "", address_end(port.port, number), found.setdefault(port.name or "", {}))
         for port in slice_.ports or ()
@@ -76,7 +94,7 @@ def _add(
                 address = new(Address, mark + packed + end)  # Address.read(), without its call
                 held = of_port.get(address)
                 if held is None or state < held.state:
-                    of_port[address] = Backend(address, state, node, name, DEFAULT_WEIGHT, zone, hinted)
+                    of_port[address] = Backend(address, state, node, name, weight, zone, hinted)
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:

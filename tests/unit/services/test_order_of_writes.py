@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
@@ -10,6 +12,7 @@ from ipaddress import ip_address, ip_network
 import msgspec
 import pytest
 
+from cells.kubernetes import EndpointSlice, Service
 from cells.services import control
 from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_value, service_key
@@ -19,14 +22,18 @@ from cells.services.control.shortage import MapFullError
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables, Seed
 from cells.services.model import (
+    WEIGHT,
     Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    Node,
     ServiceName,
     ServiceType,
+    backends_of,
+    frontends_of,
 )
 from cells.services.settings import DEFAULT_SEED
 from lifecycle import BatchError
@@ -347,3 +354,46 @@ async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
     await agent.target.drop([first.key])  # there is room now
     await agent.target.put({second.key: second, third.key: third})
     assert set(maps.served()) == {name(second.key), name(third.key)}
+
+
+async def test_weights_of_slices_share_new_connections() -> None:
+    maps = WatchedMaps()
+    agent = Agent(maps, {})
+    await agent.target.dump()
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {
+                "type": "NodePort",
+                "clusterIP": "10.96.0.1",
+                "ports": [{"port": 80, "nodePort": 30080}],
+            },
+        },
+        Service,
+    )
+    node = Node("here", node_port_addresses=(ip_address("192.0.2.7"),))
+
+    async def shares(weight: str) -> list[int]:
+        slices = [
+            msgspec.convert(
+                {
+                    "metadata": {"name": f"web-{each}", "namespace": "shop", "annotations": annotations},
+                    "addressType": "IPv4",
+                    "endpoints": [{"addresses": [f"10.0.0.{each}"]}],
+                    "ports": [{"port": 8080}],
+                },
+                EndpointSlice,
+            )
+            for each, annotations in ((1, {}), (2, {WEIGHT: weight}))
+        ]
+        found = frontends_of(service, backends_of(slices, OPTIONS), node, OPTIONS)
+        (one,) = (each for each in found if each.routable)
+        await agent.change({one.key: one}, set())
+        (table,) = (value for where, value in maps.entries.items() if where.map == MAGLEV)
+        return sorted(Counter(struct.unpack(f"<{len(table) // 4}I", table)).values())
+
+    assert await shares("100") == [125, 126]
+    heavy = await shares("300")
+    assert 2.5 < heavy[1] / heavy[0] < 3.5
+    for nonsense in ("0", "-1", "65536", "many", "", "1.5", "²"):
+        assert await shares(nonsense) == [125, 126]
