@@ -53,7 +53,7 @@ def tunnel_maps(maps: Maps) -> TunnelMaps:
 
 @after(Tunnel, RemoteNetworks)
 def keep() -> None:
-    """The tunnel is part of the agent though nobody waits for it."""
+    """The tunnel is part of the agent though no cell depends on it."""
 
 
 cell = module(

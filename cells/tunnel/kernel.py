@@ -119,7 +119,7 @@ class TunnelKernel:
         link = await self._links.find(TUNNEL_LINK)
         if link is not None and not (_usable(link) and _same_ports(link, wanted)):
             self._log.warning(
-                "the tunnel's device is another than wanted, making it anew",
+                "the tunnel's device is not as configured, creating it again",
                 device=TUNNEL_LINK,
                 kind=link.kind,
                 port=link.port,
@@ -135,7 +135,7 @@ class TunnelKernel:
             await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
 
     async def _new_device(self, wanted: TunnelDevice) -> FoundVxlan:
-        """Its programs are on it before anything arrives that nobody would look at."""
+        """Attach the programs before any packet arrives."""
         try:
             await self._links.create(TUNNEL_LINK, wanted)
             link = await self._link()

@@ -102,7 +102,7 @@ async def ensure_pair(
     if pair is None:
         obstacles = [link for name in (HOST, NET) if (link := links.find(name)) is not None]
         for link in obstacles:
-            log.warning("link is not half of our pair, making it anew", link=link.name, kind=link.kind)
+            log.warning("link is not half of our pair, creating it again", link=link.name, kind=link.kind)
         await links.reap(link.ifindex for link in obstacles)
         macs = macs or Macs(random_mac(), random_mac())
         await writer.create_veth(VethPair(HOST, macs.host, NET, macs.net, mtu, None))

@@ -30,7 +30,7 @@ _BYTE: Final = re.compile(r"0x[0-9a-fA-F]{1,2}")
 def remembered(
     pinned: NodeConfig | None, on_device: Iterable[IPAddress], path: Path, log: Logger
 ) -> list[IPAddress]:
-    """What the programs were told last, then what cilium_host has, then what the file tells.
+    """The address in the programs' maps, else that of cilium_host, else that in the file.
 
     The pinned maps come first: anyone may change the device, and the running pods use what the programs know.
     """

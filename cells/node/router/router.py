@@ -60,7 +60,7 @@ CHANGED: Final = news.passing(
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """What the API tells of the node's addresses of one family (NodeAddressingElement)."""
+    """The node's addresses of one family in the API (NodeAddressingElement)."""
 
     ip: IPAddress
     """The router's."""
@@ -191,7 +191,7 @@ class Router:
     async def _make(self) -> None:
         """The first run is part of the start: if it fails, so does the start.
 
-        Not if something old cannot be removed: it harms nobody, and is tried again.
+        Leftovers that cannot be removed do not count: they are harmless, and removing them is retried.
         """
         try:
             await self._reconciler.sweep()
@@ -204,7 +204,7 @@ class Router:
             self._log.warning("Failed to remove old router IPs", device=HOST, error=str(error))
 
     def _write_settings(self) -> None:
-        """Have the kernel settings right; those of the pair are gone with a pair that is made anew."""
+        """Write the kernel settings; those of the pair are lost when the pair is created again."""
         self._sysctls.keep(router_settings())
         if self._ipv6:
             others = [each.name for each in self._devices.all() if each.name not in (HOST, NET, LOOPBACK)]
@@ -216,7 +216,7 @@ class Router:
         self._reconciler.trigger()
 
     async def _look_at_ranges(self, _: object) -> None:
-        """Lead to all ranges; the primary one is the one that is told, the router's address stays."""
+        """Route all ranges; the primary one is published, and the router's address stays."""
         if self._made is not None:
             now = self._ipam.ranges
             self._made = {

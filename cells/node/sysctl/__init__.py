@@ -2,8 +2,8 @@
 
 Reconciler: reads the table ``sysctls``, which Sysctls fills with what cells ask for, and writes /proc/sys.
 Needs:  nothing.   Gives: Sysctls.
-Why:    a configuration tool that sets rp_filter or forwarding anew would cut pods off, in silence. The kernel
-        tells of those two as they change; everything is read again every 30 seconds.
+Why:    a configuration tool that resets rp_filter or forwarding would silently cut pods off. The kernel
+        reports changes of those two; everything is read again every 30 seconds.
 """
 
 from cells.node.sysctl.files import SysctlFiles, sysctl_files

@@ -38,7 +38,7 @@ class Sysctl(msgspec.Struct, frozen=True):
 
 
 class Sysctls:
-    """Kernel settings of this node: whoever needs one says so, and it is kept from then on.
+    """Kernel settings of this node: cells register those they need, which are maintained from then on.
 
     One that cannot be written leaves the module degraded, and is tried again.
     """
@@ -73,7 +73,7 @@ class Sysctls:
                 self._files.write(name, value)
 
     def check(self) -> None:
-        """Compare everything with the kernel now: a device was made anew, say."""
+        """Compare everything with the kernel now, for example after a device was created again."""
         self._reconciler.trigger()
 
     # The reconciler's target

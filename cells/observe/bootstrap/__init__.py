@@ -2,7 +2,7 @@
 
 Source: sums up what the hive measured of every hook; one log line once probes are answered.
 Needs:  Profile, HealthServer (whose hook is the last that pods and probes wait for).   Gives: Bootstrap.
-Why:    whoever compares agents or watches upgrades looks for cilium_agent_bootstrap_seconds, and no hook
+Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds, and no hook
         needs a timer of its own for it.
 """
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cells.observe.health import HealthServer
 from lifecycle import Hook, Lifecycle, Logger, Profile, after
 
-if TYPE_CHECKING:  # what is imported below is imported once probes are answered: nobody waits for it
+if TYPE_CHECKING:  # the imports below run once probes are answered, so nothing waits for them
     from cells.observe.bootstrap.scopes import Scopes
 
 

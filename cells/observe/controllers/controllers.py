@@ -1,4 +1,4 @@
-"""Runs controllers as jobs, and tells of them; the hive's other jobs are told of in the same form.
+"""Runs controllers as jobs and shows their status; the hive's other jobs are shown in the same form.
 
 For:   cells whose work has a name that operators know; the status.
 Needs: Jobs, JobMetrics, Health, HealthTree.   Gives: Controllers.
@@ -37,7 +37,7 @@ class _Controller:
         self.last_success: float | None = None
         self.last_failure: float | None = None
         self.told: ControllerStatus | None = None
-        """Its status, made when somebody asks, until it changes."""
+        """Its status, created on demand and kept until it changes."""
 
     def ask(self) -> None:
         """Have it run now, or once more."""
@@ -193,7 +193,7 @@ class Controllers:
             tried = f"failed {controller.in_a_row} times"
             again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
             health.degraded(f"{tried}, {again}", error)
-            if told != before:  # what goes on failing in the same way is told once
+            if told != before:  # a repeated failure is logged once
                 self._log.warning("controller failed", name=controller.name, error=told)
         else:
             self.runs["success"].observe(anyio.current_time() - began)

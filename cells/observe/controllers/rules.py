@@ -1,6 +1,6 @@
 """When a controller runs again, and what is known of one: values.
 
-For:   Controllers and whoever shows them.   Needs: nothing.   Gives: Rules, ControllerStatus.
+For:   Controllers and their views.   Needs: nothing.   Gives: Rules, ControllerStatus.
 Source: Cilium 1.17, controllers: retries wait linearly longer.
 """
 
@@ -22,7 +22,7 @@ class Rules(msgspec.Struct, frozen=True):
     """Whether failures have waits of their own; without, the interval counts after them too."""
 
     def pause(self, failures: int) -> float:
-        """The wait after so many failures in a row, 0 for a success; infinite until somebody asks."""
+        """The wait after so many failures in a row, 0 for a success; infinite until triggered."""
         if failures and self.retries:
             return min(failures * self.retry_base, self.retry_maximum or math.inf)
         return self.interval or math.inf

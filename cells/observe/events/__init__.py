@@ -1,6 +1,6 @@
-"""What the datapath tells of packets: drops, traces and policy verdicts, as typed records.
+"""The datapath's packet events: drops, traces and policy verdicts, as typed records.
 
-Source: reads the perf event array cilium_events, hands every record to whoever subscribed, who decodes it.
+Source: reads the perf event array cilium_events, passes every record to the subscribers, which decode it.
 Needs:  Maps.   Gives: Events, the records and their texts, the names of drop reasons.
 Why:    a packet that is dropped must be explainable while it happens, and cost nothing while nobody looks:
         the buffers exist only as long as there is a subscriber.

@@ -70,7 +70,7 @@ class Subscription:
 
 
 class Events:
-    """What the datapath tells of packets, for as many as want to know it.
+    """The datapath's packet events, for any number of subscribers.
 
     The buffers are attached with the first subscriber and go with the last: else events cost nothing here,
     and the datapath one failing call each.
@@ -107,7 +107,7 @@ class Events:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody is told."""
+        """Whether there are subscribers."""
         return bool(self._subscriptions)
 
     def tell(self, data: bytes) -> None:

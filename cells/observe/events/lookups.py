@@ -18,7 +18,7 @@ from cells.observe.events.parties import RECORD, TYPES, Party, party_text, party
 from cells.observe.events.requests import REQUEST
 
 PROXY: Final = "proxy"
-"""Where what is told was seen."""
+"""Where the packet was observed."""
 NAMES: Final = {
     1: "A",
     2: "NS",

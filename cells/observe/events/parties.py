@@ -1,4 +1,4 @@
-"""Who takes part in what a proxy tells of: as values, in Go's gob, as text.
+"""The two parties of a proxied request or lookup: as values, in Go's gob, as text.
 
 For:    records of requests and of lookups.   Needs: gob, parse() of labels.
 Gives:  Party, RECORD, TYPES, party_value(), read_party(), party_text().

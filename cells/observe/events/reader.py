@@ -24,8 +24,8 @@ class Reader:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._rings: list[Ring] = []
-        # Opened anew, for the kernel takes out of the array what was put in through a descriptor when that
-        # is closed: ours and nobody else's, also if the agent is killed.
+        # Opened separately: the kernel removes the entries that were added through a descriptor when that
+        # is closed. So only ours are removed, also if the agent is killed.
         self._table = map_by_id(table.id)
         try:
             for cpu in online_cpus():

@@ -1,4 +1,4 @@
-"""What a proxy says of a request: who asked whom for what, and what became of it.
+"""A proxied request: its client, server, contents and result.
 
 For:    Envoy's cell, which tells them, and those who show events.   Needs: gob, Party.
 Gives:  RequestRecord, request_sample(), read_request(), REQUEST.
@@ -38,7 +38,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     """RFC 3339, with nanoseconds."""
     ingress: bool
-    """Whether the policy of who is asked was applied; else that of who asks."""
+    """Whether the server's policy was applied; else the client's."""
     source: Party
     destination: Party
     verdict: str

@@ -27,7 +27,7 @@ CNI_CONFIG_MODULE = "cni-config"
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something outside of the agent whose failure is the agent's, to whoever asks for its status."""
+    """Something outside the agent whose failure makes the agent's status a failure."""
 
     title: str
     """As the status names it."""
@@ -65,7 +65,7 @@ class AgentStatus:
 
     @property
     def uncontrolled(self) -> tuple[HealthStatus, ...]:
-        """The modules that report trouble no controller tells of."""
+        """Degraded modules whose trouble is not shown by a controller."""
         told = {controller.name for controller in self.controllers}
         return tuple(
             module
@@ -84,7 +84,7 @@ def agent_status(
 
     The first reason counts, in Cilium's order: a probe that does not answer, for then nothing is sure; the
     key-value store; a CNI configuration that cannot be written, since the node then gets no pods. Any other
-    degraded module is told, but restarting the agent would not mend it: the state stays Ok.
+    degraded module is listed, but restarting the agent would not help: the state stays Ok.
     """
     told = tuple(modules)
     cni = [module for module in told if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE]

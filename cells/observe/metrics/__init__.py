@@ -1,7 +1,7 @@
 """What the agent counts and measures, in Prometheus's text form at ``prometheus-serve-addr``.
 
-Edge: asks every cell's Collector when someone scrapes, and nobody before; off unless an address is set.
-Needs:  MetricsSettings, AgentConfig, list[Member[Collector]], what the hive tells of itself.
+Edge: calls every cell's Collector for each scrape; off unless an address is set.
+Needs:  MetricsSettings, AgentConfig, list[Member[Collector]], the hive's own counts.
 Gives:  Metrics, Program; Collector, Family and Histogram, with which a cell tells its own.
 Why:    names, labels and defaults are Cilium's, so that its dashboards and alerts go on working.
 

@@ -1,4 +1,4 @@
-"""Which metrics are told: the usual ones, as the setting ``metrics`` changes them.
+"""Which metrics are served: the usual ones, as changed by the setting ``metrics``.
 
 For:    Metrics. Needs: nothing. Gives: Choice.
 Source: Cilium 1.17, the option metrics: a name that is not known, or without a sign, changes nothing.
@@ -23,7 +23,7 @@ _CAN_BE_LEFT_OUT: Final = {"cilium_bpf_map_pressure"}
 
 
 class Choice:
-    """What is told of the families there are."""
+    """The selection of metric families."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._said: dict[str, bool] = {}
@@ -37,7 +37,7 @@ class Choice:
             self._said[_ALSO_CALLED.get(name, name)] = sign == "+"
 
     def tells(self, family: Family) -> bool:
-        """Whether this family is told."""
+        """Whether this family is served."""
         if family.fixed and family.name not in _CAN_BE_LEFT_OUT:
             return True
         return self._said.get(family.name, family.on)

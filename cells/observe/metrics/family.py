@@ -54,7 +54,7 @@ class Family(msgspec.Struct, frozen=True):
     series: Mapping[tuple[str, ...], Value]
     """Every key has as many parts as there are labels."""
     on: bool = True
-    """Whether it is told where the setting ``metrics`` says nothing of it."""
+    """Whether it is served if the setting ``metrics`` does not name it."""
     fixed: bool = False
     """Told whatever the setting says: Cilium's own collectors of these ask no one either."""
 

@@ -1,4 +1,4 @@
-"""What the hive tells of itself: health, hooks, jobs, reconcilers, tables, how busy the event loop is.
+"""The hive's own metrics: health, hooks, jobs, reconcilers, tables, the load of the event loop.
 
 For:    Metrics. Needs: HealthTree, JobMetrics, Profile, Tables. Gives: families().
 Names that begin with cilium_ are Cilium 1.17's, and so is which of them are told without being asked for;
@@ -135,7 +135,7 @@ def _tables(tables: Tables) -> Iterator[Family]:
 
 def _loop() -> Iterator[Family]:
     lag = LoopLag.of(asyncio.get_running_loop())
-    if lag is None:  # somebody else's loop
+    if lag is None:  # not our event loop
         return
     counts = lag.stretches.counts
     coarse = Histogram(BOUNDS[::COARSE])

@@ -82,7 +82,7 @@ class Metrics:
             self._collectors.remove(collector)
 
     async def families(self) -> list[Family]:
-        """Every family that is told, as it is now."""
+        """The current values of every family that is served."""
         return [family for family in await self.every() if self._choice.tells(family)]
 
     async def every(self) -> list[Family]:
@@ -92,7 +92,7 @@ class Metrics:
             try:
                 found += await collector.collect()
             except Exception as error:  # noqa: BLE001  # one cell's trouble must not hide the other cells
-                if collector in self._collectors:  # else it stops, and there is nothing to be told any more
+                if collector in self._collectors:  # else it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
             await anyio.lowlevel.checkpoint()  # the loop's others get their turn
         return found

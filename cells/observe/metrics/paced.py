@@ -16,12 +16,13 @@ SHARE = 0.1
 
 
 class Paced(Generic[T]):
-    """Does the work for whoever asked before it began; who asks while it goes on waits for the next time."""
+    """Does the work once for all callers before it began; a caller that comes later waits for the next
+    run."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._next: asyncio.Task[T] | None = None
-        """Has not begun; None when nobody has asked since one did."""
+        """The next run, not begun yet; None if no one has asked for it."""
         self._latest: asyncio.Task[T] | None = None
         self._not_before = 0.0
 

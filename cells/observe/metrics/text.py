@@ -22,7 +22,7 @@ _IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class InconsistentError(Exception):
-    """Raised when a series is told twice, or what has one name has different labels or kinds."""
+    """Raised when a series occurs twice, or one name has different labels or kinds."""
 
 
 def exposition(families: Iterable[Family]) -> str:
@@ -41,10 +41,10 @@ def exposition(families: Iterable[Family]) -> str:
 
 def _joined(one: Family, other: Family) -> Family:
     if (one.kind, one.labels) != (other.kind, other.labels):
-        raise InconsistentError(f"{one.name} is told as two different metrics")
+        raise InconsistentError(f"{one.name} is the name of two different metrics")
     if twice := one.series.keys() & other.series.keys():
         which = dict(zip(one.labels, min(twice), strict=True))
-        raise InconsistentError(f"{one.name} is told twice for {which}")
+        raise InconsistentError(f"{one.name} occurs twice for {which}")
     return structs.replace(one, series={**one.series, **other.series})
 
 

@@ -1,4 +1,4 @@
-"""The monitor socket: what the datapath tells of packets, for clients on the node.
+"""The monitor socket: the datapath's packet events for clients on the node.
 
 Edge:   forwards events as they came to every client of ``<state-dir>/monitor1_2.sock``, which decodes them.
 Needs:  AgentConfig, Events.   Gives: Monitor; Payloads, which reads what it sends.

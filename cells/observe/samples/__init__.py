@@ -2,7 +2,7 @@
 
 Source: asks all metrics every five minutes, told to Prometheus or not, and keeps 24 samples of each.
 Needs:  Metrics, Jobs.   Gives: Member[Commands], of the shell.
-Why:    somebody who looks into an agent wants to know what it has been doing; nobody may have scraped it.
+Why:    to find out what an agent has been doing even if it was never scraped.
 Source of names and layouts: Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
 """
 

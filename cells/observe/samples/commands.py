@@ -24,7 +24,7 @@ _FORMAT = Flag("format", "table, json or yaml", default="table", choices=("table
 
 
 def metrics_commands(sampler: Sampler) -> Member[Commands]:
-    """What the shell can tell of metrics."""
+    """The shell's commands for metrics."""
 
     async def show(state: State, given: Arguments) -> None:
         matches = _pattern(given.words)
@@ -50,7 +50,7 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
     return Commands(
         Command(
             "metrics",
-            "List metrics, as they are told to Prometheus",
+            "List metrics, as served to Prometheus",
             show,
             "[match regex]",
             (

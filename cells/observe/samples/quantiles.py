@@ -16,7 +16,8 @@ _SMALL_UNITS: Final = ((1e-9, "p", 1e12), (1e-6, "n", 1e9), (1e-3, "µ", 1e6), (
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
     """The value below which `share` of the values lie; 0 without values.
 
-    `counts` are of each bucket alone; the last is that above all bounds, of which its lower bound is told.
+    `counts` are of each bucket alone; the last is the one above all bounds, for which its lower bound is
+    reported.
     """
     total = sum(counts)
     if total == 0 or not bounds:

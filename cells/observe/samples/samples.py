@@ -34,7 +34,7 @@ class Series:
         self.rings = [array("f", [NOTHING] * KEPT) for _ in range(lines)]
         """One ring of values; of a histogram three: 50th, 90th, 99th percentile. Not a number: not there."""
         self.age = 0
-        """How many samples ago it was told last."""
+        """How many samples ago it occurred last."""
         self._counts: Sequence[int] = ()
 
     @property

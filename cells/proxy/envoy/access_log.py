@@ -1,4 +1,4 @@
-"""What Envoy tells of requests, as events and counts.
+"""Envoy's access log, as events and counts.
 
 Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
 Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Table[Identity], Ipcache, Events, Counts.
@@ -36,7 +36,7 @@ LONGEST: Final = 1 << 18
 
 
 class AccessLog:
-    """Reads from the time somebody is to write, as long as its job runs."""
+    """Reads the pipe once there is a writer, while its job runs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class AccessLog:
         jobs.one_shot("read what Envoy tells of requests", self._run)
 
     async def there(self) -> None:
-        """Return once somebody reads: to open a pipe that nobody reads would stop Envoy."""
+        """Return once the pipe has a reader: opening a pipe without one would block Envoy."""
         self._wanted.set()
         await self._there.wait()
 
@@ -106,7 +106,7 @@ class AccessLog:
             line = self._line.decode(data)
         except msgspec.MsgspecError as error:
             counted["parse_errors"] += 1
-            self._log.debug("what Envoy tells of a request cannot be read", error=str(error))
+            self._log.debug("an entry of Envoy's access log cannot be decoded", error=str(error))
             return
         counted["received"] += 1
         counted["denied" if line.denied else "forwarded"] += 1
@@ -116,7 +116,7 @@ class AccessLog:
         try:
             request = self._record(line, redirect)
         except (OSError, ValueError) as error:
-            self._log.debug("a request is not told of", error=str(error))
+            self._log.debug("a request is not reported", error=str(error))
             return
         self._events.tell(request_sample(request))
         if not line.denied:

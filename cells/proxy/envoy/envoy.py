@@ -39,7 +39,7 @@ from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Jobs, Logger, Table
 
 PATIENCE: Final = 10.0
-"""Seconds after which an Envoy that has not taken its configuration is told of."""
+"""Seconds after which an Envoy that has not accepted its configuration is reported."""
 LEAST_PAUSE: Final = 0.005
 MOST_PAUSE: Final = 0.5
 """Seconds between two questions while something is to be acknowledged: to a file Envoy does not answer."""
@@ -118,7 +118,7 @@ class Envoy:
         await self._process.run(self._wanted)
 
     def _prepare(self) -> None:
-        """Read what there is from before."""
+        """Read the state of an earlier agent."""
         for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
             if path.exists() and path not in self._written and not self._former[name]:
                 self._former[name] = {one["name"]: one for one in _resources(path)}
@@ -136,7 +136,7 @@ class Envoy:
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
         external = self._settings.external_envoy_proxy
         if not (redirects or external or self._place.listeners.exists()):
-            return  # nobody has ever needed Envoy here
+            return  # Envoy was never needed here
         await self._access_log.there()
         self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
@@ -162,7 +162,7 @@ class Envoy:
                 self._written.pop(path, None)
 
     async def _acknowledge(self) -> None:
-        """Wait until Envoy has taken what it was told. Raises EnvoyError, to be called again."""
+        """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
         with anyio.move_on_after(PATIENCE):
             pause = LEAST_PAUSE
             while True:
@@ -200,7 +200,7 @@ class Envoy:
         self._written[path] = data
 
     async def _forget(self) -> None:
-        """What was told Envoy before counts until every endpoint has its policy by the rules of now."""
+        """Keep the former configuration until every endpoint has its policy by the current rules."""
         await self._rules.known()
         for endpoint in self._endpoints.all():
             while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.written:

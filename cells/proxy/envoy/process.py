@@ -29,7 +29,7 @@ DRAIN: Final = 5
 """Seconds after which the connections of a redirect that is gone are closed."""
 
 FLUSH: Final = 100
-"""Milliseconds after which Envoy tells of requests."""
+"""Milliseconds after which Envoy flushes its access log."""
 
 
 class EnvoyError(HiveError):
@@ -118,7 +118,7 @@ class Process:
 
 
 def _inherited() -> list[int]:
-    """Open files that whoever started the agent has left to it, and that it would leave to others."""
+    """Inherited descriptors that a child would inherit too."""
     found = []
     for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # the listing's own is closed by now
@@ -147,7 +147,7 @@ def _started(place: Place) -> _Running | None:
 
 
 def _how(pid: int) -> str:
-    """How a child ended; of another agent's child nobody says."""
+    """How a child ended; unknown for another agent's child."""
     try:
         _, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

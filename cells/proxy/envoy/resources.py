@@ -72,7 +72,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> Path:
-        """The pipe by which Envoy tells of requests."""
+        """The pipe for Envoy's access log."""
         return self.folder / "requests.pipe"
 
     @property
@@ -86,7 +86,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What Envoy tells of a request that is over."""
+    """Envoy's access log entry of a finished request."""
 
     redirect: str
     time: str
@@ -223,7 +223,7 @@ def _listener(
     source = "extensions.filters.listener.original_src.v3.OriginalSrc"
     filters = [
         _filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst"),
-        _filter("original_src", source, mark=_mark(redirect)),  # the server sees who asks
+        _filter("original_src", source, mark=_mark(redirect)),  # the server sees the client's address
     ]
     return _any(
         "config.listener.v3.Listener",

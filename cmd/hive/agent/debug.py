@@ -1,7 +1,8 @@
 """``hive debug bundle``: one archive with all that a maintainer asks for.
 
 Needs: the agent's API as far as it answers; root for the maps.   Gives: command.
-Secrets stay out: settings are told as the agent tells them, of its environment only its own variables, and no
+Secrets stay out: settings are shown as the agent shows them, of its environment only its own variables, and
+no
 file of the config-dir is copied.
 """
 

@@ -103,7 +103,8 @@ def list_settings(
 ) -> int:
     """List every setting with its value: those an agent would start with, or those it runs with (--live).
 
-    Settings are given as to `hive agent`: flags, environment, --config-dir. Wrong ones are told, exit code 2.
+    Settings are given as to `hive agent`: flags, environment, --config-dir. Wrong ones are reported, exit
+    code 2.
     """
     if live:
         if settings:

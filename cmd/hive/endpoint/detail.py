@@ -21,12 +21,12 @@ endpoint_argument = click.argument("endpoint", metavar="ID")
 
 
 def one_path(endpoint: str, below: str) -> str:
-    """Where the agent tells of it, by any of its names."""
+    """Its path in the API, by any of its names."""
     return f"/v1/endpoint/{quote(endpoint, safe='')}{below}"
 
 
 def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
-    """What the agent tells of an endpoint. Raises click.ClickException with one line."""
+    """An endpoint from the API. Raises click.ClickException with one line."""
     missing = f"there is no endpoint {endpoint}"
     return ask(one_path(endpoint, below), agent_socket, timeout=timeout, missing=missing)
 

@@ -1,7 +1,7 @@
 """Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave.
 
 Needs: fork; a caller that is single-threaded or lets the child do only simple things.
-Gives: run_child (wait for the result), Child (a function that works until it is told to finish), undisturbed.
+Gives: run_child (wait for the result), Child (a function that runs until it is asked to finish), undisturbed.
 """
 
 import contextlib

@@ -147,7 +147,7 @@ def _too_late(lab: Lab, pid: int) -> NoReturn:
 
 
 def _refused(settings: tuple[str, ...]) -> int:
-    """The exit code for what an agent would not start with, which is told; 0 when it would."""
+    """Report settings with which an agent would not start; the exit code, 0 if there are none."""
     from hive.agent.command import build, refuse
     from lifecycle import GraphError
 

@@ -1,7 +1,7 @@
 """Which rules of which objects a policy verdict follows from, asked of the agent.
 
 For:   ``hive monitor``.   Needs: the agent's API.   Gives: Rules.
-The datapath tells what was decided, not why. Rules may have changed since: then what they say now is told.
+An event has the verdict, not the reason. If rules have changed since, the current ones are shown.
 """
 
 import time

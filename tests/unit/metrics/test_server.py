@@ -115,7 +115,7 @@ async def test_families_that_contradict_each_other_fail_the_scrape(port: int) ->
         hive.get(metrics.Metrics).add([Collector("again", hive_again)])
         with structlog.testing.capture_logs():
             status, _, text = await scrape(port)
-        assert (status, text) == (500, "bees is told twice for {}\n")
+        assert (status, text) == (500, "bees occurs twice for {}\n")
 
 
 async def hive_again() -> Iterable[Family]:

@@ -72,10 +72,10 @@ def test_a_family_without_series_is_not_told() -> None:
     [
         (
             [gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"x": 1}, "b")],
-            "a is told twice for {'b': 'x'}",
+            "a occurs twice for {'b': 'x'}",
         ),
-        ([gauge("a", "A.", 1), counter("a", "A.", 1)], "a is told as two different metrics"),
-        ([gauge("a", "A.", {}, "b"), gauge("a", "A.", {}, "c")], "a is told as two different metrics"),
+        ([gauge("a", "A.", 1), counter("a", "A.", 1)], "a is the name of two different metrics"),
+        ([gauge("a", "A.", {}, "b"), gauge("a", "A.", {}, "c")], "a is the name of two different metrics"),
         ([gauge("a", "A.", {("x", "y"): 1}, "one")], "a has series with other labels than ['one']"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What build-config asks of Kubernetes, and what it is answered.
+"""Reads for build-config from Kubernetes.
 
 Needs: nothing.   Gives: Cluster, NodeConfig, Node, Expression, ClusterError.
 Source: CiliumNodeConfig (cilium.io/v2), LabelSelector of the Kubernetes API.

@@ -17,7 +17,7 @@ _TRIES = 10
 """How often a mounted ConfigMap is read that is swapped meanwhile."""
 
 Tell = Callable[[str], None]
-"""Takes a line for whoever reads the container's log."""
+"""Writes a line to the container's log."""
 
 
 class SourceError(Exception):

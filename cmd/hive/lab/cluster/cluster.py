@@ -1,4 +1,4 @@
-"""Several lab nodes as one cluster: made, grown, and told of objects.
+"""Several lab nodes as one cluster: creating it, adding nodes, distributing objects.
 
 Needs: root.   Gives: Cluster.
 
@@ -97,7 +97,7 @@ class Cluster:
         return made
 
     def _tell_nodes(self) -> None:
-        """Every node's objects to all; each its own where etcd tells of the others."""
+        """All objects to every node; with etcd, to each node only its own."""
         objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
         if self.store.exists:
             for lab, own in objects.items():
@@ -106,7 +106,7 @@ class Cluster:
             self.manifests.write("nodes", [one for own in objects.values() for one in own])
 
     def settings(self, more: Sequence[str] = ()) -> list[str]:
-        """What every agent of the cluster is started with; ``more`` is what somebody asks for besides."""
+        """The settings of every agent of the cluster; ``more`` is added."""
         found = ["--ipam=kubernetes", *self.store.settings]
         if TUNNEL in more:
             return [*found, *more]

@@ -48,7 +48,7 @@ def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: froze
 def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explained: str) -> Iterator[None]:
     """Tell the story of a cluster's nodes in the block, and remove them, however it ends.
 
-    What goes wrong in the block is told, not raised. The last step has this name, title and explanation.
+    Errors in the block are reported, not raised. The last step has this name, title and explanation.
     """
     with undisturbed():
         cluster.remove(cluster.nodes())  # what one that was killed left

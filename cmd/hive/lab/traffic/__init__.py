@@ -1,4 +1,4 @@
-"""What children inside nodes and pods say to each other, and what they ask of where they are.
+"""Messages of children inside nodes and pods, and their questions about their namespace.
 
 Nothing is imported here: children load only what they need.
 """

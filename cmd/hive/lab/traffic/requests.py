@@ -17,7 +17,7 @@ _PATIENCE = 5.0
 
 @dataclass(slots=True)
 class Asked:
-    """What became of requests: how many each server answered, by its name and whom it saw as the client."""
+    """Results of requests: how many each server answered, by its name and the client address it saw."""
 
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
