@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 
 from cells.proxy.envoy.resources import Place, external_bootstrap
+from tests.support.chart_words import words
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
 CHART: Final = CONFIGS / "chart"
@@ -163,7 +164,8 @@ def _schema(of: Mapping[str, Any], at: str, told: Mapping[str, str]) -> dict[str
 
 
 def _type(value: Any, path: str, told: Mapping[str, str]) -> dict[str, Any]:
-    described = {"description": told[path]} if path in told else {}
+    text = told.get(path) or ("" if isinstance(value, dict) and value and path not in OPEN else words(path))
+    described = {"description": text} if text else {}
     if path in OPEN:
         return {**described, "type": ["object", "null"]} if path != "apiRateLimit" else described
     if isinstance(value, dict):

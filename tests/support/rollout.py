@@ -9,6 +9,7 @@ the ConfigMap's settings; what a node's file system has elsewhere than a pod's i
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import subprocess
 import sys
@@ -69,6 +70,8 @@ class Rollout:
         """
         made = self.folder / "bin"
         made.mkdir()
+        kubectl = shutil.which("kubectl")
+        assert kubectl, "kubectl is not installed: apt-get install kubernetes-client"
         within = f"nsenter --net={self.cluster.network.directory / 'net'}"
         first = next(iter(self.nodes.values())).name
         here = f"{sys.executable} -m hive lab exec --name {first} --"
@@ -77,7 +80,7 @@ class Rollout:
             "kubectl": 'case " $* " in\n*" exec "*)\n'
             '  while [ "$1" != -- ]; do shift; done; shift\n'
             f'  exec {here} "$@";;\nesac\n'
-            f'exec {within} /usr/bin/kubectl "$@"',
+            f'exec {within} {kubectl} "$@"',
         }
         for name, text in scripts.items():
             (made / name).write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}:{ROOT / 'cmd'}\n{text}\n")

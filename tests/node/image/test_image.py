@@ -52,6 +52,7 @@ def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}},
         pod("first", NODE),
         pod("second", NODE),
+        chart.objects(VALUES)["ConfigMap/cilium-config"],
     ]
     objects.write_text("---\n".join(json.dumps(one) + "\n" for one in known))
     command = [sys.executable, "-m", "tests.support.apiserver", "--objects", str(objects)]
@@ -124,6 +125,9 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) ->
         settings = kubelet.folder / "volumes" / "cilium-x" / "tmp" / "cilium" / "config-map"
         assert "wrote" in agent.run("config")
         assert (settings / "cni-exclusive").read_text() == "true"
+        sources = {"configSources": "config-map:kube-system/cilium-config,cilium-node-config:kube-system"}
+        asking = chart.objects({**VALUES, "daemon": sources})["DaemonSet/cilium"]["spec"]["template"]
+        assert "from config-map:kube-system/cilium-config" in kubelet.pod("cilium-y", asking).run("config")
         assert "mounted cgroup v2 on /run/cilium/cgroupv2" in agent.run("mount-cgroup")
         assert namespaces.run(os.path.ismount, "/run/cilium/cgroupv2")
         assert "sysctl config created" in agent.run("apply-sysctl-overwrites")

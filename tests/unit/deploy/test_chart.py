@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,17 @@ def known_keys() -> set[str]:
 def test_what_is_generated_is_up_to_date() -> None:
     for path, text in {**chart.generated(), **chart.manifests()}.items():
         assert path.read_text() == text, f"{path.name}: run python -m tests.support.chart"
+
+
+def test_the_schema_says_of_every_value_what_it_is_for() -> None:
+    def bare(of: dict[str, Any], at: str = "") -> Iterator[str]:
+        for name, one in of["properties"].items():
+            if "properties" in one:
+                yield from bare(one, f"{at}{name}.")
+            elif not one.get("description"):
+                yield at + name
+
+    assert list(bare(json.loads((chart.CHART / "values.schema.json").read_text()))) == []
 
 
 def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:

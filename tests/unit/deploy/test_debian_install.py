@@ -62,6 +62,15 @@ def test_root_gets_what_is_missing(machine: Machine) -> None:
     assert machine.install() == (0, "installing clang\n")
 
 
+def test_one_of_several_packages_does(machine: Machine) -> None:
+    machine.packages.write_text("kubernetes-client|kubectl   kubectl\n")
+    machine.has("dpkg-query", 'case "$*" in *client*) exit 1;; *) echo installed;; esac')
+    assert machine.install() == (0, "")
+    machine.has("dpkg-query", "exit 1")
+    machine.has("apt-get", "exit 0")
+    assert machine.install() == (0, "installing kubernetes-client\n")
+
+
 def test_others_hear_what_to_install(machine: Machine) -> None:
     machine.has("dpkg-query", "exit 1")
     machine.has("apt-get", "exit 0")
