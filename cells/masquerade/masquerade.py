@@ -139,7 +139,7 @@ class Masquerade:
         *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
         del addresses  # they wake us; in their order of precedence they come from who keeps them
-        self._proxied |= any(_sends(one) for rows in senders for one in rows)
+        self._proxied |= any(map(len, senders))
         if not self._ready:
             return {}
         ranges = self._ranges()
@@ -181,8 +181,3 @@ class Masquerade:
 
 def _asked(setting: bool | None, *, default: bool) -> bool:
     return default if setting is None else setting
-
-
-def _sends(row: HTTPRedirect | TransparentProxy) -> bool:
-    """Whether a proxy sends in pods' names, for what the row says."""
-    return isinstance(row, TransparentProxy) or row.direction == "egress"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
-from hive.lab.namespaces import Namespaces
+from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
 from tests.node.agent.test_node_port import (
     NODE,
@@ -107,3 +110,91 @@ def test_the_node_itself_sees_the_pod_that_asks(node: Lab, tmp_path: Path) -> No
             eventually(partial(_says, place.here, NODE[version], "/secret", 403))
             eventually(partial(_says, place.here, NODE[version], "/public/1", 200))
             assert place.here.run(ask_http, NODE[version], "/public/1") == (200, own)
+
+
+def _error(version: int, pod: str, ends: tuple[int, int]) -> bytes:
+    """'Packet too big' about a segment that the pod has sent from the first port to the second, outside."""
+    transport = struct.pack("!HHIIBBHHH", *ends, 1, 1, 5 << 4, 0x10, 0, 0, 0)
+    own, other = ip_address(pod).packed, ip_address(OUTSIDE[version]).packed
+    if version == 4:
+        quoted = struct.pack("!BBHHHBBH", 0x45, 0, 1500, 1, 0x4000, 64, 6, 0) + own + other + transport
+        message = struct.pack("!BBHHH", 3, 4, 0, 0, 1280) + quoted
+        words = struct.unpack(f"!{len(message) // 2}H", message)
+        total = sum(words)
+        total = (total & 0xFFFF) + (total >> 16)
+        checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+        return message[:2] + struct.pack("!H", checksum) + message[4:]
+    quoted = struct.pack("!IHBB", 6 << 28, 1440, 6, 64) + own + other + transport
+    return struct.pack("!BBHI", 2, 0, 0, 1280) + quoted  # the kernel fills in the checksum
+
+
+def _send_error(version: int, pod: str, ends: tuple[int, int]) -> None:
+    family, protocol = ((socket.AF_INET, 1), (socket.AF_INET6, 58))[version == 6]
+    with socket.socket(family, socket.SOCK_RAW, protocol) as sending:
+        sending.sendto(_error(version, pod, ends), (pod, 0))
+
+
+def _heard() -> int:
+    """Errors that found a connection here, though none of a segment under way."""
+    names, values = (
+        line.split()
+        for line in Path("/proc/self/net/netstat").read_text().splitlines()
+        if line.startswith("TcpExt:")
+    )
+    return int(values[names.index("OutOfWindowIcmps")])
+
+
+def _more(host: Namespaces, than: int) -> bool:
+    return host.run(_heard) > than
+
+
+def _asking(version: int, pod: str) -> int:
+    """The port by which a connection that was begun in the pod's name goes on, in this namespace."""
+    table = Path("/proc/self/net/tcp6" if version == 6 else "/proc/self/net/tcp").read_text()
+    packed = ip_address(pod).packed
+    own = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4)).hex().upper()
+    rows = (line.split() for line in table.splitlines()[1:])
+    return next(int(row[1].split(":")[1], 16) for row in rows if row[1].startswith(own) and row[3] == "01")
+
+
+def _hold(address: str) -> tuple[socket.socket, int]:
+    """A connection that stays open; its port here."""
+    held = socket.create_connection((address, PORT), timeout=2)
+    held.sendall(b"GET /public/1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    held.recv(100)
+    return held, held.getsockname()[1]
+
+
+@pytest.mark.parametrize("replaced", ["false", "true"], ids=["by-the-stack", "past-the-stack"])
+def test_envoy_hears_that_its_packets_are_too_big(node: Lab, tmp_path: Path, replaced: str) -> None:
+    """Whether it has asked in a pod's name, or answers in it; a client outside asks the pod itself."""
+    give_addresses(node)
+    own_addresses = (f"--enable-ipv{version}-masquerade=false" for version in (4, 6))
+    settings = (DUAL, *own_addresses, f"--kube-proxy-replacement={replaced}")
+    with (
+        shop(node, tmp_path, *settings) as place,
+        node.open() as host,
+        node.open_outside() as outside,
+        answering(outside),
+    ):
+        for one in (place.client, place.server):
+            outside.run(command, f"route add {one.ipv4} via {NODE[4]}")
+            outside.run(command, f"route add {one.ipv6} via {NODE[6]}")
+        out = policy(PUBLIC, direction="egress", name="out")
+        place.rule(of_entities(policy(PUBLIC), "world"), of_entities(out, "world"))
+        for version in (4, 6):
+            own = {4: (place.client.ipv4, place.server.ipv4), 6: (place.client.ipv6, place.server.ipv6)}
+            client, server = own[version]
+            eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_says, outside, server, "/secret", 403))
+            before: int = host.run(_heard)
+            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
+            asking = host.run(partial(_asking, version, client))
+            outside.run(partial(_send_error, version, client, (asking, PORT)))
+            eventually(partial(_more, host, before))
+            with inside(outside):
+                held, port = _hold(server)
+            with held:
+                before = host.run(_heard)
+                outside.run(partial(_send_error, version, server, (PORT, port)))
+                eventually(partial(_more, host, before))

@@ -31,6 +31,19 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
+/* Whether it goes on with a connection from outside that a proxy has. The stack would find the proxy's socket first (early
+ * demux), and drop what belongs to a socket of its own and is to be sent on to the pod.
+ */
+static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
+{
+	const struct ct_entry *entry;
+
+	if (likely(!flow->for_proxies) || flow->protocol != IPPROTO_TCP)
+		return false;
+	entry = ct_entry_of(flow, INGRESS, false, family);
+	return entry && entry->proxy_redirect;
+}
+
 /* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none, or seems to be from
  * one. What is addressed to another machine's MAC the pod's own stack will not take.
  */
@@ -38,7 +51,7 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 {
 	const struct address_info *local;
 
-	if (!host_routing() || flow->ttl <= 1)
+	if (flow->ttl <= 1 || (!host_routing() && !device_proxied(flow, family)))
 		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
 	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->saddr, family))

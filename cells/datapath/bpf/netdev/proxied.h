@@ -44,7 +44,16 @@ VERIFIED_ALONE device6_answers_proxy(struct __sk_buff *skb, struct flow *flow)
 /* For a packet that the stack is to have: the verdict. */
 static __always_inline int device_gives_proxy(struct __sk_buff *skb, struct flow *flow)
 {
-	if (likely(!flow->for_proxies || flow->protocol != IPPROTO_TCP || flow->related))
+	if (likely(!flow->for_proxies))
+		return TC_ACT_OK;
+	if (unlikely(flow->related)) {
+		__u32 family = packet_protocol(skb) == bpf_htons(ETH_P_IP) ? FAMILY_IPV4 : FAMILY_IPV6;
+
+		if (proxy_erred(skb, flow, family))
+			mark_for_proxy(skb, flow);
+		return TC_ACT_OK;
+	}
+	if (flow->protocol != IPPROTO_TCP)
 		return TC_ACT_OK;
 	return packet_protocol(skb) == bpf_htons(ETH_P_IP) ? device4_answers_proxy(skb, flow)
 							    : device6_answers_proxy(skb, flow);

@@ -36,6 +36,10 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	int refused;
 
 	*status = ct_lookup(flow, INGRESS, now, family, &entry);
+	if (unlikely(flow->related) && !flow->by_proxy && proxy_erred(skb, flow, family)) {
+		flow->to_asker = true;
+		return 0;
+	}
 	if (*status == CT_RELATED)
 		return family == FAMILY_IPV4 ? lb4_error(skb, flow) : lb6_error(skb, flow);
 	if (*status == CT_REPLY) {

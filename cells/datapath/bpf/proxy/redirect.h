@@ -101,6 +101,61 @@ static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const
 	return NULL;
 }
 
+/* The connection that an ICMP error quotes, as its answers have it; false if that is none of whom the error is for. */
+static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, struct __sk_buff *skb,
+					      const struct flow *flow, __u32 family)
+{
+	__u32 offset = flow->l4 + sizeof(struct icmphdr);
+	__be16 ports[2];
+
+	if (family == FAMILY_IPV4) {
+		struct iphdr quoted;
+
+		if (bpf_skb_load_bytes(skb, offset, &quoted, sizeof(quoted)) || quoted.protocol != IPPROTO_TCP ||
+		    quoted.saddr != flow->daddr.words[0] ||
+		    bpf_skb_load_bytes(skb, offset + quoted.ihl * 4, ports, sizeof(ports)))
+			return false;
+		tuple->ipv4.saddr = quoted.daddr;
+		tuple->ipv4.daddr = quoted.saddr;
+		tuple->ipv4.sport = ports[1];
+		tuple->ipv4.dport = ports[0];
+	} else {
+		struct ipv6hdr quoted;
+
+		if (bpf_skb_load_bytes(skb, offset, &quoted, sizeof(quoted)) || quoted.nexthdr != IPPROTO_TCP ||
+		    bpf_skb_load_bytes(skb, offset + sizeof(quoted), ports, sizeof(ports)))
+			return false;
+		for (int i = 0; i < 4; i++) {
+			tuple->ipv6.saddr[i] = quoted.daddr.in6_u.u6_addr32[i];
+			tuple->ipv6.daddr[i] = quoted.saddr.in6_u.u6_addr32[i];
+			if (tuple->ipv6.daddr[i] != flow->daddr.words[i])
+				return false;
+		}
+		tuple->ipv6.sport = ports[1];
+		tuple->ipv6.dport = ports[0];
+	}
+	return true;
+}
+
+/* Whether the packet is an ICMP error about what a proxy has sent in the name of whom it is for: then the stack, which
+ * knows the proxy's socket, is to have it ("packet too big" above all).
+ */
+VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	bool goes_on;
+
+	if (!flow || !proxy_fill_quoted(&tuple, skb, flow, family))
+		return false;
+	socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	goes_on = proxy_goes_on(socket);
+	bpf_sk_release(socket);
+	return goes_on;
+}
+
 /* Whether a proxy waits for the packet, which answers a flow that was given to one. Else it is the pod's own. */
 VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
@@ -175,7 +230,9 @@ static __always_inline bool is_proxys(const struct flow *flow)
 /* Whether the proxy takes the packet. Then the stack is to have it. */
 static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
-	if (!(flow->to_asker ? proxy_answer(skb, flow, family) : proxy_assign(skb, flow, family)))
+	if (unlikely(flow->related) ? !proxy_erred(skb, flow, family)
+	    : flow->to_asker	    ? !proxy_answer(skb, flow, family)
+				    : !proxy_assign(skb, flow, family))
 		return false;
 	mark_for_proxy(skb, flow);
 	return true;
