@@ -126,7 +126,7 @@ class KVStoreSettings(Settings, frozen=True):
                 READ[key][1](text)
             except ValueError as error:
                 yield f"kvstore-opt: {key}={text}: {error}"
-        if self.enabled and not {"etcd.address", "etcd.config"} & set(self.kvstore_opt):
+        if self.kvstore == "etcd" and not {"etcd.address", "etcd.config"} & set(self.kvstore_opt):
             yield "kvstore=etcd: expected where it is in kvstore-opt: etcd.address=URL or etcd.config=FILE"
         if not SHORTEST_LEASE <= self.kvstore_lease_ttl <= LONGEST_LEASE:
             yield f"kvstore-lease-ttl={self.kvstore_lease_ttl}: expected from 25s to 24h"
