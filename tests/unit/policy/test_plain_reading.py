@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from cells.cluster.identity import Identity
 from cells.maps import PolicyEntry, PolicyKey
+from cells.policy.compute import NamedPort
 from cells.policy.control import RulePolicy
+from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import NodePolicy, PolicySettings
 from cells.policy.rules import PolicyOptions
+from lifecycle.testing import fake
 
 Rule = dict[str, Any]
 
@@ -29,10 +32,16 @@ PODS = {
 """All in one namespace, by identity."""
 SUBJECT, STRANGER = 1001, 1009
 RESERVED = {1: "host", 4: "health", 6: "remote-node", 8: "ingress"}
-OUTSIDE = ("192.0.2.1", "192.0.2.130", "192.0.3.1", "198.51.100.7", "10.0.0.1")
+OUTSIDE = (
+    *("192.0.2.1", "192.0.2.130", "192.0.3.1", "198.51.100.7", "10.0.0.1"),
+    *("2001:db8::1", "2001:db8:1::1", "2001:db8:1:2::1", "fd00::1"),
+)
+WORLD = {4: 9, 6: 10}
+"""Addresses that no prefix has."""
 PREFIXES = (
     *("0.0.0.0/0", "192.0.0.0/16", "192.0.2.0/24"),
     *("192.0.2.128/25", "192.0.2.130/32", "198.51.100.0/24"),
+    *("::/0", "2001:db8::/32", "2001:db8:1::/48", "2001:db8:1:2::1/128"),
 )
 TCP, UDP, ICMP, SCTP = 6, 17, 1, 132
 PACKETS = [
@@ -40,6 +49,8 @@ PACKETS = [
     *((SCTP, 80), (ICMP, 8), (ICMP, 0), (47, 0)),
 ]
 PROTOCOLS = {"TCP": (TCP,), "UDP": (UDP,), "SCTP": (SCTP,), "ANY": (TCP, UDP, SCTP)}
+WEB = 443
+"""The port of TCP that all pods call web."""
 ENTITIES = ("all", "world", "cluster", "host", "remote-node", "health", "ingress")
 CLUSTERS = {"host", "remote-node", "health", "ingress"}
 
@@ -60,6 +71,8 @@ cidr_sets = st.sampled_from(
         {"cidr": "192.0.2.0/24", "except": ["192.0.2.128/25"]},
         {"cidr": "192.0.0.0/16", "except": ["192.0.2.0/24"]},
         {"cidr": "0.0.0.0/0", "except": ["192.0.0.0/16", "198.51.100.0/24"]},
+        {"cidr": "2001:db8::/32", "except": ["2001:db8:1::/48"]},
+        {"cidr": "::/0", "except": ["2001:db8:1:2::1/128"]},
     ]
 )
 peers: st.SearchStrategy[Rule] = st.one_of(
@@ -70,6 +83,7 @@ peers: st.SearchStrategy[Rule] = st.one_of(
     st.lists(st.sampled_from(ENTITIES), max_size=2).map(lambda some: {"Entities": some}),
 )
 port = st.one_of(
+    st.sampled_from(("TCP", "UDP", "ANY")).map(lambda protocol: {"port": "web", "protocol": protocol}),
     st.builds(
         lambda number, protocol: {"port": str(number), "protocol": protocol},
         st.sampled_from((0, 1, 80, 81, 443)),
@@ -194,6 +208,9 @@ def matches(what: Rule, packet: tuple[int, int]) -> Iterator[bool]:
     protocol, number = packet
     for entry in what.get("toPorts", ()):
         for one in entry["ports"]:
+            if one["port"] == "web":
+                yield packet == (TCP, WEB) and one["protocol"] != "UDP"
+                continue
             first, last = int(one["port"]), one.get("endPort", int(one["port"]))
             yield protocol in PROTOCOLS[one["protocol"]] and (first == 0 or first <= number <= last)
     for entry in what.get("icmps", ()):
@@ -236,7 +253,10 @@ def decides(entries: Indexed, identity: int, egress: bool, packet: tuple[int, in
 @settings(deadline=None, max_examples=40)
 @given(specs)
 def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
-    world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
+    own = frozenset({NamedPort("web", TCP, WEB)})
+    ports = fake(PodPorts, of=lambda pod: own)
+    world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions(enable_ipv6=True), ports=ports)
+    world.follow_ports(own)
     namespace = f"{NAMESPACE}=shop"
     labels = {
         number: (CLUSTER, namespace, *(f"k8s:{key}={value}" for key, value in own.items()))
@@ -252,16 +272,19 @@ def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) ->
         prefix: (1 << 24) + number for number, prefix in enumerate(world.prefixes, 1) if prefix.prefixlen
     }
     world.know(
-        Identity(number, tuple(sorted(map(str, prefix_labels(prefix, dual_stack=False)))))
+        Identity(number, tuple(sorted(map(str, prefix_labels(prefix, dual_stack=True)))))
         for prefix, number in prefixes.items()
     )
-    entries = indexed(world.compute(1, SUBJECT, labels[SUBJECT]).entries)
+    entries = indexed(world.compute(1, SUBJECT, labels[SUBJECT], ("shop", "cart")).entries)
     everybody: list[int | str] = [*PODS, STRANGER, *RESERVED, *OUTSIDE]
     for direction, peer in product(("ingress", "egress"), everybody):
         around = [one for one in prefixes if isinstance(peer, str) and ip_address(peer) in one]
-        identity = prefixes[max(around, key=lambda one: one.prefixlen)] if around else 2
         if isinstance(peer, int):
             identity = peer
+        elif around:
+            identity = prefixes[max(around, key=lambda one: one.prefixlen)]
+        else:
+            identity = WORLD[ip_address(peer).version]
         for packet in PACKETS:
             wanted = reads(specs, direction, peer, packet)
             seen = decides(entries, identity, direction == "egress", packet)
