@@ -87,12 +87,23 @@ def client_metrics(api: KubernetesAPI) -> Member[Collector]:
     return Collector("k8s-client", collect)
 
 
+def object_metrics(resources: Resources) -> Member[Collector]:
+    """What sources have told, as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.kubernetes.source.events import families
+
+        return families(resources.events)
+
+    return Collector("k8s-objects", collect)
+
+
 cell = module(
     "kubernetes",
     "Objects of Kubernetes, from API servers or manifests",
     config(KubernetesSettings),
     provide(source_statuses, forgotten_objects, manifest_files, Resources, KubernetesAPI, ManifestsSource),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
-    provide(cilium_nodes, cilium_identities, client_metrics),
+    provide(cilium_nodes, cilium_identities, client_metrics, object_metrics),
     invoke(KubernetesAPI, ManifestsSource),
 )

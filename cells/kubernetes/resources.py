@@ -20,6 +20,7 @@ from cells.kubernetes.objects import (
     Object,
     Pod,
 )
+from cells.kubernetes.source.events import ObjectEvents
 from cells.kubernetes.source.forgotten import Forgotten, ForgottenObject
 from cells.kubernetes.source.sink import Sink
 from cells.kubernetes.source.status import SourceStatus
@@ -78,13 +79,17 @@ class Resources:
     ) -> None:
         self.forgotten = Forgotten(forgotten, statuses, health, log)
         """What a server has lost, and is in force here."""
+        self.events = ObjectEvents()
+        """What sources have told, counted."""
         self.kinds: tuple[Kind[Any], ...] = tuple(KEPT.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any]] = {}
         self._sinks: dict[str, Sink[Any]] = {}
         for kind in self.kinds:
             table: Table[Any] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
             self._tables[kind.qualified] = table
-            self._sinks[kind.qualified] = Sink(kind, table, statuses, health, log, self.forgotten)
+            self._sinks[kind.qualified] = Sink(
+                kind, table, statuses, health, log, self.forgotten, self.events
+            )
         tables.add(*self._tables.values())
 
     def table(self, kind: Kind[T]) -> Table[T]:

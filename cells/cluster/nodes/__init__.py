@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Annotated, cast
 
 from cells.cluster.nodes.annotate import NodeAnnotations
+from cells.cluster.nodes.counts import NodeCounts, node_metrics
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -129,7 +130,9 @@ cell = module(
     "nodes",
     "The nodes of the cluster",
     config(NodeSettings),
-    provide(node_table, internal_ips, assigned, assigned_pools, LocalNode),
-    provide_private(reader, CiliumNodePublisher, LocalNodeStore, NodeAnnotations, NodeInformation),
+    provide(node_table, internal_ips, assigned, assigned_pools, LocalNode, node_metrics),
+    provide_private(
+        reader, CiliumNodePublisher, NodeCounts, LocalNodeStore, NodeAnnotations, NodeInformation
+    ),
     invoke(keep),
 )

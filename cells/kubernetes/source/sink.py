@@ -15,6 +15,7 @@ import anyio.lowlevel
 import msgspec
 
 from cells.kubernetes.objects import Key, Kind, Object
+from cells.kubernetes.source.events import ObjectEvents
 from cells.kubernetes.source.forgotten import Forgotten
 from cells.kubernetes.source.status import SourceStatus, State
 from lifecycle import Health, Logger, Table
@@ -38,8 +39,10 @@ class Sink(Generic[T]):
         health: Health,
         log: Logger,
         forgotten: Forgotten | None = None,
+        events: ObjectEvents | None = None,
     ) -> None:
         self._kind = kind
+        self._events = events or ObjectEvents()
         self._forgotten = forgotten
         self._table = table
         self._statuses = statuses
@@ -73,9 +76,20 @@ class Sink(Generic[T]):
 
     def replace(self, rows: Mapping[Key, T], broken: Sequence[str] = (), state: State = "watching") -> None:
         """Make these the rows: a list came whole."""
+        self._count({**dict.fromkeys(self._gone(rows)), **rows}, broken)
         with self._table.txn() as txn:
             txn.replace_all(rows.values())
         self._complete(broken, state)
+
+    def _gone(self, rows: Mapping[Key, T]) -> list[Key]:
+        """What is known and not among these."""
+        return [row.key for row in self._table.all() if row.key not in rows]
+
+    def _count(self, rows: Mapping[Key, T | None], broken: Sequence[str]) -> None:
+        kind, events = self._kind.kind, self._events
+        for key, row in rows.items():
+            events.changed(kind, self._table.get(key), row)
+        events.unreadable(kind, len(broken))
 
     def _complete(self, broken: Sequence[str], state: State) -> None:
         self._broken = dict(_split(one) for one in broken)
@@ -89,19 +103,22 @@ class Sink(Generic[T]):
         Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
         what is gone.
         """
-        gone = [row.key for row in self._table.all() if row.key not in rows]
+        gone = self._gone(rows)
         if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
             rest = iter(rows.values())
             for _ in range((len(rows) - 1) // PART):
                 part = list(islice(rest, PART))
+                self._count({row.key: row for row in part}, ())
                 with self._table.txn() as txn:
                     for row in part:
                         txn.put(row)
                 if self._forgotten is not None:  # lest they are taken out of force meanwhile
                     self._forgotten.told(self._kind.qualified, [row.key for row in part])
                 await anyio.lowlevel.checkpoint()
+            last = list(rest)
+            self._count({**{row.key: row for row in last}, **dict.fromkeys(gone)}, broken)
             with self._table.txn() as txn:
-                for row in rest:
+                for row in last:
                     txn.put(row)
                 for key in gone:
                     txn.delete(key)
@@ -115,6 +132,7 @@ class Sink(Generic[T]):
 
     def _drop(self, keys: Collection[Key]) -> None:
         """These are gone after all."""
+        self._count(dict.fromkeys(keys), ())
         with self._table.txn() as txn:
             for key in keys:
                 txn.delete(key)
@@ -124,6 +142,7 @@ class Sink(Generic[T]):
         self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
     ) -> None:
         """Put and delete rows: None for one that is gone."""
+        self._count(rows, broken)
         with self._table.txn() as txn:
             for key, row in rows.items():
                 if row is None:

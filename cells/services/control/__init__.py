@@ -10,6 +10,7 @@ Why:        what an earlier agent installed is taken over with its numbers, and 
             of objects is set, it stays as it is, and the log says so.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -27,6 +28,7 @@ from cells.kubernetes import (
     Resources,
 )
 from cells.maps import MapSettings
+from cells.observe.metrics import Collector, Family, counter
 from cells.services.balancer import LoadBalancer
 from cells.services.control.by_hand import (
     HandMade,
@@ -59,7 +61,7 @@ from cells.services.model import (
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel import TunnelSettings
-from lifecycle import Jobs, Logger, Reconciler, Table, Tables, after, invoke, minutes, module, provide
+from lifecycle import Jobs, Logger, Member, Reconciler, Table, Tables, after, invoke, minutes, module, provide
 
 __all__ = [
     "INTERNAL",
@@ -155,6 +157,16 @@ def watch(
     return found
 
 
+def watch_metrics(found: ServiceWatch) -> Member[Collector]:
+    """What has become of services."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Number of services events labeled by action type"
+        return [counter("cilium_services_events_total", text, dict(found.events), "action")]
+
+    return Collector("service-events", collect)
+
+
 @after(ServiceWatch)
 def reconcile(
     table: Table[Frontend],
@@ -210,6 +222,7 @@ cell = module(
         Shortage,
         dependency,
         metrics,
+        watch_metrics,
         watch,
         KernelServices.provided,
     ),

@@ -6,6 +6,7 @@ Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch, WatchedObjects.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -86,6 +87,8 @@ class ServiceWatch:
         self._options = options
         self._refused: dict[ServiceName, LocalRedirect] = {}
         self._first = frontends.initializer("services and their slices")
+        self.events: Counter[str] = Counter()
+        """Services that were added, updated and deleted, by these words."""
 
     async def run(self) -> None:
         """Follow the objects for ever; run again after an error, it begins anew."""
@@ -151,7 +154,11 @@ class ServiceWatch:
     def _service_changed(self, catalog: ServiceCatalog, change: Change[Service]) -> Iterable[FrontendChange]:
         old, row = change.old, change.row
         if row is None:
-            return catalog.delete_service(ServiceName(*old.key)) if old is not None else ()
+            if old is None:
+                return ()
+            self.events["delete"] += 1
+            return catalog.delete_service(ServiceName(*old.key))
+        self.events["add" if old is None else "update"] += 1
         self._tell_faults(old, row)
         return catalog.upsert_service(row)
 

@@ -14,6 +14,7 @@ import structlog
 from cells.kubernetes import CILIUM_NODES, PODS, Kind, Pod, SourceStatus
 from cells.kubernetes.client import Access, connect
 from cells.kubernetes.source import Sink
+from cells.kubernetes.source.events import ObjectEvents
 from cells.kubernetes.source.reflector import Reflector
 from lifecycle import HealthTree, Table
 from lifecycle.testing import eventually
@@ -39,6 +40,7 @@ class World:
         self.statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
         self.table: Table[Pod] = Table("pods", key=lambda one: one.key)
         self.health = HealthTree()
+        self.events = ObjectEvents()
         self.emptied = False
         """Whether the table was ever seen empty after it had rows."""
 
@@ -76,9 +78,8 @@ async def following(
     server: ApiServer, url: str, kind: Kind[Any] = PODS, *, others: tuple[str, ...] = ()
 ) -> AsyncIterator[World]:
     world = World(server)
-    sink: Sink[Any] = Sink(
-        kind, world.table, world.statuses, world.health.reporter("k8s"), structlog.get_logger()
-    )
+    reporter, log = world.health.reporter("k8s"), structlog.get_logger()
+    sink: Sink[Any] = Sink(kind, world.table, world.statuses, reporter, log, events=world.events)
     sink.begin()
     client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=5)
     reflector = Reflector(client, kind, sink, first_pause=0.01, longest_pause=0.1)
@@ -121,6 +122,11 @@ async def test_what_there_is_comes_first_then_what_changes(server: ApiServer) ->
         )
         world.delete("b")
         await reach(lambda: world.names() == {"a"})
+        assert world.events.processed == {
+            ("Pod", "create", "success"): 2,
+            ("Pod", "update", "success"): 1,
+            ("Pod", "delete", "success"): 1,
+        }
         assert world.status.state == "watching"
         assert world.status.changed > 0
 
