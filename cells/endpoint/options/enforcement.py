@@ -36,11 +36,26 @@ class PolicyEnforcement:
         """What is enforced."""
         return Enforced(self._policy.enforcement, self._endpoints.source_ip_verification)
 
+    def refusal(self, wanted: Enforced) -> str:
+        """Why this cannot be enforced now, in one line; empty when it can.
+
+        Restored endpoints keep their policies until all rules are known, in whichever mode: without the rules
+        nobody can tell what a mode leaves open.
+        """
+        policies = self._endpoints.policies
+        keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
+        if wanted.enforcement is self.now.enforcement or not keeping:
+            return ""
+        return (
+            f"policy enforcement is not changed: {keeping} restored endpoints keep their policies"
+            f" until these are known: {policies.unknown_rules()}; ask again then"
+        )
+
     async def change(self, wanted: Enforced) -> list[int]:
         """Enforce this from now on; the endpoints for which that failed, which are tried again.
 
-        Nothing happens when it is enforced already. When it returns, every endpoint's maps say so, or what
-        a later change wants.
+        Nothing happens when it is enforced already; refusal() was asked before. When it returns, every
+        endpoint's maps say so, or what a later change wants.
         """
         if wanted == self.now:
             return []

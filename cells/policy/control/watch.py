@@ -91,6 +91,7 @@ class PolicyWatch:
         self._starting = ExitStack()
         """Open until restored endpoints' maps know the identities that the ipcache is to give."""
         self._starting.enter_context(policies.taking_nothing())
+        policies.unknown_rules = lambda: self.missing
         self._begun = False
         self._log = log
         self._prefixes: dict[Prefix, Identity] = {}

@@ -60,6 +60,8 @@ class EndpointPolicies:
         self._kept = Kept()
         self._former: dict[int, PolicyEntries] = {}
         """What maps had that were taken over and are not written yet."""
+        self.unknown_rules: Callable[[], str] = lambda: ""
+        """What must be known before policies follow from the rules; empty when nothing is missing."""
         self._hosts: set[int] = set()
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
         self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
@@ -117,6 +119,13 @@ class EndpointPolicies:
         """What the endpoint's map has; of revision 0 when that is not known."""
         return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
 
+    def awaits_rules(self, endpoint_id: int) -> bool:
+        """Whether the endpoint keeps its policy from before a restart, because rules are not known yet.
+
+        Computed from a part of the rules, a policy would allow what the others forbid.
+        """
+        return endpoint_id in self._former and bool(self.unknown_rules())
+
     def introduce(self, identity: int, labels: Collection[str]) -> None:
         """Have the maps of all endpoints know this identity, before any packet carries it.
 
@@ -142,10 +151,13 @@ class EndpointPolicies:
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
         """Compute the policy of a pod's endpoint by its identity, make its map so, after its peers' maps.
 
+        Nothing happens as long as the endpoint awaits_rules(); whoever restores it asks again then.
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
         had, or a part of the change, and its status says so.
         """
         self.introduce(identity, labels)
+        if self.awaits_rules(endpoint_id):
+            return
         try:
             policy = self._computer.compute(endpoint_id, identity, labels, pod)
         except HiveError as error:

@@ -46,6 +46,8 @@ class ConfigOperations:
             debug = config_mapping.requested_debug(body, node.debug)
         except ValueError as error:
             return answer(400, str(error))
+        if refusal := self._enforcement.refusal(wanted):
+            return answer(500, refusal)
         try:
             self._facts.set_notifications(notifications)
         except OSError as error:
