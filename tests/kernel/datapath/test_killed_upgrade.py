@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.datapath import datapath
 from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
+from cells.datapath.trial import loading
 from cells.maps import Map, PolicyKey
 from cells.maps.bpf import map as maps_map
 from cells.maps.bpf import syscall
@@ -61,7 +61,7 @@ class Steps:
             setattr(owner, name, self._before(getattr(owner, name)))
         for module, numbers in ((syscall, {syscall.OBJ_PIN}), (maps_map, BATCHES)):
             module.command = self._before(module.command, lambda number, *_, n=numbers: number in n)  # type: ignore[attr-defined]
-        datapath.self_check = self._quietly(datapath.self_check)  # type: ignore[attr-defined]
+        loading.self_check = self._quietly(loading.self_check)  # type: ignore[attr-defined]
         sys.addaudithook(self._heard)
 
     def _before(self, function: Callable[..., Any], when: Callable[..., bool] | None = None) -> Any:
