@@ -52,6 +52,7 @@ from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
 from cells.proxy import envoy
+from cells.proxy import statistics as proxy_statistics
 from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
@@ -104,6 +105,7 @@ agent = module(
     service_settings.cell,
     dns_proxy.cell,
     envoy.cell,
+    proxy_statistics.cell,
     services.cell,
     sockets.cell,
     outside.cell,

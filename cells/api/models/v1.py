@@ -325,12 +325,40 @@ class EndpointPolicy(Model, frozen=True):
     cidr_policy: L4Policy = L4Policy()
 
 
+class MessageForwardingStatistics(Model, frozen=True):
+    """How many messages came, and what became of them."""
+
+    received: int = 0
+    forwarded: int = 0
+    denied: int = 0
+    error: int = 0
+
+
+class RequestResponseStatistics(Model, frozen=True):
+    """Messages of both directions."""
+
+    requests: MessageForwardingStatistics
+    responses: MessageForwardingStatistics
+
+
+class ProxyStatistics(Model, frozen=True):
+    """What passed a proxy, by port and direction."""
+
+    protocol: str
+    """Of layer 7."""
+    port: int
+    location: Annotated[str, _one_of("ingress", "egress")]
+    allocated_proxy_port: int
+    statistics: RequestResponseStatistics
+
+
 class EndpointPolicyStatus(Model, frozen=True):
     """The wanted and the realized policy."""
 
     spec: EndpointPolicy
     realized: EndpointPolicy
     proxy_policy_revision: int = 0
+    proxy_statistics: list[ProxyStatistics] = field(default_factory=list)
 
 
 class EndpointStatusChange(Model, frozen=True):

@@ -1,6 +1,7 @@
 """The DNS proxy: which names pods may ask for, and which addresses names have.
 
-Needs:  AgentConfig, Maps, Datapath, Table[Endpoint], RulePolicy, NamedAddresses, Ipcache, KnownRules.
+Needs:  AgentConfig, Maps, Datapath, Table[Endpoint], RulePolicy, NamedAddresses, Ipcache, KnownRules,
+        ProxyStatistics.
 Gives:  DNSProxyPort, NameStore, DNSProxy, Table[TransparentProxy].
 Why:    rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
         alone: queries of pods that such rules select pass through here.

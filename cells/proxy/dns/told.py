@@ -1,8 +1,9 @@
 """Lookups as events of the monitor: who asked which server for what, and what it said.
 
-For:    DNSProxy. Needs: Table[Endpoint], Table[Identity], Ipcache, Events.   Gives: LookupLog.
+For:    DNSProxy. Needs: Table[Endpoint], Table[Identity], Ipcache, Events, ProxyPort, ProxyStatistics.
+Gives:  LookupLog.
 Source: Cilium 1.17, access log records of its DNS proxy.
-Nothing is made while nobody watches.
+Events are made only while somebody watches; all lookups are counted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from cells.endpoint import Endpoint
 from cells.ipam import text_of
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
 from cells.proxy.dns.exchange import Asking, Exchange
+from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.sockets import Address
 from cells.proxy.dns.wire import Answer, Query, WireError, read_rest
+from cells.proxy.statistics import ProxyStatistics, Redirect
 from lifecycle import Logger, Table
 
 
@@ -29,16 +32,21 @@ class LookupLog:
         identities: Table[Identity],
         ipcache: Ipcache,
         events: Events,
+        port: ProxyPort,
+        statistics: ProxyStatistics,
         log: Logger,
     ) -> None:
         self._by_name = endpoints.by("name")
         self._identities = identities
         self._ipcache = ipcache
         self._events = events
+        self._port = port
+        self._statistics = statistics
         self._log = log
 
     def asked(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str, code: int = 0) -> None:
         """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
+        self._statistics.request(endpoint.id, self._redirect(asking), verdict)
         if self._events.watched:
             record = self._record(asking, endpoint, query, verdict)
             record.code = code
@@ -46,6 +54,7 @@ class LookupLog:
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         """The server's answer is on its way to the pod."""
+        self._statistics.response(exchange.endpoint.id, self._redirect(exchange.asking), "Forwarded")
         if not self._events.watched:
             return
         record = self._record(exchange.asking, exchange.endpoint, exchange.query, "Forwarded")
@@ -57,6 +66,9 @@ class LookupLog:
         except WireError as error:
             self._log.debug("what an answer says besides is not told", error=str(error))
         self._tell(record)
+
+    def _redirect(self, asking: Asking) -> Redirect:
+        return Redirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
 
     def _tell(self, record: LookupRecord) -> None:
         self._events.tell(lookup_sample(record))

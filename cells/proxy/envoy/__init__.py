@@ -1,7 +1,7 @@
 """Envoy: reads requests of HTTP and gRPC, and lets through those that policies allow.
 
 Needs:  AgentConfig, Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], ProxyPort, Counts,
-        Ipcache, Events.
+        Ipcache, Events, ProxyStatistics.
 Gives:  HTTPProxyPorts, Envoy.
 Why:    rules may speak of requests (``rules.http``), which the datapath does not read: it redirects the
         connections that such rules select, and Envoy refuses what they do not allow.

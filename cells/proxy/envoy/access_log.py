@@ -1,7 +1,8 @@
 """Envoy's access log, as events and counts.
 
 Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
-Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Table[Identity], Ipcache, Events, Counts.
+Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Table[Identity], Ipcache, Events, Counts,
+        ProxyStatistics.
 Gives:  AccessLog.
 Source: envoyproxy.io, access logging; fifo(7).
 """
@@ -21,11 +22,12 @@ import msgspec
 from cells.cluster.identity import WORLD, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
-from cells.ipam import text_of
+from cells.ipam import IPAddress, text_of
 from cells.observe.events import Events, Party, RequestRecord, request_sample
 from cells.policy.control import HTTPRedirect
 from cells.proxy.dns import Counts
 from cells.proxy.envoy.resources import Line, Place
+from cells.proxy.statistics import ProxyStatistics, Redirect
 from lifecycle import Jobs, Logger, Table
 
 PIPE_SIZE: Final = 1 << 20
@@ -47,6 +49,7 @@ class AccessLog:
         ipcache: Ipcache,
         events: Events,
         counts: Counts,
+        statistics: ProxyStatistics,
         *,
         jobs: Jobs,
         log: Logger,
@@ -58,6 +61,7 @@ class AccessLog:
         self._ipcache = ipcache
         self._events = events
         self._counts = counts
+        self._statistics = statistics
         self._log = log
         self._wanted, self._there = anyio.Event(), anyio.Event()
         self._rest = b""
@@ -111,9 +115,12 @@ class AccessLog:
         counted["received"] += 1
         counted["denied" if line.denied else "forwarded"] += 1
         redirect = self._redirects.get(line.redirect)
-        if redirect is None or not self._events.watched:
+        if redirect is None:
             return
         try:
+            self._count(line, redirect)
+            if not self._events.watched:
+                return
             request = self._record(line, redirect)
         except (OSError, ValueError) as error:
             self._log.debug("a request is not reported", error=str(error))
@@ -122,6 +129,17 @@ class AccessLog:
         if not line.denied:
             answer = msgspec.structs.replace(request, answer=True, time=line.end, code=line.code)
             self._events.tell(request_sample(answer))
+
+    def _count(self, line: Line, redirect: HTTPRedirect) -> None:
+        """The request and its answer, for the endpoint whose policy was asked. Raises ValueError."""
+        ingress = redirect.direction == "ingress"
+        endpoint = self._endpoint(_end(line.destination if ingress else line.source)[0])
+        if endpoint is None:
+            return
+        through = Redirect("http", ingress, _end(line.destination)[1], redirect.port)
+        self._statistics.request(endpoint.id, through, "Denied" if line.denied else "Forwarded")
+        if not line.denied:
+            self._statistics.response(endpoint.id, through, "Forwarded")
 
     def _record(self, line: Line, redirect: HTTPRedirect) -> RequestRecord:
         """The request, as it came; with its answer where it was refused. Raises OSError, ValueError."""
@@ -140,16 +158,24 @@ class AccessLog:
             headers={"X-Request-Id": [line.id]} if line.id else {},
         )
 
+    def _endpoint(self, address: IPAddress) -> Endpoint | None:
+        return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+
     def _party(self, text: str, identity: int) -> Party:
-        host, _, port = text.rpartition(":")
-        address = ip_address(host.strip("[]"))
-        endpoint = next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+        address, port = _end(text)
+        endpoint = self._endpoint(address)
         known = identity or self._ipcache.identity_at(address) or WORLD
         identity_row = self._identities.get(known)
         return Party(
             str(address),
-            int(port),
+            port,
             known,
             endpoint.id if endpoint is not None else 0,
             identity_row.labels if identity_row is not None else (),
         )
+
+
+def _end(text: str) -> tuple[IPAddress, int]:
+    """The address and port of one end of a connection, as Envoy writes them. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    return ip_address(host.strip("[]")), int(port)

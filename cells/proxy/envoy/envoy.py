@@ -2,7 +2,7 @@
 
 Controller: the table ``http-redirects`` in, Envoy's files out.
 Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], Table[Identity], RedirectPorts,
-        Program, Events.
+        Program, Events, ProxyStatistics.
 Gives:  Envoy.
 Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too. Each is
         replaced at once, clusters before routes before listeners, so nothing refers to what is not there.
@@ -36,6 +36,7 @@ from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
 from cells.proxy.envoy.program import Program
 from cells.proxy.envoy.resources import Place, Resource
 from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.statistics import ProxyStatistics
 from lifecycle import Jobs, Logger, Table
 
 PATIENCE: Final = 10.0
@@ -67,6 +68,7 @@ class Envoy:
         ipcache: Ipcache,
         events: Events,
         counts: Counts,
+        statistics: ProxyStatistics,
         *,
         jobs: Jobs,
         log: Logger,
@@ -94,7 +96,16 @@ class Envoy:
             return
         log_file = settings.envoy_log or self._place.log
         self._access_log = AccessLog(
-            self._place, redirects, endpoints, identities, ipcache, events, counts, jobs=jobs, log=log
+            self._place,
+            redirects,
+            endpoints,
+            identities,
+            ipcache,
+            events,
+            counts,
+            statistics,
+            jobs=jobs,
+            log=log,
         )
         jobs.observe("configure Envoy", self._changes, self._write)
         if settings.external_envoy_proxy:

@@ -26,6 +26,7 @@ SERVICES: Final = "changes services: replayed in tests/unit/services"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "our table of health is there, and never empty"
 ABSENT: Final = "asks for operations of a later issue: 404 or 405"
+BY_OBJECTS: Final = "rules come from objects of the cluster alone: refused, and the words tell so"
 CHANGES: Final = "changes options that this agent has not got, and refuses"
 
 EXCLUDED_CNI: Final = {
@@ -68,9 +69,9 @@ EXCLUDED_DBG: Final = {
     "bgp_routes_advertised": NO_SUBSYSTEM,
     "bgp_routes_default": NO_SUBSYSTEM,
     "identity_list_520": "there is no cluster-wide allocator that could fail",
-    "policy_delete_all": NO_SUBSYSTEM,
-    "policy_import": NO_SUBSYSTEM,
-    "policy_import_460": NO_SUBSYSTEM,
+    "policy_delete_all": BY_OBJECTS,
+    "policy_import": BY_OBJECTS,
+    "policy_import_460": BY_OBJECTS,
     "prefilter_list": NO_SUBSYSTEM,
     "prefilter_update": NO_SUBSYSTEM,
     "recorder_delete": NO_SUBSYSTEM,

@@ -47,9 +47,9 @@ NO_SUCH_PART = {
         "status/controllers": "an endpoint has one only after a build failed",
         "status/namedPorts": "ports have no names without Kubernetes",
         "status/policy/proxy-policy-revision": "there is no proxy",
-        "status/policy/proxy-statistics": "there is no proxy",
+        "status/policy/proxy-statistics": "nothing passes a proxy: tests/node/agent/test_recorded_policy.py",
         **{
-            f"status/policy/{half}/{part}": "there is no policy yet"
+            f"status/policy/{half}/{part}": "this node has no rules: tests/node/agent/test_recorded_policy.py"
             for half in ("spec", "realized")
             for part in ("build", "l4", "cidr-policy", "allowed-ingress-identities")
         },
@@ -162,6 +162,14 @@ async def test_recorded_requests_are_answered_as_recorded(name: str, tmp_path: P
             if (name, number) in STUB_FAULTS or exchange["response"].get("status") in STUB_STATUSES:
                 continue
             await replay.exchange(exchange["request"], exchange["response"])
+
+
+async def test_rules_by_hand_are_refused_in_words_that_clients_show(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        for method, path, body in (("PUT", "/v1/policy?replace=false", "[]"), ("DELETE", "/v1/policy", [])):
+            got = await node.ask(method, path, body)
+            assert got.status == 500
+            assert "rules come from objects of the cluster" in got.body
 
 
 def has_ipv6(name: str) -> bool:

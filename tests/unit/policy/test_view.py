@@ -128,7 +128,7 @@ async def test_selectors_tell_whom_they_select_and_a_rule(tmp_path: Path) -> Non
 async def test_an_endpoint_tells_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         view = await settled(node, WEB)
-        policy = EndpointPolicyModels(node.policies, view, FixedFacts()).of(endpoint(node)).realized
+        policy = EndpointPolicyModels(node.policies, view, FixedFacts(), None).of(endpoint(node)).realized
         assert policy.policy_enabled == "ingress"
         assert policy.allowed_ingress_identities == [1]
         assert policy.allowed_egress_identities == [0]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells.api.models.v1 import NodeAddressing
+from cells.api.models.v1 import NodeAddressing, ProxyStatistics
 from cells.api.operations.endpoints.mapping import endpoint_model
 from cells.api.operations.policy import EndpointPolicyModels
 from cells.api.operations.status.controllers import controller
@@ -28,6 +28,7 @@ class _Encoded(NamedTuple):
     """Of its log; the state that is shown changes with it."""
     policy: EndpointPolicy | None
     realized: RealizedPolicy
+    proxied: list[ProxyStatistics]
     controllers: tuple[ControllerStatus, ...]
     text: msgspec.Raw
 
@@ -56,6 +57,7 @@ class EncodedEndpoints:
         newest, controllers = log.newest, self._controllers.of(controllers_of(endpoint.id))
         policies = self._endpoints.policies
         policy, realized = policies.table.get(endpoint.id), policies.status(endpoint.id)
+        proxied = self._models.proxied(endpoint.id)
         last = self._last.get(endpoint.id)
         if (
             last is not None
@@ -63,6 +65,7 @@ class EncodedEndpoints:
             and last.newest is newest
             and last.policy is policy
             and last.realized == realized
+            and last.proxied == proxied
             and last.controllers == controllers
         ):
             return last
@@ -70,5 +73,5 @@ class EncodedEndpoints:
         enforced = self._models.of(endpoint)
         model = endpoint_model(endpoint, shown, log, host, enforced, map(controller, controllers))
         return _Encoded(
-            endpoint, newest, policy, realized, controllers, msgspec.Raw(msgspec.json.encode(model))
+            endpoint, newest, policy, realized, proxied, controllers, msgspec.Raw(msgspec.json.encode(model))
         )

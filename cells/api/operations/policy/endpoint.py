@@ -1,6 +1,7 @@
 """The policy of an endpoint in Cilium's words: what is enforced, for whom, by which rules.
 
-Needs: EndpointPolicies, PolicyView where rules are known.   Gives: EndpointPolicyModels.
+Needs: EndpointPolicies, PolicyView where rules are known, ProxyStatistics where there are proxies.
+Gives: EndpointPolicyModels.
 Source: Cilium 1.17, pkg/endpoint/api.go, pkg/policy/l4.go: L4Filter as JSON in a text.
 """
 
@@ -21,15 +22,23 @@ from cells.policy.maps import (
     RealizedPolicy,
     enforced_directions,
 )
+from cells.proxy.statistics import Messages, ProxyStatistics, Redirect, Statistics
 
 
 class EndpointPolicyModels:
     """Makes the models of endpoints' policies."""
 
-    def __init__(self, policies: EndpointPolicies, view: PolicyView | None, facts: NodeStatus) -> None:
+    def __init__(
+        self,
+        policies: EndpointPolicies,
+        view: PolicyView | None,
+        facts: NodeStatus,
+        statistics: ProxyStatistics | None,
+    ) -> None:
         self._facts = facts
         self._policies = policies
         self._view = view
+        self._statistics = statistics
 
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
         """What should be enforced, and what its policy map enforces.
@@ -50,7 +59,19 @@ class EndpointPolicyModels:
             follows = wanted is not None and written.revision == wanted.revision
             same = written is wanted
             real = spec if same else self._model(endpoint, written, l4 if follows else models.L4Policy())
-        return models.EndpointPolicyStatus(spec=spec, realized=real, proxy_policy_revision=realized.revision)
+        return models.EndpointPolicyStatus(
+            spec=spec,
+            realized=real,
+            proxy_policy_revision=realized.revision,
+            proxy_statistics=self.proxied(endpoint.id),
+        )
+
+    def proxied(self, endpoint_id: int) -> list[models.ProxyStatistics]:
+        """What passed proxies for it, by port."""
+        if self._statistics is None:
+            return []
+        found = self._statistics.of(endpoint_id)
+        return [_proxied(redirect, found[redirect]) for redirect in sorted(found)]
 
     def _model(
         self, endpoint: Endpoint, policy: EndpointPolicy, l4: models.L4Policy
@@ -78,6 +99,24 @@ class EndpointPolicyModels:
             ingress=[_port_rule(one) for one in self._view.ports(endpoint_id, "ingress")],
             egress=[_port_rule(one) for one in self._view.ports(endpoint_id, "egress")],
         )
+
+
+def _proxied(redirect: Redirect, statistics: Statistics) -> models.ProxyStatistics:
+    return models.ProxyStatistics(
+        protocol=redirect.protocol,
+        port=redirect.port,
+        location="ingress" if redirect.ingress else "egress",
+        allocated_proxy_port=redirect.proxy_port,
+        statistics=models.RequestResponseStatistics(
+            requests=_messages(statistics.requests), responses=_messages(statistics.responses)
+        ),
+    )
+
+
+def _messages(messages: Messages) -> models.MessageForwardingStatistics:
+    return models.MessageForwardingStatistics(
+        messages.received, messages.forwarded, messages.denied, messages.error
+    )
 
 
 def _identities(entries: PolicyEntries) -> dict[tuple[bool, bool], list[int]]:
