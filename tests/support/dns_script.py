@@ -3,7 +3,8 @@
 Needs: nothing.   Gives: serve, ask, addresses_of, TRUE, LIE.
 
 The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
-answers with another id, to another question and from another port before its own; ``others`` says where
+answers with another id, to another question and from another port before its own, by TCP with another id
+only; ``short`` has no room by UDP and says so; ``others`` says where
 ``web.example.org`` is; ``loop`` leads in a circle; ``huge`` is as large as it can be; ``pointer``, ``cut``
 and ``noise`` are no messages.
 """
@@ -99,6 +100,8 @@ def _converse(connection: socket.socket) -> None:
                 if _does(data) == "silent":
                     continue
                 answer = _answer(data, LARGEST_TCP)
+                if _does(data) == "forged":
+                    answer = bytes([answer[0] ^ 0xFF]) + answer[1:]
                 connection.sendall(len(answer).to_bytes(2, "big") + answer)
     except OSError:
         return
@@ -115,6 +118,8 @@ def _by_udp(
     does, answer = _does(data), _answer(data, LARGEST_UDP)
     if does == "silent":
         return
+    if does == "short":
+        answer = answer[:2] + b"\x87" + answer[3:6] + b"\0\0" + answer[8 : data.index(b"\0", 12) + 5]
     if does == "forged":
         lie = answer.replace(IPv4Address(TRUE).packed, IPv4Address(LIE).packed)
         yield bytes([lie[0] ^ 0xFF]) + lie[1:], 0, own

@@ -18,6 +18,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.node
 
 SERVFAIL = 2
+TRUNCATED = 0x02
 
 
 def code(answer: bytes) -> int:
@@ -50,6 +51,10 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
             assert place.look().code == 0, "nobody else waits"
             assert addresses_of(slow.result(within=20)) == [TRUE]
             assert addresses_of(said("forged")) == [TRUE], "guesses are passed over"
+            assert code(said("forged", tcp=True)) == SERVFAIL, "on a connection nothing else can be meant"
+            short = said("short")
+            assert (short[2] & TRUNCATED, addresses_of(short)) == (TRUNCATED, []), "the pod asks by TCP"
+            assert addresses_of(said("short", tcp=True)) == [TRUE]
             for tcp in (False, True):
                 assert code(said("loop", tcp=tcp)) == 0
                 assert code(said("others", tcp=tcp)) == 0

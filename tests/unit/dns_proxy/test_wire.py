@@ -82,6 +82,7 @@ def test_edns_says_how_long_an_answer_may_be() -> None:
 
 
 HEADER = struct.pack(">HHHHHH", 7, 0x8000, 1, 1, 0, 0)
+RECORD = b"\0\1\0\1\0\0\0\5\0\4\xc0\0\2\1"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,10 @@ HEADER = struct.pack(">HHHHHH", 7, 0x8000, 1, 1, 0, 0)
         HEADER + b"\x80a\0\0\1\0\1",
         HEADER + (b"\x3f" + b"a" * 63) * 5 + b"\0\0\1\0\1",
         HEADER + b"\1a\0\0\1\0\3",  # of another class
+        HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x13" + RECORD,  # a record's name that points at itself
+        HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x15" + RECORD + b"\1b\0",  # forward
+        HEADER + b"\1a\0\0\1\0\1" + b"\1b\xc0\x13" + RECORD,  # a loop by way of a label
+        HEADER + b"\1a\0\0\1\0\1" + b"\xc0\xff" + RECORD,  # behind the end
         HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x0c\0\1\0\1\0\0\0\5\0\5abcde",  # an A record of five bytes
         HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x0c\0\1\0\1\0\0\0\5\0\4abc",
         struct.pack(">HHHHHH", 7, 0x8000, 2, 0, 0, 0) + b"\1a\0\0\1\0\1" * 2,
