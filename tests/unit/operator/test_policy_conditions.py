@@ -15,6 +15,7 @@ from tests.support.operator import Operators
 
 pytestmark = pytest.mark.anyio
 POLICIES = Resource("cilium.io", "ciliumnetworkpolicies")
+CLUSTERWIDE = Resource("cilium.io", "ciliumclusterwidenetworkpolicies")
 OTHER = {"type": "Other", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"}
 SUCCEEDED = "Policy validation succeeded"
 Json = dict[str, Any]
@@ -36,9 +37,9 @@ def past_the_schema(server: ApiServer, obj: Json) -> None:
     server.store.put(POLICIES, ("default", obj["metadata"]["name"]), {**obj, "metadata": meta})
 
 
-def told(server: ApiServer, name: str) -> tuple[str, str] | None:
+def told(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[str, str] | None:
     """Status and message of an object's condition."""
-    found = server.store.get(POLICIES, ("default", name)) or {}
+    found = server.store.get(kind, ("default" if kind is POLICIES else "", name)) or {}
     conditions = (found.get("status") or {}).get("conditions") or ()
     return next(((one["status"], one["message"]) for one in conditions if one["type"] == "Valid"), None)
 
@@ -94,6 +95,29 @@ async def test_a_verdict_is_written_though_the_server_refuses_it_at_first(
     async with operators.running():
         server.add(policy("one", {}))
         await eventually(lambda: told(server, "one") == ("True", SUCCEEDED), 20)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (
+            {"toPorts": [{"ports": [{"port": "53"}], "rules": {"dns": [{"matchPattern": "*"}]}}]},
+            "leave dns out",
+        ),
+        ({"toFQDNs": [{"matchName": "example.org"}]}, "use toCIDR"),
+    ],
+)
+async def test_names_in_policies_of_the_node_itself_are_refused_with_the_reason(
+    server: ApiServer, operators: Operators, rule: Json, wrong: str
+) -> None:
+    host = {**policy("host", {}), "kind": "CiliumClusterwideNetworkPolicy", "metadata": {"name": "host"}}
+    async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
+        server.add({**host, "spec": {"nodeSelector": {}, "egress": [rule]}})
+        await eventually(lambda: told(server, "host", CLUSTERWIDE) is not None, 10)
+        status, message = told(server, "host", CLUSTERWIDE) or ("", "")
+        assert status == "False"
+        assert wrong in message
+        assert "not the node itself" in message
 
 
 def test_conditions_of_others_stay_in_their_place() -> None:

@@ -179,6 +179,25 @@ async def test_a_refused_policy_leaves_what_its_name_said_in_force(tmp_path: Pat
         assert node.entries.keys() == {HOST, EGRESS}
 
 
+@pytest.mark.parametrize(
+    ("rule", "path"),
+    [
+        ("{toPorts: [{ports: [{port: '53'}], rules: {dns: [{matchPattern: '*'}]}}]}", "toPorts[0].rules.dns"),
+        ("{toFQDNs: [{matchName: example.org}]}", "toFQDNs"),
+    ],
+)
+async def test_names_in_a_policy_of_the_node_itself_are_refused_by_their_field(
+    tmp_path: Path, rule: str, path: str
+) -> None:
+    head = "apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\nmetadata: {name: host}\n"
+    async with room(tmp_path, proxy=10001) as node:
+        node.write(f"{head}spec: {{nodeSelector: {{}}, egress: [{rule}]}}\n")
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        (refused,) = node.objects.all()
+        assert refused.path == f"spec.egress[0].{path}"
+        assert "not the node itself" in refused.message
+
+
 async def test_what_needs_a_proxy_is_refused_by_name(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(
