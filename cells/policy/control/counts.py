@@ -52,6 +52,13 @@ def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[Family]:
         counts.delays,
         "source",
     )
+    rules, known = policy.repository.rules, policy.repository.world.groups.keys()
+    yield gauge(
+        "cilium_cidrgroups_referenced",
+        "Number of CNPs and CCNPs referencing at least one CiliumCIDRGroup. CNPs with empty or non-existing"
+        " CIDRGroupRefs are not considered",
+        len({rule.source for rule in rules if rule.groups & known}),
+    )
     cache = policy.selector_cache
     most = dict.fromkeys(CLASSES, 0)
     for selector in cache.selectors:
